@@ -24,7 +24,9 @@ LDFLAGS = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-nee
 # and initial-exec TLS costs nothing where the default model calls into the loader.
 HOOK_CFLAGS = ["-fno-builtin", "-ftls-model=initial-exec"]
 LIBS = ["-lpthread", "-ldl"]
-INCLUDES = ["-I.", "-Ihook", "-Iagent", "-Ischeduler", "-Isimgpu", "-Irig/c", "-Ibench/programs"]
+# The hook's part of the region; the agent's are in agent/build_native.py.
+HOOK_REGION = [f"region/{part}.c" for part in ("region", "guard", "attach", "look")]
+INCLUDES = ["-I.", "-Ischeduler", "-Isimgpu", "-Irig/c", "-Ibench/programs"]
 
 
 def sources(*patterns: str, without: tuple[str, ...] = ()) -> list[str]:
@@ -139,11 +141,11 @@ class BuildExt(build_ext):
         if not self.force and output.exists() and output.stat().st_mtime > max(Path(p).stat().st_mtime for p in inputs):
             return
         output.parent.mkdir(parents=True, exist_ok=True)
-        flags = [*CFLAGS, *ext.flags, *shlex.split(os.environ.get("SHAREPOD_CFLAGS", ""))]
+        flags = [*CFLAGS, "-I.", *ext.flags, *shlex.split(os.environ.get("SHAREPOD_CFLAGS", ""))]
         subprocess.run([*CC, *flags, *LDFLAGS, "-o", str(output), *ext.sources, *LIBS], check=True)
 
 
-LINTED = ("hook/*.c", "agent/*.c", "scheduler/*.c", "simgpu/*.c", "bench/**/*.c", "tests/**/*.c")
+LINTED = ("region/*.c", "hook/**/*.c", "agent/**/*.c", "scheduler/*.c", "simgpu/*.c", "bench/**/*.c", "tests/**/*.c")
 
 
 class LintC(Command):
@@ -161,7 +163,7 @@ class LintC(Command):
         """Compile each source alone."""
         generated = ("agent/_native*.c", "scheduler/_native*.c")
         for source in sources(*LINTED, without=generated):
-            flags = HOOK_CFLAGS if source.startswith("hook/") else []
+            flags = HOOK_CFLAGS if source.startswith(("hook/", "region/")) else []
             command = [*CC, *CFLAGS, *flags, "-Werror", *INCLUDES, "-c", "-o", "/dev/null", source]
             if subprocess.run(command, check=False).returncode:
                 raise SystemExit(f"{source}: the compiler warns; see above")
@@ -170,7 +172,7 @@ class LintC(Command):
 def extensions() -> list[Extension]:
     """Return the shared objects whose sources are in the tree."""
     simgpu_depends = sources("driver/*.h", "driver/*.def", "simgpu/*.h", "simgpu/*.def", "simgpu/*.inc")
-    hook_depends = sources("driver/*.h", "driver/*.def", "hook/*.h")
+    hook_depends = sources("driver/*.h", "driver/*.def", "region/*.h", "hook/**/*.h")
     hook_flags = [*HOOK_CFLAGS, "-Wl,-soname,libsharepod.so"]
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
     nvml = sources("simgpu/nvml*.c")
@@ -178,7 +180,7 @@ def extensions() -> list[Extension]:
         PlainSharedObject(
             "sharepod.hook.libsharepod",
             "libsharepod.so",
-            sources("hook/*.c", f"hook/trampoline_{machine}.S"),
+            sources("hook/**/*.c", f"hook/interpose/trampoline_{machine}.S", *HOOK_REGION),
             hook_flags,
             hook_depends,
         ),

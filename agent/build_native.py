@@ -15,7 +15,7 @@ from cffi import FFI
 
 _BLOCK = re.compile(r"^/\* cdef begin.*?\n(.*?)^/\* cdef end \*/", re.DOTALL | re.MULTILINE)
 _ROW = re.compile(r'^SP_USAGE\((\w+), (\w+), "(\w*)",\s((?:\s*"[^"\\]*")+)\)$', re.MULTILINE)
-_INCLUDED = re.compile(r'#define SP_USAGE.*\n#include "usage.def"\n')
+_INCLUDED = re.compile(r'#define SP_USAGE.*\n#include "agent/arbiter/usage.def"\n')
 _MODULE = '''"""Generated from usage.def by build_native.py."""
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def usage_rows(table: str) -> list[UsageRow]:
         for c_type, name, metric, meaning in _ROW.findall(table)
     ]
     if len(rows) != len(re.findall(r"^SP_USAGE\(", table, re.MULTILINE)):
-        raise ValueError('agent/usage.def: a row is not SP_USAGE(C type, name, "metric or nothing", "meaning")')
+        raise ValueError('agent/arbiter/usage.def: a row is not SP_USAGE(C type, name, "metric or nothing", "meaning")')
     return rows
 
 
@@ -67,7 +67,7 @@ def cdef_block(header: str) -> str:
     """Return the text between the cdef markers of a header, without comments."""
     found = _BLOCK.search(header)
     if found is None:
-        raise ValueError("agent/arbiter.h has no cdef block: keep its markers")
+        raise ValueError("agent/arbiter/arbiter.h has no cdef block: keep its markers")
     return re.sub(r"/\*.*?\*/", "", found.group(1), flags=re.DOTALL)
 
 
@@ -83,11 +83,11 @@ def _found(pattern: str) -> list[str]:
 def _arbiter_block() -> str:
     """Return the block of arbiter.h with the rows of usage.def in their place; the module beside becomes theirs."""
     agent = _ROOT / "agent"
-    rows = usage_rows((agent / "usage.def").read_text(encoding="utf-8"))
+    rows = usage_rows((agent / "arbiter" / "usage.def").read_text(encoding="utf-8"))
     module, text = agent / "_native_usage.py", usage_module(rows)
     if not module.exists() or module.read_text(encoding="utf-8") != text:
         module.write_text(text, encoding="utf-8")
-    return _INCLUDED.sub(usage_fields(rows), cdef_block((agent / "arbiter.h").read_text(encoding="utf-8")))
+    return _INCLUDED.sub(usage_fields(rows), cdef_block((agent / "arbiter" / "arbiter.h").read_text(encoding="utf-8")))
 
 
 ffi = FFI()
@@ -95,10 +95,10 @@ ffi.cdef(_arbiter_block())
 ffi.cdef("#define SP_ABI ...\n#define SP_DEVICES_MAX ...\n#define SP_SLOTS_MAX ...\nint sp_region_error(const char *);")
 ffi.set_source(
     "sharepod.agent._native",
-    '#include "arbiter.h"\n#include "region.h"',
-    sources=[*_found("agent/*.c"), "hook/guard.c", "hook/region.c"],
-    depends=[*_found("agent/*.h"), "agent/usage.def", "hook/region.h"],
-    include_dirs=["agent", "hook"],
+    '#include "agent/arbiter/arbiter.h"\n#include "region/region.h"',
+    sources=[*_found("agent/**/*.c"), *(f"region/{part}.c" for part in ("region", "guard", "files", "slots"))],
+    depends=[*_found("agent/**/*.h"), "agent/arbiter/usage.def", "region/region.h"],
+    include_dirs=["."],
     extra_compile_args=["-std=gnu11", "-O2", "-g", "-fvisibility=hidden", "-Wall", "-Wextra"],
     extra_link_args=["-pthread"],
     py_limited_api=True,

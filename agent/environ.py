@@ -20,7 +20,7 @@ _SHED: Final = (
 _READ_BYTES: Final = 1 << 18
 """So much of an environment is read; what stands behind is not looked for."""
 _REGION_BYTES: Final = 255
-"""The longest directory that the hook takes: sp_region.directory of hook/region.h."""
+"""The longest directory that the hook takes: sp_region.directory of region/region.h."""
 
 
 def environment_of(pid: int) -> bytes:

@@ -264,7 +264,7 @@ class NodeMetrics:
 def manual() -> str:
     """Return docs/metrics.md."""
     introduction = (
-        "Generated from `agent/metrics.py`, and `agent/usage.def` for a share's account, by",
+        "Generated from `agent/metrics.py`, and `agent/arbiter/usage.def` for a share's account, by",
         "`python -m sharepod.agent.metrics`; a test compares them.",
         "",
         "The agent serves them on `metrics_listen` (127.0.0.1:9464 unless set otherwise) at `/metrics`, to the network",

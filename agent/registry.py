@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sharepod.agent.native import NativeArbiter
 
 _OWNED_NAMES: Final = ("slots", "bell")
-"""SP_SLOTS_FILE and SP_BELL_FILE of hook/region.h: what programs of the share write."""
+"""SP_SLOTS_FILE and SP_BELL_FILE of region/region.h: what programs of the share write."""
 _REMEMBERED_PER_HANDLE: Final = 64
 """Released shares whose names are kept for traces, per handle of the arbiter."""
 

@@ -29,7 +29,7 @@ MIB: Final = 2**20
 WHOLE_MILLIPERCENT: Final = 100_000
 LEAST_MILLIPERCENT: Final = 1_000
 DEVICES_MAX: Final = 16
-"""Devices of one share: SP_DEVICES_MAX of hook/region.h."""
+"""Devices of one share: SP_DEVICES_MAX of region/region.h."""
 LABELS_MAX: Final = 16
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -360,7 +360,7 @@ class Mishap:
     pid: int
     """0: it was gone before it could be told."""
     kind: int
-    """`enum sp_mishap_kind` of hook/region.h."""
+    """`enum sp_mishap_kind` of region/region.h."""
     detail: int
     function: str = ""
     """The driver's function that the detail stands for, where it stands for one that is known."""

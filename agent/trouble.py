@@ -34,7 +34,7 @@ _INIT_CAUSES: Final[Mapping[int, str]] = {
 
 
 class Kind(IntEnum):
-    """`enum sp_mishap_kind` of hook/region.h."""
+    """`enum sp_mishap_kind` of region/region.h."""
 
     INIT = 0
     DEVICE = 1

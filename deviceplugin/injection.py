@@ -13,7 +13,7 @@ Injection = Literal["preload-file", "environment"]
 """`/etc/ld.so.preload` names the hook, which leaves `LD_PRELOAD` to the image and the pod; or `LD_PRELOAD` does."""
 
 SHARE_PATH: Final = "/run/sharepod/share"
-"""Where a program looks for its share when SHAREPOD_REGION names none: SP_REGION_DEFAULT of hook/region.h."""
+"""Where a program looks for its share when SHAREPOD_REGION names none: SP_REGION_DEFAULT of region/region.h."""
 HOOK_PATH: Final = "/run/sharepod/hook/libsharepod.so"
 PRELOAD_PATH: Final = "/etc/ld.so.preload"
 PRELOAD_TEXT: Final = f"{HOOK_PATH}\n"

@@ -15,7 +15,7 @@
 #define CUarray_st          array
 #define CUmipmappedArray_st mipmap
 #define CUextMemory_st      external
-#include "../driver/cuda.h"
+#include "driver/cuda.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

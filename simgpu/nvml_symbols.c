@@ -16,4 +16,4 @@ static nvmlReturn_t not_simulated(void) {
   NVML_EXPORT nvmlReturn_t name(void) {                                                                                \
     return not_simulated();                                                                                            \
   }
-#include "../driver/nvml.def"
+#include "driver/nvml.def"

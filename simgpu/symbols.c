@@ -19,7 +19,7 @@ int not_supported(const char *what);
   EXPORT int name(void) {                                                                                              \
     return not_supported(#name);                                                                                       \
   }
-#include "../driver/driver.def"
+#include "driver/driver.def"
 #undef DRIVER
 
 static const struct symbol {
@@ -28,7 +28,7 @@ static const struct symbol {
   int (*function)(void);
 } symbols[] = {
 #define DRIVER(name, since, class, subject, reason) {#name, since, name},
-#include "../driver/driver.def"
+#include "driver/driver.def"
 };
 
 /* Whether an exported name is a variant of `name`, which is plain: the name alone, or with _v2 and so on. */

@@ -17,7 +17,11 @@ from rig.programs import CLIENT, SOURCES, compiled
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = ROOT / "build" / "gpu"
-FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-fvisibility=hidden"]
+HEADERS = [ROOT, ROOT / "driver", ROOT / "region"]
+"""What includes begin in, and what the sources of hook and agent include of other rooms."""
+INTERPOSE = ROOT / "hook" / "interpose"
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow"]
+FLAGS = ["-std=gnu11", "-O2", "-g", *WARNINGS, "-fvisibility=hidden"]
 # As in setup.py: the resolver's loops must stay loops, and thread locals must not call into the loader.
 HOOK_FLAGS = [*FLAGS, "-fPIC", "-fno-builtin", "-ftls-model=initial-exec"]
 SHARED = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-needed"]
@@ -39,19 +43,24 @@ class Built:
 
 
 def _sources(directory: str) -> list[Path]:
-    found = (ROOT / directory).glob("*.c")
+    found = (ROOT / directory).rglob("*.c")
     return sorted(path for path in found if not path.name.startswith("_native"))
 
 
+def _region(*parts: str) -> list[Path]:
+    """Return the parts of the region that every side has, and these."""
+    return [ROOT / "region" / f"{part}.c" for part in ("region", "guard", *parts)]
+
+
 def _hook() -> Path:
-    sources = [*_sources("hook"), ROOT / "hook" / f"trampoline_{MACHINE}.S"]
+    sources = [*_sources("hook"), INTERPOSE / f"trampoline_{MACHINE}.S", *_region("attach", "look")]
     flags = [*HOOK_FLAGS, *SHARED, "-Wl,-soname,libsharepod.so"]
-    return compiled(CACHE / "libsharepod.so", sources, flags, ["-lpthread", "-ldl"], [ROOT / "driver"])
+    return compiled(CACHE / "libsharepod.so", sources, flags, ["-lpthread", "-ldl"], HEADERS)
 
 
 def _node() -> Path:
-    sources = [HERE / "node.c", *_sources("agent"), ROOT / "hook" / "region.c", ROOT / "hook" / "guard.c"]
-    return compiled(CACHE / "node", sources, FLAGS, ["-lpthread"])
+    sources = [HERE / "node.c", *_sources("agent"), *_region("files", "slots")]
+    return compiled(CACHE / "node", sources, FLAGS, ["-lpthread"], HEADERS)
 
 
 def _probe() -> Path:
@@ -62,9 +71,9 @@ def _probe() -> Path:
 def _census() -> Path | None:
     if MACHINE != "x86_64":
         return None
-    resolver = [ROOT / "hook" / name for name in ("resolve.c", "object.c", f"trampoline_{MACHINE}.S")]
+    resolver = [INTERPOSE / name for name in ("resolve.c", "object.c", f"trampoline_{MACHINE}.S")]
     sources = [HERE / "census.c", *resolver]
-    return compiled(CACHE / "libcensus.so", sources, [*HOOK_FLAGS, *SHARED], ["-lpthread"])
+    return compiled(CACHE / "libcensus.so", sources, [*HOOK_FLAGS, *SHARED], ["-lpthread"], HEADERS)
 
 
 def _cupti() -> Path:

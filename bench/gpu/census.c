@@ -19,7 +19,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "resolve.h"
+#include "hook/interpose/resolve.h"
 
 #define EXPORT     __attribute__((visibility("default")))
 #define PER_THREAD 2u /* the flag of cuGetProcAddress for the per-thread default stream */

@@ -20,7 +20,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "arbiter.h"
+#include "agent/arbiter/arbiter.h"
 
 #define TURNS_MAX 65536
 
@@ -55,7 +55,7 @@ static void print_usage(int share) {
 #define SP_USAGE(type, name, metric, meaning)                                                                          \
   printf("%c\"" #name "\": %" PRId64, next, (int64_t)usage.name);                                                      \
   next = ',';
-#include "usage.def"
+#include "agent/arbiter/usage.def"
   puts("}");
 }
 

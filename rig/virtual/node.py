@@ -1,4 +1,4 @@
-"""One device under `agent/policy.c` in virtual time: turns, kernels that cannot be interrupted, hand-offs, early yield.
+"""One device under `agent/policy/` in virtual time: turns, kernels that cannot be interrupted, hand-offs, early yield.
 
 A model of the arbiter's rules, simpler than the arbiter: hand-offs never overlap (each costs `handoff_ns` of an idle
 device), there is no co-grant, and one process per share. What it leaves out would only make the figures better.

@@ -1,4 +1,4 @@
-"""`agent/policy.c` for Python, compiled alone: what the models and the policy's tests drive.
+"""`agent/policy/policy.c` for Python, compiled alone: what the models and the policy's tests drive.
 
 The shared object is built in a temporary directory that is gone when `load` returns; the loaded code stays.
 """
@@ -51,18 +51,17 @@ class Choice:
 
 @functools.cache
 def load() -> tuple[Any, Any]:
-    """Compile `agent/policy.c` and return its `(ffi, lib)`; once per process."""
+    """Compile `agent/policy/policy.c` and return its `(ffi, lib)`; once per process."""
     ffi = FFI()
-    ffi.cdef(cdef_block((AGENT / "policy.h").read_text(encoding="utf-8")))
+    ffi.cdef(cdef_block((AGENT / "policy" / "policy.h").read_text(encoding="utf-8")))
     with Scratch("sharepod-policy", tempfile.gettempdir()) as scratch:
         directory = str(scratch.path)
         # Beside its output: a compiler that writes object files by relative path stays in the directory.
-        for path in AGENT.glob("policy*.[ch]"):
-            shutil.copy(path, directory)
+        shutil.copytree(AGENT / "policy", Path(directory, "agent", "policy"))
         ffi.set_source(
             "_sharepod_policy",
-            '#include "policy.h"',
-            sources=[str(path) for path in Path(directory).glob("policy*.c")],
+            '#include "agent/policy/policy.h"',
+            sources=[str(path) for path in Path(directory).rglob("*.c")],
             include_dirs=[directory],
             extra_compile_args=["-std=c11", "-O2"],
         )

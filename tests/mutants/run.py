@@ -31,7 +31,12 @@ ENOUGH = 0.85
 """The part of the mutants that must be caught."""
 AT_A_TIME = 2
 HANGS_S = 900
-ALSO = {"agent/*.c": ("hook",), "hook/*.c": ("agent", "simgpu"), "cli/pod*.py": ("scheduler",)}
+ALSO = {
+    "agent/*.c": ("hook",),
+    "hook/*.c": ("agent", "simgpu"),
+    "region/*.c": ("hook", "agent"),
+    "cli/pod*.py": ("scheduler",),
+}
 """Rooms beside a file's own whose tests a change of it needs, in the order in which they run."""
 UNBUILT = 90
 """The status that says that a mutant does not compile."""

@@ -4,16 +4,15 @@ import platform
 from pathlib import Path
 
 import pytest
-from hooklab import HOOK, compile_c, run
+from hooklab import HOOK_SOURCES, INTERPOSE, compile_c, run
 
 from bench import stress
-from rig import REPO_ROOT
 
 SECONDS = 8
 SEED = 4
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 # These run while the sanitizer's own runtime looks up libc: before it can check anything.
-BEFORE_THE_RUNTIME = {"intercept.c", "lookup.c", "nvml_intercept.c", "object.c", "own_names.c", "resolve.c"}
+BEFORE_THE_RUNTIME = {"intercept.c", "lookup.c", "object.c", "own_names.c", "resolve.c"}
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +20,12 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the hook with the sanitizers."""
     directory = tmp_path_factory.mktemp("sanitized")
     flags = ["-std=gnu11", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-fno-builtin", "-ftls-model=initial-exec"]
-    flags += [f"-I{REPO_ROOT}", f"-I{HOOK}", "-c"]
+    flags += ["-c"]
     objects = []
-    for source in sorted(HOOK.glob("*.c")):
+    for number, source in enumerate(HOOK_SOURCES):
         checks = () if source.name in BEFORE_THE_RUNTIME else SANITIZE
-        objects.append(compile_c(directory / f"{source.stem}.o", *flags, *checks, source, cc=["gcc"]))
-    objects.append(HOOK / f"trampoline_{platform.machine()}.S")
+        objects.append(compile_c(directory / f"{number}.o", *flags, *checks, source, cc=["gcc"]))
+    objects.append(INTERPOSE / f"trampoline_{platform.machine()}.S")
     link = ["-shared", "-Wl,-soname,libsharepod.so", *SANITIZE, *objects, "-lpthread", "-ldl"]
     return compile_c(directory / "libsharepod.so", *link, cc=["gcc"])
 

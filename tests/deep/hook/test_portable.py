@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from every_symbol import EVERY, Node
-from hooklab import HOOK, HOOK_FLAGS, STRICT, C, clean_environment, compile_c, need_tool, run
+from hooklab import HOOK_FLAGS, HOOK_SOURCES, INTERPOSE, STRICT, C, clean_environment, compile_c, need_tool, run
 
 from rig import REPO_ROOT
 from rig.gpu import MakeSimgpu
@@ -43,8 +43,8 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             *HOOK_FLAGS,
             "-shared",
             "-Wl,-soname,libsharepod.so",
-            *sorted(HOOK.glob("*.c")),
-            HOOK / f"trampoline_{machine}.S",
+            *HOOK_SOURCES,
+            INTERPOSE / f"trampoline_{machine}.S",
             "-lpthread",
             "-ldl",
             cc=zig(machine, directory / "cache"),
@@ -95,7 +95,7 @@ def test_thread_locals_are_reached_without_the_loader(portable: dict[str, Path],
 
 
 def test_the_resolver_and_the_trampolines_import_nothing_from_libc(tmp_path: Path) -> None:
-    sources = (HOOK / "resolve.c", HOOK / "object.c")
+    sources = (INTERPOSE / "resolve.c", INTERPOSE / "object.c")
     resolver = compile_c(tmp_path / "resolve.o", *HOOK_FLAGS, "-nostdlib", "-r", *sources)
     done = run(["nm", "--undefined-only", resolver])
     strong = {line.split()[-1] for line in done.stdout.splitlines() if line.split()[0] == "U"}

@@ -10,15 +10,12 @@ import pytest
 
 from rig import REPO_ROOT
 
-HOOK = (
-    "attach", "capture", "clock", "gate", "guard", "keeper", "keeper_thread", "lane", "marker", "mps", "predict",
-    "record", "region", "region_attach", "spans", "stand", "thread", "wait",
-)  # fmt: skip
-"""The sources of the hook between a launch and the region."""
+BETWEEN = ("hook/gate", "hook/meter", "region", "agent/arbiter", "agent/policy")
+"""Where the sources between a launch and the arbiter are."""
+WITHOUT = {"host_copies.c", "look.c"}
 SOURCES = [
     REPO_ROOT / "tests" / "support" / "hook" / "threads.c",
-    *(REPO_ROOT / "hook" / f"{name}.c" for name in HOOK),
-    *sorted((REPO_ROOT / "agent").glob("[a-z]*.c")),  # none that is generated
+    *(path for folder in BETWEEN for path in sorted((REPO_ROOT / folder).glob("*.c")) if path.name not in WITHOUT),
 ]
 SANITIZERS = {
     "thread": ["-fsanitize=thread", "-Wno-tsan"],  # fences are not modelled; the words they order are atomics
@@ -36,7 +33,7 @@ def regions() -> Iterator[Path]:
 @pytest.fixture(scope="module", params=list(SANITIZERS))
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("threads") / "threads"
-    flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Ihook", "-Iagent", *SANITIZERS[request.param]]
+    flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I.", *SANITIZERS[request.param]]
     command = ["cc", *flags, *SOURCES, "-Wl,--wrap=sp_slot_owner", "-o", str(path), "-lpthread"]
     subprocess.run(command, cwd=REPO_ROOT, check=True)
     return path

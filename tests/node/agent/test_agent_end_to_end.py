@@ -307,7 +307,7 @@ def test_an_idle_agent_costs_next_to_nothing(agent: RunningAgent) -> None:
 
 
 def test_the_node_tells_the_abi_version_of_the_region(agent: RunningAgent) -> None:
-    header = (REPO_ROOT / "hook" / "region.h").read_text()
+    header = (REPO_ROOT / "region" / "region.h").read_text()
     version = agent.stub.GetNode(pb.GetNodeRequest()).region_abi_version
     assert re.search(rf"#define SP_ABI +{version}u\n", header)
     assert re.search(rf"#define SP_DEVICES_MAX +{DEVICES_MAX}u\n", header)

@@ -14,8 +14,8 @@ SLICE_NS = 2_000_000
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("lead") / "lead_program"
-    sources = ["tests/support/agent/lead_program.c", "agent/lead.c"]
-    command = ["gcc", "-std=c11", "-O1", "-Wall", "-Werror", "-fsanitize=address,undefined", "-Iagent", "-Ihook"]
+    sources = ["tests/support/agent/lead_program.c", "agent/arbiter/lead.c"]
+    command = ["gcc", "-std=c11", "-O1", "-Wall", "-Werror", "-fsanitize=address,undefined", "-I."]
     subprocess.run([*command, *sources, "-o", str(built)], cwd=REPO_ROOT, check=True)
     return built
 

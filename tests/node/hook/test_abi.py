@@ -8,7 +8,7 @@ import pytest
 
 from rig import REPO_ROOT
 
-HEADER = (REPO_ROOT / "hook" / "region.h").read_text()
+HEADER = (REPO_ROOT / "region" / "region.h").read_text()
 SHARED = ("sp_header", "sp_grant", "sp_slot_device", "sp_slot_copies", "sp_slots_header", "sp_slot")
 # Offsets of ABI 1, by hand: running programs hold this layout while the agent is upgraded.
 ABI_1 = {
@@ -43,8 +43,8 @@ def test_every_field_is_where_abi_1_has_it_and_the_compiler_checks_it_as_well(st
     probes = "".join(f'printf("{name} %zu ", offsetof(struct {struct}, {name}));' for name in names)
     source, program = tmp_path / "layout.c", tmp_path / "layout"
     probes += f'printf("= %zu", sizeof(struct {struct}));'
-    source.write_text(f'#include "region.h"\n#include <stdio.h>\nint main(void) {{ {probes} }}\n')
-    subprocess.run(["cc", f"-I{REPO_ROOT / 'hook'}", "-o", program, source], check=True)
+    source.write_text(f'#include "region/region.h"\n#include <stdio.h>\nint main(void) {{ {probes} }}\n')
+    subprocess.run(["cc", f"-I{REPO_ROOT}", "-o", program, source], check=True)
     assert subprocess.run([program], capture_output=True, text=True, check=True).stdout == ABI_1[struct]
     assert re.findall(rf"^SP_ASSERT_OFFSET\({struct}, (\w+), \d+\);$", HEADER, re.MULTILINE) == names
     assert f'"ABI 1: {struct}"' in HEADER

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hooklab import HOOK, HOOK_FLAGS, clean_environment, compile_c
 
-MAIN = '#include <stdio.h>\n#include "mps.h"\nint main(void) { return printf("%d", sp_mps_client()) < 0; }\n'
+MAIN = '#include <stdio.h>\n#include "hook/gate/mps.h"\nint main(void) { return printf("%d", sp_mps_client()) < 0; }\n'
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def is_client(default: Path, named: str | None = None) -> bool:
     program, source = default.parent / "client", default.parent / "client.c"
     if not program.exists():
         source.write_text(MAIN)
-        compile_c(program, *HOOK_FLAGS, f'-DSP_MPS_DIRECTORY="{default}"', f"-I{HOOK}", source, HOOK / "mps.c")
+        compile_c(program, *HOOK_FLAGS, f'-DSP_MPS_DIRECTORY="{default}"', source, HOOK / "gate" / "mps.c")
     env = clean_environment()
     env.pop("CUDA_MPS_PIPE_DIRECTORY", None)
     env |= {} if named is None else {"CUDA_MPS_PIPE_DIRECTORY": named}

@@ -28,10 +28,10 @@ def recipe(title: str) -> list[str]:
 def test_a_usage_counter_is_a_row(tmp_path: Path) -> None:
     [row] = recipe("A usage counter")
     copytree(REPO_ROOT / "agent", tmp_path / "agent", ignore=lambda _, names: [n for n in names if n.endswith(".py")])
-    table = tmp_path / "agent" / "usage.def"
+    table = tmp_path / "agent" / "arbiter" / "usage.def"
     table.write_text(table.read_text().replace("#undef", f"{row}\n#undef"))
-    source = '#include "arbiter.h"\nuint64_t count(struct sp_usage *usage) { return ++usage->yawns; }\n'
-    command = ["cc", "-Wall", "-Werror", f"-I{tmp_path / 'agent'}", "-c", "-o", "/dev/null", "-xc", "-"]
+    source = '#include "agent/arbiter/arbiter.h"\nuint64_t count(struct sp_usage *usage) { return ++usage->yawns; }\n'
+    command = ["cc", "-Wall", "-Werror", f"-I{tmp_path}", "-c", "-o", "/dev/null", "-xc", "-"]
     subprocess.run(command, input=source, text=True, check=True)
     module: dict[str, object] = {}
     exec(usage_module(usage_rows(table.read_text())), module)  # noqa: S102 - our own generated code
@@ -47,7 +47,8 @@ def test_a_driver_symbol_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     table.write_text(f"{table.read_text()}{chr(10).join(recipe('A driver symbol'))}\n")
     sources = [path for path in (tmp_path / "simgpu").glob("*.c") if not path.name.startswith("nvml")]
     library = tmp_path / "libcuda.so.1"
-    command = ["cc", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic", "-o", library, *sources, "-lpthread"]
+    flags = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic", f"-I{tmp_path}"]
+    command = ["cc", *flags, "-o", library, *sources, "-lpthread"]
     subprocess.run(command, check=True)
     asks = f"""
 import ctypes

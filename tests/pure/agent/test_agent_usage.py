@@ -14,7 +14,7 @@ from sharepod.agent.share import COUNTERS, NUMBERS
 from sharepod.proto import v1_pb2 as pb
 
 AGENT = REPO_ROOT / "agent"
-TABLE = (AGENT / "usage.def").read_text()
+TABLE = (AGENT / "arbiter" / "usage.def").read_text()
 NEW = 'SP_USAGE(uint64_t, yawns, "sharepod_share_yawns_total",\n         "Turns in which "\n         "nothing ran.")\n'
 
 
@@ -34,13 +34,13 @@ def test_a_malformed_row_is_refused() -> None:
 
 
 def test_the_compiler_and_cffi_see_the_same_fields() -> None:
-    command = ["cc", "-E", "-P", "-I", str(AGENT), str(AGENT / "arbiter.h")]
+    command = ["cc", "-E", "-P", "-I", str(REPO_ROOT), str(AGENT / "arbiter" / "arbiter.h")]
     compiled = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     [struct] = [part for part in compiled.split("};") if "struct sp_usage {" in part]
     fields = [" ".join(line.split()) for line in struct.partition("sp_usage {")[2].splitlines() if line.strip()]
     expected = [line.strip() for line in usage_fields(usage_rows(TABLE)).splitlines()]
     assert fields[: len(expected)] == expected
-    assert '#include "usage.def"' in cdef_block((AGENT / "arbiter.h").read_text())
+    assert '#include "agent/arbiter/usage.def"' in cdef_block((AGENT / "arbiter" / "arbiter.h").read_text())
 
 
 def test_every_number_has_a_field_of_the_protocol_and_its_metric() -> None:

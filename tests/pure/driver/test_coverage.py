@@ -95,4 +95,4 @@ def test_the_document_is_what_the_table_says() -> None:
     text = (REPO_ROOT / "docs" / "cuda-coverage.md").read_text()
     assert text == manual(), "run: .venv/bin/python -m sharepod.driver.coverage > docs/cuda-coverage.md"
     assert "cuda-coverage.md" in (REPO_ROOT / "README.md").read_text()
-    assert "cuda-coverage.md" in (REPO_ROOT / "hook" / "README.md").read_text()
+    assert "cuda-coverage.md" in (REPO_ROOT / "hook" / "interpose" / "README.md").read_text()

@@ -97,7 +97,7 @@ def test_the_hooks_own_calls_have_nvidias_parameters(theirs: Signatures) -> None
     info = DebugInfo(LIBRARY)
     fields = next(entry.parts for name, entry in info.named("structure_type") if name == "sp_driver")
     own = {part.facts["name"]: info.signature(info.type_of(info.type_of(part))) for part in fields}
-    rows = re.findall(r'X\((\w+), "(\w+)", "(\w+)"', (HOOK / "driver.h").read_text())
+    rows = re.findall(r'X\((\w+), "(\w+)", "(\w+)"', (HOOK / "interpose" / "driver.h").read_text())
     assert [name for name, *_ in rows] == list(own)
     assert differences({symbol: own[name] for name, *symbols in rows for symbol in symbols}, theirs) == {}
 

@@ -6,14 +6,16 @@
 from pathlib import Path
 
 import pytest
-from hooklab import HOOK, STRICT, C, compile_c, run
+from hooklab import STRICT, C, compile_c, run
+
+from rig import REPO_ROOT
 
 
 def facts(directory: Path, program: str) -> dict[str, dict[str, list[int]]]:
     """Compile and run a program of c/; return its numbers by case and word."""
     # What is never called has no definition here.
-    flags = [*STRICT, "-no-pie", "-Wno-unused-function", "-Wl,--unresolved-symbols=ignore-all", f"-I{HOOK}"]
-    built = compile_c(directory / program, *flags, C / f"{program}.c", HOOK / "region.c", "-lpthread")
+    flags = [*STRICT, "-no-pie", "-Wno-unused-function", "-Wl,--unresolved-symbols=ignore-all"]
+    built = compile_c(directory / program, *flags, C / f"{program}.c", REPO_ROOT / "region" / "region.c", "-lpthread")
     found: dict[str, dict[str, list[int]]] = {}
     for line in run([built]).stdout.splitlines():
         case, *words = line.split()

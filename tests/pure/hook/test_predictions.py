@@ -36,7 +36,7 @@ class Predictions:
 
 @pytest.fixture
 def predictions(tmp_path: Path) -> Predictions:
-    return Predictions(load_c(tmp_path / "predict.so", HOOK / "predict.c"))
+    return Predictions(load_c(tmp_path / "predict.so", HOOK / "meter" / "predict.c"))
 
 
 def test_units_that_belong_in_one_row_keep_a_prediction_each(predictions: Predictions) -> None:

@@ -18,7 +18,7 @@ class Spans(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    loaded = load_c(tmp_path_factory.mktemp("spans") / "spans.so", HOOK / "spans.c")
+    loaded = load_c(tmp_path_factory.mktemp("spans") / "spans.so", HOOK / "meter" / "spans.c")
     for name in ("sp_spans_add", "sp_spans_fill"):
         getattr(loaded, name).restype = ctypes.c_int64
     loaded.sp_spans_begin.argtypes = (ctypes.POINTER(Spans), ctypes.c_int64)

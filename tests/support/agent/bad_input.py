@@ -118,13 +118,13 @@ def driver_without(directory: Path, *names: str) -> Path:
 
 def needed_functions() -> list[str]:
     """Return the functions without which the hook meters nothing."""
-    text = (REPO_ROOT / "hook" / "attach.c").read_text()
+    text = (REPO_ROOT / "hook" / "gate" / "attach.c").read_text()
     return re.findall(r"^  X\((\w+)\)", text[text.index("#define NEEDED") :], re.MULTILINE)
 
 
 def used_functions() -> list[tuple[str, str]]:
     """Return the functions that the hook calls itself: its name for each, and the driver's."""
-    rows = re.findall(r'X\((\w+), "(\w+)", "(\w+)"', (REPO_ROOT / "hook" / "driver.h").read_text())
+    rows = re.findall(r'X\((\w+), "(\w+)", "(\w+)"', (REPO_ROOT / "hook" / "interpose" / "driver.h").read_text())
     return [(field, symbol) for field, symbol, _ in rows]
 
 

@@ -1,5 +1,5 @@
-/* The bill on a device in virtual time: what tests of agent/bill.c call through ctypes. Shares are numbered from 0. */
-#include "node.h"
+/* The bill on a device in virtual time: what tests of bill.c call through ctypes. Shares are numbered from 0. */
+#include "agent/arbiter/node.h"
 
 #define SHARES 4
 

@@ -8,15 +8,18 @@ from rig import REPO_ROOT
 
 SOURCES = [
     *(f"tests/support/agent/gang_{name}.c" for name in ("program", "rank", "region")),
-    *(f"agent/{name}.c" for name in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "bill", "lead")),
-    *(f"agent/{name}.c" for name in ("policy", "policy_accounts", "policy_rates")),
-    "hook/region.c",
+    *(
+        f"agent/arbiter/{name}.c"
+        for name in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "bill", "lead")
+    ),
+    *(f"agent/policy/{name}.c" for name in ("policy", "accounts", "rates")),
+    "region/region.c",
 ]
 
 
 def built(directory: Path, *flags: str) -> Path:
     built = directory / "gang_program"
-    command = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Werror", *flags, "-Iagent", "-Ihook", "-Wl,--wrap=sp_now_ns"]
+    command = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Werror", *flags, "-I.", "-Wl,--wrap=sp_now_ns"]
     subprocess.run([*command, *SOURCES, "-o", str(built)], cwd=REPO_ROOT, check=True)
     return built
 

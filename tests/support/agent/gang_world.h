@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "node.h"
+#include "agent/arbiter/node.h"
 
 #define TICK_NS     50000u
 #define MS          1000000u

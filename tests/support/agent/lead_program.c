@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "node.h"
+#include "agent/arbiter/node.h"
 
 #define SHARES    3
 #define SLICE_NS  2000000u

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "node.h"
+#include "agent/arbiter/node.h"
 
 #define SHARES 6
 

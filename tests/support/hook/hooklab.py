@@ -14,6 +14,11 @@ from rig import REPO_ROOT
 from sharepod.driver.coverage import Function, read_functions
 
 HOOK = REPO_ROOT / "hook"
+INTERPOSE = HOOK / "interpose"
+HOOK_SOURCES = [
+    *sorted(HOOK.rglob("*.c")),
+    *(REPO_ROOT / "region" / f"{part}.c" for part in ("region", "guard", "attach", "look")),
+]
 C = Path(__file__).resolve().parent / "c"
 STRICT = ["-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wconversion", "-Wshadow"]
 HOOK_FLAGS = [*STRICT, "-Werror", "-fno-builtin", "-ftls-model=initial-exec"]
@@ -51,7 +56,7 @@ def run(command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> 
 
 def compile_c(output: Path, *arguments: str | Path, cc: Sequence[str] = ("cc",)) -> Path:
     """Compile and link; the compiler's complaints are the test's failure."""
-    done = run([*cc, "-o", output, *arguments])
+    done = run([*cc, "-o", output, f"-I{REPO_ROOT}", *arguments])
     assert done.returncode == 0, done.stderr
     return output
 
@@ -64,7 +69,7 @@ def load_c(output: Path, *sources: str | Path, never: Sequence[str] = ()) -> cty
     flags = [flag for flag in HOOK_FLAGS if flag != "-fvisibility=hidden"]
     traps = output.with_suffix(".never.c")
     traps.write_text("".join(f"void {name}(void);\nvoid {name}(void) {{ __builtin_trap(); }}\n" for name in never))
-    return ctypes.CDLL(str(compile_c(output, *flags, "-shared", "-Wl,-z,defs", f"-I{HOOK}", traps, *sources)))
+    return ctypes.CDLL(str(compile_c(output, *flags, "-shared", "-Wl,-z,defs", traps, *sources)))
 
 
 def need_tool(name: str, package: str) -> str:

@@ -16,9 +16,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "arbiter.h"
-#include "gate.h"
-#include "guest.h"
+#include "agent/arbiter/arbiter.h"
+#include "hook/gate/gate.h"
+#include "hook/gate/guest.h"
 
 #define THREADS   3
 #define KERNEL_NS 30000u

@@ -1,4 +1,4 @@
-"""What each share pays for, to the nanosecond: the bill of agent/bill.c in virtual time."""
+"""What each share pays for, to the nanosecond: the bill of agent/arbiter/bill.c in virtual time."""
 
 import ctypes
 import subprocess
@@ -67,9 +67,9 @@ class Bill:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     built = tmp_path_factory.mktemp("bill") / "bill_lab.so"
-    policy = [f"agent/policy{part}.c" for part in ("", "_accounts", "_rates")]
-    sources = ["tests/support/agent/bill_lab.c", "agent/bill.c", *policy]
-    command = ["gcc", "-std=c11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-Iagent", "-Ihook"]
+    policy = [f"agent/policy/{part}.c" for part in ("policy", "accounts", "rates")]
+    sources = ["tests/support/agent/bill_lab.c", "agent/arbiter/bill.c", *policy]
+    command = ["gcc", "-std=c11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-I."]
     subprocess.run([*command, *sources, "-o", str(built)], cwd=REPO_ROOT, check=True)
     return ctypes.CDLL(str(built))
 

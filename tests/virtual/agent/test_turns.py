@@ -98,10 +98,13 @@ class Share:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     built = tmp_path_factory.mktemp("turns") / "turn_lab.so"
-    turns = [f"agent/{part}.c" for part in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "lead")]
-    accounts = [f"agent/{part}.c" for part in ("bill", "policy", "policy_accounts", "policy_rates")]
-    sources = ["tests/support/agent/turn_lab.c", *turns, *accounts, "hook/region.c"]
-    flags = ["-std=gnu11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-Iagent", "-Ihook"]
+    turns = [
+        f"agent/arbiter/{part}.c"
+        for part in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "lead", "bill")
+    ]
+    accounts = [f"agent/policy/{part}.c" for part in ("policy", "accounts", "rates")]
+    sources = ["tests/support/agent/turn_lab.c", *turns, *accounts, "region/region.c"]
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-I."]
     wraps = ["-Wl,-Bsymbolic", "-Wl,--wrap=sp_now_ns", "-Wl,--wrap=sp_grant_set"]
     subprocess.run(["gcc", *flags, *wraps, *sources, "-o", str(built)], cwd=REPO_ROOT, check=True)
     return ctypes.CDLL(str(built))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 from hooklab import HOOK, C, load_c
 
-SOURCES = ("gate.c", "record.c", "marker.c", "clock.c", "spans.c", "predict.c")
+SOURCES = ("gate/gate.c", *(f"meter/{part}.c" for part in ("record", "marker", "clock", "spans", "predict")))
 NEVER = (
     "sp_context_leave",
     "sp_grant_wait",

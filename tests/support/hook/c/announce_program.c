@@ -3,7 +3,7 @@
  * when it waits and when it has left. gate.c itself, on a process of one thread and one device; prints a word per fact.
  */
 #define sp_grant_word looked_at
-#include "gate.c"
+#include "hook/gate/gate.c"
 #undef sp_grant_word
 
 #include <inttypes.h>

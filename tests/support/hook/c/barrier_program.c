@@ -1,6 +1,6 @@
 /* The barrier that the keeper passes all threads through, where the kernel refuses it later on. */
 #define syscall refused_from
-#include "thread.c"
+#include "hook/gate/thread.c"
 #undef syscall
 
 #include <stdio.h>

@@ -42,7 +42,7 @@ static const struct {
 
 #ifdef LINKED
 #define WRAPPED(name, since, class, action, subject, reason) extern any_function name __attribute__((weak));
-#include "../../../../driver/wrapped.h"
+#include "driver/wrapped.h"
 #define ADDRESS(name) name
 #else
 #define ADDRESS(name) NULL
@@ -54,7 +54,7 @@ static const struct symbol {
   any_function *linked;
 } symbols[] = {
 #define WRAPPED(name, since, class, action, subject, reason) {#name, since, ADDRESS(name)},
-#include "../../../../driver/wrapped.h"
+#include "driver/wrapped.h"
 };
 
 static any_function *asked[sizeof(symbols) / sizeof(*symbols)]; /* the table of the route "runtime" */

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../../../driver/cuda.h"
+#include "driver/cuda.h"
 
 #define SIZE   ((size_t)4 << 20)
 #define LARGE  ((size_t)40 << 20) /* more than a pool grows by: each allocation is charged for */

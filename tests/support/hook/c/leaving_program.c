@@ -9,7 +9,7 @@
 #define sp_lanes_mark_all marked_all
 #define sp_marker_finish  finished
 #define sp_region_ring    rung
-#include "keeper.c"
+#include "hook/meter/keeper.c"
 #undef sp_slot_publish
 
 #include <stdio.h>

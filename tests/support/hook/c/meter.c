@@ -7,11 +7,11 @@
 
 static int sleep_virtually(const struct timespec *span, struct timespec *rest);
 #define nanosleep sleep_virtually
-#include "lane.c"
+#include "hook/meter/lane.c"
 #undef nanosleep
-#include "gate.h"
+#include "hook/gate/gate.h"
 #define sp_wait_progress wait_in_real_time
-#include "wait.c"
+#include "hook/gate/wait.c"
 #undef sp_wait_progress
 
 #define STREAMS 4u

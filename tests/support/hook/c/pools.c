@@ -1,6 +1,6 @@
-/* memory_pool.c and memory_account.c above a driver whose pools hold what a test says, and a share whose account a test
+/* memory/pool.c and memory/account.c above a driver whose pools hold what a test says, and a share whose account a test
  * reads. */
-#include "memory_graph.h"
+#include "hook/memory/graph.h"
 
 int64_t account, cap;
 uint64_t held[4], kept[4]; /* what each pool has reserved, and what would remain of that after a trim; 0: the graphs' */

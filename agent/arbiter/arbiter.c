@@ -1,0 +1,469 @@
+/* The arbiter's thread and the functions of arbiter.h: see node.h for who does what. */
+#define _GNU_SOURCE
+#include "agent/arbiter/arbiter.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "agent/arbiter/node.h"
+
+/* What an epoll event belongs to: the two top bits of its tag. */
+enum { TAG_LOOP = 0, TAG_BELL = 1, TAG_PIDFD = 2 };
+#define EVENTS 64
+
+static uint64_t bell_tag(int share) {
+  return (uint64_t)TAG_BELL << 62 | (uint64_t)share << 8;
+}
+
+void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
+  sp_turn_wake(arbiter);
+  pthread_mutex_unlock(&arbiter->lock);
+}
+
+static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
+  bool full;
+  uint64_t rung = sp_bell_drain(&share->region, &full); /* before the scan: what is rung for later rings again */
+  uint64_t now_ns = sp_now_ns();
+  sp_slots_hear(share, rung);
+  if (rung & ~share->watched || full) /* somebody new */
+    sp_slots_watch(arbiter, share, now_ns);
+  if (full)
+    sp_mishap_full(share);
+  sp_step_share(arbiter, share, now_ns);
+}
+
+/* All threads of the agent stood still for so long that the gates opened. Each turn is looked at before its time is
+ * billed: a turn that drained meanwhile ended then, and does not pay until now. */
+static void go_on(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  for (uint32_t index = device->draining; index-- > 0;) /* downwards: an update may end a drain */
+    sp_turn_update(arbiter, device->drains[index], now_ns);
+  if (device->holder)
+    sp_turn_update(arbiter, device->holder, now_ns);
+  sp_bill(device, now_ns);
+}
+
+static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
+  arbiter->ticked_ns = now_ns;
+  bool beat = now_ns - arbiter->beaten_ns > SP_BEAT_NS;
+  if (beat) {
+    arbiter->beaten_ns = now_ns;
+    for (uint32_t index = 0; index < arbiter->device_count; index++) {
+      struct sp_node_device *device = &arbiter->devices[index];
+      if (device->beaten_ns && now_ns - device->beaten_ns > SP_STALE_NS)
+        go_on(arbiter, device, now_ns);
+      device->beaten_ns = now_ns;
+    }
+  }
+  for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
+    struct sp_share *share = arbiter->shares[handle];
+    if (!share)
+      continue;
+    if (beat) { /* it touches a page of every share */
+      sp_region_heartbeat(&share->region, now_ns);
+      sp_terms_mend(arbiter, share);
+    }
+    bool look = now_ns - share->watched_ns >= SP_WATCH_NS || share->watched != share->claimed;
+    bool late = false;
+    for (uint32_t index = 0; index < share->member_count; index++)
+      late = late || (share->members[index].draining && share->members[index].cogranted);
+    if (look || late)
+      sp_identity_ask(arbiter, share, now_ns);
+    if (share->gone) /* it could not be cleared */
+      sp_identity_clear(arbiter, share);
+    if (look) {
+      share->watched_ns = now_ns;
+      sp_slots_watch(arbiter, share, now_ns);
+      sp_slots_hear(share, UINT64_MAX);
+    }
+    for (uint32_t index = 0; index < share->member_count; index++) {
+      struct sp_member *member = &share->members[index];
+      if (look || member->holding || member->draining)
+        sp_turn_update(arbiter, member, now_ns);
+      if (member->holding)
+        sp_bill(member->device, now_ns); /* the account of a long turn stays current */
+    }
+  }
+  for (uint32_t index = 0; index < arbiter->device_count; index++)
+    sp_step(arbiter, &arbiter->devices[index], now_ns); /* what has changed by the passing of time alone */
+}
+
+static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) {
+  uint64_t tag = event->data.u64;
+  if (tag >> 62 == TAG_LOOP) {
+    uint64_t count;
+    ssize_t got = read((int)(tag & 0xffffffff), &count, sizeof count);
+    (void)got;
+    return;
+  }
+  struct sp_share *share = arbiter->shares[(tag >> 8) & 0xffffff];
+  if (!share)
+    return; /* removed in this batch */
+  if (tag >> 62 == TAG_BELL) {
+    on_bell(arbiter, share);
+  } else {
+    uint64_t now_ns = sp_now_ns();
+    sp_slots_died(arbiter, share, (uint32_t)(tag & 0xff), now_ns);
+    sp_step_share(arbiter, share, now_ns);
+  }
+}
+
+static void *run(void *argument) {
+  struct sp_arbiter *arbiter = argument;
+  prctl(PR_SET_NAME, "sharepod-arbiter");
+  prctl(PR_SET_TIMERSLACK, 1);
+  struct epoll_event events[EVENTS];
+  uint64_t armed_ns = 0;
+  pthread_mutex_lock(&arbiter->lock);
+  while (!arbiter->stopping) {
+    uint64_t now_ns = sp_now_ns();
+    if (now_ns - arbiter->ticked_ns >= SP_TICK_NS)
+      tick(arbiter, now_ns);
+    uint64_t due_ns = arbiter->ticked_ns + SP_TICK_NS;
+    uint64_t device_due_ns = sp_step_due(arbiter, now_ns);
+    if (device_due_ns < due_ns)
+      due_ns = device_due_ns;
+    sp_turn_wake(arbiter); /* before the timer is set: they have work to do */
+    if (due_ns != armed_ns) {
+      struct itimerspec timer = {
+          .it_value = {.tv_sec = (time_t)(due_ns / 1000000000u), .tv_nsec = (long)(due_ns % 1000000000u)}};
+      timerfd_settime(arbiter->timer_fd, TFD_TIMER_ABSTIME, &timer, NULL);
+      armed_ns = due_ns;
+    }
+    sp_arbiter_unlock(arbiter);
+    int count = epoll_wait(arbiter->epoll_fd, events, EVENTS, -1);
+    now_ns = sp_now_ns();
+    if (now_ns >= armed_ns)
+      armed_ns = 0; /* the timer has run out */
+    pthread_mutex_lock(&arbiter->lock);
+    if (now_ns - arbiter->beaten_ns > SP_STALE_NS)
+      tick(arbiter, now_ns); /* before an event bills what passed meanwhile */
+    for (int index = 0; index < count; index++)
+      handle(arbiter, &events[index]);
+  }
+  sp_arbiter_unlock(arbiter);
+  return NULL;
+}
+
+/* Edge-triggered: whatever has come is read before the next wait, and need not be asked for again then. */
+static int watch(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
+  struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = tag};
+  return epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+}
+
+struct sp_arbiter *sp_arbiter_new(void) {
+  struct sp_arbiter *arbiter = aligned_alloc(_Alignof(struct sp_arbiter), sizeof *arbiter);
+  if (!arbiter)
+    return NULL;
+  memset(arbiter, 0, sizeof *arbiter);
+  arbiter->turns = calloc(SP_TURNS_KEPT, sizeof *arbiter->turns);
+  arbiter->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  arbiter->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+  arbiter->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  pthread_mutex_init(&arbiter->lock, NULL);
+  pthread_cond_init(&arbiter->identity_asked, NULL);
+  if (!arbiter->turns || arbiter->epoll_fd < 0 || arbiter->timer_fd < 0 || arbiter->wake_fd < 0 ||
+      watch(arbiter, arbiter->timer_fd, (uint64_t)arbiter->timer_fd) ||
+      watch(arbiter, arbiter->wake_fd, (uint64_t)arbiter->wake_fd)) {
+    sp_arbiter_free(arbiter);
+    return NULL;
+  }
+  return arbiter;
+}
+
+int sp_arbiter_start(struct sp_arbiter *arbiter) {
+  if (arbiter->running)
+    return -EALREADY;
+  sigset_t all, before; /* signals are Python's, but this one is guard.c's */
+  sigfillset(&all);
+  sigdelset(&all, SIGBUS);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  int error = sp_identity_start(arbiter);
+  if (!error && (error = -pthread_create(&arbiter->thread, NULL, run, arbiter))) {
+    arbiter->stopping = true;
+    sp_identity_stop(arbiter);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  arbiter->running = error == 0;
+  return error;
+}
+
+void sp_arbiter_poke(struct sp_arbiter *arbiter) {
+  uint64_t one = 1;
+  ssize_t put = write(arbiter->wake_fd, &one, sizeof one);
+  (void)put;
+}
+
+/* Open a share's gates for good: what waits passes, unless it is paused. */
+static void let_go(struct sp_share *share) {
+  sp_region_heartbeat(&share->region, 0);
+  for (uint32_t index = 0; index < share->member_count; index++)
+    sp_grant_wake(share->members[index].grant);
+}
+
+static void free_share(struct sp_share *share) {
+  sp_slots_close(share);
+  sp_region_close(&share->region);
+  free(share);
+}
+
+void sp_arbiter_free(struct sp_arbiter *arbiter) {
+  if (!arbiter)
+    return;
+  if (arbiter->running) {
+    pthread_mutex_lock(&arbiter->lock);
+    arbiter->stopping = true;
+    sp_arbiter_unlock(arbiter);
+    sp_arbiter_poke(arbiter);
+    pthread_join(arbiter->thread, NULL);
+  }
+  for (int handle = 0; handle < SP_SHARES_MAX; handle++)
+    if (arbiter->shares[handle])
+      let_go(arbiter->shares[handle]);
+  if (arbiter->running)
+    sp_identity_stop(arbiter); /* once the gates are open: it may be in the middle of a long look */
+  for (int handle = 0; handle < SP_SHARES_MAX; handle++)
+    if (arbiter->shares[handle])
+      free_share(arbiter->shares[handle]);
+  while (arbiter->joint) {
+    struct sp_gang *gang = arbiter->joint;
+    arbiter->joint = gang->next;
+    free(gang);
+  }
+  if (arbiter->epoll_fd >= 0)
+    close(arbiter->epoll_fd);
+  if (arbiter->timer_fd >= 0)
+    close(arbiter->timer_fd);
+  if (arbiter->wake_fd >= 0)
+    close(arbiter->wake_fd);
+  pthread_cond_destroy(&arbiter->identity_asked);
+  pthread_mutex_destroy(&arbiter->lock);
+  free(arbiter->turns);
+  free(arbiter);
+}
+
+int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
+  if (strlen(uuid) >= SP_UUID_BYTES)
+    return -ENAMETOOLONG;
+  pthread_mutex_lock(&arbiter->lock);
+  int handle = -ENOSPC;
+  if (arbiter->device_count < SP_NODE_DEVICES_MAX) {
+    handle = (int)arbiter->device_count;
+    struct sp_node_device *device = &arbiter->devices[handle];
+    memcpy(device->uuid, uuid, strlen(uuid) + 1);
+    device->handle = handle;
+    device->retry_ns = UINT64_MAX;
+    sp_lead_init_device(device);
+    device->billed_until_ns = sp_now_ns();
+    sp_policy_init(&device->policy);
+    arbiter->device_count++;
+  }
+  sp_arbiter_unlock(arbiter);
+  return handle;
+}
+
+static int check_terms(const struct sp_arbiter *arbiter, const struct sp_terms *terms, uint32_t count) {
+  if (count == 0 || count > SP_DEVICES_MAX)
+    return -EINVAL;
+  for (uint32_t index = 0; index < count; index++) {
+    const struct sp_terms *term = &terms[index];
+    if (term->device < 0 || (uint32_t)term->device >= arbiter->device_count)
+      return -ENODEV;
+    if (term->limit_millipercent < 1000 || term->limit_millipercent > SP_POLICY_WHOLE)
+      return -EINVAL;
+    if (term->request_millipercent > term->limit_millipercent || term->share_class > SP_CLASS_BATCH)
+      return -EINVAL;
+  }
+  return 0;
+}
+
+static void write_terms(struct sp_member *member, const struct sp_terms *terms) {
+  member->terms = *terms;
+  member->grant->memory_limit_bytes = terms->memory_limit_bytes;
+  member->grant->request_millipercent = terms->request_millipercent;
+  member->grant->limit_millipercent = terms->limit_millipercent;
+  member->grant->share_class = terms->share_class;
+}
+
+static int join_device(struct sp_member *member, struct sp_node_device *device, const struct sp_terms *terms,
+                       uint64_t now_ns) {
+  member->device = device;
+  sp_lead_init_member(member);
+  member->scanned_ns = now_ns; /* nobody has waited here before */
+  member->policy = sp_policy_add(&device->policy, terms->request_millipercent, terms->limit_millipercent,
+                                 terms->share_class, now_ns);
+  if (member->policy < 0)
+    return -EUSERS;
+  device->members[member->policy] = member;
+  device->gang_members += member->gang->count > 1;
+  write_terms(member, terms);
+  /* As an earlier agent has learned, unless that is damaged. */
+  uint64_t context_bytes = member->grant->context_bytes;
+  int64_t overhead_bytes = member->grant->overhead_bytes;
+  if (!device->context_bytes && context_bytes < SP_ADOPTED_MAX_BYTES)
+    device->context_bytes = context_bytes;
+  if (overhead_bytes < SP_ADOPTED_MAX_BYTES && overhead_bytes > -SP_ADOPTED_MAX_BYTES)
+    member->usage.memory_overhead_bytes = overhead_bytes;
+  sp_grant_overhead(member->grant, device->context_bytes, member->usage.memory_overhead_bytes);
+  memcpy(member->grant->uuid, device->uuid, SP_UUID_BYTES);
+  if (sp_grant_word(member->grant) & 1u) {
+    sp_turn_adopt(member, now_ns);
+  } else {
+    uint32_t flags = member->gang->paused ? SP_GRANT_PAUSED : 0;
+    sp_grant_close(member->grant, flags); /* a fresh region's word must become one that no process can hold */
+    sp_grant_set(member->grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, flags);
+  }
+  return 0;
+}
+
+static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
+  for (uint32_t index = 0; index < share->member_count; index++) {
+    struct sp_member *member = &share->members[index];
+    if (!member->device || member->policy < 0)
+      continue;
+    sp_turn_drop(arbiter, member, now_ns);
+    sp_member_count(member, false);
+    member->device->members[member->policy] = NULL;
+    member->device->gang_members -= member->gang->count > 1;
+    sp_policy_remove(&member->device->policy, member->policy, now_ns);
+  }
+}
+
+int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, const struct sp_terms *terms,
+                         uint32_t term_count, const uint64_t *used_ns) {
+  pthread_mutex_lock(&arbiter->lock);
+  uint64_t now_ns = sp_now_ns();
+  int handle = 0, error = check_terms(arbiter, terms, term_count);
+  struct sp_share *share = NULL;
+  while (handle < SP_SHARES_MAX && arbiter->shares[handle])
+    handle++;
+  if (!error && handle == SP_SHARES_MAX)
+    error = -EUSERS;
+  if (!error && !(share = calloc(1, sizeof *share + term_count * sizeof *share->members)))
+    error = -ENOMEM;
+  if (!error) {
+    share->handle = handle;
+    share->serial = ++arbiter->serial;
+    share->member_count = term_count;
+    sp_gang_init(share);
+    for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
+      share->tenants[slot].pidfd = -1;
+    error = sp_region_create(&share->region, directory, term_count);
+    /* An adopted share stays paused until its agent says otherwise. A waiter takes an agent that is not there yet for
+     * gone, and only this flag keeps it from passing. */
+    for (uint32_t index = 0; error > 0 && index < term_count; index++)
+      share->paused = share->paused || sp_grant_flags(&share->region.grants[index]) & SP_GRANT_PAUSED;
+    share->own.paused = share->paused;
+    if (error > 0)
+      error = 0;
+  }
+  for (uint32_t index = 0; !error && index < term_count; index++) {
+    struct sp_member *member = &share->members[index];
+    member->index = index;
+    member->policy = -1;
+    member->grant = &share->region.grants[index];
+    error = join_device(member, &arbiter->devices[terms[index].device], &terms[index], now_ns);
+    if (!error) { /* what an adopted region says was written by an agent, and later than any checkpoint */
+      uint64_t adopted_ns = member->grant->used_ns;
+      member->usage.used_ns = adopted_ns <= now_ns ? adopted_ns : 0; /* more than has passed: damaged */
+      if (used_ns && used_ns[index] > member->usage.used_ns)
+        member->usage.used_ns = used_ns[index];
+      sp_grant_account(member->grant, member->usage.used_ns);
+    }
+  }
+  if (!error)
+    error = watch(arbiter, share->region.bell_fd, bell_tag(handle));
+  if (!error) {
+    arbiter->shares[handle] = share;
+    if (share->paused)
+      sp_gang_pause(arbiter, share->gang, now_ns);
+    sp_region_heartbeat(&share->region, now_ns);
+    arbiter->ticked_ns = 0; /* look at it at once: an adopted one may have waiters */
+  } else if (share) {
+    leave_devices(arbiter, share, now_ns);
+    sp_turn_wake(arbiter);
+    free_share(share);
+  }
+  sp_arbiter_unlock(arbiter);
+  sp_arbiter_poke(arbiter);
+  return error ? error : handle;
+}
+
+struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share) {
+  return share >= 0 && share < SP_SHARES_MAX ? arbiter->shares[share] : NULL;
+}
+
+int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  int error = found ? check_terms(arbiter, terms, term_count) : -ENOENT;
+  if (!error && term_count != found->member_count)
+    error = -EINVAL;
+  for (uint32_t index = 0; !error && index < term_count; index++)
+    if (terms[index].device != found->members[index].device->handle)
+      error = -EINVAL; /* a share does not move */
+  if (!error)
+    sp_gang_dissolve(arbiter, found->gang, sp_now_ns()); /* what was chosen under the old terms is chosen anew */
+  for (uint32_t index = 0; !error && index < term_count; index++) {
+    struct sp_member *member = &found->members[index];
+    write_terms(member, &terms[index]);
+    sp_member_count(member, true);
+    sp_policy_update(&member->device->policy, member->policy, terms[index].request_millipercent,
+                     terms[index].limit_millipercent, terms[index].share_class, sp_now_ns());
+    /* A turn that was granted under the old terms is judged anew. */
+    if (member->holding)
+      member->deadline_ns = sp_now_ns();
+  }
+  sp_arbiter_unlock(arbiter);
+  sp_arbiter_poke(arbiter);
+  return error;
+}
+
+int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  uint64_t now_ns = sp_now_ns();
+  if (found && found->paused != (paused != 0)) {
+    found->paused = paused != 0;
+    sp_gang_pause(arbiter, found->gang, now_ns);
+    sp_step_share(arbiter, found, now_ns);
+  }
+  sp_arbiter_unlock(arbiter);
+  sp_arbiter_poke(arbiter);
+  return found ? 0 : -ENOENT;
+}
+
+int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  int error = found ? sp_gang_join(arbiter, found, key, sp_now_ns()) : -ENOENT;
+  sp_arbiter_unlock(arbiter);
+  sp_arbiter_poke(arbiter);
+  return error;
+}
+
+int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  if (found) {
+    found->paused = false;
+    sp_gang_join(arbiter, found, 0, sp_now_ns());
+    leave_devices(arbiter, found, sp_now_ns());
+    for (uint32_t index = 0; index < found->member_count; index++)
+      sp_grant_set(found->members[index].grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);
+    let_go(found);
+    epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, found->region.bell_fd, NULL);
+    arbiter->shares[share] = NULL;
+  }
+  sp_arbiter_unlock(arbiter);
+  if (found)
+    free_share(found); /* not under the lock: to close the slots takes as long as they have locks */
+  sp_arbiter_poke(arbiter);
+  return found ? 0 : -ENOENT;
+}

@@ -1,0 +1,289 @@
+/*
+ * The bill: who pays for the time that passes on a device.
+ *
+ * Two accounts. *Used* is for how long a share's work ran: what its processes measured on the device's clock, and never
+ * more than passed while it paid. It is the bill, and the tenant's word. *Charged* is what counts against the share:
+ * the time for which its turn kept the device, by the arbiter's own clock, from the grant, or from the predecessor's
+ * drain if that is later, until its own work has drained. Of that, SP_FREE_NS a turn may be idle and is nobody's (a
+ * wake-up, a pause of the host), saved up to SP_GRACE_NS; all that is used is charged. While nobody else waits nothing
+ * is kept from anybody, and only what is used is charged. So a tenant that lies about its use lowers its own bill, but
+ * takes no more from others than that grace.
+ *
+ * While k shares have work on the device (co-grant) each pays 1/k. Neither sum ever exceeds what passed.
+ */
+#include "agent/arbiter/node.h"
+
+#define CUT_NS     300000  /* work that ends so long after it was foretold was put off */
+#define PROOF_NS   100000  /* … and this long after work of the next turn had ended: clocks of two processes differ */
+#define CHANGES_NS 300000  /* the device changes to another share's work and back in less, as a rule */
+#define CUT_MAX_NS 4000000 /* … by a slice of the device; if by more, the two have run in turns */
+
+/* Either may be negative: of what was counted before, so much was wrong. The policy is told at once; counters never
+ * fall, so there it is left out of what comes next. */
+static void book(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
+                 uint64_t now_ns) {
+  member->owed_used_ns += used_ns;
+  if (member->owed_used_ns > 0) {
+    member->usage.used_ns += (uint64_t)member->owed_used_ns;
+    member->owed_used_ns = 0;
+    sp_grant_account(member->grant, member->usage.used_ns);
+  }
+  member->owed_charged_ns += charged_ns;
+  if (member->owed_charged_ns > 0) {
+    member->usage.charged_ns += (uint64_t)member->owed_charged_ns;
+    device->charged_ns += (uint64_t)member->owed_charged_ns;
+    member->owed_charged_ns = 0;
+  }
+  if (charged_ns)
+    sp_policy_charge(&device->policy, member->policy, charged_ns, now_ns);
+}
+
+/* Of the current turn. */
+static void charge(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
+                   uint64_t now_ns) {
+  member->turn_used_ns += (uint64_t)used_ns;
+  member->turn_charged_ns += (uint64_t)charged_ns;
+  if (charged_ns > 0 && now_ns > member->deadline_ns &&
+      (member->draining || member->grant->flags & SP_GRANT_CONTENDED)) {
+    uint64_t over_ns = now_ns - member->deadline_ns;
+    member->usage.overrun_ns += over_ns < (uint64_t)charged_ns ? over_ns : (uint64_t)charged_ns;
+  }
+  book(device, member, used_ns, charged_ns, now_ns);
+}
+
+/* A draining turn has the device to itself until its bound: the successor that was granted early pays from its end, and
+ * so do those whose drain is late. */
+static uint32_t find_payers(const struct sp_node_device *device, struct sp_member *payers[SP_POLICY_SHARES]) {
+  uint32_t count = 0;
+  bool exclusive = false;
+  for (uint32_t index = 0; index < device->draining; index++)
+    exclusive = exclusive || !device->drains[index]->cogranted;
+  for (uint32_t index = 0; index < device->draining; index++)
+    if (!device->drains[index]->cogranted || !exclusive)
+      payers[count++] = device->drains[index];
+  if (device->holder && !exclusive)
+    payers[count++] = device->holder;
+  return count;
+}
+
+/* What the turn has used until then, as its processes say. While work of another share ran beside it, the device
+ * changed to that and back, and did nothing for anybody: they know by how much theirs was put off in all. */
+static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
+  const struct sp_view *view = &member->view;
+  int64_t most_ns = member->beside_turn_ns + member->changes_ns;
+  int64_t put_off_ns = member->put_off_ns < most_ns ? member->put_off_ns : most_ns;
+  int64_t used_ns = (int64_t)view->used_ns - put_off_ns;
+  if (member->late && view->entered) /* the last turn's work ran on, until they entered this one */
+    used_ns += (int64_t)view->entered_ns - (int64_t)member->granted_ns;
+  return used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
+}
+
+/* What passed until then while the share paid for it. */
+static int64_t paid_ns(const struct sp_member *member, uint64_t until_ns) {
+  const struct sp_view *view = &member->view;
+  if (!view->running && view->entered && view->ended_ns < until_ns)
+    until_ns = view->ended_ns;
+  return (int64_t)until_ns - (int64_t)member->begun_ns - member->others_ns;
+}
+
+/* What the turn has used until then: what its processes say, but no more than passed while the share paid for it. A
+ * process that entered early counts what its predecessor's work took, or leaves it out as idle: the bound covers the
+ * one, and the sum of both the other. */
+static uint64_t turn_used(const struct sp_member *member, uint64_t until_ns) {
+  int64_t used_ns = said_used(member, until_ns), paid = paid_ns(member, until_ns);
+  int64_t least_ns = used_ns < paid ? used_ns : paid;
+  return least_ns < 0 ? 0 : (uint64_t)least_ns;
+}
+
+void sp_bill_begin(struct sp_member *member) {
+  member->cut = NULL;
+  member->cut_ns = 0;
+  member->turn_used_ns = member->turn_charged_ns = member->begun_ns = 0;
+  member->others_ns = member->turn_alone_ns = member->turn_idle_ns = member->turn_forgiven_ns = 0;
+  member->put_off_ns = member->beside_turn_ns = member->changes_ns = 0;
+  int64_t grace_ns = member->grace_ns + SP_FREE_NS;
+  member->grace_ns = grace_ns < SP_GRACE_NS ? grace_ns : SP_GRACE_NS;
+  member->by_clock = member->overdue; /* its earlier work runs on, and belongs to no turn that it has entered */
+}
+
+/* Idle time of a turn is forgiven out of the grace that the share has saved up. What was taken for idle by mistake
+ * takes the grace back. Returns how much less is to be charged. */
+static int64_t forgive(struct sp_member *member, int64_t idle_ns) {
+  member->turn_idle_ns += idle_ns;
+  int64_t before_ns = member->turn_forgiven_ns, most_ns = before_ns + member->grace_ns;
+  int64_t forgiven_ns = member->turn_idle_ns < most_ns ? member->turn_idle_ns : most_ns;
+  member->turn_forgiven_ns = forgiven_ns > 0 ? forgiven_ns : 0;
+  member->grace_ns -= member->turn_forgiven_ns - before_ns;
+  return member->turn_forgiven_ns - before_ns;
+}
+
+/* Does its turn keep the device from others? A share that was granted the device early waits for the drain, too. */
+static bool keeps_others_out(const struct sp_node_device *device, const struct sp_member *member) {
+  if (member->draining)
+    return device->holder || sp_others_wait(device, member);
+  return member->grant->flags & SP_GRANT_CONTENDED;
+}
+
+static void bill(struct sp_node_device *device, uint64_t until_ns) {
+  if (until_ns <= device->billed_until_ns)
+    return;
+  int64_t elapsed_ns = (int64_t)(until_ns - device->billed_until_ns);
+  uint64_t from_ns = device->billed_until_ns;
+  device->billed_until_ns = until_ns;
+  struct sp_member *payers[SP_POLICY_SHARES];
+  uint32_t count = find_payers(device, payers);
+  for (uint32_t index = 0; index < count; index++) {
+    struct sp_member *member = payers[index];
+    if (!member->begun_ns)
+      member->begun_ns = from_ns == device->drained_ns ? device->ended_ns : from_ns;
+    if (member->begun_ns < member->granted_ns)
+      member->begun_ns = member->granted_ns;
+    int64_t charged_ns = elapsed_ns / count, used_ns = charged_ns;
+    if (count > 1) {
+      member->others_ns += elapsed_ns - charged_ns;
+      member->usage.estimated_ns += (uint64_t)charged_ns;
+    } else if (!member->by_clock && !member->view.torn) {
+      if (member->holding && !member->view.entered)
+        sp_slots_scan(member, sp_now_ns()); /* `until_ns` may lie in the past */
+      used_ns = (int64_t)turn_used(member, until_ns) - (int64_t)member->turn_used_ns;
+      if (used_ns < 0)
+        used_ns = 0; /* put right at the end of the turn, when all is known */
+      if (keeps_others_out(device, member)) {
+        charged_ns -= forgive(member, elapsed_ns - used_ns);
+      } else {
+        if (charged_ns > used_ns)
+          charged_ns = used_ns;
+        member->turn_alone_ns += charged_ns;
+      }
+    }
+    charge(device, member, used_ns, charged_ns, until_ns);
+  }
+}
+
+/* Does a process of more than one share use the device? */
+static bool is_shared(const struct sp_node_device *device) {
+  uint32_t count = 0;
+  for (int index = 0; index < device->policy.top; index++)
+    count += device->members[index] && device->members[index]->share->claimed;
+  return count > 1;
+}
+
+/* The time up to `until_ns` is not the member's to pay. */
+static void skip(struct sp_node_device *device, struct sp_member *member, uint64_t until_ns) {
+  uint64_t from_ns = device->billed_until_ns;
+  if (!member || !member->begun_ns)
+    return; /* its time has not begun */
+  sp_slots_scan(member, sp_now_ns());
+  if (member->view.entered && !member->view.running && member->view.ended_ns < until_ns)
+    until_ns = member->view.ended_ns;
+  if (from_ns < member->begun_ns)
+    from_ns = member->begun_ns;
+  if (until_ns > from_ns)
+    member->others_ns += (int64_t)(until_ns - from_ns);
+}
+
+/* From SP_STALE_NS after our last heartbeat on, all gates were open: which share's work ran since then is not known,
+ * and no share pays for it. */
+void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
+  uint64_t open_ns = device->beaten_ns + SP_STALE_NS;
+  if (!device->beaten_ns || until_ns <= open_ns || !is_shared(device)) {
+    bill(device, until_ns);
+    return;
+  }
+  bill(device, open_ns);
+  if (until_ns <= device->billed_until_ns)
+    return;
+  skip(device, device->holder, until_ns);
+  for (uint32_t index = 0; index < device->draining; index++)
+    skip(device, device->drains[index], until_ns);
+  device->billed_until_ns = until_ns;
+}
+
+void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns) {
+  struct sp_member *holder = device->holder;
+  if (holder && holder != member && member->foretold_ns && drained_ns > member->foretold_ns + CUT_NS &&
+      drained_ns < member->foretold_ns + CUT_MAX_NS) {
+    holder->cut = member;
+    holder->cut_ns = (int64_t)(drained_ns - member->foretold_ns);
+  }
+}
+
+/* Some of the turn's work had ended before its predecessor's had: the device had put off the predecessor's last work
+ * and run this one's in between. What the predecessor paid beyond its foretold end was this one's; but who foretells
+ * too early gains no more by that than its grace. */
+void sp_bill_closed(struct sp_node_device *device, struct sp_member *member) {
+  int64_t mine_ns = said_used(member, device->billed_until_ns) - paid_ns(member, device->billed_until_ns);
+  struct sp_member *before = member->cut;
+  if (mine_ns > member->cut_ns)
+    mine_ns = member->cut_ns;
+  member->cut = NULL;
+  uint64_t first_ns = member->view.first_ended_ns;
+  if (!before || member->by_clock || mine_ns < CUT_NS || !first_ns || first_ns + PROOF_NS > member->predecessor_ns)
+    return;
+  int64_t charged_ns = mine_ns < before->grace_ns ? mine_ns : before->grace_ns;
+  before->grace_ns -= charged_ns;
+  book(device, before, -mine_ns, -charged_ns, device->billed_until_ns);
+  member->others_ns -= mine_ns;
+  charge(device, member, mine_ns, charged_ns, device->billed_until_ns);
+}
+
+/* Work that had stood behind a wait ran outside every turn of its share: that pays for it, and the turn beside which it
+ * ran does not. */
+void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns) {
+  if (member->beside_ns == 0)
+    return;
+  uint64_t most_ns = now_ns - member->beside_billed_ns;
+  int64_t beside_ns = (int64_t)(member->beside_ns < most_ns ? member->beside_ns : most_ns);
+  member->beside_ns = 0;
+  member->beside_billed_ns = now_ns;
+  sp_bill(device, now_ns);
+  member->usage.beside_ns += (uint64_t)beside_ns;
+  book(device, member, beside_ns, beside_ns, now_ns);
+  struct sp_member *payers[SP_POLICY_SHARES];
+  if (find_payers(device, payers) != 1)
+    return; /* nobody's, or split already */
+  struct sp_member *payer = payers[0];
+  if (payer == member || !payer->begun_ns)
+    return;
+  uint64_t until_ns = now_ns - (uint64_t)((uint32_t)(now_ns / 1000) - member->beside_until_us) * 1000;
+  int64_t part_ns = (int64_t)until_ns - (int64_t)payer->begun_ns; /* before that it was another's turn */
+  part_ns = part_ns < beside_ns ? part_ns : beside_ns;
+  if (part_ns > (int64_t)payer->turn_charged_ns)
+    part_ns = (int64_t)payer->turn_charged_ns;
+  if (part_ns <= 0)
+    return;
+  payer->others_ns += part_ns;
+  payer->beside_turn_ns += part_ns;
+  payer->changes_ns += CHANGES_NS;
+  int64_t used_ns = -part_ns;
+  if (!payer->by_clock && !payer->view.torn)
+    used_ns = (int64_t)turn_used(payer, device->billed_until_ns) - (int64_t)payer->turn_used_ns;
+  payer->usage.estimated_ns += (uint64_t)part_ns;
+  member->usage.estimated_ns += (uint64_t)part_ns;
+  charge(device, payer, used_ns < 0 ? used_ns : 0, -part_ns, now_ns);
+}
+
+void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
+  int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
+  if (member->by_clock || member->view.torn || over_ns <= 0)
+    return;
+  /* What kept nobody out and was not used after all is not charged either. */
+  int64_t alone_ns = over_ns < member->turn_alone_ns ? over_ns : member->turn_alone_ns;
+  if (member->cogranted)
+    alone_ns = 0; /* what was not used came last, when others ran */
+  member->turn_alone_ns -= alone_ns;
+  int64_t forgiven_ns = forgive(member, over_ns - alone_ns);
+  charge(device, member, -over_ns, -alone_ns - forgiven_ns, device->billed_until_ns);
+  if (member->cogranted && device->holder) { /* its drain was not late, only the news of it: the time was another's */
+    struct sp_member *holder = device->holder;
+    uint64_t begun_ns = holder->begun_ns ? holder->begun_ns : device->billed_until_ns;
+    int64_t most_ns = holder->others_ns; /* what passed before its grant was never its own */
+    if (begun_ns > holder->granted_ns)
+      most_ns += (int64_t)(begun_ns - holder->granted_ns);
+    int64_t part_ns = over_ns < most_ns ? over_ns : most_ns;
+    int64_t back_ns = forgiven_ns < part_ns ? forgiven_ns : part_ns;
+    if (holder->begun_ns) /* else it begins where this one ended */
+      holder->others_ns -= part_ns;
+    charge(device, holder, 0, back_ns - forgive(holder, back_ns), device->billed_until_ns);
+  }
+}

@@ -1,0 +1,56 @@
+/* Host copies, as the tenants count them: read when usage is asked for and when a process ends, never at a turn. */
+#include "agent/arbiter/node.h"
+
+/* A process that copies 500 GB/s for a day has copied a quarter of it. 64 of them fit a word. */
+#define MOST_BYTES ((uint64_t)1 << 57)
+
+/* A counter rises, and no further than can be true: else the last that was believed stands. */
+static void take(struct sp_member *member, uint64_t *before, uint64_t said) {
+  if (said >= *before && said <= MOST_BYTES)
+    *before = said;
+  else
+    member->usage.faults++;
+}
+
+static void take_slot(struct sp_member *member, uint32_t slot) {
+  struct sp_copies *before = &member->said[slot].copies;
+  struct sp_slot_copies said;
+  if (sp_slot_copies(&member->share->region, slot, member->index, &said))
+    return; /* the file is cut short: whoever watches the slots says so */
+  take(member, &before->to_device_bytes, said.to_device_bytes);
+  take(member, &before->to_host_bytes, said.to_host_bytes);
+  take(member, &before->to_device_count, said.to_device_count);
+  take(member, &before->to_host_count, said.to_host_count);
+}
+
+/* Of processes that come and go without end a liar's sum may not wrap: a counter that falls is somebody else's alarm.
+ */
+static uint64_t sum(uint64_t one, uint64_t other) {
+  return one > UINT64_MAX / 2 - other ? UINT64_MAX / 2 : one + other;
+}
+
+static void add(struct sp_copies *total, const struct sp_copies *more) {
+  total->to_device_bytes = sum(total->to_device_bytes, more->to_device_bytes);
+  total->to_host_bytes = sum(total->to_host_bytes, more->to_host_bytes);
+  total->to_device_count = sum(total->to_device_count, more->to_device_count);
+  total->to_host_count = sum(total->to_host_count, more->to_host_count);
+}
+
+void sp_copies_scan(struct sp_member *member) {
+  struct sp_usage *usage = &member->usage;
+  struct sp_copies all = usage->gone_copies;
+  for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
+    uint32_t slot = (uint32_t)__builtin_ctzll(rest);
+    take_slot(member, slot);
+    add(&all, &member->said[slot].copies);
+  }
+  usage->host_to_device_bytes = all.to_device_bytes;
+  usage->device_to_host_bytes = all.to_host_bytes;
+  usage->host_to_device_copies = all.to_device_count;
+  usage->device_to_host_copies = all.to_host_count;
+}
+
+void sp_copies_retire(struct sp_member *member, uint32_t slot) {
+  take_slot(member, slot);
+  add(&member->usage.gone_copies, &member->said[slot].copies);
+}

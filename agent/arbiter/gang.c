@@ -1,0 +1,395 @@
+/*
+ * The gang: the devices that a share on several of them gets together, and those of several shares that are one gang.
+ *
+ * A gang is on those of its devices on which it waits. When the policy of one of them has chosen it, it *reserves* that
+ * device: it is lent to the others in short turns until the policies of the rest have chosen it, too. Then the gang is
+ * *complete* and *calls* its devices: nothing more is lent, and when all of them are free their grants open together,
+ * in the order of the devices' names. So on each device the gang gets what that device's policy gives it, and what it
+ * does not get on the slowest one goes to the others.
+ *
+ * Invariants, which together mean that gangs never wait for each other in a circle:
+ *   a gang calls all of its devices at once, or none;
+ *   a device is called by one gang at most;
+ *   a gang does not call while an older complete one wants one of its devices: the oldest always can.
+ *
+ * The turns end together, too (step.c), but not the work: one rank may have launched what spins for the launch of
+ * another, and that one waits at its gate. So when a drain is late and its gang waits elsewhere, the gang is let in
+ * there, one launch at a time, to *follow*. The same goes for a gang that holds one device and begins to wait for
+ * another: it joins there for what is left of the turn. Neither is the policy's choice, so neither goes on when the
+ * gang is a turn ahead of its target. A pause falls between the launches of one collective, too: what is launched of a
+ * paused gang is followed until it ends.
+ *
+ * Which shares are one gang is join.c's.
+ */
+#include <string.h>
+
+#include "agent/arbiter/node.h"
+
+#define QUANTUM_NS  10000000u  /* a follower's turn; it ends with the drain that it follows */
+#define LONGEST_NS  100000000u /* no turn is longer */
+#define LATE_NS     300000u    /* a drain this long after its predicted end may be spinning */
+#define HOLD_NS     1000000u   /* a device is kept free for a follower for so long, but not longer */
+#define UNDERWAY_NS 2000000u   /* a turn may last so long before a follower ends it */
+#define REFUSED_NS  2000000u   /* who is too far ahead to follow is asked again after this */
+
+static bool waits(const struct sp_member *member) {
+  return member->view.waiting && !member->gang->paused && !member->holding;
+}
+
+/* Nobody else uses the device, or did a moment ago: there is nothing to be had by keeping it. What is limited must not
+ * spin there. */
+static bool has_it_alone(const struct sp_member *member) {
+  const struct sp_node_device *device = member->device;
+  return member->terms.limit_millipercent == SP_POLICY_WHOLE && !sp_others_wait(device, member) &&
+         (!device->holder || device->holder == member) && !sp_others_recent(device, member, member->scanned_ns);
+}
+
+static uint64_t bit_of(const struct sp_node_device *device) {
+  return (uint64_t)1 << device->handle;
+}
+
+void sp_gang_stir(struct sp_arbiter *arbiter, const struct sp_gang *gang) {
+  for (uint32_t index = 0; index < gang->count; index++)
+    arbiter->stirred |= bit_of(gang->members[index]->device);
+}
+
+static uint64_t reserved_by(const struct sp_gang *gang) {
+  uint64_t devices = 0;
+  for (uint32_t index = 0; index < gang->count; index++)
+    if (gang->members[index]->reserves)
+      devices |= bit_of(gang->members[index]->device);
+  return devices;
+}
+
+static bool is_complete(const struct sp_gang *gang) {
+  for (uint32_t index = 0; index < gang->count; index++) {
+    const struct sp_member *member = gang->members[index];
+    if (waits(member) && !member->reserves && !has_it_alone(member))
+      return false;
+  }
+  return true;
+}
+
+/* A gang that has called keeps what it has called, whoever else of it begins to wait. */
+static bool may_call(const struct sp_arbiter *arbiter, const struct sp_gang *gang) {
+  if (!is_complete(gang))
+    return false;
+  uint64_t devices = reserved_by(gang);
+  for (uint32_t index = 0; index < arbiter->gang_count && arbiter->gangs[index] != gang; index++)
+    if (reserved_by(arbiter->gangs[index]) & devices && is_complete(arbiter->gangs[index]))
+      return false;
+  for (uint32_t index = 0; index < gang->count; index++) {
+    const struct sp_node_device *device = gang->members[index]->device;
+    if (gang->members[index]->reserves && (device->called_by || (device->holder && !device->holder->lent)))
+      return false;
+  }
+  return true;
+}
+
+static void call(struct sp_arbiter *arbiter, struct sp_gang *gang) {
+  for (uint32_t index = 0; index < gang->count; index++)
+    if (gang->members[index]->reserves)
+      gang->members[index]->device->called_by = gang;
+  arbiter->stirred |= reserved_by(gang); /* what is lent ends now */
+}
+
+static void forget_gang(struct sp_arbiter *arbiter, const struct sp_gang *gang) {
+  uint32_t index = 0;
+  while (index < arbiter->gang_count && arbiter->gangs[index] != gang)
+    index++;
+  if (index == arbiter->gang_count)
+    return;
+  arbiter->gang_count--;
+  for (; index < arbiter->gang_count; index++)
+    arbiter->gangs[index] = arbiter->gangs[index + 1];
+}
+
+/* The reservation ends; the policy is not told. */
+static void unreserve(struct sp_arbiter *arbiter, struct sp_member *member) {
+  struct sp_gang *gang = member->gang;
+  member->reserves = false;
+  member->device->reserved--;
+  if (member->device->called_by == gang)
+    member->device->called_by = NULL;
+  if (!reserved_by(gang))
+    forget_gang(arbiter, gang);
+}
+
+void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+  if (!member->reserves)
+    return;
+  struct sp_gang *gang = member->gang;
+  unreserve(arbiter, member);
+  sp_gang_stir(arbiter, gang); /* the rest may be complete, or another gang */
+  if (waits(member))
+    sp_policy_wait(&member->device->policy, member->policy, true, now_ns);
+}
+
+void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
+  for (uint32_t index = 0; index < gang->count; index++)
+    sp_gang_leave(arbiter, gang->members[index], now_ns);
+}
+
+bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+  struct sp_gang *gang = member->gang;
+  bool alone = true;
+  for (uint32_t index = 0; index < gang->count; index++) {
+    const struct sp_member *other = gang->members[index];
+    if (other != member && waits(other) && (other->reserves || !has_it_alone(other)))
+      alone = false;
+  }
+  if (alone || has_it_alone(member))
+    return false;
+  if (!reserved_by(gang))
+    arbiter->gangs[arbiter->gang_count++] = gang;
+  member->reserves = true;
+  member->device->reserved++;
+  sp_policy_end(&member->device->policy, member->policy, now_ns); /* neither waits nor holds: it saves up */
+  return true;
+}
+
+static bool is_called(const struct sp_member *member) {
+  return member->reserves && member->device->called_by == member->gang;
+}
+
+/* The one after `last` in the order of the names of the devices, of those that are called; NULL: there is none. */
+static struct sp_member *next_called(struct sp_gang *gang, const struct sp_member *last) {
+  struct sp_member *next = NULL;
+  for (uint32_t index = 0; index < gang->count; index++) {
+    struct sp_member *member = gang->members[index];
+    if (is_called(member) && (!last || memcmp(member->device->uuid, last->device->uuid, SP_UUID_BYTES) > 0) &&
+        (!next || memcmp(member->device->uuid, next->device->uuid, SP_UUID_BYTES) < 0))
+      next = member;
+  }
+  return next;
+}
+
+/* Grant what the gang has called, if all of it is free. What it has reserved since then is another call. */
+static void grant_called(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
+  for (uint32_t index = 0; index < gang->count; index++)
+    if (is_called(gang->members[index]) && !sp_step_is_free(arbiter, gang->members[index]->device, now_ns))
+      return;
+  uint64_t end_ns = sp_gang_deadline_ns(gang);
+  uint64_t quantum_ns = end_ns <= now_ns ? 0 : end_ns == UINT64_MAX ? LONGEST_NS : end_ns - now_ns;
+  for (struct sp_member *member = NULL; (member = next_called(gang, member));) {
+    sp_step_settle(arbiter, member->device, now_ns);
+    if (!is_called(member))
+      continue; /* it has waited no more when we looked */
+    struct sp_choice choice = sp_policy_take(&member->device->policy, member->policy, now_ns);
+    if (choice.share < 0)
+      sp_gang_leave(arbiter, member, now_ns);
+    else if (choice.quantum_ns < quantum_ns)
+      quantum_ns = choice.quantum_ns;
+  }
+  for (struct sp_member *member; (member = next_called(gang, NULL));) {
+    unreserve(arbiter, member);
+    sp_turn_grant(arbiter, member, quantum_ns, now_ns);
+  }
+  sp_gang_stir(arbiter, gang);
+}
+
+/* Does other work of its gang still run after its turn? */
+static bool is_outlived(const struct sp_member *member) {
+  const struct sp_gang *gang = member->gang;
+  for (uint32_t index = 0; index < gang->count; index++)
+    if (gang->members[index] != member && gang->members[index]->draining && gang->members[index]->view.busy)
+      return true;
+  return false;
+}
+
+/* Since or from when work of its gang on another device may be spinning for what `member` waits to launch;
+ * UINT64_MAX: there is no such work. */
+static uint64_t late_ns(const struct sp_member *member) {
+  const struct sp_gang *gang = member->gang;
+  uint64_t least_ns = UINT64_MAX;
+  for (uint32_t index = 0; index < gang->count; index++) {
+    const struct sp_member *other = gang->members[index];
+    uint64_t from_ns = UINT64_MAX - LATE_NS;
+    if (other != member && other->draining && other->view.busy)
+      from_ns = other->view.residue_until_ns > other->closed_ns ? other->view.residue_until_ns : other->closed_ns;
+    else if (other != member && other->holding && other->view.entered && sp_turn_ends(other->device, other))
+      from_ns = other->granted_ns > member->view.waiting_since_ns ? other->granted_ns : member->view.waiting_since_ns;
+    if (from_ns + LATE_NS < least_ns)
+      least_ns = from_ns + LATE_NS;
+  }
+  return least_ns;
+}
+
+/* … and when it is let in for that, or asked again. */
+static uint64_t missed_ns(const struct sp_member *member) {
+  uint64_t from_ns = late_ns(member);
+  return from_ns > member->refused_ns ? from_ns : member->refused_ns;
+}
+
+/* Who of the device is missed, and since or from when; NULL: nobody. */
+static struct sp_member *find_missed(const struct sp_node_device *device, uint64_t *from_ns) {
+  struct sp_member *found = NULL;
+  *from_ns = UINT64_MAX;
+  for (int index = 0; device->gang_members && index < device->policy.top; index++) {
+    struct sp_member *member = device->members[index];
+    if (!member || member->gang->count < 2 || !member->view.waiting || member->holding ||
+        (member->draining && !member->cogranted))
+      continue;
+    uint64_t since_ns = missed_ns(member);
+    if (since_ns < *from_ns) {
+      *from_ns = since_ns;
+      found = member;
+    }
+  }
+  return found;
+}
+
+/* It may go before its turn, as long as that is one turn or so; past the bound of a drain for a moment all the same. A
+ * paused one has no turn to wait for, and is refused after a moment only. */
+static bool may_follow(struct sp_member *member, uint64_t now_ns) {
+  uint64_t from_ns = late_ns(member);
+  if (member->gang->paused || sp_policy_is_near(&member->device->policy, member->policy, now_ns) ||
+      (from_ns < now_ns && now_ns - from_ns > SP_DRAIN_MIN_NS))
+    return true;
+  member->refused_ns = now_ns + REFUSED_NS;
+  return false;
+}
+
+static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  uint64_t from_ns;
+  struct sp_member *member = find_missed(device, &from_ns);
+  if (!member || from_ns > now_ns + HOLD_NS || !may_follow(member, now_ns))
+    return false;
+  if (from_ns > now_ns) {
+    device->retry_ns = from_ns;
+    return true;
+  }
+  if (member->reserves)
+    unreserve(arbiter, member);
+  uint64_t end_ns = sp_gang_deadline_ns(member->gang), quantum_ns = QUANTUM_NS;
+  if (!sp_policy_is_near(&device->policy, member->policy, now_ns)) {
+    quantum_ns = SP_LENT_NS;
+    member->refused_ns = now_ns + SP_DRAIN_MIN_NS;
+  }
+  if (!member->gang->paused && sp_policy_take(&device->policy, member->policy, now_ns).share < 0) {
+    member->refused_ns = now_ns + REFUSED_NS;
+    return false;
+  }
+  member->follows = is_outlived(member);
+  if (end_ns < now_ns + quantum_ns)
+    quantum_ns = end_ns > now_ns ? end_ns - now_ns : 0;
+  sp_turn_grant(arbiter, member, quantum_ns, now_ns);
+  return true;
+}
+
+/* A gang's turns end together, and so do their drains, if they do soon: its threads are only about to wait again. */
+static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
+  for (int place = 0; place < device->policy.top; place++) {
+    const struct sp_member *member = device->members[place];
+    if (!member || member->gang->count < 2 || now_ns >= member->closed_ns + HOLD_NS)
+      continue;
+    for (uint32_t index = 0; index < member->gang->count; index++) {
+      const struct sp_member *other = member->gang->members[index];
+      if (other != member && other->draining && other->closed_ns == member->closed_ns && !other->cogranted) {
+        device->retry_ns = member->closed_ns + HOLD_NS;
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+/* A latency share below its request goes before what is only called. */
+static bool latency_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  if (!device->latency_waiting)
+    return false;
+  struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
+  if (choice.share < 0)
+    return false;
+  struct sp_member *member = device->members[choice.share];
+  if (choice.rule != SP_RULE_LATENCY || member->gang->count > 1) {
+    sp_policy_return(&device->policy, choice.share, now_ns);
+    return false;
+  }
+  sp_turn_grant(arbiter, member, choice.quantum_ns, now_ns);
+  return true;
+}
+
+void sp_gang_call(struct sp_arbiter *arbiter) {
+  for (uint32_t index = 0; index < arbiter->gang_count; index++)
+    if (may_call(arbiter, arbiter->gangs[index]))
+      call(arbiter, arbiter->gangs[index]);
+}
+
+bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  if (!device->gang_members)
+    return false;
+  if (follow(arbiter, device, now_ns) || drains_elsewhere(device, now_ns))
+    return true;
+  sp_gang_call(arbiter);
+  if (!device->called_by)
+    return false;
+  if (!latency_first(arbiter, device, now_ns))
+    grant_called(arbiter, device->called_by, now_ns);
+  return true;
+}
+
+bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns) {
+  const struct sp_member *holder = device->holder;
+  if (holder->lent && device->called_by)
+    return true;
+  if (holder->follows)
+    return !is_outlived(holder) || now_ns >= holder->deadline_ns;
+  uint64_t from_ns;
+  return sp_gang_due_ns(device) <= now_ns && may_follow(find_missed(device, &from_ns), now_ns);
+}
+
+/* Nobody holds it, and nobody's drain keeps it from the next. */
+static bool is_vacant(const struct sp_node_device *device) {
+  for (uint32_t index = 0; index < device->draining; index++)
+    if (!device->drains[index]->cogranted)
+      return false;
+  return !device->holder;
+}
+
+uint64_t sp_gang_due_ns(const struct sp_node_device *device) {
+  uint64_t from_ns;
+  const struct sp_member *holder = device->holder;
+  if (!device->gang_members || (holder ? holder->follows : !is_vacant(device)) || !find_missed(device, &from_ns))
+    return UINT64_MAX;
+  if (!holder) /* kept for what else reserves it, it may see no other step until then */
+    return from_ns;
+  uint64_t underway_ns = holder->granted_ns + (holder->lent ? 0 : UNDERWAY_NS);
+  return from_ns > underway_ns ? from_ns : underway_ns;
+}
+
+void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
+  struct sp_gang *gang = member->gang;
+  bool together = !member->follows;
+  sp_turn_close(arbiter, member, reason, now_ns);
+  for (uint32_t index = 0; together && index < gang->count; index++) {
+    struct sp_member *other = gang->members[index];
+    if (!other->holding || other->follows || !sp_turn_ends(other->device, other))
+      continue;
+    sp_turn_close(arbiter, other, reason, now_ns);
+    arbiter->stirred |= bit_of(other->device);
+  }
+}
+
+uint64_t sp_gang_deadline_ns(const struct sp_gang *gang) {
+  uint64_t deadline_ns = UINT64_MAX;
+  for (uint32_t index = 0; index < gang->count; index++) {
+    const struct sp_member *member = gang->members[index];
+    if (member->holding && !member->follows && sp_turn_ends(member->device, member) &&
+        member->deadline_ns < deadline_ns)
+      deadline_ns = member->deadline_ns;
+  }
+  return deadline_ns;
+}
+
+int32_t sp_gang_waits_for(const struct sp_member *member) {
+  const struct sp_gang *gang = member->gang;
+  for (uint32_t index = 0; member->reserves && index < gang->count; index++) {
+    const struct sp_member *other = gang->members[index];
+    bool called = is_called(other);
+    if (other != member && waits(other) &&
+        (called ? other->device->holder || other->device->draining : !other->reserves))
+      return other->device->handle;
+  }
+  return -1;
+}

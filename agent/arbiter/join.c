@@ -1,0 +1,111 @@
+/*
+ * Which shares are one gang: those that were joined by the same key, as far as they are on different devices.
+ *
+ * Two shares of one device take turns there, whatever their key: each is in a gang of its own, with those of the other
+ * devices that came after it. What changes here is what was chosen before: both gangs give back what they reserve.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/arbiter/node.h"
+
+static void put_in(struct sp_gang *gang, struct sp_share *share) {
+  share->gang = gang;
+  for (uint32_t index = 0; index < share->member_count; index++) {
+    share->members[index].gang = gang;
+    gang->members[gang->count++] = &share->members[index];
+  }
+}
+
+static void take_out(struct sp_gang *gang, const struct sp_share *share) {
+  uint32_t kept = 0;
+  for (uint32_t index = 0; index < gang->count; index++)
+    if (gang->members[index]->share != share)
+      gang->members[kept++] = gang->members[index];
+  gang->count = kept;
+}
+
+void sp_gang_init(struct sp_share *share) {
+  for (uint32_t index = 0; index < share->member_count; index++)
+    share->members[index].share = share;
+  put_in(&share->own, share);
+}
+
+/* What its members add to the counts of their devices. */
+static void count_gang(const struct sp_gang *gang, uint32_t each) {
+  for (uint32_t index = 0; gang->count > 1 && index < gang->count; index++)
+    gang->members[index]->device->gang_members += each;
+}
+
+static bool overlaps(const struct sp_gang *gang, const struct sp_share *share) {
+  for (uint32_t index = 0; index < gang->count; index++)
+    for (uint32_t other = 0; other < share->member_count; other++)
+      if (gang->members[index]->device == share->members[other].device)
+        return true;
+  return false;
+}
+
+static struct sp_gang *find(const struct sp_arbiter *arbiter, const struct sp_share *share, uint32_t key) {
+  struct sp_gang *gang = arbiter->joint;
+  while (gang && (gang->key != key || overlaps(gang, share)))
+    gang = gang->next;
+  return gang;
+}
+
+static struct sp_gang *add(struct sp_arbiter *arbiter, uint32_t key) {
+  struct sp_gang **end = &arbiter->joint, *gang = calloc(1, sizeof *gang);
+  if (!gang)
+    return NULL;
+  while (*end)
+    end = &(*end)->next;
+  gang->key = key;
+  return *end = gang;
+}
+
+static void drop(struct sp_arbiter *arbiter, struct sp_gang *gang) {
+  struct sp_gang **link = &arbiter->joint;
+  while (*link != gang)
+    link = &(*link)->next;
+  *link = gang->next;
+  free(gang);
+}
+
+static void pause_member(struct sp_member *member, uint64_t now_ns) {
+  bool paused = member->gang->paused;
+  if (member->device->policy.shares[member->policy].paused == paused)
+    return;
+  sp_policy_pause(&member->device->policy, member->policy, paused, now_ns);
+  sp_member_count(member, true);
+  if (!member->holding)
+    sp_grant_set(member->grant, SP_BUDGET_SHARED_NS, SP_PAIR_NS, paused ? SP_GRANT_PAUSED : 0);
+}
+
+void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
+  gang->paused = false;
+  for (uint32_t index = 0; index < gang->count; index++)
+    gang->paused = gang->paused || gang->members[index]->share->paused;
+  for (uint32_t index = 0; index < gang->count; index++)
+    pause_member(gang->members[index], now_ns);
+  sp_gang_stir(arbiter, gang);
+}
+
+int sp_gang_join(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t key, uint64_t now_ns) {
+  struct sp_gang *from = share->gang, *to = key ? find(arbiter, share, key) : &share->own;
+  if (from->key == key)
+    return 0;
+  if (!to && !(to = add(arbiter, key)))
+    return -ENOMEM;
+  sp_gang_dissolve(arbiter, from, now_ns);
+  sp_gang_dissolve(arbiter, to, now_ns);
+  count_gang(from, -1u);
+  count_gang(to, -1u);
+  take_out(from, share);
+  put_in(to, share);
+  count_gang(from, 1);
+  count_gang(to, 1);
+  sp_gang_pause(arbiter, from, now_ns);
+  sp_gang_pause(arbiter, to, now_ns);
+  if (from->key && !from->count)
+    drop(arbiter, from);
+  return 0;
+}

@@ -1,0 +1,100 @@
+/*
+ * The lead: how long before the end of a residue the next share is granted, so that no bubble opens between the two.
+ *
+ * A grant takes some 100 us to become a launch, now and then much longer. A late first launch leaves the device idle
+ * for all of its lateness; an early one costs a switch in the middle of the residue at worst. So the lead of a device
+ * is learned: one first launch in LATE_ONE_IN comes late. With short units one launch is not enough: AHEAD_NS of work
+ * should be queued when the residue ends, for the threads of a hand-off take the core from the one that launches.
+ *
+ * A residue that the next share's work cuts in two (the hardware's slice was over) ends a slice late, and nobody can
+ * tell whose the time between was. So deadlines are moved to where the residue ends in the same slice. Long units end
+ * where they end, but at much the same place of a slice every time, so each member has a longest lead of its own,
+ * learned from that: from CUTS such turns in a row, for one may as well be a pause of the host.
+ */
+#include "agent/arbiter/node.h"
+
+#define LEAD_FIRST_NS 100000u
+#define LEAD_MIN_NS   20000u
+#define LEAD_MAX_NS   300000u
+#define LEAD_STEP_NS  2000u
+#define LATE_ONE_IN   10u
+#define CUTS          3u
+#define GROW_NS  100u /* what a longest lead grows by at a turn that is not cut: one cut costs many late launches */
+#define AHEAD_NS 100000u
+#define ENTER_NS 5000u   /* from the entry of a turn to its first launch at the driver */
+#define CUT_NS   500000u /* a residue that outlives its prediction by this was cut */
+
+#define SLICE_NS  2000000u /* of the hardware, from the start of a context's work on */
+#define AIM_NS    50000u   /* a turn closes between here in a slice … */
+#define AIM_TO_NS 800000u  /* … and here: its residue, half a millisecond or so, ends in the same slice */
+
+static uint64_t bounded(uint64_t lead_ns) {
+  return lead_ns < LEAD_MIN_NS ? LEAD_MIN_NS : lead_ns > LEAD_MAX_NS ? LEAD_MAX_NS : lead_ns;
+}
+
+void sp_lead_init_device(struct sp_node_device *device) {
+  device->lead_ns = LEAD_FIRST_NS;
+}
+
+void sp_lead_init_member(struct sp_member *member) {
+  member->lead_max_ns = LEAD_MAX_NS;
+}
+
+uint64_t sp_lead_ns(const struct sp_member *member) {
+  uint64_t lead_ns = member->device->lead_ns;
+  return lead_ns < member->lead_max_ns ? lead_ns : member->lead_max_ns;
+}
+
+void sp_lead_granted(struct sp_node_device *device) {
+  device->holder->lead_cut = false;
+  device->holder->slices_ns = device->holder->granted_ns;
+  for (uint32_t index = 0; index < device->draining; index++) {
+    struct sp_member *member = device->drains[index];
+    if (member->cogranted)
+      continue;
+    member->foretold_ns = member->view.residue_until_ns;
+    if (member->foretold_ns > device->holder->slices_ns)
+      device->holder->slices_ns = member->foretold_ns;
+    if (member->lead_max_ns < device->lead_ns)
+      device->holder->lead_cut = true;
+  }
+  sp_lead_aim(device->holder);
+}
+
+void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
+  if (!member->foretold_ns)
+    return; /* the next share was not granted before that */
+  struct sp_member *holder = member->device->holder;
+  if (holder && drained_ns > holder->slices_ns) {
+    holder->slices_ns = drained_ns;
+    sp_lead_aim(holder);
+  }
+  uint64_t lead_ns = sp_lead_ns(member);
+  member->cuts = drained_ns > member->foretold_ns + CUT_NS ? member->cuts + 1 : 0;
+  if (!member->cuts)
+    member->lead_max_ns = bounded(member->lead_max_ns + GROW_NS);
+  else if (member->cuts >= CUTS)
+    member->lead_max_ns = bounded(lead_ns - lead_ns / 3);
+  member->foretold_ns = 0;
+}
+
+void sp_lead_closed(struct sp_member *member) {
+  if (!member->predecessor_ns || !member->view.entered || member->late || member->lead_cut)
+    return;
+  uint64_t unit_ns = member->view.longest_unit_ns, *lead_ns = &member->device->lead_ns;
+  uint64_t ahead_ns = unit_ns < AHEAD_NS ? AHEAD_NS - unit_ns : 0; /* it launches faster than the device works */
+  bool late = member->view.entered_ns + ENTER_NS + ahead_ns > member->predecessor_ns;
+  *lead_ns = bounded(late ? *lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : *lead_ns - LEAD_STEP_NS);
+}
+
+void sp_lead_aim(struct sp_member *holder) {
+  if (holder->terms.limit_millipercent < SP_POLICY_WHOLE || holder->deadline_ns <= holder->slices_ns)
+    return;
+  uint64_t phase_ns = (holder->deadline_ns - holder->slices_ns) % SLICE_NS, slice_ns = holder->deadline_ns - phase_ns;
+  if (phase_ns < AIM_NS)
+    holder->deadline_ns = slice_ns + AIM_NS;
+  else if (phase_ns > (AIM_TO_NS + SLICE_NS + AIM_NS) / 2)
+    holder->deadline_ns = slice_ns + SLICE_NS + AIM_NS;
+  else if (phase_ns > AIM_TO_NS)
+    holder->deadline_ns = slice_ns + AIM_TO_NS;
+}

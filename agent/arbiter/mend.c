@@ -1,0 +1,63 @@
+/*
+ * Damage to `terms`. Only the agent's own user can write there, but what is damaged could keep a program from its turns
+ * for ever: the arbiter decides by what it knows, and would not write a word that it believes to be there. The header
+ * is left as it is: nobody who is attached reads it, and to who comes it says that the region cannot be used.
+ */
+#include <string.h>
+
+#include "agent/arbiter/node.h"
+
+static bool mend_terms(struct sp_member *member) {
+  struct sp_grant *grant = member->grant;
+  const struct sp_terms *terms = &member->terms;
+  bool damaged = memcmp(grant->uuid, member->device->uuid, SP_UUID_BYTES) != 0 ||
+                 grant->memory_limit_bytes != terms->memory_limit_bytes ||
+                 grant->request_millipercent != terms->request_millipercent ||
+                 grant->limit_millipercent != terms->limit_millipercent || grant->share_class != terms->share_class;
+  if (damaged) {
+    memcpy(grant->uuid, member->device->uuid, SP_UUID_BYTES);
+    grant->memory_limit_bytes = terms->memory_limit_bytes;
+    grant->request_millipercent = terms->request_millipercent;
+    grant->limit_millipercent = terms->limit_millipercent;
+    grant->share_class = terms->share_class;
+  }
+  if (grant->used_ns != member->usage.used_ns) {
+    damaged = true;
+    sp_grant_account(grant, member->usage.used_ns);
+  }
+  uint64_t context_bytes = member->device->context_bytes;
+  int64_t overhead_bytes = member->usage.memory_overhead_bytes;
+  if (grant->context_bytes != context_bytes || grant->overhead_bytes != overhead_bytes) {
+    sp_grant_overhead(grant, context_bytes, overhead_bytes);
+    damaged = true;
+  }
+  return damaged;
+}
+
+/* The turn: the open word is the one that was granted; a closed one may be any but an open one. */
+static bool mend_turn(struct sp_member *member) {
+  struct sp_grant *grant = member->grant;
+  uint32_t word = sp_grant_word(grant), closed_flags = member->gang->paused ? SP_GRANT_PAUSED : 0;
+  if (member->holding) {
+    if (word == member->turn && !(grant->flags & SP_GRANT_PAUSED))
+      return false;
+    sp_grant_mend(grant, member->turn);
+    if (grant->flags & SP_GRANT_PAUSED)
+      sp_grant_set(grant, grant->budget_ns, grant->pair_ns, grant->flags & ~SP_GRANT_PAUSED);
+    return true;
+  }
+  if (!(word & 1u) && word != 0 && (grant->flags & SP_GRANT_PAUSED) == closed_flags)
+    return false;
+  sp_grant_close(grant, closed_flags);
+  return true;
+}
+
+void sp_terms_mend(struct sp_arbiter *arbiter, struct sp_share *share) {
+  for (uint32_t index = 0; index < share->member_count; index++) {
+    struct sp_member *member = &share->members[index];
+    bool terms = mend_terms(member), turn = mend_turn(member);
+    if (turn) /* whoever waits looks again */
+      sp_turn_wake_later(arbiter, member->grant);
+    member->usage.faults += terms || turn;
+  }
+}

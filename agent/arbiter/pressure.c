@@ -1,0 +1,92 @@
+/*
+ * The pressure: what a grant tells the gate about the others on the device: whether they wait, and how much may be in
+ * flight beside them. It changes with them, and near the end of a turn.
+ */
+#include "agent/arbiter/node.h"
+
+bool sp_others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
+  for (int index = 0; index < 2; index++) {
+    const struct sp_member *other = device->recent[index].member;
+    if (other && other != member && other->share->claimed && now_ns - device->recent[index].ended_ns < SP_RECENT_NS)
+      return true;
+  }
+  return false;
+}
+
+static bool beside_latency(const struct sp_node_device *device, const struct sp_member *member) {
+  return device->latency_present > (uint32_t)member->counted_present;
+}
+
+/* What a grant tells the gate about the others on the device. */
+struct pressure {
+  uint64_t budget_ns, pair_ns;
+  uint32_t flags;
+};
+
+static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member,
+                                   uint64_t now_ns) {
+  bool contended = sp_others_wait(device, member);
+  struct pressure pressure = {SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, contended ? SP_GRANT_CONTENDED : 0};
+  if (member->terms.limit_millipercent < SP_POLICY_WHOLE)
+    pressure.flags |= SP_GRANT_LIMITED;
+  if (contended || sp_others_recent(device, member, now_ns)) {
+    pressure.budget_ns = SP_BUDGET_SHARED_NS;
+    pressure.pair_ns = SP_PAIR_NS;
+  }
+  if (pressure.flags & SP_GRANT_LIMITED) { /* its quanta are short even alone, and what is queued overruns them */
+    pressure.budget_ns = SP_BUDGET_LIMITED_NS;
+    pressure.pair_ns = SP_PAIR_NS;
+  }
+  if (member->follows) {
+    pressure.budget_ns = pressure.pair_ns = SP_BUDGET_FOLLOW_NS;
+  } else if (beside_latency(device, member)) {
+    pressure.budget_ns = SP_BUDGET_LATENCY_NS;
+    pressure.pair_ns = SP_PAIR_LATENCY_NS;
+  }
+  /* What is in flight at the deadline outlives the turn: from sp_pressure_due_ns on only so much is launched that it
+   * ends soon after. Until then what was launched before keeps the device busy. */
+  if (sp_turn_ends(device, member) && pressure.budget_ns > SP_BUDGET_END_NS) {
+    if (now_ns + pressure.budget_ns >= member->deadline_ns + SP_BUDGET_END_NS)
+      pressure.budget_ns = pressure.pair_ns = SP_BUDGET_END_NS;
+  }
+  return pressure;
+}
+
+uint64_t sp_pressure_due_ns(const struct sp_node_device *device) {
+  const struct sp_member *holder = device->holder;
+  if (!sp_turn_ends(device, holder))
+    return UINT64_MAX;
+  uint64_t budget_ns = holder->grant->budget_ns;
+  return budget_ns > SP_BUDGET_END_NS ? holder->deadline_ns + SP_BUDGET_END_NS - budget_ns : holder->deadline_ns;
+}
+
+uint32_t sp_pressure_open(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
+  struct pressure pressure = pressure_on(device, member, now_ns);
+  return sp_grant_open(member->grant, pressure.budget_ns, pressure.pair_ns, pressure.flags, now_ns);
+}
+
+void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  struct sp_member *holder = device->holder;
+  struct pressure now = pressure_on(device, holder, now_ns);
+  uint32_t flags = holder->grant->flags, raised = now.flags & ~flags;
+  uint64_t budget_ns = holder->grant->budget_ns;
+  if (now.flags == flags && now.budget_ns == budget_ns)
+    return;
+  if (now.flags != flags && !device->draining)
+    sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
+  if (raised & SP_GRANT_CONTENDED && !holder->overdue) { /* a late one's turn is short, and it needs all of it */
+    /* Its quantum was measured out while nobody waited. */
+    uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
+    if (holder->granted_ns + quantum_ns < holder->deadline_ns)
+      holder->deadline_ns = holder->granted_ns + quantum_ns;
+  }
+  sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
+  if (raised & SP_GRANT_CONTENDED) {         /* it may have parked meanwhile, and rung no bell */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with park_locked in keeper.c */
+    sp_slots_scan(holder, now_ns);
+    if (holder->view.entered && !holder->view.busy)
+      holder->deadline_ns = now_ns;
+  }
+  if (raised || (now.budget_ns < budget_ns && now.budget_ns != SP_BUDGET_END_NS))
+    sp_turn_wake_later(arbiter, holder->grant);
+}

@@ -1,0 +1,299 @@
+/* What the tenants say, clamped to what can be true, and which of their processes are alive. Nothing here waits for a
+ * tenant: who has a slot is found out in identity.c. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "agent/arbiter/node.h"
+
+#define READ_NS    10000000u   /* reading a slot takes no longer */
+#define WRITING_NS 1000000000u /* a busy host keeps a writer from the processor for less */
+
+static void count(uint32_t *total, bool *counted, bool counts) {
+  *total += (uint32_t)counts - (uint32_t)*counted;
+  *counted = counts;
+}
+
+void sp_member_count(struct sp_member *member, bool there) {
+  struct sp_node_device *device = member->device;
+  bool latency = there && member->terms.share_class == SP_CLASS_LATENCY;
+  bool waits = there && member->view.waiting && !member->gang->paused;
+  count(&device->waiting, &member->counted_waiting, waits);
+  count(&device->latency_waiting, &member->counted_latency, waits && latency);
+  count(&device->latency_present, &member->counted_present, latency && member->share->claimed);
+}
+
+void sp_slots_fault(struct sp_share *share) {
+  for (uint32_t index = 0; index < share->member_count; index++)
+    share->members[index].usage.faults++;
+}
+
+static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_slots_look *look, uint64_t now_ns) {
+  /* Truncated by its own tenant, or the claim of a process taken back that is there: its slot stays its own. */
+  bool cut = sp_slots_look(&share->region, look) != 0;
+  if (!share->mend && (cut || share->watched & ~look->claimed)) {
+    sp_slots_fault(share);
+    share->mend = true;
+  }
+  share->claimed = (look->claimed & ~share->gone) | share->watched;
+  for (uint32_t index = 0; index < share->member_count; index++)
+    sp_member_count(&share->members[index], true);
+  if (share->mend || share->claimed != share->watched)
+    sp_identity_ask(arbiter, share, now_ns);
+}
+
+void sp_slots_deafen(struct sp_member *member) {
+  for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
+    uint32_t slot = (uint32_t)__builtin_ctzll(rest);
+    struct sp_slot_device said;
+    if (sp_slot_read(&member->share->region, slot, member->index, &said) == 0 && said.waiting)
+      member->said[slot].deaf = true;
+  }
+}
+
+void sp_slots_hear(struct sp_share *share, uint64_t rung) {
+  for (uint64_t rest = rung; rest; rest &= rest - 1)
+    for (uint32_t index = 0; index < share->member_count; index++)
+      share->members[index].said[__builtin_ctzll(rest)].deaf = false;
+}
+
+void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
+  struct sp_slots_look look;
+  watch(arbiter, share, &look, now_ns);
+}
+
+void sp_holdings_changed(struct sp_share *share) {
+  for (uint32_t index = 0; index < share->member_count; index++) {
+    struct sp_member *member = &share->members[index];
+    int64_t sum_bytes = 0;
+    for (uint64_t rest = share->claimed; rest; rest &= rest - 1)
+      sum_bytes += member->said[__builtin_ctzll(rest)].overhead_bytes;
+    member->usage.memory_overhead_bytes = sum_bytes;
+    sp_grant_overhead(member->grant, member->device->context_bytes, sum_bytes);
+  }
+}
+
+static void take_counts(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said) {
+  struct sp_said *before = &member->said[slot];
+  if (said->beside_ns > before->beside_ns) {
+    member->beside_ns += said->beside_ns - before->beside_ns;
+    before->beside_ns = said->beside_ns;
+    member->beside_until_us = said->beside_until_us;
+  }
+  member->put_off_ns += (int64_t)(said->put_off_us - before->put_off_us) * 1000;
+  before->put_off_us = said->put_off_us;
+  if (said->launches >= before->launches)
+    before->launches = said->launches;
+  if (said->passed >= before->passed)
+    before->passed = said->passed;
+  if (said->refusals >= before->refusals)
+    before->refusals = said->refusals;
+  if (said->refused_bytes)
+    member->usage.memory_refused_bytes = said->refused_bytes;
+}
+
+void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns) {
+  struct sp_tenant *tenant = &share->tenants[slot];
+  if (tenant->pidfd >= 0) {
+    epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, tenant->pidfd, NULL);
+    close(tenant->pidfd);
+  }
+  tenant->pidfd = -1;
+  sp_mishaps_take(share, slot); /* before its slot is cleared */
+  tenant->mishaps_told = 0;
+  share->full_told = false;
+  share->watched &= ~((uint64_t)1 << slot);
+  tenant->pid = 0;
+  tenant->orphaned_ns = 0;
+  for (uint32_t index = 0; index < share->member_count; index++) {
+    struct sp_member *member = &share->members[index];
+    if (member->holding || member->draining) { /* the last moment at which it is known */
+      sp_slots_scan(member, now_ns);
+      sp_bill(member->device, now_ns);
+      if (member->holding)
+        sp_bill_closed(member->device, member);
+      sp_bill_correct(member->device, member);
+    }
+    struct sp_slot_device said; /* what it said at its end */
+    bool whole = sp_slot_read(&share->region, slot, index, &said) == 0;
+    if (whole)
+      take_counts(member, slot, &said);
+    sp_bill_beside(member->device, member, now_ns);
+    if (!whole || said.held_turn == member->turn) /* what it used of the turn goes with its slot */
+      member->by_clock = true;
+    member->retired_launches += member->said[slot].launches;
+    member->retired_passed += member->said[slot].passed;
+    member->retired_refusals += member->said[slot].refusals;
+    sp_copies_retire(member, slot);
+    memset(&member->said[slot], 0, sizeof member->said[slot]);
+  }
+  sp_holdings_changed(share);
+  share->claimed &= ~((uint64_t)1 << slot);
+  share->gone |= (uint64_t)1 << slot;
+  sp_identity_clear(arbiter, share); /* at once: what it held counts for the others of the share until then */
+  for (uint32_t index = 0; index < share->member_count; index++)
+    sp_member_count(&share->members[index], true);
+}
+
+void sp_slots_close(struct sp_share *share) {
+  for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
+    if (share->tenants[slot].pidfd >= 0)
+      close(share->tenants[slot].pidfd);
+}
+
+/* A time that a tenant claims must lie in [low, high]; the truth may be past `high` by what it took to read it. */
+static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low, uint64_t high) {
+  if (value > high)
+    high = sp_now_ns(); /* it may have been said after `high` was read */
+  if (value >= low && value <= high)
+    return value;
+  if (value < low || value - high > READ_NS)
+    member->usage.faults++;
+  return value < low ? low : high;
+}
+
+/* That it waits, and since when: fields of their own, which say so whatever the report beside them is worth. */
+static void add_waiting(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said,
+                        struct sp_view *view, uint64_t now_ns) {
+  if (said->waiting == 0 || said->waiting >= SP_WAITING_MAX || member->said[slot].deaf)
+    return;
+  view->waiting = true;
+  /* It did not wait when it was looked at last, or it did since then; and its last grant ended all waiting. */
+  uint64_t earliest_ns = member->view.waiting ? member->view.waiting_since_ns : member->scanned_ns;
+  if (earliest_ns < member->granted_ns)
+    earliest_ns = member->granted_ns;
+  if (earliest_ns > now_ns) /* the bill has looked in between, on a later clock */
+    earliest_ns = now_ns;
+  uint64_t since_ns = said->waiting_since_ns;
+  if (!since_ns || since_ns > now_ns)
+    since_ns = now_ns;
+  else if (since_ns < earliest_ns)
+    since_ns = earliest_ns;
+  if (!view->waiting_since_ns || since_ns < view->waiting_since_ns)
+    view->waiting_since_ns = since_ns;
+}
+
+/* Not part of the report that the writer's sequence guards: it may be read at any time. */
+static void take_memory(struct sp_member *member, struct sp_said *before, const struct sp_slot_device *said) {
+  if (said->memory_used_bytes < (uint64_t)1 << 50 && said->context_bytes <= said->memory_used_bytes) {
+    before->memory_bytes = said->memory_used_bytes;
+    before->context_bytes = said->context_bytes;
+  } else {
+    member->usage.faults++;
+  }
+}
+
+/* A thread that loses the processor while it writes its report leaves an odd sequence, and completes it later. That is
+ * no fault of its share. */
+static bool is_writing(struct sp_said *before, const struct sp_slot_device *said, uint64_t now_ns) {
+  if (!(said->sequence & 1u))
+    return false;
+  if (!before->writing_ns)
+    before->writing_ns = now_ns;
+  return (int64_t)(now_ns - before->writing_ns) < (int64_t)WRITING_NS;
+}
+
+static void add_account(const struct sp_said *known, struct sp_view *view) {
+  view->launches += known->launches;
+  view->passed += known->passed;
+  view->refusals += known->refusals;
+  view->memory_used_bytes += known->memory_bytes;
+}
+
+/* `known`: what it says has been read already. */
+static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_slot_device *known, struct sp_view *view,
+                     uint64_t now_ns) {
+  struct sp_said *before = &member->said[slot];
+  struct sp_slot_device said;
+  int torn = 0;
+  if (known)
+    said = *known;
+  else
+    torn = sp_slot_read(&member->share->region, slot, member->index, &said);
+  if (torn >= 0)
+    add_waiting(member, slot, &said, view, now_ns);
+  if (torn) {
+    /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. One
+     * whose report is damaged writes it anew in its next turn. */
+    if (torn < 0 || !is_writing(before, &said, now_ns))
+      member->usage.faults++;
+    if (torn > 0 && said.held_turn == member->turn)
+      view->entered = view->busy = view->torn = true;
+    if (torn > 0)
+      take_memory(member, before, &said);
+    add_account(before, view); /* a share does not have less because its writer was interrupted */
+    return;
+  }
+  before->writing_ns = 0;
+  bool holds = (member->holding || member->draining) && said.held_turn == member->turn;
+  /* A turn that went on where a late one was, and that nobody entered, ends with the work of that one. */
+  if (member->draining && member->late && !holds && said.held_turn && said.drained_turn != said.held_turn)
+    view->busy = true;
+  uint64_t granted_ns = member->granted_ns < now_ns ? member->granted_ns : now_ns;
+  if (holds) {
+    if (said.drained_turn != member->turn) {
+      view->busy = true;
+      /* A prediction only moves a timer, but never by more than the bound of a drain. */
+      uint64_t residue_ns =
+          said.residue_until_ns < now_ns + SP_DRAIN_MAX_NS ? said.residue_until_ns : now_ns + SP_DRAIN_MAX_NS;
+      if (residue_ns > view->residue_until_ns)
+        view->residue_until_ns = residue_ns;
+    } else {
+      uint64_t drained_ns = clamp_ns(member, said.drained_ns, granted_ns, now_ns);
+      if (drained_ns > view->drained_ns)
+        view->drained_ns = drained_ns;
+    }
+    uint64_t entered_ns = clamp_ns(member, said.entered_ns, granted_ns, now_ns);
+    uint64_t until_ns =
+        said.drained_turn == member->turn ? clamp_u64(said.residue_until_ns, entered_ns, now_ns) : now_ns;
+    if (until_ns > view->ended_ns)
+      view->ended_ns = until_ns;
+    if (until_ns - entered_ns > said.idle_ns)
+      view->used_ns += until_ns - entered_ns - said.idle_ns;
+    view->running += said.drained_turn != member->turn;
+    if (!view->entered || entered_ns < view->entered_ns)
+      view->entered_ns = entered_ns;
+    if (said.first_ended_ns >= entered_ns && said.first_ended_ns <= now_ns &&
+        (!view->first_ended_ns || said.first_ended_ns < view->first_ended_ns))
+      view->first_ended_ns = said.first_ended_ns;
+    view->entered = true;
+  }
+  take_counts(member, slot, &said);
+  take_memory(member, before, &said);
+  add_account(before, view);
+  uint64_t unit_ns = (uint64_t)said.longest_unit_us * 1000;
+  if (unit_ns > 10000000000u)
+    unit_ns = 10000000000u;
+  if (unit_ns > view->longest_unit_ns)
+    view->longest_unit_ns = unit_ns;
+}
+
+static void scan(struct sp_member *member, const struct sp_slot_device *first, uint64_t now_ns) {
+  struct sp_view view = {0};
+  for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
+    uint32_t slot = (uint32_t)__builtin_ctzll(rest);
+    add_slot(member, slot, slot ? NULL : first, &view, now_ns);
+  }
+  member->view = view;
+  member->scanned_ns = now_ns;
+  sp_member_count(member, true);
+  member->usage.launches = view.launches + member->retired_launches;
+  member->usage.passed = view.passed + member->retired_passed;
+  int64_t overhead_bytes = member->usage.memory_overhead_bytes;
+  member->usage.memory_used_bytes = overhead_bytes < 0 && view.memory_used_bytes < (uint64_t)-overhead_bytes
+                                        ? 0
+                                        : view.memory_used_bytes + (uint64_t)overhead_bytes;
+  member->usage.memory_refusals = view.refusals + member->retired_refusals;
+  member->usage.processes = (uint32_t)__builtin_popcountll(member->share->claimed);
+}
+
+void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {
+  scan(member, NULL, now_ns);
+}
+
+void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+  struct sp_slots_look look;
+  watch(arbiter, member->share, &look, now_ns);
+  scan(member, look.whole && member->index == 0 ? &look.first : NULL, now_ns);
+}

@@ -1,0 +1,266 @@
+/*
+ * The step of a device: what is due there now.
+ *
+ * Does the holder have to go? May the next share be granted although somebody drains? Who is it? The answers are
+ * policy.c's and, for gangs, gang.c's; turn.c makes them true.
+ */
+#include "agent/arbiter/node.h"
+
+#define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
+#define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
+
+/* A share of this device alone has it while a gang reserves it: it has little at a time. Returns how much. */
+static uint64_t lent(const struct sp_node_device *device, struct sp_member *member, uint64_t quantum_ns) {
+  member->lent =
+      device->reserved && member->gang->count == 1 && device->policy.shares[member->policy].rule != SP_RULE_LATENCY;
+  return member->lent && quantum_ns > SP_LENT_NS ? SP_LENT_NS : quantum_ns;
+}
+
+/* Ask the policy whether the holder goes on. True: it does, with a new deadline. */
+static bool extend(struct sp_node_device *device, struct sp_member *holder, uint64_t now_ns) {
+  sp_bill(device, now_ns);
+  sp_policy_unit(&device->policy, holder->policy, holder->view.longest_unit_ns);
+  sp_policy_return(&device->policy, holder->policy, now_ns);
+  struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
+  if (choice.share == holder->policy) {
+    holder->deadline_ns = now_ns + lent(device, holder, choice.quantum_ns);
+    sp_lead_aim(holder);
+    return true;
+  }
+  if (choice.share >= 0) /* another one, but the device must drain first: it is chosen again, or a better one, then */
+    sp_policy_return(&device->policy, choice.share, now_ns);
+  return false;
+}
+
+/* … and all of its gang, or none. */
+static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
+  const struct sp_gang *gang = holder->gang;
+  if (gang->count == 1) /* a called device goes to its gang, even from a latency share */
+    return !holder->device->called_by && extend(holder->device, holder, now_ns);
+  uint64_t deadline_ns = UINT64_MAX;
+  for (uint32_t index = 0; index < gang->count; index++) {
+    struct sp_member *member = gang->members[index];
+    if (!member->holding || member->follows || !sp_turn_ends(member->device, member))
+      continue;
+    /* Who reserves it counts as idle there, and would be let wait for ever. */
+    if (member->device->reserved || !extend(member->device, member, now_ns))
+      return false;
+    if (member->deadline_ns < deadline_ns)
+      deadline_ns = member->deadline_ns;
+  }
+  for (uint32_t index = 0; index < gang->count; index++)
+    if (gang->members[index]->deadline_ns > deadline_ns)
+      gang->members[index]->deadline_ns = deadline_ns;
+  return true;
+}
+
+static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
+  if (!device->latency_waiting)
+    return false;
+  for (int index = 0; index < device->policy.top; index++) {
+    const struct sp_member *other = device->members[index];
+    if (other && other != device->holder && other->view.waiting && !other->gang->paused &&
+        other->terms.share_class == SP_CLASS_LATENCY &&
+        sp_policy_preempts(&device->policy, index, device->holder->policy, now_ns))
+      return true;
+  }
+  return false;
+}
+
+/* Does the holder have to go? */
+static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  struct sp_member *holder = device->holder;
+  const struct sp_view *view = &holder->view;
+  /* It parks without a bell while nobody waits. */
+  if (holder->scanned_ns != now_ns && !(holder->grant->flags & SP_GRANT_CONTENDED))
+    sp_slots_scan(holder, now_ns);
+  bool contended = sp_others_wait(device, holder);
+  if (holder->gang->paused && !holder->follows) {
+    sp_turn_close(arbiter, holder, SP_REASON_PAUSED, now_ns);
+  } else if (!holder->share->claimed) {
+    sp_turn_close(arbiter, holder, SP_REASON_DEAD, now_ns);
+  } else if (!view->entered && now_ns - holder->granted_ns > SP_ENTER_NS) {
+    sp_slots_deafen(holder);
+    sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
+  } else if ((contended || holder->by_clock) && view->entered && !view->busy && !view->waiting) {
+    sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
+  } else if (contended && preempted(device, now_ns)) {
+    sp_gang_close(arbiter, holder, SP_REASON_LATENCY, now_ns);
+  } else if (device->gang_members && sp_gang_ends(device, now_ns)) {
+    sp_gang_close(arbiter, holder, SP_REASON_QUANTUM, now_ns);
+  } else if (now_ns >= holder->deadline_ns && sp_turn_ends(device, holder)) {
+    if (!extend_all(holder, now_ns))
+      sp_gang_close(arbiter, holder, contended ? SP_REASON_QUANTUM : SP_REASON_LIMIT, now_ns);
+  }
+  if (device->holder)
+    sp_pressure_update(arbiter, device, now_ns);
+}
+
+/* May the next share be granted although somebody still drains? */
+static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  for (uint32_t index = device->draining; index-- > 0;) { /* downwards: an update may end a drain */
+    struct sp_member *member = device->drains[index];
+    if (member->cogranted)
+      continue;
+    if (now_ns >= member->bound_ns) {
+      sp_turn_cogrant(member, now_ns);
+      continue;
+    }
+    if (!member->view.residue_until_ns || now_ns + sp_lead_ns(member) < member->view.residue_until_ns)
+      return false;
+    /* A launch that was under way at the close has put the end off, without a bell. */
+    sp_turn_update(arbiter, member, now_ns);
+    if (member->draining && now_ns + sp_lead_ns(member) < member->view.residue_until_ns)
+      return false;
+  }
+  return true;
+}
+
+/* A successor was granted early and the residue outlived its prediction: from here on they share the time. */
+static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
+  for (uint32_t index = 0; index < device->draining; index++) {
+    struct sp_member *member = device->drains[index];
+    if (member->cogranted)
+      continue;
+    if (now_ns < member->bound_ns &&
+        (!member->view.residue_until_ns || now_ns < member->view.residue_until_ns + OVERLAP_MAX_NS))
+      continue;
+    sp_turn_cogrant(member, now_ns);
+  }
+}
+
+/* A late turn whose share wants to launch: what does not end may be spinning for that launch, is charged all the while,
+ * and so may never be the policy's choice again (its limit's bucket stays empty). It gets a short turn all the same. */
+static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now_ns) {
+  struct sp_member *longest = NULL;
+  for (uint32_t index = 0; index < device->draining; index++) {
+    struct sp_member *member = device->drains[index];
+    if (member->cogranted && member->view.waiting && !member->gang->paused &&
+        now_ns >= member->bound_ns + SP_STUCK_AFTER_NS && (!longest || member->bound_ns < longest->bound_ns))
+      longest = member;
+  }
+  return longest;
+}
+
+bool sp_step_is_free(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  return !device->holder && (!device->draining || drained_enough(arbiter, device, now_ns));
+}
+
+void sp_step_settle(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  bool exclusive = false;
+  for (uint32_t index = device->draining; index-- > 0;) {
+    struct sp_member *member = device->drains[index];
+    if (member->cogranted) /* it may have drained without our knowing */
+      sp_turn_update(arbiter, member, now_ns);
+    else
+      exclusive = true;
+  }
+  if (device->draining) /* the very end of a drain may lie a little back without our knowing yet */
+    sp_bill(device, exclusive ? now_ns - TOLD_NS : now_ns);
+}
+
+static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  sp_step_settle(arbiter, device, now_ns);
+  struct sp_member *late = stuck(device, now_ns);
+  if (late) {
+    sp_gang_leave(arbiter, late, now_ns);
+    sp_turn_grant(arbiter, late, SP_STUCK_NS, now_ns);
+  }
+  while (!device->holder && !sp_gang_first(arbiter, device, now_ns)) {
+    struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
+    if (choice.share < 0) {
+      device->retry_ns = choice.retry_ns;
+      return;
+    }
+    struct sp_member *member = device->members[choice.share];
+    if (member->gang->count > 1) {
+      if (sp_gang_reserve(arbiter, member, now_ns))
+        continue; /* the rest is for the others */
+      uint64_t end_ns = sp_gang_deadline_ns(member->gang);
+      if (end_ns < now_ns + choice.quantum_ns)
+        choice.quantum_ns = end_ns > now_ns ? end_ns - now_ns : 0;
+    }
+    sp_turn_grant(arbiter, member, lent(device, member, choice.quantum_ns), now_ns);
+  }
+}
+
+void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  uint64_t began_ns = sp_now_ns();
+  if (device->holder)
+    judge_holder(arbiter, device, now_ns);
+  if (device->holder && device->draining)
+    judge_overlap(device, now_ns);
+  if (!device->holder) {
+    device->retry_ns = UINT64_MAX;
+    if (sp_step_is_free(arbiter, device, now_ns))
+      choose(arbiter, device, now_ns);
+  }
+  device->decisions++;
+  device->decision_ns += sp_now_ns() - began_ns;
+}
+
+static uint64_t due_ns_of(const struct sp_node_device *device) {
+  uint64_t due_ns = device->holder ? UINT64_MAX : device->retry_ns;
+  const struct sp_member *holder = device->holder;
+  if (holder) {
+    bool contended = sp_others_wait(device, holder); /* else the tick is soon enough */
+    if (contended && !holder->view.entered)
+      due_ns = holder->granted_ns + SP_ENTER_NS + 1;
+    if (sp_pressure_due_ns(device) < due_ns)
+      due_ns = sp_pressure_due_ns(device);
+  }
+  if (device->gang_members && sp_gang_due_ns(device) < due_ns)
+    due_ns = sp_gang_due_ns(device);
+  for (uint32_t index = 0; index < device->draining; index++) {
+    const struct sp_member *member = device->drains[index];
+    if (member->cogranted) {
+      if (member->view.waiting && !holder && member->bound_ns + SP_STUCK_AFTER_NS < due_ns)
+        due_ns = member->bound_ns + SP_STUCK_AFTER_NS;
+      continue;
+    }
+    uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
+    if (residue_ns && !holder && sp_others_wait(device, member))
+      next_ns = residue_ns > sp_lead_ns(member) ? residue_ns - sp_lead_ns(member) : 0;
+    if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns)
+      next_ns = residue_ns + OVERLAP_MAX_NS;
+    if (next_ns < due_ns)
+      due_ns = next_ns;
+  }
+  return due_ns;
+}
+
+void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
+  const struct sp_gang *gang = share->gang;
+  /* All of the gang is known before any of it is decided. */
+  for (uint32_t index = 0; index < gang->count; index++)
+    sp_turn_update(arbiter, gang->members[index], now_ns);
+  for (uint32_t index = 0; index < gang->count; index++)
+    sp_step(arbiter, gang->members[index]->device, now_ns);
+}
+
+#define ROUNDS 8 /* of devices that stir each other up; more, and something is wrong */
+
+uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns) {
+  uint64_t due_ns = UINT64_MAX;
+  for (int round = 0; round == 0 || (arbiter->stirred && round < ROUNDS); round++) {
+    due_ns = UINT64_MAX;
+    sp_gang_call(arbiter);
+    for (uint32_t index = 0; index < arbiter->device_count; index++) {
+      struct sp_node_device *device = &arbiter->devices[index];
+      uint64_t device_due_ns = due_ns_of(device), bit = (uint64_t)1 << index;
+      if (device_due_ns <= now_ns || arbiter->stirred & bit) {
+        arbiter->stirred &= ~bit;
+        if (device->holder)
+          sp_turn_update(arbiter, device->holder, now_ns);
+        sp_step(arbiter, device, now_ns);
+        device_due_ns = due_ns_of(device);
+        /* A step that changes nothing must not spin. */
+        if (device_due_ns <= now_ns)
+          device_due_ns = now_ns + 50000;
+      }
+      if (device_due_ns < due_ns)
+        due_ns = device_due_ns;
+    }
+  }
+  return due_ns;
+}

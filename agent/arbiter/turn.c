@@ -1,0 +1,249 @@
+/*
+ * The life of a turn: grant, revoke, drain. What is due when is step.c's.
+ *
+ * At most one member of a device holds an open grant. Closed grants drain; while one does, the next share is granted
+ * early when the residue is about to end (no bubble between them), or beside it when the drain is late (co-grant: the
+ * hardware slices between them). Decisions belong to policy.c; here are only their consequences.
+ */
+#include <string.h>
+
+#include "agent/arbiter/node.h"
+
+void sp_turn_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
+  if (arbiter->wake_count == SP_WAKES_MAX)
+    sp_turn_wake(arbiter);
+  arbiter->wakes[arbiter->wake_count++] = grant;
+}
+
+void sp_turn_wake(struct sp_arbiter *arbiter) {
+  while (arbiter->wake_count) /* the last first: an open comes after the close that made room for it */
+    sp_grant_wake(arbiter->wakes[--arbiter->wake_count]);
+}
+
+static void remember_end(struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
+  if (device->recent[0].member != member)
+    device->recent[1] = device->recent[0];
+  device->recent[0].member = member;
+  device->recent[0].ended_ns = now_ns;
+}
+
+enum { BOUNDS = sizeof sp_turn_bounds_ns / sizeof *sp_turn_bounds_ns };
+const uint64_t sp_turn_bounds_ns[BOUNDS] = {100000,   1000000,   2000000,   5000000,   10000000,  20000000,
+                                            50000000, 100000000, 200000000, 500000000, 1000000000};
+const uint64_t sp_hand_off_bounds_ns[BOUNDS] = {10000,   20000,   50000,   100000,   200000,  500000,
+                                                1000000, 2000000, 5000000, 10000000, 50000000};
+_Static_assert(sizeof((struct sp_histogram *)0)->counts == (BOUNDS + 1) * sizeof(uint64_t), "one more than bounds");
+
+/* A span that ended before it began took no time: an adopted turn was requested after its grant, a turn is granted
+ * before its predecessor has drained. */
+static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uint64_t begin_ns, uint64_t end_ns) {
+  uint64_t span_ns = end_ns > begin_ns ? end_ns - begin_ns : 0;
+  uint32_t bucket = 0;
+  while (bucket < BOUNDS && span_ns > bounds_ns[bucket])
+    bucket++;
+  histogram->counts[bucket]++;
+  histogram->sum_ns += span_ns;
+}
+
+/* It gets the device from another share for whose turn it had to wait, and for nothing else. */
+static bool takes_over(const struct sp_member *member) {
+  const struct sp_node_device *device = member->device;
+  const struct sp_member *last = device->draining ? device->drains[device->draining - 1] : device->recent[0].member;
+  return last && last != member && member->gang->count == 1 && member->terms.limit_millipercent == SP_POLICY_WHOLE &&
+         member->waiting_ns && (device->draining || member->waiting_ns < device->drained_ns);
+}
+
+static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
+  struct sp_turn *turn = &arbiter->turns[arbiter->turn_count % SP_TURNS_KEPT];
+  arbiter->turn_count++;
+  *turn = (struct sp_turn){.sequence = arbiter->turn_count,
+                           .share = member->share->handle,
+                           .device = member->device->handle,
+                           .requested_ns = member->requested_ns,
+                           .granted_ns = member->granted_ns,
+                           .closed_ns = member->closed_ns,
+                           .drained_ns = drained_ns,
+                           .charged_ns = member->turn_charged_ns,
+                           .reason = member->reason,
+                           .cogranted = member->cogranted};
+  member->usage.turns++;
+  count(&member->waits, sp_turn_bounds_ns, member->requested_ns, member->granted_ns);
+  count(&member->turns, sp_turn_bounds_ns, member->granted_ns, drained_ns);
+}
+
+static void add_drain(struct sp_member *member) {
+  struct sp_node_device *device = member->device;
+  member->draining = true;
+  device->drains[device->draining++] = member;
+}
+
+static void remove_drain(struct sp_member *member) {
+  struct sp_node_device *device = member->device;
+  uint32_t index = 0;
+  while (device->drains[index] != member)
+    index++;
+  device->draining--;
+  for (; index < device->draining; index++)
+    device->drains[index] = device->drains[index + 1];
+  member->draining = false;
+}
+
+static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  if (drained_ns < device->billed_until_ns)
+    drained_ns = device->billed_until_ns;
+  sp_bill(device, drained_ns);
+  sp_bill_correct(device, member);
+  sp_bill_outlived(device, member, drained_ns);
+  device->drained_ns = drained_ns;
+  device->ended_ns = member->view.entered && member->view.ended_ns < drained_ns ? member->view.ended_ns : drained_ns;
+  record_turn(arbiter, member, drained_ns);
+  sp_lead_drained(member, drained_ns);
+  remember_end(device, member, now_ns);
+  if (device->holder)
+    device->holder->predecessor_ns = drained_ns;
+  remove_drain(member);
+  sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
+  if (!member->reserves)
+    sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->gang->paused, now_ns);
+  if (!member->cogranted)
+    sp_policy_end(&device->policy, member->policy, now_ns);
+}
+
+/* Others run beside it from here on. So may the share itself again: what does not end may be spinning for a launch of
+ * its own that waits at the closed gate. */
+void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  sp_bill(device, now_ns);
+  member->cogranted = true;
+  member->usage.cogrants++;
+  sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->gang->paused, now_ns);
+  sp_policy_end(&device->policy, member->policy, now_ns);
+}
+
+void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  if (!member->holding)
+    return;
+  sp_bill(device, now_ns);
+  sp_grant_close(member->grant, member->gang->paused ? SP_GRANT_PAUSED : 0);
+  member->holding = member->lent = member->follows = false;
+  add_drain(member);
+  member->cogranted = false;
+  member->reason = reason;
+  member->closed_ns = now_ns;
+  member->foretold_ns = 0;
+  device->holder = NULL;
+  /* After the close and its fence: what we read now is final, or busy. The claims too: a process that is new to us may
+   * have found the gate open. */
+  sp_slots_watch_and_scan(arbiter, member, now_ns);
+  uint64_t unit_ns = member->view.longest_unit_ns;
+  uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
+  /* What was late before is not waited for again. Once work of this turn has ended, the late one has, too. */
+  member->bound_ns = member->overdue && !member->view.first_ended_ns ? now_ns : now_ns + bound_ns;
+  sp_lead_closed(member);
+  sp_bill_closed(device, member);
+  if (!member->view.busy) {
+    uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
+    finish(arbiter, member, drained_ns, now_ns);
+  } else {
+    /* Its keeper has work to do; who has nothing on the device need not know. */
+    sp_turn_wake_later(arbiter, member->grant);
+  }
+}
+
+void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  if (device->holder || device->draining)
+    sp_bill(device, now_ns);
+  else if (now_ns > device->billed_until_ns)
+    device->billed_until_ns = now_ns;
+  member->turn = sp_grant_word(member->grant);
+  member->closed_ns = member->requested_ns = now_ns;
+  member->granted_ns = member->grant->granted_ns < now_ns ? member->grant->granted_ns : now_ns;
+  member->deadline_ns = now_ns;
+  member->bound_ns = now_ns + SP_DRAIN_MAX_NS;
+  member->reason = SP_REASON_QUANTUM;
+  add_drain(member);
+  sp_grant_close(member->grant, 0);
+  sp_grant_wake(member->grant);
+}
+
+void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+  sp_gang_leave(arbiter, member, now_ns);
+  sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
+  if (member->draining)
+    finish(arbiter, member, now_ns, now_ns);
+  struct sp_node_device *device = member->device;
+  for (int index = 0; index < 2; index++)
+    if (device->recent[index].member == member)
+      device->recent[index].member = NULL;
+  for (int index = 0; index < device->policy.top; index++)
+    if (device->members[index] && device->members[index]->cut == member)
+      device->members[index]->cut = NULL;
+}
+
+void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  if (!device->draining && now_ns > device->billed_until_ns)
+    device->billed_until_ns = now_ns;
+  if (takes_over(member))
+    count(&device->hand_offs, sp_hand_off_bounds_ns, device->draining ? now_ns : device->drained_ns, now_ns);
+  member->late = member->draining;
+  member->overdue = member->late && member->cogranted;
+  if (member->draining) { /* its own late turn: the new one goes on where that is */
+    sp_bill(device, now_ns);
+    record_turn(arbiter, member, device->billed_until_ns); /* a drain may have been told on a later clock than ours */
+    remove_drain(member);
+  }
+  member->holding = true;
+  member->cogranted = false;
+  member->granted_ns = now_ns;
+  member->requested_ns = member->waiting_ns ? member->waiting_ns : now_ns;
+  member->usage.waited_ns += now_ns - member->requested_ns;
+  member->waiting_ns = 0;
+  member->deadline_ns = now_ns + quantum_ns;
+  member->predecessor_ns = 0;
+  member->view.entered = member->view.busy = false;
+  member->view.used_ns = member->view.running = 0;
+  sp_bill_begin(member);
+  device->holder = member;
+  sp_lead_granted(device);
+  member->turn = sp_pressure_open(device, member, now_ns);
+  sp_turn_wake_later(arbiter, member->grant);
+}
+
+/* One more wants the device: the holder's quantum was measured out when its part was larger. */
+static void shorten(struct sp_node_device *device, uint64_t now_ns) {
+  struct sp_member *holder = device->holder;
+  if (holder->overdue || !(holder->grant->flags & SP_GRANT_CONTENDED))
+    return; /* a late one's turn is short, and it needs all of it; for the first who waits: sp_pressure_update */
+  uint64_t longest_ns = sp_policy_longest(&device->policy, holder->policy, now_ns);
+  if (holder->granted_ns + longest_ns < holder->deadline_ns) {
+    holder->deadline_ns = holder->granted_ns + longest_ns;
+    sp_lead_aim(holder);
+  }
+}
+
+void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  sp_slots_scan(member, now_ns);
+  sp_bill_beside(device, member, now_ns);
+  if (member->view.waiting && !member->holding) {
+    if (!member->waiting_ns)
+      member->waiting_ns = member->view.waiting_since_ns;
+  } else if (member->waiting_ns) {
+    member->usage.waited_ns += now_ns - member->waiting_ns;
+    member->waiting_ns = 0;
+  }
+  if (member->draining && !member->view.busy)
+    finish(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
+  if (member->reserves && (!member->view.waiting || member->gang->paused))
+    sp_gang_leave(arbiter, member, now_ns);
+  if (!member->holding && !member->reserves && (!member->draining || member->cogranted)) {
+    bool waited = device->policy.shares[member->policy].waiting, waits = member->view.waiting && !member->gang->paused;
+    sp_policy_wait(&device->policy, member->policy, waits, now_ns);
+    if (waits && !waited && device->holder)
+      shorten(device, now_ns);
+  }
+}

@@ -1,0 +1,242 @@
+/*
+ * The accounts of the policy. Those of active shares all stand at policy.updated_ns; an idle share's stand where it
+ * became idle (its own updated_ns) and are brought to now when somebody asks: a node with many idle shares decides as
+ * fast as one without them.
+ */
+#include "agent/policy/accounts.h"
+
+#include <stddef.h>
+
+/* An idle share saves at most its request over this time. Design allows 200 ms; with less than 100 ms nobody waits
+ * longer than 100 ms while a share that comes back spends its savings, whatever its request. */
+#define SAVED_NS (75 * MS)
+/* Lag within this time of target is ordinary rounding; an overrun beyond it is debt. */
+#define LAG_NS (200 * MS)
+/* The on-off period of a share that is held back by its limit alone. */
+#define LIMIT_PERIOD_NS (20 * MS)
+/* A turn is longer or shorter than the ordinary by this part of it, at most. */
+#define VARIES 5
+/* Co-granted holders are charged within this time of each other; a bill further beyond what has passed is wrong. */
+#define LOSS_RETURNED_MAX ((int64_t)(1000 * MS * WHOLE))
+
+/* value x rate / whole, without overflow; rates are below 2^17, so nearly always without the slow division. */
+static int64_t scaled(int64_t value, uint32_t rate, uint32_t whole) {
+  const int64_t fits = (int64_t)1 << 46;
+  if (value < fits && value > -fits)
+    return value * (int64_t)rate / (int64_t)whole;
+  __int128 result = (__int128)value * rate / whole;
+  return result > FINITE ? FINITE : result < -FINITE ? -FINITE : (int64_t)result;
+}
+
+/* What the bucket must hold before a turn is granted: enough that a share alone runs limit x period, then pauses. */
+int64_t sp_account_threshold(const struct sp_policy_share *s) {
+  return scaled(earned(LIMIT_PERIOD_NS, s->limit_mp), WHOLE - s->limit_mp, WHOLE);
+}
+
+/* Two such turns; among others also what it earns while they take theirs, or waiting for them would lower its limit. */
+static int64_t bucket_capacity(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  int64_t burst = 2 * sp_account_threshold(s);
+  return policy->active > 1 ? max_i64(burst, earned(2 * policy->round_ns, s->limit_mp)) : burst;
+}
+
+/* A turn as long as it may ordinarily become: kernels are not cut, so its last one may run past the quantum. */
+static int64_t longest_turn(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  return earned(sp_policy_ordinary(policy, s) + min_u64(s->longest_unit_ns, QUANTUM_MAX_NS), WHOLE);
+}
+
+/* How much a waiting share may be behind: the bound of the lag, or two rounds where units make rounds longer. */
+static uint64_t lag_bound_ns(const struct sp_policy *policy) {
+  return max_u64(LAG_NS, 2 * policy->round_ns);
+}
+
+/* The rate at which credit is earned. Alone, a share may use the whole device and owes nothing for it. */
+static uint32_t credit_rate(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  return policy->active == 1 ? WHOLE : s->guarantee_mp;
+}
+
+static void cap_savings(struct sp_policy_share *s) {
+  s->credit = min_i64(s->credit, earned(SAVED_NS, s->request_mp));
+  s->lag = min_i64(s->lag, earned(SAVED_NS, s->request_mp));
+}
+
+/* Upper bounds. Not during a turn: what the holder has used is not charged yet, so its accounts only look full. */
+void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s) {
+  if (s->holding) { /* only kept finite, should a caller never charge */
+    s->bucket = min_i64(s->bucket, FINITE);
+    s->credit = min_i64(s->credit, FINITE);
+    s->lag = min_i64(s->lag, FINITE);
+    return;
+  }
+  s->bucket = min_i64(s->bucket, is_limited(s) ? bucket_capacity(policy, s) : FINITE); /* it costs a division */
+  if (is_active(s)) {
+    /* A target of 0 may only mean that the rates are stale; lag that it cannot earn does no harm. */
+    s->credit = min_i64(s->credit, earned(lag_bound_ns(policy), s->request_mp));
+    if (s->target_mp > 0)
+      s->lag = min_i64(s->lag, earned(lag_bound_ns(policy), s->target_mp));
+  } else {
+    cap_savings(s);
+  }
+}
+
+void sp_accounts_advance(struct sp_policy *policy, uint64_t now_ns) {
+  if (policy->stale)
+    sp_policy_rates(policy);
+  if (now_ns <= policy->updated_ns)
+    return;
+  uint64_t elapsed_ns = min_u64(now_ns - policy->updated_ns, STEP_MAX_NS);
+  policy->updated_ns = now_ns;
+  policy->entitled = min_i64(policy->entitled + earned(elapsed_ns, policy->targets_mp), FINITE);
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
+    struct sp_policy_share *s = &policy->shares[i];
+    s->bucket += earned(elapsed_ns, s->limit_mp);
+    s->credit += earned(elapsed_ns, credit_rate(policy, s));
+    s->lag += earned(elapsed_ns, s->target_mp);
+    if (s->debt > 0) { /* the half of the request that sp_policy_rates left out */
+      s->debt = max_i64(s->debt - earned(elapsed_ns, s->request_mp - s->request_mp / 2), 0);
+      policy->stale = policy->stale || s->debt == 0;
+    }
+    sp_accounts_cap(policy, s);
+  }
+}
+
+void sp_accounts_bring(struct sp_policy *policy, struct sp_policy_share *s, uint64_t now_ns) {
+  sp_accounts_advance(policy, now_ns);
+  if (is_active(s))
+    return;
+  uint64_t elapsed_ns = min_u64(policy->updated_ns - s->updated_ns, STEP_MAX_NS);
+  s->updated_ns = policy->updated_ns;
+  s->bucket += earned(elapsed_ns, s->limit_mp);
+  if (s->debt > 0) { /* all of the request repays it first; a share with request 0 has none */
+    uint64_t repaid_ns = min_u64(((uint64_t)s->debt + s->request_mp - 1) / s->request_mp, elapsed_ns);
+    s->debt = max_i64(s->debt - earned(repaid_ns, s->request_mp), 0);
+    elapsed_ns -= repaid_ns;
+  }
+  if (!s->paused) {
+    s->credit += earned(elapsed_ns, s->request_mp);
+    s->lag += earned(elapsed_ns, s->request_mp);
+  }
+  sp_accounts_cap(policy, s);
+}
+
+void sp_accounts_sort(struct sp_policy *policy, int share) {
+  struct sp_policy_share *s = &policy->shares[share];
+  uint64_t bit = (uint64_t)1 << (share % 64), *word = &policy->active_set[share / 64];
+  if (is_active(s) == ((*word & bit) != 0))
+    return;
+  *word ^= bit;
+  s->updated_ns = policy->updated_ns;
+  s->guarantee_mp = s->target_mp = 0;
+  policy->stale = true;
+  if (!is_active(s))
+    cap_savings(s);
+}
+
+/* Time to which the active shares were entitled and which nobody was charged for went into hand-offs: all of them give
+ * it back at their rates. The sum is signed: when co-granted holders are charged one after the other, the later charge
+ * returns what the earlier one took too much. */
+static void give_back_loss(struct sp_policy *policy, int64_t charged) {
+  int64_t loss = max_i64(policy->entitled - charged, -LOSS_RETURNED_MAX);
+  policy->entitled = 0;
+  if (policy->targets_mp == 0)
+    return;
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
+    struct sp_policy_share *s = &policy->shares[i];
+    /* What a share could not earn because its account was full, it does not lose either. */
+    int64_t lag_floor = min_i64(s->lag, -earned(lag_bound_ns(policy), s->target_mp));
+    int64_t credit_floor = min_i64(s->credit, -longest_turn(policy, s));
+    s->lag = max_i64(s->lag - scaled(loss, s->target_mp, policy->targets_mp), lag_floor);
+    s->credit = max_i64(s->credit - scaled(loss, credit_rate(policy, s), policy->targets_mp), credit_floor);
+    sp_accounts_cap(policy, s);
+  }
+}
+
+/* Lower bounds of a share that has just been charged. */
+static void bound_overrun(struct sp_policy *policy, struct sp_policy_share *s) {
+  int64_t turn = longest_turn(policy, s);
+  /* What it used of the surplus costs it nothing later: it never owes its guarantee more than one turn. */
+  s->credit = max_i64(s->credit, -turn);
+  int64_t floor = -max_i64(turn, earned(LAG_NS, s->target_mp));
+  if (s->lag >= floor)
+    return;
+  if (s->request_mp > 0) {
+    policy->stale = policy->stale || s->debt == 0;
+    s->debt = min_i64(s->debt + (floor - s->lag), earned(DEBT_MAX_NS, WHOLE));
+  }
+  s->lag = floor;
+}
+
+void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns) {
+  used_ns = min_i64(max_i64(used_ns, -(int64_t)STEP_MAX_NS), STEP_MAX_NS);
+  if (used_ns < 0) /* never more back than was charged */
+    used_ns = -(int64_t)min_u64((uint64_t)-used_ns, s->used_ns);
+  int64_t charged = used_ns * WHOLE;
+  give_back_loss(policy, charged);
+  s->used_ns += (uint64_t)used_ns;
+  policy->used_ns += (uint64_t)used_ns;
+  s->credit -= charged;
+  s->lag -= charged;
+  /* A limit is repaid in full, however long the unit was; the bound only keeps the account finite. */
+  s->bucket = max_i64(s->bucket - charged, -FINITE);
+  bound_overrun(policy, s);
+}
+
+/* Which of two times, account / rate, is longer: by cross multiplication. A target of 0 (leftovers) counts as the
+ * smallest rate. */
+static int compare(int64_t a, uint32_t a_mp, int64_t b, uint32_t b_mp) {
+  __int128 left = (__int128)a * (b_mp ? b_mp : 1);
+  __int128 right = (__int128)b * (a_mp ? a_mp : 1);
+  return (left > right) - (left < right);
+}
+
+int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b) {
+  return compare(a->lag, a->target_mp, b->lag, b->target_mp);
+}
+
+int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_share *b) {
+  return compare(a->lag - a->due_lag, a->target_mp, b->lag - b->due_lag, b->target_mp);
+}
+
+static uint64_t bounded(uint64_t quantum_ns) {
+  return clamp_u64(quantum_ns, QUANTUM_MIN_NS, QUANTUM_MAX_NS);
+}
+
+uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  uint64_t ordinary_ns = sp_policy_ordinary(policy, s);
+  return bounded(ordinary_ns + ordinary_ns / VARIES);
+}
+
+/* An ordinary turn takes the lag from the due lag to as much on the other side of zero. One that begins elsewhere ends
+ * there all the same: what another turn was too long by is made up for at once, and not when it has come to a whole
+ * turn. But it stays ordinary: neither does a share that was idle keep the device, nor is a turn all hand-off. */
+uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  uint64_t ordinary_ns = sp_policy_ordinary(policy, s), most_ns = ordinary_ns / VARIES;
+  if (s->target_mp == WHOLE)
+    return ordinary_ns;
+  int64_t to_end_ns = (s->lag + s->due_lag) / (int64_t)(WHOLE - s->target_mp) - (int64_t)sp_policy_residue(s);
+  uint64_t quantum_ns = to_end_ns > 0 ? (uint64_t)to_end_ns : 0;
+  return bounded(clamp_u64(quantum_ns, ordinary_ns - most_ns, ordinary_ns + most_ns));
+}
+
+/* Cancels the lag common to all active shares, so that least <= 0 <= most: if all are behind, the device did not give
+ * that time; if all are ahead, they used time that nobody else wanted, and owe nothing for it. */
+void sp_accounts_settle(struct sp_policy *policy) {
+  const struct sp_policy_share *least = NULL;
+  const struct sp_policy_share *most = NULL;
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (s->target_mp == 0)
+      continue;
+    if (least == NULL || sp_accounts_compare(s, least) < 0)
+      least = s;
+    if (most == NULL || sp_accounts_compare(s, most) > 0)
+      most = s;
+  }
+  if (least == NULL || (least->lag <= 0 && most->lag >= 0))
+    return;
+  int64_t common = least->lag > 0 ? least->lag : most->lag;
+  uint32_t rate = least->lag > 0 ? least->target_mp : most->target_mp;
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
+    struct sp_policy_share *s = &policy->shares[i];
+    s->lag = max_i64(s->lag - scaled(common, s->target_mp, rate), -FINITE);
+  }
+}

@@ -1,0 +1,46 @@
+/* What a share has earned and used. For policy.c alone; docs/policy.md has the formulas. */
+#ifndef SHAREPOD_POLICY_ACCOUNTS_H
+#define SHAREPOD_POLICY_ACCOUNTS_H
+
+#include "agent/policy/rates.h"
+
+#define DEBT_MAX_NS (10000 * MS)
+/* A larger step or charge saturates every account anyway; the cut keeps ns x millipercent far from 2^63. */
+#define STEP_MAX_NS (1000000 * MS)
+#define FINITE      ((int64_t)(STEP_MAX_NS * WHOLE))
+
+/* `ns` at `rate_mp`, in account units. */
+static inline int64_t earned(uint64_t ns, uint32_t rate_mp) {
+  return (int64_t)(ns * rate_mp);
+}
+
+static inline bool is_limited(const struct sp_policy_share *s) {
+  return s->limit_mp < WHOLE;
+}
+
+/* Bring the accounts of all active shares to now_ns, at the rates of that time. */
+void sp_accounts_advance(struct sp_policy *policy, uint64_t now_ns);
+/* … and of this one, active or not: before its accounts are changed or it becomes active. */
+void sp_accounts_bring(struct sp_policy *policy, struct sp_policy_share *s, uint64_t now_ns);
+/* After any change of waiting, holding, paused or present: is it among the active? */
+void sp_accounts_sort(struct sp_policy *policy, int share);
+/* Keep a share's accounts below their upper bounds. */
+void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s);
+/* Device time that the share used, negative to take some back; brought to now before. */
+void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns);
+/* Cancel the lag common to all active shares. */
+void sp_accounts_settle(struct sp_policy *policy);
+/* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */
+int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b);
+
+/* … and as `a` reaches its due lag later, as soon, or sooner. */
+int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_share *b);
+
+/* How long its next turn may last, before its limit cuts it: about the ordinary, longer for who is behind. */
+uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s);
+/* … and the longest that it ever is at these rates. */
+uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_policy_share *s);
+/* What the limit's bucket must hold before a turn is granted. */
+int64_t sp_account_threshold(const struct sp_policy_share *s);
+
+#endif

@@ -1,0 +1,317 @@
+/*
+ * The policy of one device. docs/policy.md states the account in one page; the invariants stand beside the code.
+ *
+ * Per share two accounts run on the same charges: `credit` earns the request and answers "is it below its request?",
+ * `lag` earns the target (request + part of the surplus) and answers "how far behind is it?". A lag common to all
+ * active shares is time that the device did not give anyone; it is cancelled (settle), so only differences between
+ * shares remain, and hand-off costs, overcommit and rounding never pile up.
+ */
+#include "agent/policy/policy.h"
+
+#include <string.h>
+
+#include "agent/policy/accounts.h"
+#include "agent/policy/rates.h"
+
+static bool is_known(const struct sp_policy *policy, int share) {
+  return share >= 0 && share < policy->top && policy->shares[share].present;
+}
+
+static bool is_below_request(const struct sp_policy_share *s, int64_t credit) {
+  return s->request_mp > 0 && credit >= 0;
+}
+
+static bool limit_allows(const struct sp_policy_share *s, int64_t bucket) {
+  return !is_limited(s) || bucket >= sp_account_threshold(s);
+}
+
+/* Accounts and rates as of now: a debt that is repaid on the way changes the rates. */
+static void refresh(struct sp_policy *policy, uint64_t now_ns) {
+  sp_accounts_advance(policy, now_ns);
+  if (policy->stale)
+    sp_policy_rates(policy);
+}
+
+/* ------------------------------------------------------------------------------------------------ choice */
+
+static uint32_t rule_of(const struct sp_policy_share *s) {
+  if (is_below_request(s, s->credit))
+    return s->share_class == SP_CLASS_LATENCY ? SP_RULE_LATENCY : SP_RULE_REQUEST;
+  return takes_surplus(s) ? SP_RULE_SURPLUS : SP_RULE_LEFTOVER;
+}
+
+/* The order of the rules, then whose turn is due first, then who has waited longest. */
+static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_share *b) {
+  uint32_t rule_a = rule_of(a);
+  uint32_t rule_b = rule_of(b);
+  if (rule_a != rule_b)
+    return rule_a < rule_b;
+  int behind = sp_accounts_urgency(a, b);
+  return behind != 0 ? behind > 0 : a->waiting_since_ns < b->waiting_since_ns;
+}
+
+/* The share's turn begins. */
+static struct sp_choice give(struct sp_policy *policy, int share) {
+  struct sp_policy_share *s = &policy->shares[share];
+  struct sp_choice choice = {.share = share, .retry_ns = UINT64_MAX};
+  choice.quantum_ns = sp_account_quantum(policy, s);
+  if (is_limited(s)) { /* the bucket goes on filling during the turn, so it lasts bucket / (100 % - limit) */
+    uint64_t bucket = s->bucket > 0 ? (uint64_t)s->bucket : 0;
+    choice.quantum_ns = min_u64(choice.quantum_ns, bucket / (WHOLE - s->limit_mp));
+  }
+  choice.rule = s->rule = rule_of(s);
+  s->holding = true; /* waiting -> holding: the active set, and with it the rates, stay */
+  s->waiting = false;
+  return choice;
+}
+
+struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
+  struct sp_choice choice = {.share = -1, .quantum_ns = 0, .retry_ns = UINT64_MAX, .rule = SP_RULE_NONE};
+  refresh(policy, now_ns);
+  sp_accounts_settle(policy);
+  policy->decisions++;
+  struct sp_policy_share *best = NULL;
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
+    struct sp_policy_share *s = &policy->shares[i];
+    if (s->holding || !s->waiting || s->paused)
+      continue;
+    sp_accounts_cap(policy, s);
+    if (!limit_allows(s, s->bucket)) {
+      uint64_t missing = (uint64_t)(sp_account_threshold(s) - s->bucket);
+      uint64_t refill_ns = (missing + s->limit_mp - 1) / s->limit_mp;
+      choice.retry_ns = min_u64(choice.retry_ns, policy->updated_ns + refill_ns);
+    } else if (best == NULL || goes_before(s, best)) {
+      best = s;
+      choice.share = i;
+    }
+  }
+  if (best == NULL)
+    return choice;
+  return give(policy, choice.share);
+}
+
+struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share) || policy->shares[share].holding || policy->shares[share].paused)
+    return (struct sp_choice){.share = -1, .retry_ns = UINT64_MAX};
+  sp_policy_wait(policy, share, true, now_ns);
+  refresh(policy, now_ns);
+  sp_accounts_settle(policy);
+  policy->decisions++;
+  sp_accounts_cap(policy, &policy->shares[share]);
+  struct sp_choice choice = give(policy, share);
+  choice.quantum_ns = max_u64(choice.quantum_ns, QUANTUM_MIN_NS);
+  return choice;
+}
+
+void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns) {
+  sp_policy_wait(policy, share, true, now_ns); /* before the end, or it would count as idle between */
+  sp_policy_end(policy, share, now_ns);
+}
+
+bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return false;
+  struct sp_policy_share *s = &policy->shares[share];
+  refresh(policy, now_ns);
+  sp_accounts_bring(policy, s, now_ns);
+  return !s->paused && s->debt == 0 && s->lag >= -2 * s->due_lag && limit_allows(s, s->bucket);
+}
+
+/* Somebody waits who is below its request and may run. */
+static bool request_waits(const struct sp_policy *policy) {
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (s->waiting && !s->holding && !s->paused && is_below_request(s, s->credit) && limit_allows(s, s->bucket))
+      return true;
+  }
+  return false;
+}
+
+uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return QUANTUM_MIN_NS;
+  refresh(policy, now_ns);
+  const struct sp_policy_share *s = &policy->shares[share];
+  if (!is_below_request(s, s->credit) && request_waits(policy))
+    return QUANTUM_MIN_NS;
+  return sp_policy_ordinary(policy, s);
+}
+
+uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return QUANTUM_MIN_NS;
+  refresh(policy, now_ns);
+  return sp_account_longest(policy, &policy->shares[share]);
+}
+
+bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns) {
+  if (!is_known(policy, waiter) || !is_known(policy, holder) || waiter == holder)
+    return false;
+  const struct sp_policy_share *s = &policy->shares[waiter];
+  const struct sp_policy_share *h = &policy->shares[holder];
+  if (!s->waiting || s->holding || s->paused || s->share_class != SP_CLASS_LATENCY)
+    return false;
+  uint64_t elapsed_ns = now_ns > policy->updated_ns ? min_u64(now_ns - policy->updated_ns, STEP_MAX_NS) : 0;
+  if (!h->holding || !limit_allows(s, s->bucket + earned(elapsed_ns, s->limit_mp)))
+    return false;
+  /* Leftovers are for when nobody else waits: even for its surplus a latency share need not wait for them. */
+  if (h->rule == SP_RULE_LEFTOVER)
+    return takes_surplus(s);
+  return h->rule != SP_RULE_LATENCY && is_below_request(s, s->credit + earned(elapsed_ns, s->request_mp));
+}
+
+/* ------------------------------------------------------------------------------------------------ events */
+
+void sp_policy_init(struct sp_policy *policy) {
+  memset(policy, 0, sizeof *policy);
+  policy->stale = true;
+}
+
+/* After any change of terms, presence or pause. */
+static void look_for_latency(struct sp_policy *policy) {
+  policy->latency_present = false;
+  for (int i = 0; i < policy->top; i++) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (s->present && s->share_class == SP_CLASS_LATENCY && !s->paused)
+      policy->latency_present = true;
+  }
+  policy->stale = true;
+}
+
+static void set_terms(struct sp_policy_share *s, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class) {
+  s->limit_mp = limit_mp < 1 ? 1 : limit_mp > WHOLE ? WHOLE : limit_mp;
+  s->request_mp = request_mp > s->limit_mp ? s->limit_mp : request_mp;
+  s->share_class = share_class > SP_CLASS_BATCH ? SP_CLASS_BATCH : share_class;
+}
+
+int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
+                  uint64_t now_ns) {
+  sp_accounts_advance(policy, now_ns);
+  for (int i = 0; i < SP_POLICY_SHARES; i++) {
+    struct sp_policy_share *s = &policy->shares[i];
+    if (s->present)
+      continue;
+    memset(s, 0, sizeof *s);
+    s->present = true;
+    s->updated_ns = policy->updated_ns;
+    set_terms(s, request_mp, limit_mp, share_class);
+    s->bucket = sp_account_threshold(s);
+    if (policy->top <= i)
+      policy->top = i + 1;
+    look_for_latency(policy);
+    return i;
+  }
+  return -1;
+}
+
+void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
+                      uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return;
+  struct sp_policy_share *s = &policy->shares[share];
+  sp_accounts_bring(policy, s, now_ns);
+  bool was_limited = is_limited(s);
+  set_terms(s, request_mp, limit_mp, share_class);
+  if (!was_limited) /* the bucket of an unlimited share means nothing */
+    s->bucket = sp_account_threshold(s);
+  if (s->request_mp == 0)
+    s->debt = 0;
+  sp_accounts_cap(policy, s);
+  look_for_latency(policy);
+}
+
+void sp_policy_remove(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return;
+  sp_accounts_advance(policy, now_ns);
+  memset(&policy->shares[share], 0, sizeof policy->shares[share]);
+  sp_accounts_sort(policy, share);
+  while (policy->top > 0 && !policy->shares[policy->top - 1].present)
+    policy->top--;
+  look_for_latency(policy);
+}
+
+void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t now_ns) {
+  if (!is_known(policy, share) || policy->shares[share].paused == paused)
+    return;
+  struct sp_policy_share *s = &policy->shares[share];
+  sp_accounts_bring(policy, s, now_ns);
+  s->paused = paused;
+  sp_accounts_sort(policy, share);
+  if (paused)
+    sp_accounts_cap(policy, s);
+  look_for_latency(policy);
+}
+
+void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t now_ns) {
+  if (!is_known(policy, share) || policy->shares[share].waiting == waiting)
+    return;
+  struct sp_policy_share *s = &policy->shares[share];
+  sp_accounts_bring(policy, s, now_ns);
+  s->waiting = waiting;
+  sp_accounts_sort(policy, share);
+  if (waiting)
+    s->waiting_since_ns = policy->updated_ns;
+}
+
+void sp_policy_charge(struct sp_policy *policy, int share, int64_t used_ns, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return;
+  sp_accounts_bring(policy, &policy->shares[share], now_ns);
+  sp_accounts_charge(policy, &policy->shares[share], used_ns);
+}
+
+void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share) || !policy->shares[share].holding)
+    return;
+  sp_accounts_advance(policy, now_ns);
+  policy->shares[share].holding = false;
+  sp_accounts_sort(policy, share);
+  sp_accounts_cap(policy, &policy->shares[share]);
+}
+
+uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns) {
+  if (!is_known(policy, share))
+    return QUANTUM_MIN_NS;
+  struct sp_policy_share *s = &policy->shares[share];
+  if (s->longest_unit_ns != longest_unit_ns) {
+    s->longest_unit_ns = longest_unit_ns;
+    sp_policy_round(policy);
+  }
+  return sp_policy_ordinary(policy, s);
+}
+
+/* -------------------------------------------------------------------------------------------- validation */
+
+static bool share_is_valid(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  if (s->request_mp > s->limit_mp || s->limit_mp < 1 || s->limit_mp > WHOLE || s->share_class > SP_CLASS_BATCH)
+    return false;
+  if (s->debt < 0 || s->debt > earned(DEBT_MAX_NS, WHOLE) || (s->debt > 0 && s->request_mp == 0))
+    return false;
+  if (!policy->stale && (s->guarantee_mp > s->target_mp || s->target_mp > s->limit_mp))
+    return false;
+  if (!is_active(s) && s->target_mp > 0)
+    return false;
+  return s->used_ns <= policy->used_ns;
+}
+
+bool sp_policy_valid(const struct sp_policy *policy) {
+  uint64_t targets_mp = 0;
+  uint64_t used_ns = 0;
+  if (policy->top < 0 || policy->top > SP_POLICY_SHARES)
+    return false;
+  for (int i = 0; i < SP_POLICY_SHARES; i++) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (is_active(s) != (next_active(policy, i) == i))
+      return false;
+    if (!s->present)
+      continue;
+    if (i >= policy->top || !share_is_valid(policy, s))
+      return false;
+    targets_mp += s->target_mp;
+    used_ns += s->used_ns;
+  }
+  if (used_ns > policy->used_ns)
+    return false;
+  return policy->stale || (targets_mp == policy->targets_mp && targets_mp <= WHOLE);
+}

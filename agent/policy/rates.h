@@ -1,0 +1,69 @@
+/* Who is active, at which rates, and how long turns are. For the policy*.c files alone. */
+#ifndef SHAREPOD_POLICY_RATES_H
+#define SHAREPOD_POLICY_RATES_H
+
+#include "agent/policy/policy.h"
+
+#define MS    1000000ull
+#define WHOLE SP_POLICY_WHOLE
+
+#define QUANTUM_MIN_NS (2 * MS)
+#define QUANTUM_MAX_NS (50 * MS)
+/* A turn costs a hand-off (about 50 us), so turns are long unless a latency share might be kept waiting. */
+#define QUANTUM_NS (10 * MS)
+/* A round is so long for each share: with their longest quanta cut, about the median quantum is left of it. */
+#define BASE_NS         (12 * MS)
+#define BASE_LATENCY_NS (5 * MS)
+/* What was launched in a turn and ends after it, of small units: measured, docs/adr/0011. */
+#define RESIDUE_NS (600000ull)
+/* While many shares are active a round of turns aims at this, so that nobody's wait grows with their number. */
+#define ROUND_NS (100 * MS)
+
+static inline uint64_t min_u64(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
+static inline uint64_t max_u64(uint64_t a, uint64_t b) {
+  return a > b ? a : b;
+}
+static inline uint64_t clamp_u64(uint64_t x, uint64_t low, uint64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+static inline int64_t min_i64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+static inline int64_t max_i64(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+static inline bool is_active(const struct sp_policy_share *s) {
+  return s->present && (s->holding || (s->waiting && !s->paused));
+}
+
+/* The first active share from `from` on, -1: none. All of them:
+ * for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) */
+static inline int next_active(const struct sp_policy *policy, int from) {
+  for (int word = from / 64; word < SP_POLICY_SHARES / 64; word++) {
+    uint64_t rest = policy->active_set[word];
+    if (word == from / 64)
+      rest &= ~(uint64_t)0 << (from % 64);
+    if (rest)
+      return word * 64 + __builtin_ctzll(rest);
+  }
+  return -1;
+}
+
+/* Takes part in the surplus; the others get what even these leave. */
+static inline bool takes_surplus(const struct sp_policy_share *s) {
+  return s->share_class != SP_CLASS_BATCH && s->request_mp > 0;
+}
+
+/* Work out guarantees, targets and the round from the terms of the active shares. */
+void sp_policy_rates(struct sp_policy *policy);
+/* The round and the due lags alone: after a change of units. */
+void sp_policy_round(struct sp_policy *policy);
+/* How long a turn of the share ordinarily lasts, before its limit cuts it. */
+uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_policy_share *s);
+/* What ordinarily ends after such a turn: half a unit, for kernels are not cut. */
+uint64_t sp_policy_residue(const struct sp_policy_share *s);
+
+#endif

@@ -1,0 +1,36 @@
+/*
+ * Changes of executable graphs: how long one takes is learned per handle, so what was learned must go when the graph
+ * behind the handle is another. (Their launches are in launch.c, their memory in memory/graph.c.)
+ */
+#include "hook/gate/gate.h"
+#include "hook/interpose/intercept.h"
+
+#define CHANGE(name, parameters, arguments)                                                                            \
+  SP_WRAPPER(name, parameters, arguments) {                                                                            \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real arguments);                                                                                   \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      sp_gate_unit_changed(sp_unit_key(executable, 0, 0), false);                                                      \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+
+CHANGE(cuGraphExecUpdate, (CUgraphExec executable, CUgraph graph, void *wrong, int *verdict),
+       (executable, graph, wrong, verdict))
+CHANGE(cuGraphExecUpdate_v2, (CUgraphExec executable, CUgraph graph, void *verdict), (executable, graph, verdict))
+
+#define SET(name) CHANGE(name, (CUgraphExec executable, void *node, const void *what), (executable, node, what))
+SET(cuGraphExecKernelNodeSetParams)
+SET(cuGraphExecKernelNodeSetParams_v2)
+SET(cuGraphExecHostNodeSetParams)
+SET(cuGraphExecChildGraphNodeSetParams)
+SET(cuGraphExecBatchMemOpNodeSetParams)
+SET(cuGraphExecNodeSetParams)
+
+#define SET_IN(name)                                                                                                   \
+  CHANGE(name, (CUgraphExec executable, void *node, const void *what, CUcontext context),                              \
+         (executable, node, what, context))
+SET_IN(cuGraphExecMemcpyNodeSetParams)
+SET_IN(cuGraphExecMemsetNodeSetParams)
+
+CHANGE(cuGraphNodeSetEnabled, (CUgraphExec executable, void *node, unsigned int enabled), (executable, node, enabled))

@@ -1,0 +1,303 @@
+/*
+ * Births and deaths: the driver's initialisation, contexts, streams and captures. The gate keeps events in streams and
+ * the account keeps addresses of contexts; both must hear of an end, the gate before it (its events are still valid
+ * then), the account after it (only a context that is really gone has freed its memory).
+ */
+#include <errno.h>
+
+#include "hook/calls/visible.h"
+#include "hook/gate/gate.h"
+#include "hook/interpose/driver.h"
+#include "hook/interpose/intercept.h"
+#include "hook/memory/charge.h"
+
+SP_WRAPPER(cuInit, (unsigned int flags), (flags)) {
+  CUresult result;
+  char *visible = sp_visible_begin();
+  SP_CALL(result, real(flags));
+  sp_visible_end(visible);
+  if (result == CUDA_SUCCESS) {
+    int saved_errno = errno;
+    bool usable = sp_attach();
+    errno = saved_errno;
+    if (!usable) {
+      return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+  } else {
+    sp_attach_failed(result);
+  }
+  return result;
+}
+
+SP_WRAPPER(cuDeviceGet, (CUdevice * device, int ordinal), (device, ordinal)) {
+  CUresult result;
+  SP_CALL(result, real(device, ordinal));
+  if (result == CUDA_ERROR_INVALID_DEVICE) {
+    sp_share_no_device(ordinal);
+  }
+  return result;
+}
+
+/* The default streams belong to the current context, and so do the thread's device and its cached lane. */
+#define CONTEXT_CHANGE(name, parameters, arguments)                                                                    \
+  SP_WRAPPER(name, parameters, arguments) {                                                                            \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real arguments);                                                                                   \
+    sp_gate_context_changed();                                                                                         \
+    return result;                                                                                                     \
+  }
+CONTEXT_CHANGE(cuCtxSetCurrent, (CUcontext context), (context))
+CONTEXT_CHANGE(cuCtxPushCurrent, (CUcontext context), (context))
+CONTEXT_CHANGE(cuCtxPushCurrent_v2, (CUcontext context), (context))
+CONTEXT_CHANGE(cuCtxPopCurrent, (CUcontext * context), (context))
+CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
+
+/* What a context takes of the device is reserved before it is made, as far as it is known. A primary context that is
+ * there already takes its own charge over. */
+static void conclude_context(CUresult result, CUdevice device, CUcontext context, uint64_t bytes) {
+  if (result == CUDA_ERROR_INVALID_DEVICE) {
+    sp_share_no_device(device);
+  }
+  if (bytes == 0) {
+    return;
+  }
+  if (result != CUDA_SUCCESS) {
+    sp_memory_rollback(device, bytes);
+    return;
+  }
+  sp_slot_context_memory(device, (int64_t)bytes);
+  struct sp_place place = {.context = (uint64_t)(uintptr_t)context, .device = device};
+  struct sp_allocation made = sp_allocation_of(SP_MEMORY_CONTEXT, place.context, bytes, &place);
+  sp_memory_commit(&made);
+}
+
+#define CONTEXT_CREATE(name, parameters, arguments)                                                                    \
+  SP_WRAPPER(name, parameters, arguments) {                                                                            \
+    uint64_t bytes = sp_share_context_bytes(device);                                                                   \
+    CUresult result;                                                                                                   \
+    if (sp_share_refuses(device)) {                                                                                    \
+      return CUDA_ERROR_INVALID_DEVICE;                                                                                \
+    }                                                                                                                  \
+    if (bytes != 0 && !sp_memory_reserve(device, bytes)) {                                                             \
+      return CUDA_ERROR_OUT_OF_MEMORY;                                                                                 \
+    }                                                                                                                  \
+    SP_CALL(result, real arguments);                                                                                   \
+    conclude_context(result, device, result == CUDA_SUCCESS ? *context : NULL, bytes);                                 \
+    sp_gate_context_changed();                                                                                         \
+    return result;                                                                                                     \
+  }
+CONTEXT_CREATE(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CREATE(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CREATE(cuCtxCreate_v3, (CUcontext * context, void *affinities, int count, unsigned int flags, CUdevice device),
+               (context, affinities, count, flags, device))
+CONTEXT_CREATE(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags, CUdevice device),
+               (context, parameters, flags, device))
+CONTEXT_CREATE(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CREATE(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CREATE(cuVDPAUCtxCreate,
+               (CUcontext * context, unsigned int flags, CUdevice device, uint32_t display, void *find),
+               (context, flags, device, display, find))
+CONTEXT_CREATE(cuVDPAUCtxCreate_v2,
+               (CUcontext * context, unsigned int flags, CUdevice device, uint32_t display, void *find),
+               (context, flags, device, display, find))
+
+static bool primary_is_active(CUdevice device) {
+  const struct sp_driver *driver = sp_driver();
+  unsigned int flags;
+  int active = 0;
+  return driver->cuDevicePrimaryCtxGetState != NULL &&
+         driver->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+}
+
+/* How often the program holds each primary context, by its own calls: what others hold beyond is not known, so a
+ * release is taken for the last one when it may be. One that is not must not wait for the device. */
+#define RETAINS 128 /* devices */
+
+static uint32_t retains[RETAINS];
+
+static void count_retain(CUdevice device) {
+  if (device >= 0 && device < RETAINS) {
+    __atomic_fetch_add(&retains[device], 1, __ATOMIC_RELAXED);
+  }
+}
+
+SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (context, device)) {
+  uint64_t bytes = primary_is_active(device) ? 0 : sp_share_context_bytes(device);
+  CUresult result;
+  if (sp_share_refuses(device)) {
+    return CUDA_ERROR_INVALID_DEVICE;
+  }
+  if (bytes != 0 && !sp_memory_reserve(device, bytes)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  SP_CALL(result, real(context, device));
+  conclude_context(result, device, result == CUDA_SUCCESS ? *context : NULL, bytes);
+  if (result == CUDA_SUCCESS) {
+    count_retain(device);
+  }
+  return result;
+}
+
+/* The context and what was in it are gone. */
+static void context_gone(CUcontext context) {
+  sp_gate_context_gone(context);
+  sp_memory_forget_context(context);
+  sp_places_changed();
+  sp_pools_look();
+}
+
+#define CONTEXT_END(name)                                                                                              \
+  SP_WRAPPER(name, (CUcontext context), (context)) {                                                                   \
+    if (context != NULL) {                                                                                             \
+      sp_gate_forget_context(context);                                                                                 \
+    }                                                                                                                  \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(context));                                                                                    \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      context_gone(context);                                                                                           \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+CONTEXT_END(cuCtxDestroy)
+CONTEXT_END(cuCtxDestroy_v2)
+CONTEXT_END(cuCtxDetach)
+
+/* Its memory is the primary context's, of which it holds one reference: the account hears of that one's end. */
+SP_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx green), (green)) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext context = NULL;
+  if (green != NULL && driver->cuCtxFromGreenCtx != NULL &&
+      driver->cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS) {
+    sp_gate_forget_context(context);
+  }
+  CUresult result;
+  SP_CALL(result, real(green));
+  if (result == CUDA_SUCCESS && context != NULL) {
+    sp_gate_context_gone(context);
+  }
+  return result;
+}
+
+/* The handle of a device's primary context, which only a retain tells. NULL when it is not there. */
+static CUcontext primary_context(CUdevice device) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext context = NULL;
+  if (!primary_is_active(device) || driver->cuDevicePrimaryCtxRetain == NULL ||
+      driver->cuDevicePrimaryCtxRelease == NULL || driver->cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS) {
+    return NULL;
+  }
+  driver->cuDevicePrimaryCtxRelease(device);
+  return context;
+}
+
+/* Whether the context may go with this call. The gate relearns one that stays; the account must not forget one. */
+static bool may_be_last(CUdevice device, bool reset) {
+  if (device < 0 || device >= RETAINS) {
+    return true;
+  }
+  uint32_t held = __atomic_load_n(&retains[device], __ATOMIC_RELAXED);
+  while (held != 0 && !__atomic_compare_exchange_n(&retains[device], &held, reset ? 0 : held - 1, false,
+                                                   __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return reset || held <= 1;
+}
+
+#define PRIMARY_END(name, reset)                                                                                       \
+  SP_WRAPPER(name, (CUdevice device), (device)) {                                                                      \
+    CUcontext context = primary_context(device);                                                                       \
+    if (may_be_last(device, reset) && context != NULL) {                                                               \
+      sp_gate_forget_context(context);                                                                                 \
+    }                                                                                                                  \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(device));                                                                                     \
+    if (result == CUDA_SUCCESS && context != NULL && !primary_is_active(device)) {                                     \
+      context_gone(context);                                                                                           \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+PRIMARY_END(cuDevicePrimaryCtxRelease, false)
+PRIMARY_END(cuDevicePrimaryCtxRelease_v2, false)
+PRIMARY_END(cuDevicePrimaryCtxReset, true)
+PRIMARY_END(cuDevicePrimaryCtxReset_v2, true)
+
+#define STREAM_END(name)                                                                                               \
+  SP_WRAPPER(name, (CUstream stream), (stream)) {                                                                      \
+    sp_gate_forget_stream(stream);                                                                                     \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(stream));                                                                                     \
+    return result;                                                                                                     \
+  }
+STREAM_END(cuStreamDestroy)
+STREAM_END(cuStreamDestroy_v2)
+
+/* The gate hears of a capture before it opens, so that no marker slips in between. */
+#define CAPTURE(stream, per_thread, call)                                                                              \
+  do {                                                                                                                 \
+    sp_gate_capture_begin((stream), (per_thread));                                                                     \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, (call));                                                                                           \
+    if (result != CUDA_SUCCESS) {                                                                                      \
+      sp_gate_capture_end((stream), (per_thread));                                                                     \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  } while (0)
+
+SP_WRAPPER(cuStreamBeginCapture, (CUstream stream), (stream)) {
+  CAPTURE(stream, false, real(stream));
+}
+
+SP_WRAPPER(cuStreamBeginCapture_ptsz, (CUstream stream), (stream)) {
+  CAPTURE(stream, true, real(stream));
+}
+
+SP_WRAPPER(cuStreamBeginCapture_v2, (CUstream stream, int mode), (stream, mode)) {
+  CAPTURE(stream, false, real(stream, mode));
+}
+
+SP_WRAPPER(cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode), (stream, mode)) {
+  CAPTURE(stream, true, real(stream, mode));
+}
+
+#define CAPTURE_TO_GRAPH(name, per_thread)                                                                             \
+  SP_WRAPPER(name,                                                                                                     \
+             (CUstream stream, CUgraph graph, const void *dependencies, const void *edges, size_t count, int mode),    \
+             (stream, graph, dependencies, edges, count, mode)) {                                                      \
+    CAPTURE(stream, per_thread, real(stream, graph, dependencies, edges, count, mode));                                \
+  }
+CAPTURE_TO_GRAPH(cuStreamBeginCaptureToGraph, false)
+CAPTURE_TO_GRAPH(cuStreamBeginCaptureToGraph_ptsz, true)
+
+#define RECAPTURE(name, per_thread)                                                                                    \
+  SP_WRAPPER(name, (CUstream stream, int mode, CUgraph graph, void *callback, void *user_data),                        \
+             (stream, mode, graph, callback, user_data)) {                                                             \
+    CAPTURE(stream, per_thread, real(stream, mode, graph, callback, user_data));                                       \
+  }
+RECAPTURE(cuStreamBeginRecaptureToGraph, false)
+RECAPTURE(cuStreamBeginRecaptureToGraph_ptsz, true)
+
+/* Whether a capture has ended: these failures end it too; with others (the wrong thread, the wrong stream, no capture
+ * at all) nothing has changed. */
+static bool capture_ended(CUresult result) {
+  switch (result) {
+  case CUDA_SUCCESS:
+  case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
+  case CUDA_ERROR_STREAM_CAPTURE_MERGE:
+  case CUDA_ERROR_STREAM_CAPTURE_UNJOINED:
+  case CUDA_ERROR_STREAM_CAPTURE_ISOLATION:
+    return true;
+  default:
+    return false;
+  }
+}
+
+#define END_CAPTURE(name, per_thread)                                                                                  \
+  SP_WRAPPER(name, (CUstream stream, CUgraph * graph), (stream, graph)) {                                              \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(stream, graph));                                                                              \
+    if (capture_ended(result)) {                                                                                       \
+      sp_gate_capture_end(stream, (per_thread));                                                                       \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+END_CAPTURE(cuStreamEndCapture, false)
+END_CAPTURE(cuStreamEndCapture_ptsz, true)

@@ -1,0 +1,62 @@
+/*
+ * Calls that return when work is done. They are never gated (what they wait for has passed the gate already). Before
+ * them a marker closes what was launched, so that its end is known and not only that it had ended when we looked; their
+ * success tells the gate that the caller's work has drained, which is when a turn is given back early.
+ */
+#include "hook/gate/gate.h"
+#include "hook/interpose/intercept.h"
+#include "hook/memory/memory.h"
+
+#define SYNCED_THEN(stream, per_thread, what, call, then)                                                              \
+  do {                                                                                                                 \
+    CUresult result;                                                                                                   \
+    sp_outermost_begin();                                                                                              \
+    sp_gate_syncing((stream), (per_thread), (what));                                                                   \
+    result = (call);                                                                                                   \
+    sp_outermost_end();                                                                                                \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      then;                                                                                                            \
+      sp_gate_synced(what);                                                                                            \
+      sp_pools_look();                                                                                                 \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  } while (0)
+#define SYNCED(stream, per_thread, what, call) SYNCED_THEN(stream, per_thread, what, call, (void)0)
+
+SP_WRAPPER_VOID(cuCtxSynchronize) {
+  SYNCED(NULL, false, SP_SYNC_CONTEXT, real());
+}
+
+SP_WRAPPER(cuCtxSynchronize_v2, (CUcontext context), (context)) {
+  SYNCED(NULL, false, SP_SYNC_CONTEXT, real(context));
+}
+
+SP_WRAPPER(cuStreamSynchronize, (CUstream stream), (stream)) {
+  SYNCED(stream, false, SP_SYNC_STREAM, real(stream));
+}
+
+SP_WRAPPER(cuStreamSynchronize_ptsz, (CUstream stream), (stream)) {
+  SYNCED(stream, true, SP_SYNC_STREAM, real(stream));
+}
+
+SP_WRAPPER(cuEventSynchronize, (CUevent event), (event)) {
+  SYNCED(NULL, false, SP_SYNC_EVENT, real(event));
+}
+
+#define TO_HOST(name, address, size)                                                                                   \
+  SP_WRAPPER(name, (void *target, address source, size bytes), (target, source, bytes)) {                              \
+    SYNCED_THEN(NULL, false, SP_SYNC_BEFORE, real(target, source, bytes),                                              \
+                sp_copied(NULL, false, SP_TO_HOST, bytes, 1));                                                         \
+  }
+TO_HOST(cuMemcpyDtoH, CUdeviceptr_v1, unsigned int)
+TO_HOST(cuMemcpyDtoH_v2, CUdeviceptr, size_t)
+TO_HOST(cuMemcpyDtoH_v2_ptds, CUdeviceptr, size_t)
+
+#define TO_DEVICE(name, address, size)                                                                                 \
+  SP_WRAPPER(name, (address target, const void *source, size bytes), (target, source, bytes)) {                        \
+    SYNCED_THEN(NULL, false, SP_SYNC_BEFORE, real(target, source, bytes),                                              \
+                sp_copied(NULL, false, SP_TO_DEVICE, bytes, 1));                                                       \
+  }
+TO_DEVICE(cuMemcpyHtoD, CUdeviceptr_v1, unsigned int)
+TO_DEVICE(cuMemcpyHtoD_v2, CUdeviceptr, size_t)
+TO_DEVICE(cuMemcpyHtoD_v2_ptds, CUdeviceptr, size_t)

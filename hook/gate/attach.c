@@ -1,0 +1,240 @@
+/* Attach: find the share's region, claim a slot, know the devices. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/membarrier.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "hook/gate/gate.h"
+#include "hook/gate/guest.h"
+#include "hook/gate/mps.h"
+#include "hook/memory/memory.h"
+#include "region/uncancelled.h"
+
+#define DEFAULT_DIRECTORY "/run/sharepod/share"
+
+struct sp_guest sp_guest;
+static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* glibc has the first (its pthread_atfork is a static stub of it), musl the second: weak, so that the hook loads under
+ * both. */
+extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object)
+    __attribute__((weak));
+#pragma weak pthread_atfork
+
+/* A forked child cannot use CUDA and does not hold our record lock: it is not this slot's process. */
+static void after_fork_in_child(void) {
+  sp_guest.attached = 0;
+}
+
+/* The 32 hexadecimal digits of an NVML UUID ("GPU-…", "MIG-…") as 16 bytes. */
+static bool parse_uuid(const char *text, unsigned char bytes[16]) {
+  int digits = 0;
+  const char *at = memchr(text, '-', SP_UUID_BYTES);
+  if (!at)
+    return false;
+  for (; at < text + SP_UUID_BYTES && *at && digits < 32; at++) {
+    int value;
+    if (*at >= '0' && *at <= '9')
+      value = *at - '0';
+    else if (*at >= 'a' && *at <= 'f')
+      value = *at - 'a' + 10;
+    else if (*at >= 'A' && *at <= 'F')
+      value = *at - 'A' + 10;
+    else if (*at == '-')
+      continue;
+    else
+      return false;
+    bytes[digits / 2] = (unsigned char)(digits % 2 ? (bytes[digits / 2] << 4 | value) : value);
+    digits++;
+  }
+  return digits == 32;
+}
+
+static void map_devices(void) {
+  const struct sp_driver *driver = sp_driver();
+  int count = 0;
+  if (driver->cuDeviceGetCount)
+    driver->cuDeviceGetCount(&count);
+  uint32_t grants = sp_guest.region.header->grant_count; /* it may have changed since it was checked */
+  sp_guest.device_count = grants < SP_DEVICES_MAX ? grants : SP_DEVICES_MAX;
+  sp_guest.single_device = count == 1;
+  for (uint32_t index = 0; index < sp_guest.device_count; index++) {
+    struct sp_device *device = &sp_guest.devices[index];
+    device->index = index;
+    device->bit = 1u << index;
+    device->ordinal = -1;
+    device->grant = &sp_guest.region.grants[index];
+    device->slot = &sp_guest.region.slot->devices[index];
+    device->copies = &sp_guest.region.slot->copies[index];
+    pthread_mutex_init(&device->turn_lock, NULL);
+    pthread_mutex_init(&device->queue_lock, NULL);
+    unsigned char wanted[16];
+    if (!parse_uuid(device->grant->uuid, wanted))
+      continue;
+    for (int ordinal = 0; ordinal < count && driver->cuDeviceGetUuid && driver->cuDeviceGet; ordinal++) {
+      CUdevice handle;
+      CUuuid uuid;
+      if (driver->cuDeviceGet(&handle, ordinal) || driver->cuDeviceGetUuid(&uuid, handle))
+        continue;
+      if (memcmp(uuid.bytes, wanted, sizeof wanted) == 0)
+        device->ordinal = handle;
+    }
+  }
+}
+
+const char *sp_share_directory(void) {
+  const char *directory = getenv("SHAREPOD_REGION");
+  return directory && *directory ? directory : DEFAULT_DIRECTORY;
+}
+
+/* Map the region and claim a slot, once: also where nothing can be metered, for the agent is told there why. */
+static int join(void) {
+  const struct sp_slot *slot = sp_guest.region.slot;
+  if (slot && slot->pid == (int32_t)getpid()) /* else it is that of a parent that could not attach */
+    return 0;
+  return sp_region_attach(&sp_guest.region, sp_share_directory());
+}
+
+/* What happened, where the agent looks. */
+static void tell(enum sp_mishap_kind kind, uint32_t detail) {
+  if (!sp_guest.region.slot)
+    return;
+  sp_region_mishap(&sp_guest.region, kind, detail);
+  sp_region_ring(&sp_guest.region);
+}
+
+/* A function without which no work can be metered; NULL: the driver has them all. */
+static const char *lacking(const struct sp_driver *driver) {
+#define NEEDED(X)                                                                                                      \
+  X(cuCtxGetCurrent)                                                                                                   \
+  X(cuCtxSetCurrent)                                                                                                   \
+  X(cuCtxGetDevice)                                                                                                    \
+  X(cuDeviceGet)                                                                                                       \
+  X(cuDeviceGetCount)                                                                                                  \
+  X(cuDeviceGetUuid)                                                                                                   \
+  X(cuEventCreate)                                                                                                     \
+  X(cuEventRecord)                                                                                                     \
+  X(cuEventSynchronize)                                                                                                \
+  X(cuEventElapsedTime)
+#define LACKS(function)                                                                                                \
+  if (!driver->function)                                                                                               \
+    return #function;
+  NEEDED(LACKS)
+#undef LACKS
+#undef NEEDED
+  return NULL;
+}
+
+static int attach(void) {
+  if (sp_mps_client())
+    return -EOPNOTSUPP; /* the device's time would be the server's, whoever's work it is */
+  int error = join();
+  if (error)
+    return error;
+  const struct sp_driver *driver = sp_driver();
+  const char *lacks = lacking(driver);
+  if (lacks) {
+    tell(SP_MISHAP_DRIVER, sp_name_hash(lacks));
+    return -ENOSYS;
+  }
+  int version;
+  if (driver->cuDriverGetVersion && !driver->cuDriverGetVersion(&version) && version < SP_OLDEST_DRIVER)
+    tell(SP_MISHAP_VERSION, (uint32_t)version & INT32_MAX);
+  if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0))
+    sp_guest.no_membarrier = 1;
+  map_devices();
+  if (__register_atfork) {
+    __register_atfork(NULL, NULL, after_fork_in_child, NULL);
+  } else if (pthread_atfork) {
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+  }
+  __atomic_store_n(&sp_guest.attached, 1, __ATOMIC_RELEASE);
+  return 0;
+}
+
+static bool closed(void) {
+  const char *policy = getenv("SHAREPOD_POLICY");
+  return policy && strcmp(policy, "closed") == 0;
+}
+
+bool sp_attach(void) {
+  static bool tried;
+  SP_UNCANCELLED;
+  int saved = errno;
+  pthread_mutex_lock(&attach_lock);
+  bool usable = true;
+  if (!tried) {
+    tried = true;
+    usable = attach() == 0 || !closed();
+    tried = usable; /* under `closed` every cuInit tries again and fails again */
+  }
+  pthread_mutex_unlock(&attach_lock);
+  errno = saved;
+  return usable;
+}
+
+struct sp_device *sp_device_current(void) {
+  const struct sp_driver *driver = sp_driver();
+  CUdevice ordinal = 0;
+  if (!sp_guest.single_device && (!driver->cuCtxGetDevice || driver->cuCtxGetDevice(&ordinal)))
+    return NULL;
+  for (uint32_t index = 0; index < sp_guest.device_count; index++)
+    if (sp_guest.devices[index].ordinal == ordinal)
+      return &sp_guest.devices[index];
+  return NULL;
+}
+
+bool sp_context_enter(CUcontext context) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext current = NULL;
+  return driver->cuCtxPushCurrent && driver->cuCtxPopCurrent && driver->cuCtxGetCurrent &&
+         driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current != context &&
+         driver->cuCtxPushCurrent(context) == CUDA_SUCCESS;
+}
+
+void sp_context_leave(void) {
+  CUcontext context;
+  sp_driver()->cuCtxPopCurrent(&context);
+}
+
+void sp_attach_failed(int result) {
+  SP_UNCANCELLED;
+  int saved = errno;
+  pthread_mutex_lock(&attach_lock);
+  if (!sp_mps_client() && join() == 0)
+    tell(SP_MISHAP_INIT, (uint32_t)result & INT32_MAX);
+  pthread_mutex_unlock(&attach_lock);
+  errno = saved;
+}
+
+void sp_share_no_device(int ordinal) {
+  tell(SP_MISHAP_DEVICE, (uint32_t)ordinal & INT32_MAX);
+}
+
+void sp_share_crowded(uint32_t most) {
+  tell(SP_MISHAP_CROWDED, most);
+}
+
+void sp_share_no_keeper(int error) {
+  tell(SP_MISHAP_KEEPER, (uint32_t)error & INT32_MAX);
+}
+
+void sp_share_no_function(const char *name) {
+  tell(SP_MISHAP_FUNCTION, sp_name_hash(name));
+}
+
+bool sp_share_refuses(int ordinal) {
+  if (!sp_load(&sp_guest.attached) || !closed())
+    return false;
+  for (uint32_t index = 0; index < sp_guest.device_count; index++)
+    if (sp_guest.devices[index].ordinal == ordinal)
+      return false;
+  CUdevice same;
+  if (sp_driver()->cuDeviceGet(&same, ordinal) != CUDA_SUCCESS)
+    return false; /* there is none: the driver says so itself */
+  tell(SP_MISHAP_OUTSIDE, (uint32_t)ordinal & INT32_MAX);
+  return true;
+}

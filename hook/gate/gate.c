@@ -1,0 +1,395 @@
+/*
+ * The gate: announce, one acquire load, a compare; then the driver.
+ *
+ * The open path takes no lock, makes no system call and reads no clock. `device->entered` holds the name of the turn
+ * that this process has entered, so comparing it with the grant's word answers both questions at once: is the gate
+ * open, and does the agent know that we are in. The keeper clears `entered`, passes every thread through a barrier
+ * (membarrier) and then reads the announces: a thread is either seen inside or sees the cleared word.
+ */
+#include "hook/gate/gate.h"
+
+#include "hook/gate/wait.h"
+
+#define LONG_NS 200000u /* a unit whose end is told at its launch */
+#define FORETOLD_NS                                                                                                    \
+  50000u           /* what was foretold may be so much too early: not every short launch is worth the telling          \
+                    */
+#define MARKERS 8u /* a lane's unmarked work stays below the budget divided by this */
+/* Launches behind others of a stream are measured alone: one in 1,024, one in 256 of a unit that is not known exactly
+ * or lies between others, one in 16 of its first 512. So is one in 256 of a unit that is known exactly into an empty
+ * stream, which tells what a launch takes to arrive. The golden ratio spreads them, so that they fall anywhere in
+ * bursts of any length. */
+#define SPREAD 40503u
+#define OFTEN  4096u
+#define SELDOM 256u
+#define RARELY 64u
+#define FIRST  512u
+/* So often a launch into a stream that rests has an edge in front, which tells how the clocks stand to each other. */
+#define EDGE_NS 50000000u
+
+/* What an unknown unit counts for: two may be in flight beside others, and alone before any unit is known. Else, alone,
+ * it counts as the longest one known: who meets new units all the time must not wait for each of them. */
+static uint64_t unknown_ns(const struct sp_device *device) {
+  uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2, longest_ns = sp_load(&device->longest_ns);
+  if (longest_ns == 0)
+    return half_ns;
+  uint64_t guess_ns = longest_ns < SP_UNKNOWN_ALONE_NS ? SP_UNKNOWN_ALONE_NS : longest_ns;
+  return half_ns < guess_ns ? half_ns : guess_ns;
+}
+
+/* Less than the budget is in flight; or one unit longer than that, and a second one behind it ends soon enough: with
+ * only one, the device would idle while we are told of its end. */
+static inline bool fits(const struct sp_device *device, const struct sp_lane *lane, uint64_t predicted_ns) {
+  uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&lane->pending_ns);
+  if (sp_likely(in_flight_ns < sp_grant_budget_ns(device->grant))) {
+    return true;
+  }
+  return sp_one_in_flight(in_flight_ns, predicted_ns) && in_flight_ns + predicted_ns <= sp_grant_pair_ns(device->grant);
+}
+
+static inline void announce(struct sp_thread *thread, const struct sp_device *device) {
+  sp_store(&thread->inside, device->bit);
+  if (sp_unlikely(sp_load(&sp_guest.no_membarrier)))
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  else
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
+}
+
+/* That there is none is not kept: one may become free at any time. */
+static struct sp_lane *look_up(struct sp_known_lane pair[2], struct sp_known_lane sought, struct sp_thread *thread,
+                               struct sp_device *device, bool per_thread) {
+  sought.lane = sp_lane_find(device, thread, sought.stream, per_thread);
+  if (sought.lane) {
+    pair[1] = pair[0];
+    pair[0] = sought;
+  }
+  return sought.lane;
+}
+
+/* `device`: that of the thread. */
+static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_thread *thread, void *stream,
+                                          bool per_thread) {
+  uint64_t generation = __atomic_load_n(&sp_guest.lane_generation, __ATOMIC_ACQUIRE);
+  uint64_t key = generation << 32 | thread->looks << 2 | (uint32_t)per_thread << 1 | 1; /* 0: of an empty place */
+  uint64_t spread = (uint64_t)(uintptr_t)stream * 0x9e3779b97f4a7c15u; /* 2^64 / the golden ratio: neighbours part */
+  struct sp_known_lane *pair = thread->known[spread >> (64 - SP_PAIRS_BITS)];
+  if (sp_likely(pair[0].stream == stream && pair[0].key == key))
+    return pair[0].lane;
+  if (pair[1].stream == stream && pair[1].key == key)
+    return pair[1].lane;
+  return look_up(pair, (struct sp_known_lane){stream, key, NULL}, thread, device, per_thread);
+}
+
+/* `first`: of a turn, which tells when the device was ours (marker.c). */
+static bool is_measured(const struct sp_lane *lane, const struct sp_unit *unit, uint16_t launches, uint16_t spread,
+                        bool first) {
+  bool exact = sp_unit_exact(unit);
+  if (!sp_load(&lane->pending_ns) && exact)
+    return first || (spread < SELDOM && !sp_load(&lane->outstanding));
+  if (!sp_load(&lane->pending_ns) && !sp_load(&lane->outstanding))
+    return false; /* what a launch takes to arrive would be in it */
+  return spread < (exact && sp_load(&lane->batch_unit) == unit ? RARELY : launches < FIRST ? OFTEN : SELDOM);
+}
+
+static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, struct sp_thread *thread,
+                                                        struct sp_device *device, struct sp_lane *lane, uint64_t key) {
+  struct sp_unit *unit = sp_unit_find(key);
+  uint64_t predicted_ns;
+  bool entered = false, asked = false, guessed;
+  for (;;) {
+    predicted_ns = sp_device_predicts(device, sp_load(&unit->predicted_ns));
+    guessed = predicted_ns == 0;
+    if (sp_unlikely(guessed))
+      predicted_ns = unknown_ns(device);
+    announce(thread, device);
+    uint32_t word = sp_grant_word(device->grant);
+    if (sp_likely(word == __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE))) {
+      if (sp_likely(fits(device, lane, predicted_ns))) {
+        break;
+      }
+      __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+      enum sp_progress progress =
+          sp_wait_progress(device, thread, lane, sp_load(&unit->predicted_ns) ? predicted_ns : 0);
+      if (progress == SP_MADE)
+        continue;
+      announce(thread, device);
+      if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
+        __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+        continue; /* the turn ended while we waited: that is another wait */
+      }
+      if (progress == SP_STUCK)
+        sp_wait_gave_up(device, thread);
+      break;
+    }
+    __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+    if (sp_unlikely(entered)) /* closed before its first launch: the keeper must say that it is drained */
+      sp_keeper_kick(device);
+    entered = false;
+    if (!asked) /* the wait for a turn is no pause of the program's */
+      sp_keeper_pause(device);
+    asked = true;
+    if (sp_wait_turn(device, thread, lane, &entered)) {
+      announce(thread, device);
+      __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+      break;
+    }
+  }
+  pass->device = device;
+  pass->entered = entered;
+  pass->lane = lane;
+  pass->unit = unit;
+  pass->predicted_ns = predicted_ns ? predicted_ns : 1;
+  if (sp_unlikely(guessed))
+    sp_store(&lane->batch_guessed, true);
+  uint16_t launches = (uint16_t)(sp_load(&unit->launches) + 1), spread = (uint16_t)(launches * SPREAD);
+  sp_store(&unit->launches, launches);
+  pass->measured =
+      sp_unlikely(!sp_load(&unit->predicted_ns)) || sp_unlikely(sp_unit_stale(unit)) ||
+      ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) && is_measured(lane, unit, launches, spread, entered));
+  pass->edged = false;
+  if (sp_unlikely(sp_load(&lane->awaits))) {
+    pass->edged = sp_lane_measure(lane, false); /* it tells when the wait was over */
+    if (pass->edged)
+      sp_store(&lane->awaits, false);
+  } else if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit))) {
+    pass->edged = sp_lane_measure(lane, false); /* the left edge */
+  }
+  if (sp_unlikely(!sp_load(&lane->pending_ns))) {
+    uint64_t now_ns = sp_now_ns();
+    if (sp_unlikely(now_ns - sp_load(&lane->edged_ns) > EDGE_NS) && !pass->edged && !sp_load(&lane->outstanding)) {
+      sp_store(&lane->edged_ns, now_ns);
+      pass->edged = sp_lane_measure(lane, false);
+      now_ns = sp_now_ns();
+    }
+    sp_store(&lane->batch_ns, now_ns);
+  }
+}
+
+bool sp_gate_attached(void) {
+  return sp_load(&sp_guest.attached);
+}
+
+/* A long unit, or one behind it, is about to be launched and others wait: say when it will end, so that the arbiter
+ * knows at the moment it closes the grant. The keeper may be inside the driver until then, and short units give it time
+ * enough. Before the launch, for that takes a while: a grant that is closed meanwhile would be handed on as if this
+ * unit were not there. */
+static void foretell(struct sp_device *device, const struct sp_lane *lane, uint64_t predicted_ns) {
+  pthread_mutex_lock(&device->turn_lock);
+  struct sp_report *report = &device->report;
+  if (report->held_turn == sp_load(&device->entered) && report->drained_turn != report->held_turn) {
+    uint64_t before_ns = sp_device_in_flight(device) + sp_load(&lane->pending_ns);
+    if (before_ns == 0)
+      sp_store(&device->began_ns, sp_now_ns()); /* it finds the device empty */
+    uint64_t until_ns = sp_load(&device->began_ns) + before_ns + predicted_ns;
+    if (predicted_ns >= LONG_NS || until_ns > report->residue_until_ns + FORETOLD_NS) {
+      report->residue_until_ns = until_ns;
+      sp_store(&device->foretold, 1);
+      sp_slot_publish(device->slot, report);
+    }
+  }
+  pthread_mutex_unlock(&device->turn_lock);
+}
+
+/* Published here: the keeper has no reason to publish while the process holds no turn. */
+static void publish_pass(struct sp_device *device) {
+  pthread_mutex_lock(&device->turn_lock);
+  device->report.passed = __atomic_add_fetch(&device->passed, 1, __ATOMIC_RELAXED);
+  sp_slot_publish(device->slot, &device->report);
+  pthread_mutex_unlock(&device->turn_lock);
+}
+
+/* More threads or streams than the tables hold: the launch passes unmetered, but not unseen. */
+static void pass_crowded(struct sp_device *device, uint32_t most) {
+  static uint32_t told;
+  if (!device)
+    return;
+  publish_pass(device);
+  if (!__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
+    sp_share_crowded(most);
+}
+
+void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
+  pass->device = NULL;
+  if (sp_unlikely(!sp_load(&sp_guest.attached)))
+    return;
+  struct sp_thread *thread = sp_thread_self();
+  if (sp_unlikely(!thread)) {
+    pass_crowded(sp_device_current(), SP_THREADS_MAX);
+    return;
+  }
+  if (sp_unlikely(sp_load(&thread->inside)))
+    return; /* the driver called itself through us */
+  struct sp_device *device = thread->device;
+  if (sp_unlikely(!device || !sp_guest.single_device)) {
+    device = sp_device_current();
+    if (!device)
+      return;
+    sp_thread_on(thread, device);
+  }
+  if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread))
+    return;
+  struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
+  if (sp_unlikely(!lane)) {
+    pass_crowded(device, SP_LANES_MAX);
+    return;
+  }
+  device = lane->device; /* the stream's, whichever is current */
+  if (sp_unlikely(!sp_load(&device->keeper_started)) && !sp_keeper_start(device)) {
+    publish_pass(device); /* without a keeper nothing would end its turns */
+    return;
+  }
+  enter(pass, thread, device, lane, key);
+  bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->foretold);
+  if (sp_unlikely(says) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED && sp_device_foresees(device))
+    foretell(device, lane, pass->predicted_ns);
+}
+
+/* The launch is in the driver's hands: it counts for the lane, before the announce is taken back. */
+static inline __attribute__((always_inline)) void account(const struct sp_pass *pass, struct sp_thread *thread) {
+  struct sp_device *device = pass->device;
+  struct sp_lane *lane = pass->lane;
+  struct sp_unit *unit = sp_load(&lane->batch_unit);
+  uint8_t version = sp_load(&pass->unit->version);
+  if (!unit) {
+    sp_store(&lane->batch_version, version);
+    sp_store(&lane->batch_unit, pass->unit);
+  } else if (sp_unlikely(unit != pass->unit || sp_load(&lane->batch_version) != version)) {
+    sp_store(&lane->batch_mixed, true);
+  }
+  sp_store(&lane->batch_launches, sp_load(&lane->batch_launches) + 1);
+  uint64_t pending_ns = __atomic_add_fetch(&lane->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
+  sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
+  if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
+      sp_unlikely(!sp_load(&pass->unit->predicted_ns)) || sp_unlikely(sp_unit_stale(pass->unit)) ||
+      /* nobody else may record there while a capture is open */
+      (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_is_legacy(lane)))
+    sp_lane_mark(lane, true, pass->edged);
+  else if (sp_unlikely(pass->measured) && sp_lane_measure(lane, pass->edged) && pass->edged)
+    sp_lane_measure(lane, false); /* one more: what an event takes is not the unit's */
+}
+
+void sp_gate_leave(struct sp_pass *pass, int result) {
+  struct sp_device *device = pass->device;
+  if (!device)
+    return;
+  struct sp_thread *thread = sp_thread_self();
+  if (sp_likely(result == CUDA_SUCCESS))
+    account(pass, thread);
+  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+  if (sp_unlikely(pass->entered)) /* not before the launch: a wake-up takes longer than one */
+    sp_keeper_kick(device);
+}
+
+void sp_gate_left(void) {
+  struct sp_thread *thread = sp_load(&sp_guest.attached) ? sp_thread_self() : NULL;
+  if (!thread)
+    return;
+  sp_wait_left(thread);
+  uint32_t inside = sp_load(&thread->inside);
+  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+  for (; inside; inside &= inside - 1) /* it may have entered a turn, for a launch that never came */
+    sp_keeper_kick(&sp_guest.devices[__builtin_ctz(inside)]);
+}
+
+void sp_gate_passed(void) {
+  struct sp_device *device = sp_load(&sp_guest.attached) ? sp_device_current() : NULL;
+  if (device)
+    publish_pass(device);
+}
+
+void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
+  if (sp_likely(!sp_load(&sp_guest.attached)))
+    return;
+  struct sp_thread *thread = sp_thread_self();
+  if (!thread || sp_load(&thread->inside))
+    return;
+  /* A wait for work of this device is no other wait, as long as nothing there waits for the host. */
+  if (awaited == SP_AWAITS_HOST)
+    sp_store(&sp_guest.host_awaited, 1);
+  else if (sp_guest.single_device && !sp_load(&sp_guest.host_awaited))
+    return;
+  struct sp_device *device = thread->device && sp_guest.single_device ? thread->device : sp_device_current();
+  if (!device || (sp_load(&sp_guest.captures) && sp_lane_capturing(stream, per_thread)))
+    return;
+  sp_thread_on(thread, device);
+  struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
+  if (!lane)
+    return;
+  if (sp_load(&lane->pending_ns) && !sp_lane_over(lane, thread))
+    sp_lane_mark(lane, true, false); /* behind the wait its end would not be told */
+  sp_store(&lane->awaits, true);
+}
+
+void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
+  if (!sp_load(&sp_guest.attached) || sp_load(&sp_guest.captures))
+    return; /* a record may not disturb a capture, in whatever thread it is */
+  struct sp_thread *thread = sp_thread_self();
+  if (thread && thread->device)
+    sp_lanes_close(thread->device, thread, stream, per_thread, sync);
+}
+
+void sp_gate_synced(enum sp_sync sync) {
+  if (!sp_load(&sp_guest.attached))
+    return;
+  struct sp_thread *thread = sp_thread_self();
+  struct sp_device *device = thread ? thread->device : NULL;
+  if (device)
+    sp_lanes_closed(device, thread, sync);
+  uint32_t flags = device ? sp_grant_flags(device->grant) : 0;
+  if (flags & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED))
+    sp_keeper_synced(device, flags & SP_GRANT_CONTENDED);
+}
+
+void sp_gate_context_changed(void) {
+  if (!sp_load(&sp_guest.attached))
+    return;
+  struct sp_thread *thread = sp_thread_self();
+  if (!thread)
+    return;
+  thread->device = NULL;
+  sp_thread_forget_lanes(thread);
+}
+
+void sp_gate_capture_begin(void *stream, bool per_thread) {
+  if (!sp_load(&sp_guest.attached))
+    return;
+  struct sp_thread *thread = sp_thread_self();
+  struct sp_device *device = thread ? sp_device_current() : NULL;
+  CUcontext context = NULL;
+  /* Markers behind earlier work must be in the stream before the capture is: afterwards they would join it. Those of
+   * other streams too: they may join, and then the legacy stream is out of the keeper's reach. */
+  if (device && !sp_lane_capturing(stream, per_thread) && sp_driver()->cuCtxGetCurrent(&context) == CUDA_SUCCESS) {
+    sp_lane_find(device, thread, stream, per_thread); /* which counts its captures */
+    sp_lanes_mark_all(device, context, SP_BY_OTHER);
+  }
+  sp_lanes_capture_begin(stream);
+}
+
+void sp_gate_capture_end(void *stream, bool per_thread) {
+  (void)per_thread;
+  sp_lanes_capture_end(stream);
+}
+
+bool sp_gate_captures(void) {
+  return sp_load(&sp_guest.attached) && sp_load(&sp_guest.captures);
+}
+
+void sp_gate_unit_changed(uint64_t key, bool gone) {
+  if (sp_load(&sp_guest.attached))
+    sp_unit_changed(key, gone);
+}
+
+void sp_gate_forget_stream(void *stream) {
+  if (sp_load(&sp_guest.attached))
+    sp_lanes_forget(stream, NULL);
+}
+
+void sp_gate_forget_context(void *context) {
+  if (sp_load(&sp_guest.attached) && context)
+    sp_lanes_forget(NULL, context);
+}
+
+void sp_gate_context_gone(const void *context) {
+  if (sp_load(&sp_guest.attached))
+    sp_lanes_gone(context);
+}

@@ -1,0 +1,99 @@
+/* Thread records: which threads are between the gate and the driver's return. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/membarrier.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "hook/gate/wait.h"
+
+#define SEEN_NS 1000000 /* no store takes so long to reach the other cores */
+
+static struct sp_thread records[SP_THREADS_MAX];
+static uint32_t record_count; /* records ever used: what the keeper scans */
+static uint64_t departed_launches[SP_DEVICES_MAX];
+static pthread_key_t exit_key;
+static uint32_t exit_key_made;
+static pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
+static __thread struct sp_thread *self;
+
+void sp_thread_forget_lanes(struct sp_thread *thread) {
+  thread->looks++;
+  if (thread->looks << 2 == 0) /* once around: what was known then would be found again */
+    memset(thread->known, 0, sizeof thread->known);
+}
+
+static void release_record(void *pointer) {
+  struct sp_thread *thread = pointer;
+  for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
+    __atomic_fetch_add(&departed_launches[device], thread->launches[device], __ATOMIC_RELAXED);
+    sp_store(&thread->launches[device], 0);
+  }
+  self = NULL;
+  sp_wait_left(thread); /* it may have been ended where it waited */
+  thread->device = NULL;
+  sp_thread_forget_lanes(thread);
+  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+  __atomic_store_n(&thread->used, 0, __ATOMIC_RELEASE);
+}
+
+static void make_exit_key(void) {
+  exit_key_made = pthread_key_create(&exit_key, release_record) == 0;
+}
+
+struct sp_thread *sp_thread_self(void) {
+  if (sp_likely(self != NULL))
+    return self;
+  int saved = errno;
+  pthread_once(&exit_key_once, make_exit_key);
+  for (uint32_t index = 0; index < SP_THREADS_MAX; index++) {
+    uint32_t unused = 0;
+    if (!__atomic_compare_exchange_n(&records[index].used, &unused, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+      continue;
+    uint32_t count = sp_load(&record_count);
+    while (count <= index &&
+           !__atomic_compare_exchange_n(&record_count, &count, index + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+    }
+    self = &records[index];
+    if (exit_key_made)
+      pthread_setspecific(exit_key, self);
+    break;
+  }
+  errno = saved;
+  return self;
+}
+
+uint32_t sp_thread_index(const struct sp_thread *thread) {
+  return (uint32_t)(thread - records);
+}
+
+bool sp_threads_inside(uint32_t device_index) {
+  uint32_t count = __atomic_load_n(&record_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++)
+    if (__atomic_load_n(&records[index].inside, __ATOMIC_ACQUIRE) >> device_index & 1u)
+      return true;
+  return false;
+}
+
+uint64_t sp_threads_launches(uint32_t device_index) {
+  uint64_t total = sp_load(&departed_launches[device_index]);
+  uint32_t count = sp_load(&record_count);
+  for (uint32_t index = 0; index < count; index++)
+    total += sp_load(&records[index].launches[device_index]);
+  return total;
+}
+
+void sp_barrier(void) {
+  /* Pairs with the announce in gate.c: a thread whose announce we do not see afterwards will see our stores. */
+  if (!sp_load(&sp_guest.no_membarrier)) {
+    if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0)
+      return;
+    /* A sandbox that the program has entered since forbids it. Announces have a fence of their own from now on; what
+     * was announced without one is seen by everybody long before this is over. */
+    __atomic_store_n(&sp_guest.no_membarrier, 1, __ATOMIC_SEQ_CST);
+    nanosleep(&(struct timespec){.tv_nsec = SEEN_NS}, NULL);
+  }
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}

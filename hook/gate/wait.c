@@ -1,0 +1,176 @@
+#define _GNU_SOURCE
+#include "hook/gate/wait.h"
+#include "region/uncancelled.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PROGRESS_NS     2000000u   /* a gate wait without progress past the prediction ends after this */
+#define PROGRESS_MAX_NS 32000000u  /* … doubled at each pass without progress, up to here */
+#define STALE_LOOK_NS   100000000u /* how often a waiting thread looks at the agent's heartbeat */
+#define UNMOVED_NS      300000000u /* twice as long as between two heartbeats of an agent on a busy machine */
+#define EXPECTED_MAX_NS 100000000u /* no prediction is believed for longer */
+#define FOLLOW_NS       300000u    /* a unit too long for two in flight is followed so long before its predicted end */
+
+static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t timeout_ns) {
+  int saved = errno;
+  struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &timeout, NULL, 0);
+  errno = saved;
+}
+
+/* The agent is gone when its heartbeat is old and does not move. Age alone is not enough: in a process that was
+ * restored on another machine, our clock is not the agent's any more. A heartbeat from the future counts as old: it is
+ * damage, and an agent that is there would overwrite it. */
+static bool agent_gone(void) {
+  static uint64_t seen_ns, moved_ns;
+  uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_guest.region.header);
+  if (heartbeat_ns == 0)
+    return true; /* planned stop: it said so */
+  uint64_t now_ns = sp_now_ns();
+  uint64_t apart_ns = now_ns > heartbeat_ns ? now_ns - heartbeat_ns : heartbeat_ns - now_ns;
+  if (heartbeat_ns != sp_load(&seen_ns)) {
+    sp_store(&seen_ns, heartbeat_ns);
+    sp_store(&moved_ns, now_ns);
+  }
+  return apart_ns > SP_STALE_NS && now_ns - sp_load(&moved_ns) > UNMOVED_NS;
+}
+
+/* Enter the open turn `word` with this process. False: it closed meanwhile. */
+static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t word) {
+  SP_UNCANCELLED;
+  /* Before the lock: the stream may be full of what we do not count, and the driver would wait for room. Of several
+   * threads that come here at once only one enters, and its event alone may tell. */
+  bool started = !sp_device_in_flight(device);
+  if (started)
+    sp_lane_start(lane);
+  pthread_mutex_lock(&device->turn_lock);
+  bool entered = sp_load(&device->entered) == word;
+  if (entered && started)
+    __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
+  /* Another thread may have entered a later turn while we came here: what we say must not hide that one. */
+  if (!entered && sp_grant_word(device->grant) == word) {
+    struct sp_report *report = &device->report;
+    struct sp_report before = *report;
+    /* Back from a drain inside the same turn: the time between is idle time of this process. */
+    uint64_t now_ns = sp_now_ns();
+    if (report->held_turn == word && report->drained_turn == word && now_ns > report->residue_until_ns)
+      report->idle_ns += now_ns - report->residue_until_ns;
+    if (report->held_turn != word) {
+      report->idle_ns = 0;
+      sp_store(&device->starved_ns, 0); /* of an earlier turn, and too late */
+      report->entered_ns = now_ns;
+    }
+    bool empty = !sp_device_in_flight(device);
+    uint64_t entry_ns = device->entry_ns;
+    sp_store(&device->entry_ns, now_ns);
+    if (empty) {
+      /* What is launched next begins now, not when the last work ended. */
+      sp_store(&device->began_ns, now_ns);
+      __atomic_store_n(&device->fresh_ns, now_ns, __ATOMIC_RELEASE);
+    } else if (device->aside) {
+      sp_store(&device->began_ns, now_ns);
+      __atomic_store_n(&device->back_ns, now_ns, __ATOMIC_RELEASE);
+    }
+    bool aside = device->aside;
+    device->aside = false;
+    report->held_turn = word;
+    report->drained_turn = 0;
+    report->residue_until_ns = 0;
+    sp_store(&device->foretold, 0);
+    entered = sp_slot_enter(device->slot, report, device->grant);
+    if (entered) {
+      if (!empty || !started)
+        __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
+      __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
+    } else {
+      /* Nothing was launched: an earlier turn may still be draining, and then that is what we say again. */
+      *report = before;
+      sp_store(&device->entry_ns, entry_ns);
+      device->aside = aside;
+      if (report->held_turn == 0)
+        report->held_turn = report->drained_turn = word;
+      sp_slot_publish(device->slot, report);
+      sp_region_ring(&sp_guest.region);
+    }
+  }
+  pthread_mutex_unlock(&device->turn_lock);
+  return entered;
+}
+
+void sp_wait_left(struct sp_thread *thread) {
+  struct sp_device *turn = thread->awaits_turn, *progress = thread->awaits_progress;
+  thread->awaits_turn = thread->awaits_progress = NULL;
+  if (turn)
+    sp_slot_wait_end(turn->slot);
+  if (progress)
+    __atomic_fetch_sub(&progress->gate_waiters, 1, __ATOMIC_SEQ_CST);
+}
+
+bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane, bool *entered) {
+  uint32_t word = sp_grant_word(device->grant);
+  if (word & 1u) {
+    *entered = enter_turn(device, lane, word);
+    return false; /* the caller looks again */
+  }
+  sp_slot_wait_begin(device->slot);
+  thread->awaits_turn = device;
+  sp_region_ring(&sp_guest.region);
+  bool pass = false;
+  while (sp_grant_word(device->grant) == word) {
+    if (!(sp_grant_flags(device->grant) & SP_GRANT_PAUSED) && agent_gone()) {
+      pass = true;
+      break;
+    }
+    sp_grant_wait(device->grant, word, STALE_LOOK_NS);
+    if (sp_slot_wait_again(device->slot))
+      sp_region_ring(&sp_guest.region);
+  }
+  sp_wait_left(thread);
+  return pass;
+}
+
+enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane,
+                                  uint64_t predicted_ns) {
+  if (sp_load(&lane->pending_ns))
+    sp_lane_mark(lane, true, false); /* so that there is progress to be told of */
+  uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
+  uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
+  if (in_flight_ns == 0)
+    return SP_STUCK; /* nothing marked (the driver refused): nothing to wait for */
+  if (thread->progress_seen != progress || !thread->patience_ns) {
+    thread->progress_seen = progress;
+    thread->patience_ns = PROGRESS_NS;
+    thread->passed_ns = 0;
+  }
+  /* What is in flight may rightly take as long as predicted; the patience starts then. */
+  uint64_t end_ns = sp_load(&device->began_ns) + in_flight_ns;
+  if (end_ns > now_ns + EXPECTED_MAX_NS)
+    end_ns = now_ns + EXPECTED_MAX_NS;
+  uint64_t until_ns = (end_ns > thread->passed_ns ? end_ns : thread->passed_ns) + thread->patience_ns;
+  bool follows = predicted_ns && sp_one_in_flight(in_flight_ns, predicted_ns);
+  if (follows) { /* beside a latency share later: what follows is in its way */
+    uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
+    until_ns = end_ns - (half_ns < FOLLOW_NS ? half_ns : FOLLOW_NS);
+  }
+  if (until_ns > now_ns) {
+    __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+    thread->awaits_progress = device;
+    if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
+      futex_wait_private(&device->progress, progress, until_ns - now_ns);
+    sp_wait_left(thread);
+    if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress)
+      return SP_MADE;
+  }
+  return follows ? SP_NEAR : SP_STUCK;
+}
+
+void sp_wait_gave_up(struct sp_device *device, struct sp_thread *thread) {
+  __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+  thread->passed_ns = sp_now_ns();
+  if (thread->patience_ns < PROGRESS_MAX_NS)
+    thread->patience_ns *= 2;
+}

@@ -1,0 +1,169 @@
+/*
+ * Which addresses the program gets: the table of wrapped symbols, and the two doors through which a program asks for
+ * an address, dlsym (by handle) and cuGetProcAddress. Both ask the driver first and replace an address only if it is
+ * the driver's own export of a name in the table, so the driver alone chooses the variant, whatever its version.
+ */
+#include "hook/interpose/intercept.h"
+
+#include <errno.h>
+#include <stdint.h>
+
+#include "hook/gate/gate.h"
+#include "hook/interpose/driver.h"
+#include "hook/interpose/own_names.h"
+#include "hook/interpose/resolve.h"
+#include "hook/interpose/scope.h"
+#include "hook/nvml/nvml.h"
+
+#define SP_RTLD_LAZY   1
+#define SP_RTLD_NOLOAD 4
+#define SP_RTLD_NEXT   ((void *)-1l)
+#define SP_DRIVER_FILE "libcuda.so.1"
+
+#define WRAPPED(name, since, class, action, subject, reason)                                                           \
+  extern void sp_wrap_##name(void) __attribute__((visibility("hidden")));
+#include "driver/wrapped.h"
+
+static const struct {
+  const char *name;
+  void (*wrapper)(void);
+  int since;
+} symbols[SP_ROW_COUNT] = {
+#define WRAPPED(name, since, class, action, subject, reason) {#name, sp_wrap_##name, since},
+#include "driver/wrapped.h"
+};
+
+void *sp_real[SP_ROW_COUNT];
+void *sp_next[SP_ROW_COUNT];
+
+static struct sp_driver driver;
+static int driver_loaded; /* set with release when `driver` and `sp_real` are filled */
+
+static void *own_export(void *handle, const char *symbol, const char *older) {
+  void *address = sp_object_symbol(handle, symbol);
+  return address != NULL ? address : sp_object_symbol(handle, older);
+}
+
+/*
+ * Fill everything from the driver's handle, if it is loaded. The handle is kept: the driver cannot be unloaded under
+ * our pointers. Threads may race here; all of them write the same values, and no lock means nothing that a fork could
+ * leave locked.
+ */
+static void load_driver(void) {
+  int saved_errno = errno;
+  sp_dlopen_function *open = sp_libc_dlopen();
+  void *handle = open != NULL ? open(SP_DRIVER_FILE, SP_RTLD_LAZY | SP_RTLD_NOLOAD) : NULL;
+  if (handle != NULL) {
+    for (int row = 0; row < SP_ROW_COUNT; row++) {
+      __atomic_store_n(&sp_real[row], sp_object_symbol(handle, symbols[row].name), __ATOMIC_RELAXED);
+    }
+#define SP_FIELD(field, symbol, older, parameters)                                                                     \
+  __atomic_store_n((void **)&driver.field, own_export(handle, symbol, older), __ATOMIC_RELAXED);
+    SP_DRIVER_FUNCTIONS(SP_FIELD)
+#undef SP_FIELD
+    __atomic_store_n(&driver_loaded, 1, __ATOMIC_RELEASE); /* pairs with the loads of have_driver */
+  }
+  errno = saved_errno;
+}
+
+static bool have_driver(void) {
+  if (__builtin_expect(__atomic_load_n(&driver_loaded, __ATOMIC_ACQUIRE) == 0, 0)) {
+    load_driver();
+  }
+  return __atomic_load_n(&driver_loaded, __ATOMIC_ACQUIRE) != 0;
+}
+
+const struct sp_driver *sp_driver(void) {
+  have_driver();
+  return &driver;
+}
+
+void *sp_find_real(enum sp_row row) {
+  return have_driver() ? __atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) : NULL;
+}
+
+void *sp_find_next(enum sp_row row, const void *caller) {
+  int saved_errno = errno;
+  sp_dlsym_function *lookup = sp_libc_dlsym();
+  /* The loader sees this library as the caller, so "next" is next to us. A driver that was opened privately
+   * (RTLD_LOCAL) is next to nobody. */
+  void *found = lookup != NULL ? lookup(SP_RTLD_NEXT, symbols[row].name) : NULL;
+  if (found == NULL) {
+    found = sp_find_real(row);
+  }
+  if (found != NULL) {
+    __atomic_store_n(&sp_next[row], found, __ATOMIC_RELAXED);
+  } else {
+    /* No driver yet: a stub of the caller's that loads it. Not remembered: the stub's library may go. */
+    found = sp_scope_symbol(caller, symbols[row].name);
+  }
+  errno = saved_errno;
+  return found;
+}
+
+CUresult sp_unavailable(enum sp_row row) {
+  if (!have_driver()) {
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
+  sp_share_no_function(symbols[row].name);
+  return CUDA_ERROR_NOT_FOUND;
+}
+
+/* Whether in this function stream 0 is the calling thread's own: _ptsz, or _ptds for calls without a stream. */
+static bool is_per_thread(const char *name) {
+  while (*name != '\0' && (name[0] != '_' || name[1] != 'p')) {
+    name++;
+  }
+  return *name != '\0';
+}
+
+/* NVIDIA's driver has one address per name. A driver that gives an old name to a newer function (ours, simulated) means
+ * the newer interface: the newest row wins, and a plain one over its per-thread twin. */
+void *sp_wrapper_of(void *address) {
+  int best = -1;
+  for (int row = 0; address != NULL && have_driver() && row < SP_ROW_COUNT; row++) {
+    if (__atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) != address) {
+      continue;
+    }
+    bool own = is_per_thread(symbols[row].name), best_own = best >= 0 && is_per_thread(symbols[best].name);
+    if (best < 0 || own < best_own || (own == best_own && symbols[row].since > symbols[best].since)) {
+      best = row;
+    }
+  }
+  return best >= 0 ? (void *)symbols[best].wrapper : address;
+}
+
+/* Called by the dlsym trampoline for a real handle: a wrapper, or NULL for "go on to the real dlsym". */
+void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
+void *sp_filter(void *handle, const char *name) {
+  sp_own_names_return(); /* the caller may be about to fill variables with what it asks for */
+  if (name[0] == 'n' && name[1] == 'v') {
+    return sp_nvml_filter(handle, name);
+  }
+  if (name[0] != 'c' || name[1] != 'u') {
+    return NULL;
+  }
+  for (int row = 0; row < SP_ROW_COUNT; row++) {
+    if (!sp_text_equal(symbols[row].name, name)) {
+      continue;
+    }
+    sp_dlsym_function *lookup = sp_libc_dlsym();
+    void *real = sp_find_real((enum sp_row)row);
+    /* The real lookup comes last: it leaves the loader's error state (dlerror) as the program expects it. */
+    return real != NULL && lookup != NULL && lookup(handle, name) == real ? sp_wrapper_of(real) : NULL;
+  }
+  return NULL;
+}
+
+/* Called by the dlopen trampoline. */
+void sp_before_dlopen(void) __attribute__((visibility("hidden")));
+void sp_before_dlopen(void) {
+  sp_libc_dlopen(); /* everything is resolved */
+  sp_own_names_return();
+}
+
+/* Only to be early; dlsym and dlopen do the same if a program calls them before this. */
+__attribute__((constructor)) static void begin(void) {
+  sp_resolve();
+  sp_own_names_return();
+}

@@ -1,0 +1,136 @@
+/*
+ * The frame of every wrapper.
+ *
+ * A wrapped symbol is two functions around one body:
+ *   name            exported; what linked programs and RTLD_DEFAULT find. It goes on to what the program would have
+ *                   found without the hook: the next definition in search order, be it the driver's or a tool's.
+ *   sp_wrap_name    handed out where the program was about to get the address of the driver's own export. It goes on
+ *                   to the driver.
+ * A tool behind us may come back through the second while we are inside the first, and a driver may call its own
+ * exports: the outermost call of a thread alone does the accounting (jump.c says which one that is).
+ */
+#ifndef SHAREPOD_INTERCEPT_H
+#define SHAREPOD_INTERCEPT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "driver/cuda.h"
+
+#pragma GCC visibility push(hidden)
+
+enum sp_row {
+#define WRAPPED(name, since, class, action, subject, reason) SP_ROW_##name,
+#include "driver/wrapped.h"
+  SP_ROW_COUNT
+};
+
+extern void *sp_real[SP_ROW_COUNT]; /* the driver's own exports; NULL until it is loaded */
+extern void *sp_next[SP_ROW_COUNT]; /* what the exported name goes on to; NULL until first used */
+
+/* The outermost call of the thread that is under way. */
+struct sp_outermost {
+  const void *frame;  /* of the function of ours that makes it; NULL: there is none */
+  const void *caller; /* an address in the code that called us for it */
+};
+extern _Thread_local struct sp_outermost sp_outermost __attribute__((tls_model("initial-exec")));
+
+/* The slow halves of the two lookups below; `caller` is an address in the code that calls. errno survives. */
+void *sp_find_real(enum sp_row row);
+void *sp_find_next(enum sp_row row, const void *caller);
+
+/* The wrapper to hand out instead of `address`, or `address` when it is not a wrapped export of the driver. */
+void *sp_wrapper_of(void *address);
+
+/* Was this call, from the code at `caller`, made inside the outermost one, and is that under way indeed? If it is not,
+ * what it left behind is put right. */
+bool sp_still_inside(const void *caller);
+
+/* The answer of a wrapper that has nothing to go on to: the program found our name, but no driver is loaded, or it
+ * lacks the function. errno survives. */
+CUresult sp_unavailable(enum sp_row row);
+
+#pragma GCC visibility pop
+
+static inline void *sp_real_of(enum sp_row row) {
+  void *function = __atomic_load_n(&sp_real[row], __ATOMIC_RELAXED);
+  return __builtin_expect(function != NULL, 1) ? function : sp_find_real(row);
+}
+
+static inline void *sp_next_of(enum sp_row row, const void *caller) {
+  void *function = __atomic_load_n(&sp_next[row], __ATOMIC_RELAXED);
+  return __builtin_expect(function != NULL, 1) ? function : sp_find_next(row, caller);
+}
+
+static inline bool sp_inside(const void *caller) {
+  if (__builtin_expect(sp_outermost.frame != NULL, 0) && sp_still_inside(caller))
+    return true;
+  sp_outermost.caller = caller;
+  return false;
+}
+
+static inline __attribute__((always_inline)) void sp_outermost_begin(void) {
+  sp_outermost.frame = __builtin_frame_address(0);
+}
+
+static inline void sp_outermost_end(void) {
+  sp_outermost.frame = NULL;
+}
+
+#define SP_EXPORT    __attribute__((visibility("default")))
+#define SP_BARE(...) __VA_ARGS__
+
+/*
+ * SP_WRAPPER(cuEventSynchronize, (CUevent event), (event)) { body; `real` is the function to call }
+ * Inside the body the driver is called through SP_CALL, or between sp_outermost_begin and sp_outermost_end, which also
+ * stand around whatever of ours may wait.
+ */
+#define SP_WRAPPER(name, parameters, arguments)                                                                        \
+  typedef CUresult name##_function parameters;                                                                         \
+  static inline CUresult around_##name(name##_function *real, SP_BARE parameters);                                     \
+  SP_EXPORT CUresult name parameters;                                                                                  \
+  CUresult sp_wrap_##name parameters;                                                                                  \
+  CUresult name parameters {                                                                                           \
+    name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name, __builtin_return_address(0));                 \
+    if (real == NULL) {                                                                                                \
+      return sp_unavailable(SP_ROW_##name);                                                                            \
+    }                                                                                                                  \
+    return sp_inside(__builtin_return_address(0)) ? real arguments : around_##name(real, SP_BARE arguments);           \
+  }                                                                                                                    \
+  CUresult sp_wrap_##name parameters {                                                                                 \
+    name##_function *real = (name##_function *)sp_real_of(SP_ROW_##name);                                              \
+    if (real == NULL) {                                                                                                \
+      return sp_unavailable(SP_ROW_##name);                                                                            \
+    }                                                                                                                  \
+    return sp_inside(__builtin_return_address(0)) ? real arguments : around_##name(real, SP_BARE arguments);           \
+  }                                                                                                                    \
+  static inline CUresult around_##name(name##_function *real, SP_BARE parameters)
+
+/* The same for a function without parameters. */
+#define SP_WRAPPER_VOID(name)                                                                                          \
+  typedef CUresult name##_function(void);                                                                              \
+  static inline CUresult around_##name(name##_function *real);                                                         \
+  SP_EXPORT CUresult name(void);                                                                                       \
+  CUresult sp_wrap_##name(void);                                                                                       \
+  CUresult name(void) {                                                                                                \
+    name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name, __builtin_return_address(0));                 \
+    return real == NULL                             ? sp_unavailable(SP_ROW_##name)                                    \
+           : sp_inside(__builtin_return_address(0)) ? real()                                                           \
+                                                    : around_##name(real);                                             \
+  }                                                                                                                    \
+  CUresult sp_wrap_##name(void) {                                                                                      \
+    name##_function *real = (name##_function *)sp_real_of(SP_ROW_##name);                                              \
+    return real == NULL                             ? sp_unavailable(SP_ROW_##name)                                    \
+           : sp_inside(__builtin_return_address(0)) ? real()                                                           \
+                                                    : around_##name(real);                                             \
+  }                                                                                                                    \
+  static inline CUresult around_##name(name##_function *real)
+
+#define SP_CALL(result, call)                                                                                          \
+  do {                                                                                                                 \
+    sp_outermost_begin();                                                                                              \
+    (result) = (call);                                                                                                 \
+    sp_outermost_end();                                                                                                \
+  } while (0)
+
+#endif

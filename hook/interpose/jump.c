@@ -1,0 +1,59 @@
+/*
+ * Which call of a thread into the driver is the outermost, although calls may end without a return: a signal handler
+ * may leave one by siglongjmp (as the interrupts of Sage and Julia do), and what the call left at the gate stays.
+ *
+ * A call inside another one is made further down the same stack, and by other code than made the outermost: by the
+ * driver, or by a tool between it and us. A call that comes from the object that made the outermost, or from further
+ * up, shows that the outermost is over.
+ */
+#define _GNU_SOURCE
+#include <link.h>
+
+#include "hook/gate/gate.h"
+#include "hook/interpose/intercept.h"
+#include "hook/interpose/resolve.h"
+
+_Thread_local struct sp_outermost sp_outermost;
+
+struct callers {
+  ElfW(Addr) address[2];
+  unsigned int here; /* the bits of those that are in the object */
+};
+
+static int find_callers(struct dl_phdr_info *info, size_t size, void *data) {
+  (void)size;
+  struct callers *callers = data;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+    for (unsigned int which = 0; which < 2 && segment->p_type == PT_LOAD; which++)
+      if (callers->address[which] - (info->dlpi_addr + segment->p_vaddr) < segment->p_memsz)
+        callers->here |= 1u << which;
+  }
+  return callers->here != 0;
+}
+
+/* Code that was made at run time is in no object: all of it counts as one. */
+static bool of_one_object(const void *one, const void *other) {
+  struct callers callers = {{(ElfW(Addr))one, (ElfW(Addr))other}, 0};
+  sp_iterate_function *iterate = sp_libc_iterate();
+  if (iterate != NULL)
+    iterate(find_callers, &callers);
+  return callers.here == 0 || callers.here == 3;
+}
+
+bool sp_still_inside(const void *caller) {
+  /* Those that were found apart last: a tool makes the same call inside each launch. */
+  static _Thread_local const void *outer, *inner;
+  if (__builtin_frame_address(0) < sp_outermost.frame) {
+    if (sp_outermost.caller == outer && caller == inner)
+      return true;
+    if (!of_one_object(sp_outermost.caller, caller)) {
+      outer = sp_outermost.caller;
+      inner = caller;
+      return true;
+    }
+  }
+  sp_outermost.frame = NULL;
+  sp_gate_left();
+  return false;
+}

@@ -1,0 +1,246 @@
+/*
+ * Libraries with variables that have the names of functions here: cuew, dynlink_cuda and slang-rhi keep what they have
+ * looked up in `cuInit`, `cuMemGetInfo_v2` and so on. The loader takes the first definition of a name, and behind
+ * LD_PRELOAD that is ours, so such a library would write its pointer over our code.
+ *
+ * The pointers come from dlsym. So before each lookup the objects that are new are looked at: where the loader has put
+ * an address of ours for a name that the object itself, or one that it needs, defines as a variable, the variable's own
+ * address goes there. Nothing else is touched. A place that cannot be written to stays as it is.
+ *
+ * An object is in the loader's list before it is relocated. Who holds the loader's lock while it opens one has
+ * relocated it when the lock is free, so everybody passes through that lock once before he looks (wait_for_loader).
+ */
+#define _GNU_SOURCE
+#include "hook/interpose/own_names.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "hook/interpose/resolve.h"
+
+#if defined(__x86_64__)
+#define RELOCATION_POINTER R_X86_64_64
+#define RELOCATION_TABLE   R_X86_64_GLOB_DAT
+#define RELOCATION_COPY    R_X86_64_COPY
+#elif defined(__aarch64__)
+#define RELOCATION_POINTER R_AARCH64_ABS64
+#define RELOCATION_TABLE   R_AARCH64_GLOB_DAT
+#define RELOCATION_COPY    R_AARCH64_COPY
+#else
+#error "which relocations hold the address of a variable?"
+#endif
+
+#define MOST_LOOKS 3 /* while other threads open libraries without end, the next lookup looks again */
+
+#define NEVER ~0ull
+
+/* How many objects had been loaded beside those of the start (musl), or with them, when all of them were looked at. */
+static unsigned long long seen = NEVER;
+
+struct look {
+  sp_iterate_function *iterate;
+  unsigned long long loads; /* how many had ever been loaded when the loader was waited for */
+  size_t count, skip;       /* objects in the list; the first ones that have been looked at before */
+  struct sp_object own;
+  ElfW(Addr) own_end;
+};
+
+static int read_loads(struct dl_phdr_info *info, size_t size, void *data) {
+  (void)size;
+  *(unsigned long long *)data = info->dlpi_adds;
+  return 1;
+}
+
+static const ElfW(Dyn) * dynamic_of(const struct dl_phdr_info *info) {
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    if (info->dlpi_phdr[i].p_type == PT_DYNAMIC) {
+      return (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+    }
+  }
+  return NULL;
+}
+
+static int count_objects(struct dl_phdr_info *info, size_t size, void *data) {
+  (void)size;
+  struct look *look = data;
+  look->count++;
+  if (dynamic_of(info) == _DYNAMIC) {
+    sp_object_read(info->dlpi_addr, _DYNAMIC, &look->own);
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+      const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+      ElfW(Addr) end = info->dlpi_addr + segment->p_vaddr + segment->p_memsz;
+      if (segment->p_type == PT_LOAD && end > look->own_end) {
+        look->own_end = end;
+      }
+    }
+  }
+  return info->dlpi_adds != look->loads;
+}
+
+/* The definition of `name` in the library `file`. */
+struct needed {
+  const char *file, *name;
+  bool found;
+  ElfW(Addr) variable;
+};
+
+static int find_needed(struct dl_phdr_info *info, size_t size, void *data) {
+  (void)size;
+  struct needed *needed = data;
+  struct sp_object object;
+  if (!sp_object_read(info->dlpi_addr, dynamic_of(info), &object) ||
+      (!sp_text_equal(object.soname, needed->file) &&
+       (info->dlpi_name == NULL || !sp_text_equal(sp_base_name(info->dlpi_name), sp_base_name(needed->file))))) {
+    return 0;
+  }
+  const ElfW(Sym) *symbol = sp_object_find(&object, needed->name, SP_FUNCTIONS | SP_VARIABLES);
+  if (symbol != NULL) {
+    bool variable = (SP_VARIABLES >> ELF64_ST_TYPE(symbol->st_info) & 1u) != 0;
+    needed->found = true;
+    needed->variable = variable ? object.base + symbol->st_value : 0;
+  }
+  return 1;
+}
+
+/* The variable `name` of the first library that defines the name, of those that the object needs itself. 0 for a
+ * function. */
+static ElfW(Addr) needed_variable(const struct look *look, const struct sp_object *object, const char *name) {
+  for (const ElfW(Dyn) *entry = object->dynamic; entry->d_tag != DT_NULL; entry++) {
+    struct needed needed = {.file = object->strings + entry->d_un.d_val, .name = name};
+    if (entry->d_tag == DT_NEEDED && look->iterate(find_needed, &needed) && needed.found) {
+      return needed.variable;
+    }
+  }
+  return 0;
+}
+
+/* Write one word that the loader has made read-only, or not. */
+static void write_word(const struct dl_phdr_info *info, ElfW(Addr) address, ElfW(Addr) value) {
+  ElfW(Addr) page_bytes = getauxval(AT_PAGESZ), page = address & ~(page_bytes - 1);
+  bool writable = false, sealed = false;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+    ElfW(Addr) begin = info->dlpi_addr + segment->p_vaddr, end = begin + segment->p_memsz;
+    if (segment->p_type == PT_LOAD && (segment->p_flags & PF_W) != 0 && address - begin < segment->p_memsz) {
+      writable = true;
+    }
+    if (segment->p_type == PT_GNU_RELRO && page >= (begin & ~(page_bytes - 1)) && page < (end & ~(page_bytes - 1))) {
+      sealed = true;
+    }
+  }
+  if (!writable || address % sizeof(value) != 0 ||
+      (sealed && syscall(SYS_mprotect, page, page_bytes, PROT_READ | PROT_WRITE) != 0)) {
+    return;
+  }
+  __atomic_store_n((ElfW(Addr) *)address, value, __ATOMIC_RELAXED);
+  if (sealed) {
+    syscall(SYS_mprotect, page, page_bytes, PROT_READ);
+  }
+}
+
+/* Our function of this name, or 0. */
+static ElfW(Addr) own_function(const struct look *look, const char *name) {
+  const ElfW(Sym) *symbol = sp_object_find(&look->own, name, SP_FUNCTIONS);
+  return symbol != NULL ? look->own.base + symbol->st_value : 0;
+}
+
+static void return_name(const struct look *look, const struct dl_phdr_info *info, const struct sp_object *object,
+                        const ElfW(Rela) * relocation) {
+  const ElfW(Sym) *symbol = &object->symbols[ELF64_R_SYM(relocation->r_info)];
+  const char *name = object->strings + symbol->st_name;
+  ElfW(Addr) place = object->base + relocation->r_offset, addend = (ElfW(Addr))relocation->r_addend;
+  const ElfW(Addr) *word = (const ElfW(Addr) *)place;
+  bool own_variable = symbol->st_shndx != SHN_UNDEF && (SP_VARIABLES >> ELF64_ST_TYPE(symbol->st_info) & 1u) != 0;
+  switch (ELF64_R_TYPE(relocation->r_info)) {
+  case RELOCATION_POINTER:
+  case RELOCATION_TABLE:
+    if (*word - addend - look->own.base < look->own_end - look->own.base &&
+        *word - addend == own_function(look, name)) {
+      ElfW(Addr) variable = own_variable                    ? object->base + symbol->st_value
+                            : symbol->st_shndx == SHN_UNDEF ? needed_variable(look, object, name)
+                                                            : 0;
+      if (variable != 0) {
+        write_word(info, place, variable + addend);
+      }
+    }
+    break;
+  case RELOCATION_COPY: /* the program's copy of a library's variable: it begins with a copy of our code */
+    if (own_variable && symbol->st_size == sizeof(*word)) {
+      ElfW(Addr) function = own_function(look, name);
+      ElfW(Addr) variable =
+          function != 0 && *word == *(const ElfW(Addr) *)function ? needed_variable(look, object, name) : 0;
+      if (variable != 0) {
+        write_word(info, place, *(const ElfW(Addr) *)variable);
+      }
+    }
+    break;
+  default:
+    break;
+  }
+}
+
+static int return_names(struct dl_phdr_info *info, size_t size, void *data) {
+  (void)size;
+  struct look *look = data;
+  struct sp_object object;
+  if (info->dlpi_adds != look->loads) {
+    return 1; /* one that may not be relocated yet */
+  }
+  if (look->skip > 0) {
+    look->skip--;
+    return 0;
+  }
+  const ElfW(Dyn) *dynamic = dynamic_of(info);
+  if (dynamic == _DYNAMIC || !sp_object_read(info->dlpi_addr, dynamic, &object)) {
+    return 0;
+  }
+  for (size_t i = object.relative_count; object.relocations != NULL && i < object.relocation_count; i++) {
+    return_name(look, info, &object, &object.relocations[i]);
+  }
+  return 0;
+}
+
+/* Whether all of the objects have been looked at, and not one came meanwhile. */
+static bool look_at_new(sp_iterate_function *iterate, unsigned long long loads) {
+  unsigned long long before = __atomic_load_n(&seen, __ATOMIC_RELAXED);
+  struct look look = {.iterate = iterate, .loads = loads};
+  if (iterate(count_objects, &look) != 0 || look.own.symbols == NULL) {
+    return false;
+  }
+  /* New ones are at the end of the list. Some of them may be gone again: then a few old ones are looked at twice. */
+  look.skip = before != NEVER && look.count > loads - before ? look.count - (size_t)(loads - before) : 0;
+  if (iterate(return_names, &look) != 0) {
+    return false;
+  }
+  __atomic_store_n(&seen, loads, __ATOMIC_RELAXED);
+  return true;
+}
+
+static void wait_for_loader(void) {
+  sp_dlsym_function *lookup = sp_libc_dlsym();
+  if (lookup != NULL) {
+    lookup(RTLD_NEXT, "dlsym"); /* it is found, so libc keeps no error */
+  }
+}
+
+void sp_own_names_return(void) {
+  sp_iterate_function *iterate = sp_libc_iterate();
+  unsigned long long loads = 0;
+  for (int looks = 0; iterate != NULL && looks < MOST_LOOKS; looks++) {
+    iterate(read_loads, &loads);
+    if (loads == __atomic_load_n(&seen, __ATOMIC_RELAXED)) {
+      return;
+    }
+    int saved = errno;
+    wait_for_loader();
+    bool done = look_at_new(iterate, loads);
+    errno = saved;
+    if (done) {
+      return;
+    }
+  }
+}

@@ -1,0 +1,155 @@
+/*
+ * Reads the loader's list of objects and their symbol tables by hand.
+ *
+ * Calling dlsym through libc to find dlsym is impossible (we are dlsym), its version differs between architectures
+ * and releases, and since glibc 2.34 no internal alias is left. dl_iterate_phdr, strcmp and the like are out too:
+ * AddressSanitizer and ThreadSanitizer intercept them and resolve their originals through us. The loader's debugger
+ * interface (_r_debug; _dl_debug_addr in musl) is a stable ABI and plain memory.
+ *
+ * The list is walked without the loader's lock: all that we look for was mapped before the program started and stays.
+ */
+#include "hook/interpose/resolve.h"
+
+#define SP_RTLD_DEEPBIND 8
+
+/* Weak: one of the two exists, depending on the C library. */
+extern struct r_debug _r_debug __attribute__((weak));
+extern struct r_debug *_dl_debug_addr __attribute__((weak));
+extern char **__environ __attribute__((weak));
+
+sp_dlsym_function *sp_chain_dlsym;
+sp_dlopen_function *sp_chain_dlopen;
+int sp_dlopen_mask = ~SP_RTLD_DEEPBIND;
+
+static sp_dlsym_function *libc_dlsym;
+static sp_dlopen_function *libc_dlopen;
+static sp_iterate_function *libc_iterate;
+static void *own_handle;
+
+static bool starts_with(const char *text, const char *prefix) {
+  while (*prefix != '\0') {
+    if (*text++ != *prefix++) {
+      return false;
+    }
+  }
+  return true;
+}
+
+const char *sp_base_name(const char *path) {
+  const char *name = path;
+  for (; *path != '\0'; path++) {
+    if (*path == '/') {
+      name = path + 1;
+    }
+  }
+  return name;
+}
+
+static void *find(const struct sp_object *object, const char *name) {
+  const ElfW(Sym) *symbol = sp_object_find(object, name, SP_FUNCTIONS);
+  return symbol != NULL ? (void *)(object->base + symbol->st_value) : NULL;
+}
+
+void *sp_object_symbol(void *handle, const char *name) {
+  const struct link_map *map = handle;
+  struct sp_object object;
+  return sp_object_read(map->l_addr, map->l_ld, &object) ? find(&object, name) : NULL;
+}
+
+/* Up to glibc 2.33 the two functions live in libdl; musl is one file with several names. */
+static bool is_libc(const struct link_map *map, const struct sp_object *object) {
+  const char *file = map->l_name != NULL ? sp_base_name(map->l_name) : "";
+  return sp_text_equal(object->soname, "libc.so.6") || sp_text_equal(object->soname, "libdl.so.2") ||
+         starts_with(file, "ld-musl-") || starts_with(file, "libc.musl-") || sp_text_equal(file, "libc.so");
+}
+
+static const struct link_map *first_object(void) {
+  if (&_r_debug != NULL && _r_debug.r_map != NULL) {
+    return _r_debug.r_map;
+  }
+  return &_dl_debug_addr != NULL && _dl_debug_addr != NULL ? _dl_debug_addr->r_map : NULL;
+}
+
+static bool keeps_deepbind(void) {
+  const char *setting = "SHAREPOD_KEEP_DEEPBIND=";
+  if (&__environ == NULL || __environ == NULL) {
+    return false;
+  }
+  for (char **entry = __environ; *entry != NULL; entry++) {
+    if (starts_with(*entry, setting)) {
+      return sp_text_equal(*entry, "SHAREPOD_KEEP_DEEPBIND=1");
+    }
+  }
+  return false;
+}
+
+void sp_resolve(void) {
+  void *chain_dlsym = NULL;
+  void *chain_dlopen = NULL;
+  void *own_dlsym = NULL;
+  void *own_dlopen = NULL;
+  void *own_iterate = NULL;
+  bool behind_us = false;
+  for (const struct link_map *map = first_object(); map != NULL; map = map->l_next) {
+    struct sp_object object;
+    if (map->l_ld == _DYNAMIC) {
+      behind_us = true;
+      __atomic_store_n(&own_handle, (void *)map, __ATOMIC_RELAXED);
+      continue;
+    }
+    if (!sp_object_read(map->l_addr, map->l_ld, &object)) {
+      continue;
+    }
+    bool libc = is_libc(map, &object);
+    if (libc && own_dlsym == NULL) {
+      own_dlsym = find(&object, "dlsym");
+    }
+    if (libc && own_dlopen == NULL) {
+      own_dlopen = find(&object, "dlopen");
+    }
+    if (libc && own_iterate == NULL) {
+      own_iterate = find(&object, "dl_iterate_phdr");
+    }
+    if (behind_us && chain_dlsym == NULL) {
+      chain_dlsym = find(&object, "dlsym");
+    }
+    if (behind_us && chain_dlopen == NULL) {
+      chain_dlopen = find(&object, "dlopen");
+    }
+  }
+  /* musl lists itself before the preloaded objects. */
+  chain_dlsym = chain_dlsym != NULL ? chain_dlsym : own_dlsym;
+  chain_dlopen = chain_dlopen != NULL ? chain_dlopen : own_dlopen;
+  __atomic_store_n(&sp_dlopen_mask, keeps_deepbind() ? ~0 : ~SP_RTLD_DEEPBIND, __ATOMIC_RELAXED);
+  __atomic_store_n(&libc_iterate, (sp_iterate_function *)own_iterate, __ATOMIC_RELAXED);
+  __atomic_store_n(&libc_dlsym, (sp_dlsym_function *)own_dlsym, __ATOMIC_RELAXED);
+  __atomic_store_n(&libc_dlopen, (sp_dlopen_function *)own_dlopen, __ATOMIC_RELAXED);
+  /* Last, with release: the trampolines take them as the sign that the mask is set. */
+  __atomic_store_n(&sp_chain_dlsym, (sp_dlsym_function *)chain_dlsym, __ATOMIC_RELEASE);
+  __atomic_store_n(&sp_chain_dlopen, (sp_dlopen_function *)chain_dlopen, __ATOMIC_RELEASE);
+}
+
+sp_dlsym_function *sp_libc_dlsym(void) {
+  if (__atomic_load_n(&libc_dlsym, __ATOMIC_RELAXED) == NULL) {
+    sp_resolve();
+  }
+  return __atomic_load_n(&libc_dlsym, __ATOMIC_RELAXED);
+}
+
+sp_dlopen_function *sp_libc_dlopen(void) {
+  if (__atomic_load_n(&libc_dlopen, __ATOMIC_RELAXED) == NULL) {
+    sp_resolve();
+  }
+  return __atomic_load_n(&libc_dlopen, __ATOMIC_RELAXED);
+}
+
+sp_iterate_function *sp_libc_iterate(void) {
+  if (__atomic_load_n(&libc_iterate, __ATOMIC_RELAXED) == NULL) {
+    sp_resolve();
+  }
+  return __atomic_load_n(&libc_iterate, __ATOMIC_RELAXED);
+}
+
+void *sp_own_handle(void) {
+  return __atomic_load_n(&own_handle, __ATOMIC_RELAXED);
+}

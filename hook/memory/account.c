@@ -1,0 +1,133 @@
+/* The account of this process: charges that are reserved, kept, and given back. */
+#include "hook/memory/memory.h"
+
+#include <errno.h>
+
+static bool charge(int device_ordinal, uint64_t bytes) {
+  return bytes <= INT64_MAX && sp_share_memory_try(device_ordinal, bytes) == 0;
+}
+
+bool sp_memory_reserve(int device_ordinal, uint64_t bytes) {
+  if (device_ordinal == SP_NO_DEVICE) {
+    return true;
+  }
+  int saved_errno = errno;
+  bool granted = sp_rows_room();
+  if (granted && !charge(device_ordinal, bytes) &&
+      !(sp_pools_shrink(device_ordinal) && charge(device_ordinal, bytes))) {
+    sp_slot_memory_refused(device_ordinal, bytes);
+    granted = false;
+  }
+  errno = saved_errno;
+  return granted;
+}
+
+void sp_memory_rollback(int device_ordinal, uint64_t bytes) {
+  sp_slot_memory(device_ordinal, -(int64_t)bytes);
+}
+
+bool sp_memory_resize(int device_ordinal, uint64_t from_bytes, uint64_t to_bytes) {
+  if (to_bytes <= from_bytes) {
+    sp_slot_memory(device_ordinal, -(int64_t)(from_bytes - to_bytes));
+    return true;
+  }
+  int saved_errno = errno;
+  bool granted = charge(device_ordinal, to_bytes - from_bytes);
+  if (!granted) {
+    sp_slot_memory_refused(device_ordinal, to_bytes);
+  }
+  errno = saved_errno;
+  return granted;
+}
+
+void sp_memory_commit(const struct sp_allocation *allocation) {
+  if (allocation->device_ordinal == SP_NO_DEVICE) {
+    return;
+  }
+  if (allocation->key == 0) {
+    sp_memory_rollback(allocation->device_ordinal, allocation->bytes);
+    return;
+  }
+  struct sp_rows *rows = sp_rows_lock();
+  if (rows != NULL) {
+    sp_rows_insert(rows, allocation);
+    sp_rows_unlock(rows);
+  }
+}
+
+bool sp_memory_take(enum sp_memory_kind kind, uint64_t key, struct sp_allocation *taken) {
+  struct sp_rows *rows = sp_rows_lock();
+  if (rows == NULL) {
+    return false;
+  }
+  struct sp_allocation *row = sp_rows_find(rows, kind, key);
+  if (row != NULL) {
+    sp_rows_take(rows, row, taken);
+  }
+  sp_rows_unlock(rows);
+  return row != NULL;
+}
+
+void sp_memory_uncharge(const struct sp_allocation *allocation) {
+  switch ((enum sp_memory_kind)allocation->kind) {
+  case SP_MEMORY_POOLED:
+    sp_pool_freed(allocation);
+    break;
+  case SP_MEMORY_CONTEXT:
+    sp_slot_context_memory(allocation->device_ordinal, -(int64_t)allocation->bytes);
+    sp_slot_memory(allocation->device_ordinal, -(int64_t)allocation->bytes);
+    break;
+  case SP_MEMORY_ADDRESS:
+  case SP_MEMORY_ARRAY:
+  case SP_MEMORY_CHUNK:
+  case SP_MEMORY_IMPORT:
+    sp_slot_memory(allocation->device_ordinal, -(int64_t)allocation->bytes);
+    break;
+  case SP_MEMORY_HANDLE: /* these name what another row is charged with */
+  case SP_MEMORY_MAPPING:
+  case SP_MEMORY_GRAPH:
+    break;
+  }
+}
+
+void sp_memory_restore(const struct sp_allocation *taken) {
+  sp_memory_commit(taken);
+}
+
+static bool dies_with_context(const struct sp_allocation *row) {
+  return row->kind == SP_MEMORY_ADDRESS || row->kind == SP_MEMORY_ARRAY || row->kind == SP_MEMORY_CONTEXT ||
+         row->kind == SP_MEMORY_IMPORT;
+}
+
+void sp_memory_forget_context(const void *context) {
+  struct sp_rows *rows = context != NULL ? sp_rows_lock() : NULL;
+  if (rows == NULL) {
+    return;
+  }
+  for (uint64_t i = 0; i < rows->row_count;) {
+    struct sp_allocation *row = &rows->rows[i], taken;
+    if (row->key != 0 && row->owner == (uint64_t)(uintptr_t)context && dies_with_context(row)) {
+      sp_rows_take(rows, row, &taken); /* may pull another row into this place: look at it again */
+      sp_memory_uncharge(&taken);
+    } else {
+      i++;
+    }
+  }
+  sp_rows_unlock(rows);
+}
+
+bool sp_memory_view(int device_ordinal, uint64_t *free_bytes, uint64_t *total_bytes) {
+  uint64_t limit = sp_share_memory_limit(device_ordinal);
+  if (limit == UINT64_MAX) {
+    return false;
+  }
+  uint64_t used = sp_share_memory_shown(device_ordinal);
+  uint64_t left = limit > used ? limit - used : 0;
+  if (free_bytes != NULL && *free_bytes > left) {
+    *free_bytes = left;
+  }
+  if (total_bytes != NULL && *total_bytes > limit) {
+    *total_bytes = limit;
+  }
+  return true;
+}

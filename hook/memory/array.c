@@ -1,0 +1,128 @@
+/*
+ * Arrays, mipmapped arrays and external memory. How a driver lays an array out it does not tell, so the charge is the
+ * size of its elements; what it takes beyond that, NVML's figure for the process shows, and the agent adds it.
+ */
+#include "hook/memory/charge.h"
+
+/* CUarray_format of cuda.h: bytes of one channel; block-compressed formats are told in 4-by-4 blocks. */
+static uint64_t channel_bytes(unsigned int format) {
+  switch (format) {
+  case 0x01: /* 8-bit integers */
+  case 0x08:
+    return 1;
+  case 0x02: /* 16-bit integers and half */
+  case 0x09:
+  case 0x10:
+    return 2;
+  case 0x03: /* 32-bit integers and float */
+  case 0x0a:
+  case 0x20:
+    return 4;
+  default:
+    break;
+  }
+  if (format >= 0xc0 && format <= 0xcb) { /* normalised: by turns three of 8 bits, three of 16 */
+    return (format - 0xc0) / 3 % 2 == 0 ? 1 : 2;
+  }
+  return 4;
+}
+
+static bool block_compressed(unsigned int format) {
+  return format >= 0x91 && format <= 0x9e;
+}
+
+/* BC1 and BC4 take 8 bytes a block, the others 16. */
+static uint64_t block_bytes(unsigned int format) {
+  return format == 0x91 || format == 0x92 || format == 0x97 || format == 0x98 ? 8 : 16;
+}
+
+static uint64_t least_one(uint64_t count) {
+  return count == 0 ? 1 : count;
+}
+
+/* The bytes of one level; an extent of 0 is a dimension that is not there. */
+static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, uint64_t width, uint64_t height, uint64_t depth) {
+  uint64_t layers = least_one(depth);
+  if (block_compressed(array->Format)) {
+    uint64_t blocks = sp_times((least_one(width) + 3) / 4, (least_one(height) + 3) / 4);
+    return sp_times(sp_times(blocks, layers), block_bytes(array->Format));
+  }
+  uint64_t element = channel_bytes(array->Format) * least_one(array->NumChannels);
+  return sp_times(sp_times(sp_times(least_one(width), least_one(height)), layers), element);
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels) {
+  if (array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) {
+    return 0; /* memory is mapped into it */
+  }
+  bool layered = array->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+  uint64_t total = 0, width = array->Width, height = array->Height, depth = array->Depth;
+  for (unsigned int level = 0; level < levels; level++) {
+    uint64_t bytes = level_bytes(array, width, height, depth);
+    total = total > UINT64_MAX - bytes ? UINT64_MAX : total + bytes;
+    if (width <= 1 && height <= 1 && (layered || depth <= 1)) {
+      break; /* no level is smaller, whatever was asked for */
+    }
+    width = width > 1 ? width / 2 : width;
+    height = height > 1 ? height / 2 : height;
+    depth = !layered && depth > 1 ? depth / 2 : depth;
+  }
+  return total;
+}
+
+#define ARRAY_2D(name, type)                                                                                           \
+  SP_WRAPPER(name, (CUarray * array, const type *asked), (array, asked)) {                                             \
+    if (array == NULL || asked == NULL) {                                                                              \
+      return real(array, asked);                                                                                       \
+    }                                                                                                                  \
+    CUDA_ARRAY3D_DESCRIPTOR wide = {                                                                                   \
+        .Width = asked->Width, .Height = asked->Height, .Format = asked->Format, .NumChannels = asked->NumChannels};   \
+    CHARGED(SP_MEMORY_ARRAY, array_bytes(&wide, 1), (uintptr_t)*array, real(array, asked));                            \
+  }
+ARRAY_2D(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1)
+ARRAY_2D(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR)
+
+#define ARRAY_3D(name, type)                                                                                           \
+  SP_WRAPPER(name, (CUarray * array, const type *asked), (array, asked)) {                                             \
+    if (array == NULL || asked == NULL) {                                                                              \
+      return real(array, asked);                                                                                       \
+    }                                                                                                                  \
+    CUDA_ARRAY3D_DESCRIPTOR wide = {.Width = asked->Width,                                                             \
+                                    .Height = asked->Height,                                                           \
+                                    .Depth = asked->Depth,                                                             \
+                                    .Format = asked->Format,                                                           \
+                                    .NumChannels = asked->NumChannels,                                                 \
+                                    .Flags = asked->Flags};                                                            \
+    CHARGED(SP_MEMORY_ARRAY, array_bytes(&wide, 1), (uintptr_t)*array, real(array, asked));                            \
+  }
+ARRAY_3D(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1)
+ARRAY_3D(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR)
+
+SP_WRAPPER(cuMipmappedArrayCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *asked, unsigned int levels),
+           (array, asked, levels)) {
+  if (array == NULL || asked == NULL) {
+    return real(array, asked, levels);
+  }
+  CHARGED(SP_MEMORY_ARRAY, array_bytes(asked, levels), (uintptr_t)*array, real(array, asked, levels));
+}
+
+SP_WRAPPER(cuArrayDestroy, (CUarray array), (array)) {
+  FREED(SP_MEMORY_ARRAY, (uintptr_t)array, true, real(array));
+}
+
+SP_WRAPPER(cuMipmappedArrayDestroy, (CUarray array), (array)) {
+  FREED(SP_MEMORY_ARRAY, (uintptr_t)array, true, real(array));
+}
+
+/* Memory of another interface (Vulkan, a capture card's) that nobody else in the share is charged with. */
+SP_WRAPPER(cuImportExternalMemory, (CUexternalMemory * memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *from),
+           (memory, from)) {
+  if (memory == NULL || from == NULL) {
+    return real(memory, from);
+  }
+  CHARGED(SP_MEMORY_IMPORT, from->size, (uintptr_t)*memory, real(memory, from));
+}
+
+SP_WRAPPER(cuDestroyExternalMemory, (CUexternalMemory memory), (memory)) {
+  FREED(SP_MEMORY_IMPORT, (uintptr_t)memory, true, real(memory));
+}

@@ -1,0 +1,89 @@
+/* The frame of every wrapper that obtains or returns device memory. */
+#ifndef SHAREPOD_MEMORY_CHARGE_H
+#define SHAREPOD_MEMORY_CHARGE_H
+
+#include "hook/gate/gate.h"
+#include "hook/interpose/driver.h"
+#include "hook/interpose/intercept.h"
+#include "hook/memory/memory.h"
+
+/* Where an allocation of the calling thread goes. */
+struct sp_place {
+  uint64_t context;
+  int device;
+};
+
+/* memory/place.c */
+struct sp_place sp_place_current(void);
+int sp_place_of_stream(CUstream stream);
+/* Inside a capture a stream-ordered call makes a graph node and obtains nothing. */
+bool sp_place_captures(CUstream stream, bool per_thread);
+/* A context is gone: its handle may come back as that of another device. */
+void sp_places_changed(void);
+
+static inline uint64_t sp_times(uint64_t left, uint64_t right) {
+  uint64_t product;
+  return __builtin_mul_overflow(left, right, &product) ? UINT64_MAX : product;
+}
+
+static inline struct sp_allocation sp_allocation_of(enum sp_memory_kind kind, uint64_t key, uint64_t bytes,
+                                                    const struct sp_place *place) {
+  return (struct sp_allocation){.key = key,
+                                .bytes = bytes,
+                                .owner = place->context,
+                                .device_ordinal = (int16_t)place->device,
+                                .kind = (uint16_t)kind};
+}
+
+/* What a call that takes memory at once answers over the cap. A driver looks for open captures before it looks for
+ * memory: where one forbids the call, that is the answer, and the capture is invalid. So the driver is asked, for more
+ * than any device has. Calls that are ordered by a stream, and those that make memory without an address, are not
+ * forbidden. */
+static inline CUresult sp_memory_refusal(void) {
+  const struct sp_driver *driver = sp_driver();
+  CUdeviceptr none;
+  if (!sp_gate_captures() || driver->cuMemAlloc == NULL) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  CUresult result = driver->cuMemAlloc(&none, (size_t)1 << 62);
+  return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
+}
+
+/* `key` is read after `call`, the driver's, has set it. Over the cap it is not made. */
+#define CHARGED(memory_kind, size, key, call)                                                                          \
+  do {                                                                                                                 \
+    struct sp_place place = sp_place_current();                                                                        \
+    uint64_t charged = (size);                                                                                         \
+    CUresult result;                                                                                                   \
+    if (!sp_memory_reserve(place.device, charged)) {                                                                   \
+      return (memory_kind) == SP_MEMORY_IMPORT ? CUDA_ERROR_OUT_OF_MEMORY : sp_memory_refusal();                       \
+    }                                                                                                                  \
+    SP_CALL(result, (call));                                                                                           \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      struct sp_allocation made = sp_allocation_of((memory_kind), (uint64_t)(key), charged, &place);                   \
+      sp_memory_commit(&made);                                                                                         \
+    } else {                                                                                                           \
+      sp_memory_rollback(place.device, charged);                                                                       \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  } while (0)
+
+/* `waits`: the driver waits for work in it, and pools may hold less afterwards. */
+#define FREED(memory_kind, key, waits, call)                                                                           \
+  do {                                                                                                                 \
+    struct sp_allocation taken;                                                                                        \
+    CUresult result;                                                                                                   \
+    bool ours = sp_memory_take((memory_kind), (uint64_t)(key), &taken);                                                \
+    SP_CALL(result, (call));                                                                                           \
+    if (ours && result == CUDA_SUCCESS) {                                                                              \
+      sp_memory_uncharge(&taken);                                                                                      \
+    } else if (ours) {                                                                                                 \
+      sp_memory_restore(&taken);                                                                                       \
+    }                                                                                                                  \
+    if (waits) {                                                                                                       \
+      sp_pools_look();                                                                                                 \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  } while (0)
+
+#endif

@@ -1,0 +1,240 @@
+/*
+ * The memory of executable graphs: allocation nodes take theirs from a pool of the device when the graph is uploaded
+ * or launched for the first time, and keep it until the pool is trimmed. Before that the sum of its allocation nodes is
+ * reserved; what the pool really grew by is settled after it.
+ */
+#include "hook/memory/graph.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "hook/gate/gate.h"
+
+#define DEPTH_MAX 16 /* child graphs within child graphs */
+
+static uint32_t graphs_allocate;
+static uint64_t trims = 1; /* of graphs' pools: what was launched before has to take its memory again */
+
+void sp_graphs_allocate(void) {
+  __atomic_store_n(&graphs_allocate, 1, __ATOMIC_RELAXED);
+}
+
+bool sp_graphs_may_allocate(void) {
+  return __atomic_load_n(&graphs_allocate, __ATOMIC_RELAXED) != 0;
+}
+
+void sp_graphs_trimmed(void) {
+  __atomic_fetch_add(&trims, 1, __ATOMIC_RELAXED);
+}
+
+/* Add up the allocation nodes of a graph; they are all of one device, or the first one's pays. */
+static uint64_t sum_of(CUgraph graph, int *device, int depth) {
+  const struct sp_driver *driver = sp_driver();
+  size_t count = 0;
+  if (depth == DEPTH_MAX || driver->cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS || count == 0) {
+    return 0;
+  }
+  CUgraphNode *nodes = calloc(count, sizeof *nodes);
+  uint64_t total = 0;
+  if (nodes != NULL && driver->cuGraphGetNodes(graph, nodes, &count) == CUDA_SUCCESS) {
+    for (size_t index = 0; index < count; index++) {
+      int type = 0;
+      CUDA_MEM_ALLOC_NODE_PARAMS node;
+      CUgraph child = NULL;
+      if (driver->cuGraphNodeGetType(nodes[index], &type) != CUDA_SUCCESS) {
+        continue;
+      }
+      if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+          driver->cuGraphMemAllocNodeGetParams(nodes[index], &node) == CUDA_SUCCESS) {
+        total += node.bytesize;
+        *device = *device == SP_NO_DEVICE ? node.poolProps.location.id : *device;
+      } else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+                 driver->cuGraphChildGraphNodeGetGraph(nodes[index], &child) == CUDA_SUCCESS) {
+        total += sum_of(child, device, depth + 1);
+      }
+    }
+  }
+  free(nodes);
+  return total;
+}
+
+/* What a graph may allocate, and on which device. 0: nothing, or it cannot be told. */
+static uint64_t allocates(CUgraph graph, int *device) {
+  const struct sp_driver *driver = sp_driver();
+  *device = SP_NO_DEVICE;
+  if (!sp_graphs_may_allocate() || driver->cuGraphGetNodes == NULL || driver->cuGraphNodeGetType == NULL ||
+      driver->cuGraphMemAllocNodeGetParams == NULL || driver->cuGraphChildGraphNodeGetGraph == NULL) {
+    return 0;
+  }
+  int saved_errno = errno;
+  uint64_t bytes = sum_of(graph, device, 0);
+  errno = saved_errno;
+  return bytes;
+}
+
+/* An executable graph has been made of `graph`: remember what it may take. */
+static void instantiated(CUgraphExec executable, CUgraph graph) {
+  int saved_errno = errno, device;
+  uint64_t bytes = allocates(graph, &device);
+  struct sp_rows *rows = bytes != 0 && sp_rows_room() ? sp_rows_lock() : NULL;
+  if (rows != NULL) {
+    struct sp_allocation row = {.key = (uint64_t)(uintptr_t)executable,
+                                .bytes = bytes,
+                                .device_ordinal = (int16_t)device,
+                                .kind = SP_MEMORY_GRAPH};
+    sp_rows_insert(rows, &row);
+    sp_rows_unlock(rows);
+  }
+  errno = saved_errno;
+}
+
+static bool begin(int device, uint64_t bytes, struct sp_growth *growth) {
+  struct sp_pool *pool = bytes != 0 ? sp_pool_of(device, NULL) : NULL;
+  return pool == NULL || sp_pool_begin_whole(growth, pool, bytes);
+}
+
+bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
+  growth->pool = NULL;
+  struct sp_rows *rows = sp_rows_lock();
+  if (rows == NULL) {
+    return true;
+  }
+  struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable);
+  uint64_t bytes = row != NULL && row->owner != __atomic_load_n(&trims, __ATOMIC_RELAXED) ? row->bytes : 0;
+  int device = row != NULL ? row->device_ordinal : SP_NO_DEVICE;
+  sp_rows_unlock(rows);
+  return begin(device, bytes, growth);
+}
+
+void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult result) {
+  if (growth->pool == NULL) {
+    return;
+  }
+  if (result != CUDA_SUCCESS) {
+    sp_pool_undone(growth, false);
+    return;
+  }
+  sp_pool_grown(growth); /* it has its memory, whatever the pool rounded it up to */
+  struct sp_rows *rows = sp_rows_lock();
+  struct sp_allocation *row =
+      rows != NULL ? sp_rows_find(rows, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable) : NULL;
+  if (row != NULL) {
+    row->owner = __atomic_load_n(&trims, __ATOMIC_RELAXED);
+  }
+  if (rows != NULL) {
+    sp_rows_unlock(rows);
+  }
+}
+
+#define INSTANTIATE(name, parameters, arguments)                                                                       \
+  SP_WRAPPER(name, parameters, arguments) {                                                                            \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real arguments);                                                                                   \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      instantiated(*executable, graph);                                                                                \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+INSTANTIATE(cuGraphInstantiate,
+            (CUgraphExec * executable, CUgraph graph, CUgraphNode *wrong, char *log, size_t log_bytes),
+            (executable, graph, wrong, log, log_bytes))
+INSTANTIATE(cuGraphInstantiate_v2,
+            (CUgraphExec * executable, CUgraph graph, CUgraphNode *wrong, char *log, size_t log_bytes),
+            (executable, graph, wrong, log, log_bytes))
+INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * executable, CUgraph graph, unsigned long long flags),
+            (executable, graph, flags))
+
+/* It may upload at once, and then it takes its memory here. */
+#define WITH_PARAMS(name)                                                                                              \
+  SP_WRAPPER(name, (CUgraphExec * executable, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS * params),                  \
+             (executable, graph, params)) {                                                                            \
+    struct sp_growth growth = {.pool = NULL};                                                                          \
+    CUresult result;                                                                                                   \
+    if (params != NULL && (params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) {                                      \
+      int device;                                                                                                      \
+      uint64_t bytes = allocates(graph, &device);                                                                      \
+      if (!begin(device, bytes, &growth)) {                                                                            \
+        params->hErrNode_out = NULL;                                                                                   \
+        params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;                                                             \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
+      }                                                                                                                \
+    }                                                                                                                  \
+    SP_CALL(result, real(executable, graph, params));                                                                  \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      instantiated(*executable, graph);                                                                                \
+    }                                                                                                                  \
+    sp_graph_end(result == CUDA_SUCCESS ? *executable : NULL, &growth, result);                                        \
+    return result;                                                                                                     \
+  }
+WITH_PARAMS(cuGraphInstantiateWithParams)
+WITH_PARAMS(cuGraphInstantiateWithParams_ptsz)
+
+#define UPLOAD(name)                                                                                                   \
+  SP_WRAPPER(name, (CUgraphExec executable, CUstream stream), (executable, stream)) {                                  \
+    struct sp_growth growth = {.pool = NULL};                                                                          \
+    CUresult result;                                                                                                   \
+    if (sp_graphs_may_allocate() && !sp_graph_begin(executable, &growth)) {                                            \
+      return CUDA_ERROR_OUT_OF_MEMORY;                                                                                 \
+    }                                                                                                                  \
+    SP_CALL(result, real(executable, stream));                                                                         \
+    sp_graph_end(executable, &growth, result);                                                                         \
+    return result;                                                                                                     \
+  }
+UPLOAD(cuGraphUpload)
+UPLOAD(cuGraphUpload_ptsz)
+
+SP_WRAPPER(cuGraphExecDestroy, (CUgraphExec executable), (executable)) {
+  struct sp_allocation taken;
+  bool ours = sp_graphs_may_allocate() && sp_memory_take(SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable, &taken);
+  CUresult result;
+  SP_CALL(result, real(executable));
+  if (result == CUDA_SUCCESS) {
+    sp_gate_unit_changed(sp_unit_key(executable, 0, 0), true); /* another may get the same handle */
+  }
+  if (ours && result == CUDA_SUCCESS) {
+    sp_memory_uncharge(&taken);
+    sp_pools_refresh_graphs(taken.device_ordinal);
+  } else if (ours) {
+    sp_memory_restore(&taken);
+  }
+  return result;
+}
+
+SP_WRAPPER(cuGraphAddMemAllocNode,
+           (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, size_t count, void *params),
+           (node, graph, after, count, params)) {
+  sp_graphs_allocate();
+  return real(node, graph, after, count, params);
+}
+
+/* The generic forms begin with the type of the node. */
+static void note_type(const int *params) {
+  if (params != NULL && *params == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+    sp_graphs_allocate();
+  }
+}
+
+SP_WRAPPER(cuGraphAddNode, (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, size_t count, int *params),
+           (node, graph, after, count, params)) {
+  note_type(params);
+  return real(node, graph, after, count, params);
+}
+
+#define ADD_NODE(name)                                                                                                 \
+  SP_WRAPPER(                                                                                                          \
+      name,                                                                                                            \
+      (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, int *params),     \
+      (node, graph, after, edges, count, params)) {                                                                    \
+    note_type(params);                                                                                                 \
+    return real(node, graph, after, edges, count, params);                                                             \
+  }
+ADD_NODE(cuGraphAddNode_v2)
+ADD_NODE(cuGraphAddNode_v3)
+
+SP_WRAPPER(cuDeviceGraphMemTrim, (CUdevice device), (device)) {
+  CUresult result;
+  SP_CALL(result, real(device));
+  sp_graphs_trimmed();
+  sp_pools_refresh_graphs(device);
+  return result;
+}

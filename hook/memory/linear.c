@@ -1,0 +1,92 @@
+/*
+ * Linear memory, its frees, and the questions about memory: what the program asks of the driver, charged to its share.
+ * Over the cap the driver is not called at all: nothing is half done. A device that cannot be told (no current
+ * context) is left to the driver, which refuses.
+ */
+#include "hook/memory/charge.h"
+
+#define SP_PITCH 512u /* what the driver rounds rows up to; the difference is settled when its answer is known */
+
+#define LINEAR(name, address_type, size)                                                                               \
+  SP_WRAPPER(name, (address_type * address, size bytes), (address, bytes)) {                                           \
+    CHARGED(SP_MEMORY_ADDRESS, bytes, *address, real(address, bytes));                                                 \
+  }
+LINEAR(cuMemAlloc, CUdeviceptr_v1, unsigned int)
+LINEAR(cuMemAlloc_v2, CUdeviceptr, size_t)
+
+SP_WRAPPER(cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned int flags), (address, bytes, flags)) {
+  CHARGED(SP_MEMORY_ADDRESS, bytes, *address, real(address, bytes, flags));
+}
+
+static uint64_t pitched(uint64_t width) {
+  return width > UINT64_MAX - SP_PITCH ? width : (width + SP_PITCH - 1) / SP_PITCH * SP_PITCH;
+}
+
+#define PITCHED(name, address_type, size, free_row)                                                                    \
+  SP_WRAPPER(name, (address_type * address, size * pitch, size width, size height, unsigned int element),              \
+             (address, pitch, width, height, element)) {                                                               \
+    struct sp_place place = sp_place_current();                                                                        \
+    uint64_t charged = sp_times(pitched(width), height);                                                               \
+    CUresult result;                                                                                                   \
+    if (!sp_memory_reserve(place.device, charged)) {                                                                   \
+      return sp_memory_refusal();                                                                                      \
+    }                                                                                                                  \
+    SP_CALL(result, real(address, pitch, width, height, element));                                                     \
+    uint64_t taken = result == CUDA_SUCCESS ? sp_times(*pitch, height) : charged;                                      \
+    if (result == CUDA_SUCCESS && !sp_memory_resize(place.device, charged, taken)) {                                   \
+      CUresult (*give_back)(address_type) = (CUresult (*)(address_type))sp_real_of(free_row);                          \
+      if (give_back != NULL) {                                                                                         \
+        give_back(*address);                                                                                           \
+      }                                                                                                                \
+      result = CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
+    }                                                                                                                  \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      struct sp_allocation made = sp_allocation_of(SP_MEMORY_ADDRESS, *address, taken, &place);                        \
+      sp_memory_commit(&made);                                                                                         \
+    } else {                                                                                                           \
+      sp_memory_rollback(place.device, charged);                                                                       \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+PITCHED(cuMemAllocPitch, CUdeviceptr_v1, unsigned int, SP_ROW_cuMemFree)
+PITCHED(cuMemAllocPitch_v2, CUdeviceptr, size_t, SP_ROW_cuMemFree_v2)
+
+SP_WRAPPER(cuMemFree, (CUdeviceptr_v1 address), (address)) {
+  FREED(SP_MEMORY_ADDRESS, address, true, real(address));
+}
+
+SP_WRAPPER(cuMemFree_v2, (CUdeviceptr address), (address)) {
+  FREED(SP_MEMORY_ADDRESS, address, true, real(address));
+}
+
+#define INFO(name, size)                                                                                               \
+  SP_WRAPPER(name, (size * free_bytes, size * total_bytes), (free_bytes, total_bytes)) {                               \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(free_bytes, total_bytes));                                                                    \
+    int device = result == CUDA_SUCCESS ? sp_place_current().device : SP_NO_DEVICE;                                    \
+    if (device != SP_NO_DEVICE && free_bytes != NULL && total_bytes != NULL) {                                         \
+      uint64_t seen_free = *free_bytes;                                                                                \
+      uint64_t seen_total = *total_bytes;                                                                              \
+      sp_pools_look();                                                                                                 \
+      sp_memory_view(device, &seen_free, &seen_total);                                                                 \
+      *free_bytes = (size)seen_free; /* only ever lowered: it fits */                                                  \
+      *total_bytes = (size)seen_total;                                                                                 \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+INFO(cuMemGetInfo, unsigned int)
+INFO(cuMemGetInfo_v2, size_t)
+
+#define TOTAL(name, size)                                                                                              \
+  SP_WRAPPER(name, (size * total_bytes, CUdevice device), (total_bytes, device)) {                                     \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(total_bytes, device));                                                                        \
+    if (result == CUDA_SUCCESS && total_bytes != NULL) {                                                               \
+      uint64_t seen_total = *total_bytes;                                                                              \
+      sp_memory_view(device, NULL, &seen_total);                                                                       \
+      *total_bytes = (size)seen_total;                                                                                 \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+TOTAL(cuDeviceTotalMem, unsigned int)
+TOTAL(cuDeviceTotalMem_v2, size_t)

@@ -1,0 +1,217 @@
+/*
+ * Virtual memory management: physical memory that is made (cuMemCreate), mapped at addresses of the program's choice,
+ * and gone when neither a handle nor a mapping is left. It is charged to the device it lies on, from its making to its
+ * end; handles and mappings are counted. A driver may give the number of a released handle to another while the memory
+ * of the first is still mapped, so the memory has a number of ours.
+ *
+ * What was imported is its exporter's: nothing is charged, and its handles and mappings are let pass.
+ */
+#include "hook/memory/charge.h"
+
+/* A reference to the memory with that number is gone; with the last one its charge. The caller holds the lock. */
+static void drop_reference(struct sp_rows *rows, uint64_t number) {
+  struct sp_allocation *chunk = sp_rows_find(rows, SP_MEMORY_CHUNK, number), taken;
+  if (chunk != NULL && --chunk->references == 0) {
+    sp_rows_take(rows, chunk, &taken);
+    sp_memory_uncharge(&taken);
+  }
+}
+
+static void made(uint64_t handle, uint64_t bytes, int device) {
+  struct sp_rows *rows = sp_rows_lock();
+  if (rows == NULL) {
+    return;
+  }
+  struct sp_allocation chunk = {.key = ++rows->next_number,
+                                .bytes = bytes,
+                                .references = 1,
+                                .device_ordinal = (int16_t)device,
+                                .kind = SP_MEMORY_CHUNK};
+  struct sp_allocation named = {
+      .key = handle, .owner = chunk.key, .references = 1, .device_ordinal = (int16_t)device, .kind = SP_MEMORY_HANDLE};
+  sp_rows_insert(rows, &chunk);
+  sp_rows_insert(rows, &named);
+  sp_rows_unlock(rows);
+}
+
+SP_WRAPPER(cuMemCreate,
+           (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,
+            unsigned long long flags),
+           (handle, bytes, prop, flags)) {
+  bool charged = prop != NULL && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  int device = charged ? prop->location.id : SP_NO_DEVICE;
+  CUresult result;
+  if (!sp_memory_reserve(device, bytes)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  SP_CALL(result, real(handle, bytes, prop, flags));
+  if (result != CUDA_SUCCESS) {
+    sp_memory_rollback(device, bytes);
+  } else if (charged) {
+    made(*handle, bytes, device);
+  }
+  return result;
+}
+
+/* One reference to the handle less: false when it is not ours. With the last one its row goes, before the driver may
+ * give the number to another thread. */
+static bool release_handle(uint64_t handle, struct sp_allocation *released) {
+  struct sp_rows *rows = sp_rows_lock();
+  if (rows == NULL) {
+    return false;
+  }
+  struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_HANDLE, handle);
+  if (row != NULL && --row->references == 0) {
+    sp_rows_take(rows, row, released);
+  } else if (row != NULL) {
+    *released = *row;
+  }
+  sp_rows_unlock(rows);
+  return row != NULL;
+}
+
+static void conclude_release(struct sp_allocation *released, bool success) {
+  struct sp_rows *rows = sp_rows_lock();
+  if (rows == NULL) {
+    return;
+  }
+  bool last = released->references == 0;
+  if (last && success) {
+    drop_reference(rows, released->owner);
+  } else if (last) {
+    released->references = 1;
+    sp_rows_insert(rows, released);
+  } else if (!success) {
+    struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_HANDLE, released->key);
+    if (row != NULL) {
+      row->references++;
+    }
+  }
+  sp_rows_unlock(rows);
+}
+
+SP_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle)) {
+  struct sp_allocation released;
+  bool ours = release_handle(handle, &released);
+  CUresult result;
+  SP_CALL(result, real(handle));
+  if (ours) {
+    conclude_release(&released, result == CUDA_SUCCESS);
+  }
+  return result;
+}
+
+static void mapped(uint64_t address, uint64_t bytes, uint64_t handle) {
+  struct sp_rows *rows = sp_rows_lock();
+  if (rows == NULL) {
+    return;
+  }
+  struct sp_allocation *named = sp_rows_find(rows, SP_MEMORY_HANDLE, handle);
+  struct sp_allocation mapping = {
+      .key = address, .bytes = bytes, .owner = named != NULL ? named->owner : 0, .kind = SP_MEMORY_MAPPING};
+  struct sp_allocation *chunk = sp_rows_find(rows, SP_MEMORY_CHUNK, mapping.owner);
+  if (chunk != NULL) {
+    chunk->references++;
+  }
+  sp_rows_insert(rows, &mapping);
+  sp_rows_unlock(rows);
+}
+
+SP_WRAPPER(cuMemMap,
+           (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+            unsigned long long flags),
+           (address, bytes, offset, handle, flags)) {
+  bool remembered = sp_rows_room();
+  CUresult result;
+  SP_CALL(result, real(address, bytes, offset, handle, flags));
+  if (remembered && result == CUDA_SUCCESS) {
+    mapped(address, bytes, handle);
+  }
+  return result;
+}
+
+/* A mapping in [from, end) that begins at no address known to us: any, or NULL. Looked for only after a mapping that we
+ * have not seen. */
+static struct sp_allocation *mapping_in(struct sp_rows *rows, uint64_t from, uint64_t end) {
+  for (uint64_t index = 0; index < rows->row_count; index++) {
+    struct sp_allocation *row = &rows->rows[index];
+    if (row->key >= from && row->key < end && row->kind == SP_MEMORY_MAPPING) {
+      return row;
+    }
+  }
+  return NULL;
+}
+
+/* A range may hold several mappings, whole ones. Its addresses are the program's: nobody else maps there before it
+ * knows that they are free, so the rows go after the driver's own. */
+static void unmapped(uint64_t from, uint64_t end) {
+  struct sp_rows *rows = sp_rows_lock();
+  if (rows == NULL) {
+    return;
+  }
+  for (uint64_t at = from; at < end;) {
+    struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_MAPPING, at), taken;
+    if (row == NULL && (row = mapping_in(rows, from, end)) == NULL) {
+      break;
+    }
+    sp_rows_take(rows, row, &taken);
+    if (taken.owner != 0) {
+      drop_reference(rows, taken.owner);
+    }
+    if (taken.key == at) {
+      at += taken.bytes != 0 ? taken.bytes : 1;
+    }
+  }
+  sp_rows_unlock(rows);
+}
+
+SP_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t bytes), (address, bytes)) {
+  CUresult result;
+  SP_CALL(result, real(address, bytes));
+  if (result == CUDA_SUCCESS) {
+    unmapped(address, address + bytes);
+  }
+  return result;
+}
+
+/* One reference more: of a handle that we know, or of one that comes back for memory that is mapped. */
+static void retained(uint64_t handle, uint64_t address) {
+  struct sp_rows *rows = sp_rows_lock();
+  if (rows == NULL) {
+    return;
+  }
+  struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_HANDLE, handle);
+  if (row != NULL) {
+    row->references++;
+    sp_rows_unlock(rows);
+    return;
+  }
+  struct sp_allocation *mapping = sp_rows_find(rows, SP_MEMORY_MAPPING, address);
+  for (uint64_t index = 0; mapping == NULL && index < rows->row_count; index++) {
+    struct sp_allocation *other = &rows->rows[index];
+    if (other->kind == SP_MEMORY_MAPPING && other->key != 0 && address - other->key < other->bytes) {
+      mapping = other;
+    }
+  }
+  struct sp_allocation *chunk = mapping != NULL ? sp_rows_find(rows, SP_MEMORY_CHUNK, mapping->owner) : NULL;
+  if (chunk != NULL) {
+    chunk->references++;
+    struct sp_allocation named = {.key = handle,
+                                  .owner = chunk->key,
+                                  .references = 1,
+                                  .device_ordinal = chunk->device_ordinal,
+                                  .kind = SP_MEMORY_HANDLE};
+    sp_rows_insert(rows, &named);
+  }
+  sp_rows_unlock(rows);
+}
+
+SP_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address), (handle, address)) {
+  bool remembered = sp_rows_room();
+  CUresult result;
+  SP_CALL(result, real(handle, address));
+  if (remembered && result == CUDA_SUCCESS) {
+    retained(*handle, (uint64_t)(uintptr_t)address);
+  }
+  return result;
+}

@@ -1,0 +1,56 @@
+/* Which device and context an allocation belongs to. */
+#include "hook/memory/charge.h"
+
+static uint32_t generation = 1; /* of contexts: grows when one goes */
+
+static int device_now(void) {
+  const struct sp_driver *driver = sp_driver();
+  CUdevice device;
+  return driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : SP_NO_DEVICE;
+}
+
+struct sp_place sp_place_current(void) {
+  static _Thread_local struct {
+    CUcontext context;
+    uint32_t generation;
+    int device;
+  } known __attribute__((tls_model("initial-exec")));
+  const struct sp_driver *driver = sp_driver();
+  uint32_t now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
+  CUcontext context = NULL;
+  if (driver->cuCtxGetCurrent == NULL || driver->cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL) {
+    return (struct sp_place){.context = 0, .device = device_now()};
+  }
+  if (known.context != context || known.generation != now) {
+    known.device = device_now();
+    known.context = context;
+    known.generation = now;
+  }
+  return (struct sp_place){.context = (uint64_t)(uintptr_t)context, .device = known.device};
+}
+
+void sp_places_changed(void) {
+  __atomic_fetch_add(&generation, 1, __ATOMIC_ACQ_REL);
+}
+
+int sp_place_of_stream(CUstream stream) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext context = NULL;
+  struct sp_place here = sp_place_current();
+  if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD ||
+      driver->cuStreamGetCtx == NULL || driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
+      (uint64_t)(uintptr_t)context == here.context || driver->cuCtxPushCurrent == NULL ||
+      driver->cuCtxPopCurrent == NULL || driver->cuCtxPushCurrent(context) != CUDA_SUCCESS) {
+    return here.device;
+  }
+  int device = device_now();
+  driver->cuCtxPopCurrent(&context);
+  return device;
+}
+
+bool sp_place_captures(CUstream stream, bool per_thread) {
+  const struct sp_driver *driver = sp_driver();
+  CUresult (*ask)(CUstream, int *) = per_thread ? driver->cuStreamIsCapturing_ptsz : driver->cuStreamIsCapturing;
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return ask != NULL && (ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
+}

@@ -1,0 +1,345 @@
+#include "hook/memory/graph.h"
+
+#include <errno.h>
+
+/* Pools grow by whole multiples of GRAIN_BYTES: seen on an H200 with the driver of CUDA 13.0. One that grows by other
+ * steps is believed to grow by LEAST_BYTES, in which physical memory comes. */
+#define POOLS_MAX   512u
+#define GRAIN_BYTES (32u << 20)
+#define LEAST_BYTES (2u << 20)
+
+enum state { FREE_ENTRY, OPEN, DESTROYED, UNPAID };
+
+struct sp_pool {
+  CUmemoryPool handle; /* NULL: the graphs' */
+  uint32_t state;
+  int device;
+  uint64_t charged;   /* what it held when the driver was asked last */
+  uint64_t in_flight; /* reserved for allocations that are on their way */
+  uint32_t asked;     /* allocations that are on their way */
+  uint64_t live;      /* the sum of its allocations */
+  uint64_t grain;     /* what it grows by a multiple of */
+};
+
+struct pools {
+  pthread_mutex_t lock; /* guards all below; nothing that may wait is called under it */
+  uint32_t count;
+  struct sp_pool pools[POOLS_MAX];
+};
+
+static void *shared_pools;
+static uint32_t dirty; /* a pool may hold more than its allocations, and may give that back at any synchronise */
+
+static struct pools *lock_pools(bool create) {
+  struct pools *pools = create ? sp_map_wiped(&shared_pools, sizeof *pools)
+                               : __atomic_load_n((struct pools **)&shared_pools, __ATOMIC_ACQUIRE);
+  if (pools != NULL) {
+    pthread_mutex_lock(&pools->lock);
+  }
+  return pools;
+}
+
+static void unlock_pools(struct pools *pools) {
+  pthread_mutex_unlock(&pools->lock);
+}
+
+/* What the pool has reserved of the device. False: the driver does not say. */
+static bool ask(const struct sp_pool *pool, uint64_t *bytes) {
+  const struct sp_driver *driver = sp_driver();
+  *bytes = 0;
+  if (pool->handle == NULL) {
+    return driver->cuDeviceGetGraphMemAttribute != NULL &&
+           driver->cuDeviceGetGraphMemAttribute(pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, bytes) ==
+               CUDA_SUCCESS;
+  }
+  return driver->cuMemPoolGetAttribute != NULL &&
+         driver->cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, bytes) == CUDA_SUCCESS;
+}
+
+/* The entry of a pool that has not been destroyed, or NULL. Of each device the graphs have one without a handle. */
+static struct sp_pool *find(struct pools *pools, int device_ordinal, CUmemoryPool handle) {
+  for (uint32_t index = 0; index < pools->count; index++) {
+    struct sp_pool *pool = &pools->pools[index];
+    if (pool->state != FREE_ENTRY && pool->state != DESTROYED && pool->handle == handle &&
+        (handle != NULL || pool->device == device_ordinal)) {
+      return pool;
+    }
+  }
+  return NULL;
+}
+
+/* NULL: there is no room. */
+static struct sp_pool *add(struct pools *pools, struct sp_pool made) {
+  uint32_t index = 0;
+  while (index < pools->count && pools->pools[index].state != FREE_ENTRY) {
+    index++;
+  }
+  if (index == POOLS_MAX) {
+    return NULL;
+  }
+  pools->count += index == pools->count;
+  pools->pools[index] = made;
+  return &pools->pools[index];
+}
+
+struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
+  struct pools *pools = lock_pools(true);
+  if (pools == NULL) {
+    return NULL;
+  }
+  struct sp_pool *pool = find(pools, device_ordinal, handle);
+  struct sp_pool made = {.handle = handle, .state = OPEN, .device = device_ordinal, .grain = GRAIN_BYTES};
+  if (pool == NULL && ask(&made, &made.charged) && (pool = add(pools, made)) != NULL) {
+    /* Of before we were there, or of the driver's own: all of it is the share's. */
+    sp_slot_memory(device_ordinal, (int64_t)made.charged);
+  }
+  unlock_pools(pools);
+  return pool;
+}
+
+bool sp_pool_is_unpaid(const struct sp_pool *pool) {
+  return pool->state == UNPAID;
+}
+
+void sp_pool_unpaid(CUmemoryPool handle) {
+  struct pools *pools = lock_pools(true);
+  if (pools != NULL) {
+    if (find(pools, SP_NO_DEVICE, handle) == NULL) {
+      add(pools, (struct sp_pool){.handle = handle, .state = UNPAID, .device = SP_NO_DEVICE});
+    }
+    unlock_pools(pools);
+  }
+}
+
+int sp_pool_device(const struct sp_pool *pool) {
+  return pool->device;
+}
+
+/* Bring the charge to what it holds; what is on its way has a charge of its own. */
+static bool refresh(struct sp_pool *pool) {
+  uint64_t now = 0, before = pool->charged;
+  if (pool->state == OPEN && !ask(pool, &now)) {
+    return false;
+  }
+  if (pool->state == DESTROYED && pool->live != 0) {
+    return false; /* what it still holds goes when the last allocation does */
+  }
+  if (now > before && pool->asked != 0) {
+    return false; /* an allocation that is about to tell */
+  }
+  pool->charged = now;
+  if (pool->state == DESTROYED && pool->asked == 0) {
+    pool->state = FREE_ENTRY;
+  }
+  sp_slot_memory(pool->device, (int64_t)(now - before));
+  return now < before;
+}
+
+static bool refresh_all(int device_ordinal, bool every) {
+  struct pools *pools = lock_pools(false);
+  bool less = false, keeps = false;
+  for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
+    struct sp_pool *pool = &pools->pools[index];
+    if (pool->state != OPEN && pool->state != DESTROYED) {
+      continue;
+    }
+    if (every || pool->device == device_ordinal) {
+      less |= refresh(pool);
+    }
+    keeps |= pool->handle != NULL && pool->charged > pool->live; /* a graph's pool gives back when it is trimmed */
+  }
+  if (pools != NULL) {
+    __atomic_store_n(&dirty, keeps, __ATOMIC_RELAXED);
+    unlock_pools(pools);
+  }
+  return less;
+}
+
+void sp_pools_look(void) {
+  if (__builtin_expect(__atomic_load_n(&dirty, __ATOMIC_RELAXED) != 0, 0)) {
+    int saved_errno = errno;
+    refresh_all(0, true);
+    errno = saved_errno;
+  }
+}
+
+void sp_pools_refresh_graphs(int device_ordinal) {
+  refresh_all(device_ordinal, false);
+}
+
+void sp_pool_refresh(CUmemoryPool handle) {
+  struct pools *pools = lock_pools(false);
+  for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
+    if (pools->pools[index].state == OPEN && pools->pools[index].handle == handle) {
+      refresh(&pools->pools[index]);
+    }
+  }
+  if (pools != NULL) {
+    unlock_pools(pools);
+  }
+}
+
+void sp_pool_destroyed(CUmemoryPool handle) {
+  struct pools *pools = lock_pools(false);
+  for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
+    struct sp_pool *pool = &pools->pools[index];
+    if (pool->handle != handle || handle == NULL) {
+      continue;
+    }
+    if (pool->state == UNPAID) {
+      pool->state = FREE_ENTRY;
+    } else if (pool->state == OPEN) {
+      pool->state = DESTROYED;
+      refresh(pool);
+    }
+  }
+  if (pools != NULL) {
+    unlock_pools(pools);
+  }
+}
+
+bool sp_pools_shrink(int device_ordinal) {
+  const struct sp_driver *driver = sp_driver();
+  if (__atomic_load_n((struct pools **)&shared_pools, __ATOMIC_ACQUIRE) == NULL) {
+    return false;
+  }
+  bool less = refresh_all(device_ordinal, false);
+  /* We are inside a call that the program may make while it captures: what we add may not spoil that. */
+  int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool relaxed =
+      driver->cuThreadExchangeStreamCaptureMode && driver->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+  /* One after the other, without the lock: a trim may wait in the driver. */
+  for (uint32_t index = 0; index < POOLS_MAX; index++) {
+    struct pools *pools = lock_pools(false);
+    bool ours = index < pools->count && pools->pools[index].state == OPEN &&
+                pools->pools[index].device == device_ordinal && pools->pools[index].charged != 0;
+    bool last = index + 1 >= pools->count;
+    CUmemoryPool handle = pools->pools[index].handle;
+    unlock_pools(pools);
+    if (ours && handle != NULL && driver->cuMemPoolTrimTo != NULL) {
+      driver->cuMemPoolTrimTo(handle, 0);
+    } else if (ours && handle == NULL && driver->cuDeviceGraphMemTrim != NULL) {
+      driver->cuDeviceGraphMemTrim(device_ordinal);
+      sp_graphs_trimmed();
+    }
+    if (last) {
+      break;
+    }
+  }
+  if (relaxed) {
+    driver->cuThreadExchangeStreamCaptureMode(&mode);
+  }
+  return refresh_all(device_ordinal, false) || less;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t to) {
+  return bytes > UINT64_MAX - to ? bytes : (bytes + to - 1) / to * to;
+}
+
+/* What the pool grows by for `bytes`, unless its unused part lies in pieces. The driver adds to the end of what it has.
+ */
+static uint64_t growth_for(const struct sp_pool *pool, uint64_t bytes) {
+  uint64_t unused = pool->charged > pool->live ? pool->charged - pool->live : 0;
+  return bytes <= unused ? 0 : round_up(bytes - unused, pool->grain);
+}
+
+/* An allocation is not on its way any more. Returns how much less is in flight. */
+static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
+  uint64_t before = pool->in_flight;
+  pool->asked--;
+  pool->in_flight = pool->asked == 0 || growth > before ? 0 : before - growth;
+  return before - pool->in_flight;
+}
+
+static bool begin(struct sp_growth *growth) {
+  struct sp_pool *pool = growth->pool;
+  if (sp_memory_reserve(pool->device, growth->growth)) {
+    return true;
+  }
+  struct pools *pools = lock_pools(false);
+  pool->live -= growth->bytes;
+  uint64_t less = leave(pool, growth->growth);
+  unlock_pools(pools);
+  sp_slot_memory(pool->device, (int64_t)(growth->growth - less));
+  return false;
+}
+
+bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
+  struct pools *pools = lock_pools(false);
+  *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
+  pool->live += bytes; /* two at a time do not count on the same unused part */
+  pool->in_flight += growth->growth;
+  pool->asked++;
+  unlock_pools(pools);
+  return begin(growth);
+}
+
+bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
+  struct pools *pools = lock_pools(false);
+  *growth = (struct sp_growth){.pool = pool, .bytes = 0, .growth = bytes};
+  pool->in_flight += bytes;
+  pool->asked++;
+  unlock_pools(pools);
+  return begin(growth);
+}
+
+bool sp_pool_grown(struct sp_growth *growth) {
+  struct sp_pool *pool = growth->pool;
+  struct pools *pools = lock_pools(false);
+  uint64_t now = 0, before = pool->charged + pool->in_flight;
+  bool fits = true;
+  if (!ask(pool, &now)) { /* it told before: then what was reserved is what it grew by */
+    now = pool->charged + growth->growth;
+  }
+  leave(pool, growth->growth);
+  uint64_t after = now + pool->in_flight;
+  if (pool->asked != 0 && now <= before) {
+    after = before; /* which of them grows it by how much depends on whom the driver hears first: together they fit */
+  } else if (after > before) {
+    fits = sp_share_memory_try(pool->device, after - before) == 0;
+    if (!fits) {
+      sp_slot_memory(pool->device, (int64_t)(after - before)); /* for so long it is there */
+    }
+  } else {
+    sp_slot_memory(pool->device, -(int64_t)(before - after));
+  }
+  if (pool->asked == 0 && now > pool->charged && (now - pool->charged) % pool->grain != 0) {
+    pool->grain = LEAST_BYTES;
+  }
+  if (now > pool->live) {
+    __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+  }
+  pool->charged = now;
+  pool->in_flight = after - now;
+  growth->growth = 0;
+  unlock_pools(pools);
+  return fits;
+}
+
+void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
+  struct sp_pool *pool = growth->pool;
+  struct pools *pools = lock_pools(false);
+  pool->live -= growth->bytes < pool->live ? growth->bytes : pool->live;
+  uint64_t less = allocated ? 0 : leave(pool, growth->growth);
+  unlock_pools(pools);
+  sp_memory_rollback(pool->device, less);
+  if (allocated) {
+    sp_slot_memory_refused(pool->device, growth->bytes);
+    __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+    sp_pools_shrink(pool->device);
+  }
+}
+
+void sp_pool_freed(const struct sp_allocation *taken) {
+  struct sp_pool *pool = (struct sp_pool *)(uintptr_t)taken->owner;
+  struct pools *pools = lock_pools(false);
+  if (pools == NULL) {
+    return; /* of the parent, in a forked child */
+  }
+  pool->live -= taken->bytes < pool->live ? taken->bytes : pool->live;
+  if (pool->state == DESTROYED) {
+    refresh(pool);
+  }
+  unlock_pools(pools);
+  __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+}

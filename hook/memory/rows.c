@@ -1,0 +1,170 @@
+#include "hook/memory/rows.h"
+
+#include <sys/mman.h>
+
+#include "hook/memory/memory.h"
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+#ifndef MADV_DONTFORK
+#define MADV_DONTFORK 10
+#endif
+
+#ifndef MADV_HUGEPAGE
+#define MADV_HUGEPAGE 14
+#endif
+
+#define ROWS_FIRST 4096u /* power of two; pages are touched as used */
+#define HUGE_BYTES (2u << 20)
+
+static void *shared_rows;
+
+void *sp_map_wiped(void **shared, size_t bytes) {
+  void *found = __atomic_load_n(shared, __ATOMIC_ACQUIRE);
+  if (__builtin_expect(found != NULL, 1)) {
+    return found;
+  }
+  void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) {
+    return NULL;
+  }
+  madvise(page, bytes, MADV_WIPEONFORK); /* a kernel before 4.14 refuses: the child then keeps a copy */
+  if (!__atomic_compare_exchange_n(shared, &found, page, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    munmap(page, bytes);
+    return found;
+  }
+  return page;
+}
+
+struct sp_rows *sp_rows_lock(void) {
+  struct sp_rows *rows = __atomic_load_n(&shared_rows, __ATOMIC_ACQUIRE);
+  if (rows != NULL) {
+    pthread_mutex_lock(&rows->lock);
+  }
+  return rows;
+}
+
+void sp_rows_unlock(struct sp_rows *rows) {
+  pthread_mutex_unlock(&rows->lock);
+}
+
+/* A managed address and one from a pool are freed by the same call. */
+static inline uint64_t space_of(uint64_t kind) {
+  return kind == SP_MEMORY_POOLED ? SP_MEMORY_ADDRESS : kind;
+}
+
+/* Neighbours by the driver's granularity share a cache line: of what is allocated in a row, every other is in it. */
+static uint64_t home(const struct sp_rows *rows, uint64_t kind, uint64_t key) {
+  uint64_t group = ((key >> 10 ^ space_of(kind) << 59) * 0x9e3779b97f4a7c15u) >> 32;
+  return (group << 1 | (key >> 9 & 1)) & (rows->row_count - 1);
+}
+
+static uint64_t after(const struct sp_rows *rows, uint64_t index) {
+  return (index + 1) & (rows->row_count - 1);
+}
+
+/* The row of a key, or the empty row where it would go. There is always an empty row. */
+static struct sp_allocation *row_of(struct sp_rows *rows, uint64_t kind, uint64_t key) {
+  uint64_t index = home(rows, kind, key);
+  for (;; index = after(rows, index)) {
+    struct sp_allocation *row = &rows->rows[index];
+    if (row->key == 0 || (row->key == key && space_of(row->kind) == space_of(kind))) {
+      return row;
+    }
+  }
+}
+
+struct sp_allocation *sp_rows_find(struct sp_rows *rows, enum sp_memory_kind kind, uint64_t key) {
+  struct sp_allocation *row = rows->row_count != 0 && key != 0 ? row_of(rows, kind, key) : NULL;
+  return row != NULL && row->key != 0 ? row : NULL;
+}
+
+/* Large ones in huge pages: a row is as good as never in the cache, and a look at the page tables costs as much again.
+ */
+static struct sp_allocation *map_rows(size_t bytes) {
+  size_t slack = bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
+  char *at = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) {
+    return NULL;
+  }
+  if (slack != 0) {
+    size_t before = (HUGE_BYTES - (uintptr_t)at % HUGE_BYTES) % HUGE_BYTES;
+    if (before != 0) {
+      munmap(at, before);
+    }
+    if (slack != before) {
+      munmap(at + before + bytes, slack - before);
+    }
+    at += before;
+    madvise(at, bytes, MADV_HUGEPAGE);
+  }
+  madvise(at, bytes, MADV_DONTFORK);
+  return (struct sp_allocation *)(void *)at;
+}
+
+static bool grow(struct sp_rows *rows) {
+  struct sp_rows larger = {.row_count = rows->row_count == 0 ? ROWS_FIRST : 2 * rows->row_count};
+  larger.rows = map_rows(larger.row_count * sizeof *larger.rows);
+  if (larger.rows == NULL) {
+    return false;
+  }
+  for (uint64_t i = 0; i < rows->row_count; i++) {
+    if (rows->rows[i].key != 0) {
+      *row_of(&larger, rows->rows[i].kind, rows->rows[i].key) = rows->rows[i];
+    }
+  }
+  if (rows->rows != NULL) {
+    munmap(rows->rows, rows->row_count * sizeof *rows->rows);
+  }
+  rows->rows = larger.rows;
+  __atomic_store_n(&rows->row_count, larger.row_count, __ATOMIC_RELAXED);
+  return true;
+}
+
+static bool roomy(const struct sp_rows *rows) {
+  return 2 * __atomic_load_n(&rows->used, __ATOMIC_RELAXED) < __atomic_load_n(&rows->row_count, __ATOMIC_RELAXED);
+}
+
+bool sp_rows_room(void) {
+  struct sp_rows *rows = sp_map_wiped(&shared_rows, sizeof *rows);
+  if (rows == NULL || __builtin_expect(roomy(rows), 1)) {
+    return rows != NULL;
+  }
+  pthread_mutex_lock(&rows->lock);
+  bool room = roomy(rows) || grow(rows);
+  pthread_mutex_unlock(&rows->lock);
+  return room;
+}
+
+/* Close the gap, so that no probe sequence is cut. */
+static void remove_row(struct sp_rows *rows, struct sp_allocation *row) {
+  uint64_t gap = (uint64_t)(row - rows->rows), mask = rows->row_count - 1;
+  for (uint64_t index = after(rows, gap); rows->rows[index].key != 0; index = after(rows, index)) {
+    uint64_t wants = home(rows, rows->rows[index].kind, rows->rows[index].key);
+    if (((index - wants) & mask) >= ((index - gap) & mask)) { /* its home is not behind the gap: it may move there */
+      rows->rows[gap] = rows->rows[index];
+      gap = index;
+    }
+  }
+  rows->rows[gap].key = 0;
+}
+
+void sp_rows_insert(struct sp_rows *rows, const struct sp_allocation *allocation) {
+  if (rows->used + 1 >= rows->row_count) {
+    return;
+  }
+  struct sp_allocation *row = row_of(rows, allocation->kind, allocation->key);
+  if (row->key != 0) {
+    sp_memory_uncharge(row);
+  } else {
+    __atomic_store_n(&rows->used, rows->used + 1, __ATOMIC_RELAXED);
+  }
+  *row = *allocation;
+}
+
+void sp_rows_take(struct sp_rows *rows, struct sp_allocation *row, struct sp_allocation *taken) {
+  *taken = *row;
+  remove_row(rows, row);
+  __atomic_store_n(&rows->used, rows->used - 1, __ATOMIC_RELAXED);
+}

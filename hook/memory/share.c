@@ -1,0 +1,62 @@
+/* The share's side of the account: what its slots in the region say, and the cap. */
+#include "hook/gate/guest.h"
+#include "hook/memory/memory.h"
+
+static struct sp_device *device_of(int ordinal) {
+  if (!sp_load(&sp_guest.attached))
+    return NULL;
+  for (uint32_t index = 0; index < sp_guest.device_count; index++)
+    if (sp_guest.devices[index].ordinal == ordinal)
+      return &sp_guest.devices[index];
+  return NULL;
+}
+
+int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
+  struct sp_device *device = device_of(device_ordinal);
+  if (!device)
+    return 0;
+  uint64_t limit_bytes = sp_load(&device->grant->memory_limit_bytes);
+  /* Twice: two processes that race may refuse each other where one would have fitted. */
+  return sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes) &&
+                 sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes)
+             ? -1
+             : 0;
+}
+
+void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
+  struct sp_device *device = device_of(device_ordinal);
+  if (!device || !delta_bytes)
+    return;
+  /* Two's complement: subtracting a negative adds. */
+  sp_region_memory_sub(&sp_guest.region, device->index, (uint64_t)-delta_bytes);
+}
+
+void sp_slot_context_memory(int device_ordinal, int64_t delta_bytes) {
+  struct sp_device *device = device_of(device_ordinal);
+  if (device)
+    sp_region_context_add(&sp_guest.region, device->index, delta_bytes);
+}
+
+void sp_slot_memory_refused(int device_ordinal, uint64_t bytes) {
+  struct sp_device *device = device_of(device_ordinal);
+  if (!device)
+    return;
+  sp_store(&device->slot->refused_bytes, bytes);
+  __atomic_fetch_add(&device->slot->refusals, 1, __ATOMIC_RELAXED);
+}
+
+uint64_t sp_share_memory_limit(int device_ordinal) {
+  struct sp_device *device = device_of(device_ordinal);
+  uint64_t limit_bytes = device ? sp_load(&device->grant->memory_limit_bytes) : 0;
+  return limit_bytes ? limit_bytes : UINT64_MAX;
+}
+
+uint64_t sp_share_memory_shown(int device_ordinal) {
+  struct sp_device *device = device_of(device_ordinal);
+  return device ? sp_region_memory_shown(&sp_guest.region, device->index) : 0;
+}
+
+uint64_t sp_share_context_bytes(int device_ordinal) {
+  struct sp_device *device = device_of(device_ordinal);
+  return device ? sp_load(&device->grant->context_bytes) : 0;
+}

@@ -1,0 +1,199 @@
+/* Stream-ordered memory: allocations from pools, and the pools themselves. It belongs to a device and outlives
+ * contexts. */
+#include "hook/memory/graph.h"
+
+/* The pool that an allocation without one comes from. */
+static CUmemoryPool current_pool(int device) {
+  const struct sp_driver *driver = sp_driver();
+  CUmemoryPool pool = NULL;
+  return device != SP_NO_DEVICE && driver->cuDeviceGetMemPool != NULL &&
+                 driver->cuDeviceGetMemPool(&pool, device) == CUDA_SUCCESS
+             ? pool
+             : NULL;
+}
+
+/* One call of the driver's: of whichever function, from whichever pool. */
+struct request {
+  CUresult (*from_current)(CUdeviceptr *, size_t, CUstream);
+  CUresult (*from_pool)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+  CUdeviceptr *address;
+  size_t bytes;
+  CUmemoryPool pool;
+  CUstream stream;
+  bool per_thread;
+};
+
+static CUresult call(const struct request *request) {
+  CUresult result;
+  if (request->from_pool != NULL) {
+    SP_CALL(result, request->from_pool(request->address, request->bytes, request->pool, request->stream));
+  } else {
+    SP_CALL(result, request->from_current(request->address, request->bytes, request->stream));
+  }
+  return result;
+}
+
+static void give_back(const struct request *request) {
+  const struct sp_driver *driver = sp_driver();
+  CUresult (*back)(CUdeviceptr, CUstream) =
+      request->per_thread && driver->cuMemFreeAsync_ptsz != NULL ? driver->cuMemFreeAsync_ptsz : driver->cuMemFreeAsync;
+  if (back != NULL) {
+    back(*request->address, request->stream);
+  }
+}
+
+/* The driver does not tell what its pools hold: charged as it is asked for. */
+static CUresult allocate_bytes(const struct request *request, int device) {
+  if (!sp_memory_reserve(device, request->bytes)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  CUresult result = call(request);
+  if (result != CUDA_SUCCESS) {
+    sp_memory_rollback(device, request->bytes);
+    return result;
+  }
+  struct sp_place nowhere = {.device = device};
+  struct sp_allocation made = sp_allocation_of(SP_MEMORY_ADDRESS, *request->address, request->bytes, &nowhere);
+  sp_memory_commit(&made);
+  return result;
+}
+
+static CUresult allocate(const struct request *request, int device, CUmemoryPool handle) {
+  if (request->bytes == 0) {
+    return call(request); /* it holds nothing, and all of them may have the same address */
+  }
+  struct sp_pool *pool = handle != NULL ? sp_pool_of(device, handle) : NULL;
+  if (pool == NULL) {
+    return allocate_bytes(request, device);
+  }
+  if (sp_pool_is_unpaid(pool)) {
+    return call(request);
+  }
+  /* Twice: what the pool keeps may be in pieces too small, which is known when it has grown past the cap. */
+  for (int attempt = 0; attempt < 2; attempt++) {
+    struct sp_growth growth;
+    if (!sp_pool_begin(&growth, pool, request->bytes)) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult result = call(request);
+    if (result != CUDA_SUCCESS) {
+      sp_pool_undone(&growth, false);
+      return result;
+    }
+    if (sp_pool_grown(&growth)) {
+      struct sp_allocation made = {.key = *request->address,
+                                   .bytes = request->bytes,
+                                   .owner = (uint64_t)(uintptr_t)pool,
+                                   .device_ordinal = (int16_t)sp_pool_device(pool),
+                                   .kind = SP_MEMORY_POOLED};
+      sp_memory_commit(&made);
+      return result;
+    }
+    give_back(request);
+    sp_pool_undone(&growth, true);
+  }
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+#define STREAM_ORDERED(name, own_stream)                                                                               \
+  SP_WRAPPER(name, (CUdeviceptr * address, size_t bytes, CUstream stream), (address, bytes, stream)) {                 \
+    struct request request = {                                                                                         \
+        .from_current = real, .address = address, .bytes = bytes, .stream = stream, .per_thread = own_stream};         \
+    if (sp_place_captures(stream, own_stream)) {                                                                       \
+      sp_graphs_allocate();                                                                                            \
+      return call(&request);                                                                                           \
+    }                                                                                                                  \
+    int device = sp_place_of_stream(stream);                                                                           \
+    return allocate(&request, device, current_pool(device));                                                           \
+  }
+STREAM_ORDERED(cuMemAllocAsync, false)
+STREAM_ORDERED(cuMemAllocAsync_ptsz, true)
+
+/* A pool may be of another device than the stream, or of none. One that came from nowhere is taken for the stream's. */
+#define FROM_POOL(name, own_stream)                                                                                    \
+  SP_WRAPPER(name, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream),                          \
+             (address, bytes, pool, stream)) {                                                                         \
+    struct request request = {.from_pool = real,                                                                       \
+                              .address = address,                                                                      \
+                              .bytes = bytes,                                                                          \
+                              .pool = pool,                                                                            \
+                              .stream = stream,                                                                        \
+                              .per_thread = own_stream};                                                               \
+    if (sp_place_captures(stream, own_stream)) {                                                                       \
+      sp_graphs_allocate();                                                                                            \
+      return call(&request);                                                                                           \
+    }                                                                                                                  \
+    return allocate(&request, sp_place_of_stream(stream), pool);                                                       \
+  }
+FROM_POOL(cuMemAllocFromPoolAsync, false)
+FROM_POOL(cuMemAllocFromPoolAsync_ptsz, true)
+
+#define FREE_ASYNC(name, per_thread)                                                                                   \
+  SP_WRAPPER(name, (CUdeviceptr address, CUstream stream), (address, stream)) {                                        \
+    if (sp_place_captures(stream, per_thread)) {                                                                       \
+      return real(address, stream);                                                                                    \
+    }                                                                                                                  \
+    FREED(SP_MEMORY_ADDRESS, address, false, real(address, stream));                                                   \
+  }
+FREE_ASYNC(cuMemFreeAsync, false)
+FREE_ASYNC(cuMemFreeAsync_ptsz, true)
+
+/* Where its memory lies is known where the program gets the pool. Managed memory may lie nowhere in particular. */
+static void pool_lies(CUmemoryPool pool, const CUmemLocation *location) {
+  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    sp_pool_of(location->id, pool);
+  } else if (location->type >= CU_MEM_LOCATION_TYPE_HOST && location->type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
+    sp_pool_unpaid(pool);
+  }
+}
+
+#define GIVES_POOL(name, parameters, arguments, location)                                                              \
+  SP_WRAPPER(name, parameters, arguments) {                                                                            \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real arguments);                                                                                   \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      pool_lies(*pool, location);                                                                                      \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+#define ON_DEVICE(device) (&(CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, device})
+GIVES_POOL(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *props), (pool, props), &props->location)
+GIVES_POOL(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device), (pool, device), ON_DEVICE(device))
+GIVES_POOL(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device), (pool, device), ON_DEVICE(device))
+GIVES_POOL(cuMemGetDefaultMemPool, (CUmemoryPool * pool, CUmemLocation *at, int type), (pool, at, type), at)
+GIVES_POOL(cuMemGetMemPool, (CUmemoryPool * pool, CUmemLocation *at, int type), (pool, at, type), at)
+
+SP_WRAPPER(cuMemPoolDestroy, (CUmemoryPool pool), (pool)) {
+  sp_pool_refresh(pool);
+  CUresult result;
+  SP_CALL(result, real(pool));
+  if (result == CUDA_SUCCESS) {
+    sp_pool_destroyed(pool);
+  }
+  return result;
+}
+
+SP_WRAPPER(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep_bytes), (pool, keep_bytes)) {
+  CUresult result;
+  SP_CALL(result, real(pool, keep_bytes));
+  sp_pool_refresh(pool);
+  return result;
+}
+
+SP_WRAPPER(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value), (pool, attribute, value)) {
+  CUresult result;
+  SP_CALL(result, real(pool, attribute, value));
+  sp_pool_refresh(pool);
+  return result;
+}
+
+SP_WRAPPER(cuMemPoolImportFromShareableHandle,
+           (CUmemoryPool * pool, void *handle, int handle_type, unsigned long long flags),
+           (pool, handle, handle_type, flags)) {
+  CUresult result;
+  SP_CALL(result, real(pool, handle, handle_type, flags));
+  if (result == CUDA_SUCCESS) {
+    sp_pool_unpaid(*pool);
+  }
+  return result;
+}

@@ -1,0 +1,97 @@
+/*
+ * Stream captures: which are open, and how an event of ours is recorded beside them. A program that captures must never
+ * see an error that it would not have seen without us, nor find its capture invalid.
+ */
+#define _GNU_SOURCE
+#include <time.h>
+
+#include "hook/gate/guest.h"
+#include "region/uncancelled.h"
+
+static _Alignas(64) uint32_t recording; /* threads inside the driver to record an event of ours */
+
+bool sp_lane_capturing(void *stream, bool per_thread) {
+  const struct sp_driver *driver = sp_driver();
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUresult result = CUDA_SUCCESS;
+  if (per_thread && driver->cuStreamIsCapturing_ptsz)
+    result = driver->cuStreamIsCapturing_ptsz(stream, &status);
+  else if (driver->cuStreamIsCapturing)
+    result = driver->cuStreamIsCapturing(stream, &status);
+  /* 906: the legacy stream while a capture that it would join is open. Any touch would invalidate it. */
+  return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static bool decrement(uint32_t *count) {
+  uint32_t before = sp_load(count);
+  while (before &&
+         !__atomic_compare_exchange_n(count, &before, before - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+  }
+  return before != 0;
+}
+
+void sp_lanes_capture_begin(void *stream) {
+  SP_UNCANCELLED;
+  struct sp_lane *lane = sp_lane_of_handle(stream);
+  __atomic_fetch_add(&sp_guest.captures, 1, __ATOMIC_SEQ_CST);
+  if (lane)
+    __atomic_fetch_add(&lane->captures, 1, __ATOMIC_RELAXED);
+  /* Who has not seen the count is done with its record before the capture opens, for 100 ms at most: it may be waiting
+   * for room in its stream. Pairs with sp_lane_record. */
+  for (int look = 0; look < 2000 && __atomic_load_n(&recording, __ATOMIC_SEQ_CST); look++)
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+}
+
+void sp_lanes_capture_end(void *stream) {
+  struct sp_lane *lane = sp_lane_of_handle(stream);
+  if (lane)
+    decrement(&lane->captures);
+  decrement(&sp_guest.captures);
+}
+
+void sp_captures_end_with(struct sp_lane *lane) {
+  while (decrement(&lane->captures))
+    decrement(&sp_guest.captures);
+}
+
+bool sp_lane_is_legacy(const struct sp_lane *lane) {
+  return lane->owner_thread || ((lane->stream == NULL || lane->stream == CU_STREAM_LEGACY) && !lane->per_thread);
+}
+
+/* Only for who knows that no capture is in the way: see sp_lane_record. */
+static CUresult record_now(CUevent event, void *stream, bool per_thread) {
+  const struct sp_driver *driver = sp_driver();
+  if (per_thread && driver->cuEventRecord_ptsz)
+    return driver->cuEventRecord_ptsz(event, stream);
+  return driver->cuEventRecord(event, stream);
+}
+
+/* While a capture is open any stream may join it at any moment. In the legacy stream a record would then invalidate it,
+ * so only who launches there anyway may record; in another stream the event would be the capture's, which must not be
+ * waited for: it is asked afterwards. */
+static CUresult record_beside_captures(CUevent event, void *stream, bool per_thread, bool allowed) {
+  if (!allowed || sp_lane_capturing(stream, per_thread))
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  CUresult result = record_now(event, stream, per_thread);
+  return result == CUDA_SUCCESS && sp_lane_capturing(stream, per_thread) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : result;
+}
+
+/* Record into the lane's stream; from another thread, a thread's own stream is reached through the legacy stream,
+ * which waits for it. */
+CUresult sp_lane_record(const struct sp_lane *lane, CUevent event, bool launching) {
+  void *stream = lane->stream;
+  bool per_thread = lane->per_thread;
+  struct sp_thread *self = lane->owner_thread ? sp_thread_self() : NULL;
+  if (lane->owner_thread && (!self || sp_thread_index(self) + 1 != lane->owner_thread)) {
+    stream = CU_STREAM_LEGACY;
+    per_thread = false;
+    launching = false;
+  }
+  bool legacy = !per_thread && (stream == NULL || stream == CU_STREAM_LEGACY);
+  __atomic_fetch_add(&recording, 1, __ATOMIC_SEQ_CST); /* pairs with sp_lanes_capture_begin */
+  CUresult result = __atomic_load_n(&sp_guest.captures, __ATOMIC_SEQ_CST)
+                        ? record_beside_captures(event, stream, per_thread, launching || !legacy)
+                        : record_now(event, stream, per_thread);
+  __atomic_fetch_sub(&recording, 1, __ATOMIC_RELEASE);
+  return result;
+}

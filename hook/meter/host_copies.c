@@ -1,0 +1,27 @@
+/*
+ * The account of host copies: how much the program moves between its memory and the device's. Copy engines do that
+ * beside the kernels, so it is neither gated nor billed, but it is seen.
+ *
+ * Two relaxed additions to a line of the process's slot; no lock, no clock, no system call.
+ */
+#include "hook/gate/guest.h"
+
+void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, uint64_t count) {
+  if (sp_unlikely(!sp_load(&sp_guest.attached)) || count == 0)
+    return;
+  struct sp_thread *thread = sp_thread_self();
+  struct sp_device *device = thread ? thread->device : NULL;
+  if (sp_unlikely(!device || !sp_guest.single_device)) {
+    device = sp_device_current();
+    if (!device)
+      return;
+    if (thread)
+      sp_thread_on(thread, device);
+  }
+  if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread))
+    return;
+  if (way == SP_TO_DEVICE)
+    sp_slot_copied_to_device(device->copies, bytes, count);
+  else
+    sp_slot_copied_to_host(device->copies, bytes, count);
+}

@@ -1,0 +1,405 @@
+/*
+ * The keeper: one helper thread per device that a process uses. It waits for markers, wakes the gate, learns durations,
+ * drains at the end of a turn and gives an idle turn back. It may block in the driver behind a kernel that never ends:
+ * the arbiter bounds every drain, so nobody depends on it but this process.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "hook/gate/guest.h"
+#include "region/uncancelled.h"
+
+#define LINGER_MIN_NS     50000u
+#define LINGER_MAX_NS     200000u
+#define LOOK_MIN_NS       100000u  /* the first look after a launch */
+#define LOOK_ALONE_NS     4000000u /* the longest time between looks while nobody else waits */
+#define LOOK_CONTENDED_NS 200000u
+#define LOOK_STANDING_NS  500000u     /* at a wait that work stands behind, once the turn is given back */
+#define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
+#define TELL_NS           100000      /* so much idle time is told at once */
+#define SPARSE_NS         1000000u    /* work with pauses in it is marked so often at most, to tell them */
+#define COUNT_NS          100000000u  /* how old the published counters of a long turn may be */
+#define LEAVES_NS         100000u     /* work that stands for longer leaves the device to another share at once */
+#define INSIDE_POLL_NS    20000u
+#define BLOCKED_NS        10000u /* a wait that takes longer has slept */
+#define LAST_LOOKS        50     /* of INSIDE_POLL_NS, at the end of the process */
+#define SAME_END_NS       50000u /* two predictions of the end of a drain that differ by less are the same */
+
+static void sleep_ns(uint64_t ns) {
+  nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+}
+
+void sp_keeper_kick(struct sp_device *device) {
+  __atomic_fetch_add(&device->kick, 1, __ATOMIC_SEQ_CST);
+  if (!__atomic_load_n(&device->asleep, __ATOMIC_SEQ_CST))
+    return; /* pairs with sleep_until_kicked */
+  int saved = errno;
+  syscall(SYS_futex, &device->kick, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+  errno = saved;
+}
+
+static void learn_pause(struct sp_device *device, uint64_t pause_ns) {
+  uint64_t gap_ns = sp_load(&device->gap_ns);
+  if (pause_ns > 1000000)
+    pause_ns = 1000000; /* one long pause must not hide the short ones for ever */
+  sp_store(&device->gap_ns, gap_ns - gap_ns / 4 + pause_ns / 4);
+}
+
+void sp_keeper_pause(struct sp_device *device) {
+  uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
+  if (finished_ns && now_ns > finished_ns && !sp_device_in_flight(device))
+    learn_pause(device, now_ns - finished_ns);
+}
+
+/* Until a kick; while it holds a turn also until its grant changes from `word`. Of the next turn it hears by the kick
+ * of the thread that enters it: to be woken by the grant as well would take the core from that thread. */
+static void sleep_until_kicked(struct sp_device *device, uint32_t kick, bool holding, uint32_t word,
+                               uint64_t timeout_ns) {
+  struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
+  __atomic_store_n(&device->asleep, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&device->kick, __ATOMIC_SEQ_CST) == kick) {
+    if (holding)
+      sp_grant_wait_or(device->grant, word, &device->kick, kick, timeout_ns);
+    else
+      syscall(SYS_futex, &device->kick, FUTEX_WAIT_PRIVATE, kick, &timeout, NULL, 0);
+  }
+  __atomic_store_n(&device->asleep, 0, __ATOMIC_SEQ_CST);
+}
+
+static bool queue_empty(const struct sp_device *device) {
+  return __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE) == sp_load(&device->queue_head);
+}
+
+/* Wait for the oldest marker, then wake whoever waits for progress. False: it is a wait of the program's that is not
+ * over, and may never be. */
+static bool wait_for_marker(struct sp_device *device) {
+  const struct sp_driver *driver = sp_driver();
+  struct sp_marker *marker = &device->queue[device->queue_head % SP_MARKERS_MAX];
+  struct sp_lane *lane = marker->lane;
+  bool waited = false;
+  uint64_t began_ns = sp_now_ns();
+  __atomic_store_n(&device->waiting_lane, lane, __ATOMIC_SEQ_CST); /* pairs with await_keeper in lane.c */
+  if (sp_stands_first(device)) {
+    __atomic_store_n(&device->waiting_lane, NULL, __ATOMIC_SEQ_CST);
+    return false;
+  }
+  if (!__atomic_load_n(&lane->dead, __ATOMIC_SEQ_CST)) {
+    if (driver->cuCtxSetCurrent) {
+      driver->cuCtxSetCurrent(lane->context); /* drivers may refuse an event of a context that is not current */
+    }
+    /* Any error counts as finished: the context is lost or the driver is being torn down. */
+    waited = driver->cuEventSynchronize(marker->event) == CUDA_SUCCESS;
+  }
+  sp_marker_finish(device, waited, sp_now_ns() - began_ns > BLOCKED_NS);
+  __atomic_store_n(&device->waiting_lane, NULL, __ATOMIC_SEQ_CST);
+  __atomic_fetch_add(&device->progress, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&device->gate_waiters, __ATOMIC_SEQ_CST))
+    syscall(SYS_futex, &device->progress, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+  return true;
+}
+
+/* Caller holds turn_lock. */
+static void publish(struct sp_device *device) {
+  struct sp_report *report = &device->report;
+  report->launches = sp_threads_launches(device->index);
+  int64_t starved_ns = __atomic_exchange_n(&device->starved_ns, 0, __ATOMIC_RELAXED);
+  if (starved_ns < 0 && (uint64_t)-starved_ns > report->idle_ns)
+    starved_ns = -(int64_t)report->idle_ns;
+  report->idle_ns += (uint64_t)starved_ns;
+  report->passed = sp_load(&device->passed);
+  uint64_t longest_us = sp_load(&device->longest_ns) / 1000 + 1;
+  report->longest_unit_us = longest_us > UINT32_MAX ? UINT32_MAX : (uint32_t)longest_us;
+  sp_slot_publish(device->slot, report);
+}
+
+/* The arbiter takes what is not told to be idle for work, and a counter that it has written does not fall: that is told
+ * at once. The other counters of a long turn are told now and then, however full the device's queue is. */
+static void tell(struct sp_device *device, uint64_t *told_ns) {
+  uint64_t now_ns = sp_now_ns();
+  int64_t starved_ns = sp_load(&device->starved_ns);
+  if (starved_ns < TELL_NS && starved_ns > -TELL_NS && now_ns - *told_ns < COUNT_NS)
+    return;
+  *told_ns = now_ns;
+  pthread_mutex_lock(&device->turn_lock);
+  publish(device);
+  pthread_mutex_unlock(&device->turn_lock);
+}
+
+/* Nobody of this process launches under the entered turn any more when this returns true. Caller holds turn_lock. */
+static bool try_leave(struct sp_device *device) {
+  __atomic_store_n(&device->entered, 0, __ATOMIC_SEQ_CST);
+  sp_barrier(); /* pairs with announce() in gate.c */
+  return !sp_threads_inside(device->index);
+}
+
+/* The same, but it waits for threads that are inside the driver. False: the next turn has been entered meanwhile. */
+static bool leave_turn(struct sp_device *device) {
+  pthread_mutex_lock(&device->turn_lock);
+  bool left = try_leave(device);
+  pthread_mutex_unlock(&device->turn_lock);
+  while (!left) {
+    sleep_ns(INSIDE_POLL_NS); /* a launch may be blocked behind a full queue: the drain makes room */
+    if (!queue_empty(device))
+      wait_for_marker(device);
+    left = !sp_threads_inside(device->index);
+    if (sp_load(&device->entered))
+      return false;
+  }
+  return true;
+}
+
+/* Say that the turn is drained, unless a thread has entered again: as of the end of its work, however late we are to
+ * see it, or as of now when the idle time since kept others out, or when work stands: it was launched since then.
+ * Caller holds turn_lock. */
+static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_counts) {
+  if (device->report.held_turn != turn || sp_load(&device->entered))
+    return false;
+  uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
+  if (finished_ns < device->entry_ns) /* nothing has run since */
+    finished_ns = device->entry_ns;
+  device->aside = sp_lanes_pending(device);
+  device->report.drained_turn = turn;
+  device->report.drained_ns = idle_counts || device->aside || finished_ns > now_ns ? now_ns : finished_ns;
+  uint64_t ended_ns = sp_load(&device->ended_ns);
+  device->report.residue_until_ns = ended_ns > device->entry_ns && ended_ns < finished_ns ? ended_ns : finished_ns;
+  publish(device);
+  return true;
+}
+
+static bool works(const struct sp_device *device) {
+  return !queue_empty(device) || sp_lanes_pending(device);
+}
+
+static bool runs(struct sp_device *device) {
+  return works(device) && !sp_stands(device);
+}
+
+/* The grant is closed: let the work run out, tell the arbiter early when it will, then that it has. */
+static void drain(struct sp_device *device, uint32_t turn) {
+  if (!leave_turn(device))
+    return;
+  bool stands = sp_stands(device);
+  sp_lanes_mark_all(device, NULL, stands ? SP_BY_OTHER : SP_BY_KEEPER);
+  uint64_t in_flight_ns = sp_device_in_flight(device);
+  if (in_flight_ns && !stands && sp_device_foresees(device)) {
+    uint64_t now_ns = sp_now_ns(), end_ns = sp_load(&device->began_ns) + in_flight_ns;
+    uint64_t residue_ns = end_ns > now_ns ? end_ns - now_ns : 0;
+    pthread_mutex_lock(&device->turn_lock);
+    uint64_t foretold_ns = device->report.residue_until_ns;
+    if (device->report.held_turn == turn) {
+      device->report.residue_until_ns = now_ns + residue_ns;
+      publish(device);
+    }
+    pthread_mutex_unlock(&device->turn_lock);
+    /* What it knows it need not be woken for: the next share is being woken now. */
+    bool known = foretold_ns + SAME_END_NS > end_ns && foretold_ns < end_ns + SAME_END_NS;
+    if (residue_ns && !known)
+      sp_region_ring(&sp_guest.region);
+  }
+  while (!queue_empty(device)) {
+    if (!wait_for_marker(device)) {
+      if (sp_stands(device))
+        break;
+      sleep_ns(LOOK_MIN_NS); /* another lane works, and ends behind this wait */
+    }
+    if (sp_load(&device->entered))
+      return; /* co-granted and entered: this turn ended without us */
+  }
+  if (runs(device)) { /* a capture forbids the marker: look again soon, the arbiter's bound holds */
+    sleep_ns(LOOK_CONTENDED_NS);
+    return;
+  }
+  pthread_mutex_lock(&device->turn_lock);
+  bool said = say_drained(device, turn, false); /* the arbiter knows when it closed the grant, and bills up to then */
+  pthread_mutex_unlock(&device->turn_lock);
+  if (said)
+    sp_region_ring(&sp_guest.region);
+}
+
+/* Nothing of ours runs and nothing was launched since `launches`: give the turn back. The gate may enter it again.
+ * Caller holds turn_lock. */
+static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
+  if (sp_load(&device->entered) != turn)
+    return;
+  if (!try_leave(device) || runs(device) || sp_threads_launches(device->index) != launches) {
+    /* Still the same turn for the agent: nobody was told otherwise. */
+    if (sp_grant_word(device->grant) == turn)
+      __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
+  } else if (say_drained(device, turn, contended)) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with sp_pressure_update: one of the two sees the other */
+    if (sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
+      sp_region_ring(&sp_guest.region);
+  }
+}
+
+static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
+  pthread_mutex_lock(&device->turn_lock);
+  park_locked(device, turn, launches, contended);
+  pthread_mutex_unlock(&device->turn_lock);
+}
+
+/* The process ends: its last counts, and its turn, or it would be billed for what the kernel needs to take it apart. A
+ * thread that still runs may hold the lock for ever: then what was said before stays. */
+__attribute__((destructor)) static void say_last(void) {
+  if (!sp_load(&sp_guest.attached) || sp_guest.region.slot->pid != (int32_t)getpid())
+    return; /* a child that was cloned past our handler: the slot is its parent's */
+  for (uint32_t index = 0; index < sp_guest.device_count; index++) {
+    struct sp_device *device = &sp_guest.devices[index];
+    for (int look = 0; look < LAST_LOOKS && works(device); look++) {
+      sp_keeper_kick(device);   /* alone, it looks every 4 ms */
+      sleep_ns(INSIDE_POLL_NS); /* what the program has waited for the keeper is about to see */
+    }
+    bool locked = false;
+    for (int look = 0; look < LAST_LOOKS && !(locked = !pthread_mutex_trylock(&device->turn_lock)); look++)
+      sleep_ns(INSIDE_POLL_NS);
+    if (!locked)
+      continue;
+    publish(device);
+    uint32_t turn = sp_load(&device->entered);
+    if (turn) {
+      park_locked(device, turn, sp_threads_launches(device->index), sp_grant_flags(device->grant) & SP_GRANT_CONTENDED);
+      sp_region_ring(&sp_guest.region); /* its grant may have been closed meanwhile */
+    }
+    pthread_mutex_unlock(&device->turn_lock);
+  }
+}
+
+/* The program will not come back within a linger: it has waited for its work, and no thread of it is just
+ * being told that it may launch. */
+static bool leaves(const struct sp_device *device) {
+  return !sp_load(&device->gate_waiters) && sp_load(&device->synced);
+}
+
+static uint64_t linger_ns(const struct sp_device *device, bool contended) {
+  uint64_t gap_ns = sp_load(&device->gap_ns), linger = 2 * gap_ns;
+  if (gap_ns > LINGER_MAX_NS)
+    return contended && leaves(device) ? 0 : LINGER_MIN_NS;
+  return linger < LINGER_MIN_NS ? LINGER_MIN_NS : linger > LINGER_MAX_NS ? LINGER_MAX_NS : linger;
+}
+
+void sp_keeper_synced(struct sp_device *device, bool contended) {
+  SP_UNCANCELLED;
+  int saved = errno;
+  uint64_t launches = sp_threads_launches(device->index);
+  uint32_t turn = sp_load(&device->entered);
+  sp_store(&device->synced, 1);
+  /* The keeper was woken by the same end of work. If it has been here already it would have to be woken once more. */
+  if (contended && turn && linger_ns(device, true) == 0 && !works(device)) {
+    park(device, turn, launches, true);
+    sp_store(&device->synced, 0);
+  } else {
+    sp_keeper_kick(device);
+  }
+  errno = saved;
+}
+
+void *sp_keeper_run(void *argument) {
+  struct sp_device *device = argument;
+  const struct sp_driver *driver = sp_driver();
+  prctl(PR_SET_NAME, "sharepod-keeper");
+  prctl(PR_SET_TIMERSLACK, 1);
+  int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (driver->cuThreadExchangeStreamCaptureMode)
+    driver->cuThreadExchangeStreamCaptureMode(&relaxed);
+  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), told_ns = 0,
+           beside_told_ns = 0, marked_ns = 0;
+  bool believed = false; /* that it leaves: once per piece of work */
+  while (sp_load(&sp_guest.attached)) {
+    /* Before everything that it announces is looked at: a later kick ends the sleep below at once. */
+    uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
+    bool standing = false;
+    if (!queue_empty(device) && !(standing = !wait_for_marker(device))) {
+      tell(device, &told_ns);
+      idle_since_ns = 0;
+      if (sp_grant_word(device->grant) == sp_load(&device->entered))
+        continue;
+    }
+    uint32_t word = sp_grant_word(device->grant);
+    pthread_mutex_lock(&device->turn_lock);
+    uint32_t turn = device->report.held_turn;
+    bool holding = turn != 0 && device->report.drained_turn != turn;
+    pthread_mutex_unlock(&device->turn_lock);
+    if (!holding) {
+      uint64_t now_ns = sp_now_ns();
+      if (now_ns - locked_ns > ASLEEP_NS) {
+        sp_region_relock(&sp_guest.region);
+        locked_ns = now_ns;
+        sp_keeper_last();
+      }
+      if (device->beside_ns != beside_told_ns) { /* no turn of ours tells it */
+        beside_told_ns = device->beside_ns;
+        sp_region_ring(&sp_guest.region);
+      }
+      if (queue_empty(device) && sp_lanes_pending(device)) /* it stood, and its stream was full */
+        sp_lanes_mark_all(device, NULL, SP_BY_KEEPER);
+      if (queue_empty(device) || standing)
+        sleep_until_kicked(device, kick, false, word, standing ? LOOK_STANDING_NS : ASLEEP_NS);
+      continue;
+    }
+    if (word != turn) {
+      drain(device, turn);
+      idle_since_ns = 0;
+      continue;
+    }
+    uint32_t flags = sp_grant_flags(device->grant);
+    bool contended = flags & SP_GRANT_CONTENDED;
+    uint64_t launches = sp_threads_launches(device->index);
+    bool at_once = standing && contended && device->stood_ns > LEAVES_NS && sp_stands(device);
+    if (at_once)
+      launches_seen = launches; /* what it launches next stands, too */
+    if (launches != launches_seen && contended && !believed && leaves(device)) {
+      believed = true; /* no need to watch whether it goes on launching */
+      launches_seen = launches;
+      idle_since_ns = 0;
+    } else if (launches != launches_seen) { /* the program is launching: look again, ever less often */
+      sp_store(&device->synced, 0);
+      believed = false;
+      uint64_t longest_ns = contended || flags & SP_GRANT_LIMITED ? LOOK_CONTENDED_NS : LOOK_ALONE_NS;
+      look_ns = launches_seen ? look_ns * 2 : LOOK_MIN_NS;
+      if (look_ns > longest_ns)
+        look_ns = longest_ns;
+      launches_seen = launches;
+      if (idle_since_ns)
+        learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* it came back within the linger */
+      idle_since_ns = 0;
+      tell(device, &told_ns);
+      uint64_t now_ns = sp_now_ns();
+      if (now_ns - marked_ns > SPARSE_NS && queue_empty(device) && sp_lanes_sparse(device, now_ns)) {
+        marked_ns = now_ns;
+        sp_lanes_mark_all(device, NULL, SP_BY_KEEPER); /* what it was idle for has not been told yet */
+      }
+      sleep_until_kicked(device, kick, true, word, look_ns);
+    } else if (!standing && sp_lanes_pending(device)) {
+      sp_lanes_mark_all(device, NULL, SP_BY_KEEPER);
+      if (queue_empty(device))
+        sleep_ns(LOOK_CONTENDED_NS); /* refused: a capture is open */
+    } else {
+      uint64_t now_ns = sp_now_ns(), linger = linger_ns(device, contended);
+      if (!idle_since_ns)
+        idle_since_ns = now_ns;
+      look_ns = LOOK_MIN_NS;
+      if (standing && !sp_stands(device)) { /* what runs in another lane is marked behind it */
+        idle_since_ns = 0;
+        sleep_until_kicked(device, kick, true, word, LOOK_CONTENDED_NS);
+      } else if (at_once || now_ns - idle_since_ns >= linger) {
+        if (standing)
+          sp_lanes_mark_all(device, NULL, SP_BY_OTHER); /* its end is to be told */
+        park(device, turn, launches, contended);
+        sp_store(&device->synced, 0);
+        believed = false;
+        idle_since_ns = 0;
+      } else {
+        sleep_until_kicked(device, kick, true, word, linger - (now_ns - idle_since_ns));
+      }
+    }
+  }
+  return NULL;
+}

@@ -1,0 +1,94 @@
+/* The keeper as a thread: how it begins, and that it is never the reason for which a process goes on. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "hook/gate/guest.h"
+#include "region/uncancelled.h"
+
+#define RETRY_NS 1000000000u
+
+static uint32_t keepers; /* that run */
+
+static void *run(void *device) {
+  __atomic_fetch_add(&keepers, 1, __ATOMIC_RELAXED);
+  sp_keeper_run(device);
+  __atomic_fetch_sub(&keepers, 1, __ATOMIC_RELAXED);
+  return NULL;
+}
+
+/* Signals are the program's: its handlers must never run on our thread. A SIGBUS is raised by what the thread does
+ * itself, and guard.c's. Returns 0 or an errno. */
+static int start(struct sp_device *device) {
+  sigset_t all, before;
+  sigfillset(&all);
+  sigdelset(&all, SIGBUS);
+  pthread_attr_t attributes;
+  pthread_t keeper;
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attributes, 256 * 1024);
+  int error = pthread_create(&keeper, &attributes, run, device);
+  pthread_attr_destroy(&attributes);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return error;
+}
+
+bool sp_keeper_start(struct sp_device *device) {
+  SP_UNCANCELLED;
+  uint32_t started = 0;
+  if (sp_likely(sp_load(&device->keeper_started)))
+    return true;
+  uint64_t tried_ns = sp_load(&device->keeper_tried_ns);
+  if (tried_ns && sp_now_ns() - tried_ns < RETRY_NS)
+    return false;
+  if (!__atomic_compare_exchange_n(&device->keeper_started, &started, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+    return true;
+  int saved = errno, error = start(device);
+  if (error) {
+    sp_share_no_keeper(error);
+    sp_store(&device->keeper_tried_ns, sp_now_ns());
+    sp_store(&device->keeper_started, 0);
+  }
+  errno = saved;
+  return !error;
+}
+
+/* Whether the program's first thread has ended by itself; the kernel keeps it as a zombie while others are there. */
+static bool first_has_ended(void) {
+  char text[128];
+  int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+  if (fd < 0)
+    return false;
+  ssize_t bytes = read(fd, text, sizeof text - 1);
+  close(fd);
+  text[bytes < 0 ? 0 : bytes] = 0;
+  const char *state = strrchr(text, ')'); /* behind a name that may have anything in it */
+  return state && state[1] == ' ' && state[2] == 'Z';
+}
+
+static uint32_t count_threads(void) {
+  DIR *tasks = opendir("/proc/self/task");
+  uint32_t count = 0;
+  if (!tasks)
+    return UINT32_MAX;
+  while (count < UINT32_MAX - 1) {
+    const struct dirent *entry = readdir(tasks);
+    if (!entry)
+      break;
+    count += entry->d_name[0] != '.';
+  }
+  closedir(tasks);
+  return count;
+}
+
+void sp_keeper_last(void) {
+  if (first_has_ended() && count_threads() <= __atomic_load_n(&keepers, __ATOMIC_RELAXED) + 1)
+    exit(0); /* as libc does when the last thread has ended */
+}

@@ -1,0 +1,72 @@
+/* Predicted durations, one row per function and grid or per executable graph. Used to bound the work in flight and to
+ * foresee the end of a drain; never to bill. Rows are read and written without a lock: a torn or lost update costs one
+ * imprecise prediction. */
+#include "hook/gate/guest.h"
+
+#define ROWS   16384u /* a power of two; 256 KiB, touched as used */
+#define PROBES 4u
+
+static struct sp_unit rows[ROWS];
+
+static inline uint64_t hash_of(uint64_t key) {
+  return key * 0x9e3779b97f4a7c15u >> 40;
+}
+
+struct sp_unit *sp_unit_find(uint64_t key) {
+  uint64_t hash = hash_of(key);
+  for (uint64_t probe = 0; probe < PROBES; probe++) {
+    struct sp_unit *row = &rows[(hash + probe) & (ROWS - 1)];
+    uint64_t found = sp_load(&row->key);
+    if (sp_likely(found == key))
+      return row;
+    if (found == 0) {
+      uint64_t empty = 0;
+      if (__atomic_compare_exchange_n(&row->key, &empty, key, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) ||
+          empty == key)
+        return row;
+    }
+  }
+  /* The table is crowded here: the newcomer takes the first row over and learns anew. */
+  struct sp_unit *row = &rows[hash & (ROWS - 1)];
+  sp_store(&row->key, key);
+  sp_store(&row->predicted_ns, 0);
+  sp_store(&row->learned, sp_load(&row->version));
+  return row;
+}
+
+void sp_unit_changed(uint64_t key, bool gone) {
+  uint64_t hash = hash_of(key);
+  for (uint64_t probe = 0; probe < PROBES; probe++) {
+    struct sp_unit *row = &rows[(hash + probe) & (ROWS - 1)];
+    if (sp_load(&row->key) != key)
+      continue;
+    uint8_t version = (uint8_t)(sp_load(&row->version) + 2);
+    sp_store(&row->version, version); /* what is in flight is not learned */
+    if (gone) {
+      sp_store(&row->predicted_ns, 0);
+      sp_store(&row->learned, version);
+    }
+    return;
+  }
+}
+
+void sp_unit_learn(struct sp_unit *unit, uint8_t version, uint32_t launches, uint64_t elapsed_ns, bool exact) {
+  if (launches == 0 || version != sp_load(&unit->version))
+    return;
+  uint64_t known = sp_unit_stale(unit) ? 0 : sp_load(&unit->predicted_ns), measured = elapsed_ns / launches;
+  bool was_exact = known && sp_unit_exact(unit);
+  if (exact && !was_exact)
+    known = 0; /* what was known had the way of a launch in it */
+  if (known && !exact && measured >= known)
+    return;
+  if (known) {
+    /* Fast down, slow up: a span can be too long (another share's slice, an idle gap) but never too short. */
+    measured = measured < known ? (known + measured) / 2 : known + (measured - known) / 8;
+  }
+  if (measured == 0)
+    measured = 1;
+  if (measured > UINT32_MAX)
+    measured = UINT32_MAX;
+  sp_store(&unit->predicted_ns, (uint32_t)measured);
+  sp_store(&unit->learned, (uint8_t)(version | (exact || was_exact)));
+}

@@ -1,0 +1,171 @@
+/*
+ * Markers: how one is recorded behind what a stream has been given.
+ *
+ * A marker is a timing event behind the work. One mechanism gives both answers that the gate needs: progress (the
+ * keeper waits for the marker and wakes the gate) and durations (elapsed device time between two markers of a lane).
+ * Launching threads record markers and never query or wait for one. A record may wait for room in its stream, so
+ * nothing that others need is locked meanwhile.
+ */
+#include <string.h>
+
+#include "hook/gate/guest.h"
+#include "region/uncancelled.h"
+
+#define PIECES_MAX 512u /* half of what a driver's queue of a stream holds; copies and waits are not counted */
+
+/* Only the thread that launches into a stream may record there when the stream may be full. The driver waits for room
+ * then, and the stream may wait for a thread of the program: another recorder could be that very thread. */
+static bool may_be_full(const struct sp_lane *lane) {
+  return lane->pieces + sp_load(&lane->batch_launches) - sp_load(&lane->pieces_done) > PIECES_MAX;
+}
+
+/* The place in the queue is reserved before the driver is called. So the queue is not locked during the call. */
+static bool keep_place(struct sp_device *device) {
+  pthread_mutex_lock(&device->queue_lock);
+  bool room = device->queue_tail - device->queue_head + device->queue_kept < SP_MARKERS_MAX;
+  if (room)
+    device->queue_kept++;
+  pthread_mutex_unlock(&device->queue_lock);
+  return room;
+}
+
+/* Put the marker in it, or give it up: NULL. Returns the place + 1. */
+static uint32_t use_place(struct sp_device *device, const struct sp_marker *marker) {
+  pthread_mutex_lock(&device->queue_lock);
+  device->queue_kept--;
+  uint32_t place = device->queue_tail;
+  if (marker) {
+    device->queue[place % SP_MARKERS_MAX] = *marker;
+    sp_store(&device->seen_ns[place % SP_MARKERS_MAX], 0);
+    __atomic_store_n(&device->queue_tail, place + 1, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&device->queue_lock);
+  return place + 1;
+}
+
+/* Take what is pending, with what is known of it. Work is always seen somewhere: the count goes up before the pending
+ * work vanishes into the marker (pairs with sp_lanes_pending), and `marked` before the event can finish. */
+static void take_pending(struct sp_lane *lane, struct sp_marker *marker) {
+  marker->first_ns = sp_load(&lane->batch_ns);
+  marker->unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
+  marker->version = sp_load(&lane->batch_version);
+  marker->guessed = sp_load(&lane->batch_guessed);
+  marker->launches = sp_load(&lane->batch_launches);
+  __atomic_fetch_add(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+  marker->work_ns = __atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL);
+  sp_store(&lane->batch_unit, NULL);
+  sp_store(&lane->batch_mixed, false);
+  sp_store(&lane->batch_guessed, false);
+  sp_store(&lane->batch_launches, 0);
+  __atomic_fetch_add(&lane->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
+  marker->stretch = sp_load(&lane->device->stretch);
+  marker->recorded_ns = sp_now_ns();
+  marker->pieces = lane->pieces + marker->launches + 1;
+}
+
+/* Put it back, in the opposite order, in front of what has been launched since. */
+static void put_back(struct sp_lane *lane, const struct sp_marker *marker) {
+  if (sp_load(&lane->batch_unit) || !marker->unit) {
+    sp_store(&lane->batch_mixed, true); /* of one unit or not: nothing is learned of it */
+  } else {
+    sp_store(&lane->batch_version, marker->version);
+    sp_store(&lane->batch_unit, marker->unit);
+  }
+  if (marker->guessed)
+    sp_store(&lane->batch_guessed, true);
+  sp_store(&lane->batch_ns, marker->first_ns);
+  sp_store(&lane->batch_launches, sp_load(&lane->batch_launches) + marker->launches);
+  __atomic_fetch_add(&lane->pending_ns, marker->work_ns, __ATOMIC_ACQ_REL);
+  __atomic_fetch_sub(&lane->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
+  __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+}
+
+/* No marker will ever be made behind that work: its context has failed for good, or its stream went unseen. It counts
+ * as finished, and as passed. */
+static void give_up(struct sp_lane *lane, const struct sp_marker *marker) {
+  __atomic_fetch_add(&lane->device->passed, marker->launches, __ATOMIC_RELAXED);
+  __atomic_fetch_sub(&lane->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
+  __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+}
+
+/* Whether that error of the driver is for ever; else it is about captures, or for want of memory. */
+static bool is_final(CUresult result) {
+  return result != CUDA_ERROR_OUT_OF_MEMORY && result != CUDA_ERROR_NOT_SUPPORTED &&
+         result != CUDA_ERROR_INVALID_VALUE &&
+         (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+}
+
+/* With the lane locked. Returns the place in the queue + 1; 0: not marked. */
+static uint32_t mark_locked(struct sp_lane *lane, enum sp_recorder recorder, bool edged) {
+  const struct sp_driver *driver = sp_driver();
+  struct sp_device *device = lane->device;
+  CUevent *event = &lane->events[lane->next_event];
+  /* Two events stay out of reuse: the last finished, which the clock goes on from, and the one to come. */
+  if (!lane->live || lane->dead || sp_load(&lane->outstanding) >= SP_LANE_EVENTS - 2 || !keep_place(device))
+    return 0;
+  bool entered = sp_context_enter(lane->context);
+  CUresult result = *event ? CUDA_SUCCESS : driver->cuEventCreate(event, CU_EVENT_BLOCKING_SYNC);
+  struct sp_marker marker = {
+      .lane = lane, .event = *event, .foreign = recorder == SP_BY_OTHER || recorder == SP_BY_KEEPER};
+  take_pending(lane, &marker);
+  marker.alone = edged && marker.launches == 1;
+  marker.awaits = recorder == SP_BY_LAUNCHER && marker.launches == 0 && sp_load(&lane->awaits);
+  if (result == CUDA_SUCCESS)
+    result = sp_lane_record(lane, *event, recorder == SP_BY_LAUNCHER);
+  if (entered)
+    sp_context_leave();
+  if (result == CUDA_SUCCESS) {
+    lane->pieces = marker.pieces;
+    lane->next_event = (lane->next_event + 1) % SP_LANE_EVENTS;
+    return use_place(device, &marker);
+  }
+  use_place(device, NULL);
+  if (is_final(result))
+    give_up(lane, &marker);
+  else
+    put_back(lane, &marker);
+  return 0;
+}
+
+uint32_t sp_lane_mark_by(struct sp_lane *lane, enum sp_recorder recorder, bool edged) {
+  const struct sp_driver *driver = sp_driver();
+  if (!driver->cuEventCreate || !driver->cuEventRecord)
+    return 0;
+  SP_UNCANCELLED;
+  if (pthread_mutex_trylock(&lane->lock))
+    return 0; /* somebody is marking it at this moment */
+  uint32_t place = recorder > SP_BY_LAUNCHER && recorder < SP_BY_KEEPER && may_be_full(lane)
+                       ? 0
+                       : mark_locked(lane, recorder, edged);
+  pthread_mutex_unlock(&lane->lock);
+  return place;
+}
+
+bool sp_lane_mark(struct sp_lane *lane, bool launching, bool edged) {
+  bool marked = sp_lane_mark_by(lane, launching ? SP_BY_LAUNCHER : SP_BY_CALLER, edged) != 0;
+  if (marked)
+    sp_keeper_kick(lane->device);
+  return marked;
+}
+
+bool sp_lane_measure(struct sp_lane *lane, bool edged) {
+  return sp_lane_mark_by(lane, SP_BY_LAUNCHER, edged) != 0;
+}
+
+void sp_lane_start(struct sp_lane *lane) {
+  const struct sp_driver *driver = sp_driver();
+  struct sp_device *device = lane->device;
+  SP_UNCANCELLED;
+  __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
+  if (!driver->cuEventCreate || !driver->cuEventRecord || pthread_mutex_trylock(&lane->lock))
+    return;
+  bool entered = sp_context_enter(lane->context);
+  lane->start_ns = sp_now_ns();
+  if (lane->live && !lane->dead &&
+      (lane->start_event || driver->cuEventCreate(&lane->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&
+      sp_lane_record(lane, lane->start_event, true) == CUDA_SUCCESS)
+    __atomic_store_n(&device->start_lane, lane, __ATOMIC_RELEASE);
+  if (entered)
+    sp_context_leave();
+  pthread_mutex_unlock(&lane->lock);
+}

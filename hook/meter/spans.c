@@ -1,0 +1,102 @@
+/*
+ * Spans: when the device had work of ours. Streams of a process run side by side, and what they do at the same time is
+ * done once: the account is the length of the union of their spans.
+ *
+ * Markers finish in the order in which they were recorded, so the span of one stream can lie before that of another
+ * which is known already. What was taken for a gap then was none: the last gaps are kept for that.
+ */
+#include <string.h>
+
+#include "hook/gate/guest.h"
+
+void sp_spans_begin(struct sp_spans *spans, int64_t from_ns) {
+  spans->until_ns = from_ns;
+  spans->count = 0;
+}
+
+void sp_spans_shift(struct sp_spans *spans, int64_t by_ns) {
+  spans->until_ns += by_ns;
+  for (uint32_t index = 0; index < spans->count; index++) {
+    spans->gaps[index].from_ns += by_ns;
+    spans->gaps[index].until_ns += by_ns;
+  }
+}
+
+static void remember(struct sp_spans *spans, int64_t from_ns, int64_t until_ns) {
+  if (spans->count == SP_GAPS_MAX) {
+    spans->count--;
+    memmove(&spans->gaps[0], &spans->gaps[1], spans->count * sizeof spans->gaps[0]);
+  }
+  spans->gaps[spans->count].from_ns = from_ns;
+  spans->gaps[spans->count].until_ns = until_ns;
+  spans->count++;
+}
+
+/* Take work out of the gaps. Returns how much of them it was. */
+static int64_t fill(struct sp_spans *spans, int64_t from_ns, int64_t until_ns) {
+  int64_t filled_ns = 0, rest_from_ns = 0, rest_until_ns = 0;
+  uint32_t kept = 0;
+  for (uint32_t index = 0; index < spans->count; index++) {
+    int64_t low_ns = spans->gaps[index].from_ns, high_ns = spans->gaps[index].until_ns;
+    int64_t first_ns = from_ns > low_ns ? from_ns : low_ns, last_ns = until_ns < high_ns ? until_ns : high_ns;
+    if (first_ns < last_ns) {
+      filled_ns += last_ns - first_ns;
+      if (low_ns < first_ns && last_ns < high_ns) { /* in its middle, so in no other gap */
+        rest_from_ns = last_ns;
+        rest_until_ns = high_ns;
+        high_ns = first_ns;
+      } else if (low_ns < first_ns) {
+        high_ns = first_ns;
+      } else {
+        low_ns = last_ns;
+      }
+    }
+    if (low_ns < high_ns) {
+      spans->gaps[kept].from_ns = low_ns;
+      spans->gaps[kept].until_ns = high_ns;
+      kept++;
+    }
+  }
+  spans->count = kept;
+  if (rest_from_ns < rest_until_ns)
+    remember(spans, rest_from_ns, rest_until_ns);
+  return filled_ns;
+}
+
+int64_t sp_spans_add(struct sp_spans *spans, int64_t from_ns, int64_t until_ns) {
+  int64_t idle_ns = 0;
+  if (from_ns > spans->until_ns) {
+    idle_ns = from_ns - spans->until_ns;
+    remember(spans, spans->until_ns, from_ns);
+  } else {
+    idle_ns = -fill(spans, from_ns, until_ns);
+  }
+  if (until_ns > spans->until_ns)
+    spans->until_ns = until_ns;
+  return idle_ns;
+}
+
+int64_t sp_spans_fill(struct sp_spans *spans, int64_t from_ns, int64_t until_ns, int64_t work_ns) {
+  int64_t idle_ns = 0;
+  if (until_ns > spans->until_ns) /* it makes room, and fills it from its end */
+    idle_ns = sp_spans_add(spans, until_ns, until_ns);
+  while (work_ns > 0) {
+    int64_t first_ns = 0, last_ns = INT64_MIN;
+    for (uint32_t index = 0; index < spans->count; index++) {
+      int64_t low_ns = spans->gaps[index].from_ns, high_ns = spans->gaps[index].until_ns;
+      low_ns = low_ns > from_ns ? low_ns : from_ns;
+      high_ns = high_ns < until_ns ? high_ns : until_ns;
+      if (low_ns < high_ns && high_ns > last_ns) {
+        first_ns = low_ns;
+        last_ns = high_ns;
+      }
+    }
+    if (last_ns == INT64_MIN)
+      break;
+    if (last_ns - first_ns > work_ns)
+      first_ns = last_ns - work_ns;
+    work_ns -= last_ns - first_ns;
+    idle_ns -= fill(spans, first_ns, last_ns);
+  }
+  return idle_ns;
+}

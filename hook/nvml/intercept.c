@@ -1,0 +1,106 @@
+/*
+ * Which addresses of NVML the program gets: intercept.c for libnvidia-ml.so.1, which has neither versions of symbols
+ * nor a lookup of its own. Runs as early as that one, and keeps to the same rule: no libc before a name is one of ours.
+ */
+#include <errno.h>
+#include <stddef.h>
+
+#include "hook/interpose/resolve.h"
+#include "hook/nvml/nvml.h"
+
+#define SP_RTLD_LAZY   1
+#define SP_RTLD_NOLOAD 4
+#define SP_RTLD_NEXT   ((void *)-1l)
+#define SP_NVML_FILE   "libnvidia-ml.so.1"
+
+#define NVML_WRAPPED(name) extern void sp_wrap_##name(void) __attribute__((visibility("hidden")));
+#include "driver/nvml_wrapped.h"
+
+static const struct {
+  const char *name;
+  void (*wrapper)(void);
+} symbols[SP_NVML_COUNT] = {
+#define NVML_WRAPPED(name) {#name, sp_wrap_##name},
+#include "driver/nvml_wrapped.h"
+};
+
+typedef int uuid_function(void *device, char *text, unsigned int length);
+typedef int by_uuid_function(const char *uuid, void **device);
+typedef int gpu_function(void *instance, void **gpu);
+
+static void *real[SP_NVML_COUNT]; /* the library's own exports */
+static uuid_function *get_uuid;
+static by_uuid_function *get_device;
+static gpu_function *get_gpu;
+static int loaded; /* set with release when those above are filled */
+
+/* As load_driver in intercept.c: threads may race and write the same values; the handle is kept. */
+static void load_library(void) {
+  int saved = errno;
+  sp_dlopen_function *open = sp_libc_dlopen();
+  void *handle = open != NULL ? open(SP_NVML_FILE, SP_RTLD_LAZY | SP_RTLD_NOLOAD) : NULL;
+  if (handle != NULL) {
+    for (int row = 0; row < SP_NVML_COUNT; row++) {
+      __atomic_store_n(&real[row], sp_object_symbol(handle, symbols[row].name), __ATOMIC_RELAXED);
+    }
+    __atomic_store_n((void **)&get_uuid, sp_object_symbol(handle, "nvmlDeviceGetUUID"), __ATOMIC_RELAXED);
+    __atomic_store_n((void **)&get_device, sp_object_symbol(handle, "nvmlDeviceGetHandleByUUID"), __ATOMIC_RELAXED);
+    __atomic_store_n((void **)&get_gpu, sp_object_symbol(handle, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"),
+                     __ATOMIC_RELAXED);
+    __atomic_store_n(&loaded, 1, __ATOMIC_RELEASE); /* pairs with the loads of have_library */
+  }
+  errno = saved;
+}
+
+static bool have_library(void) {
+  if (__atomic_load_n(&loaded, __ATOMIC_ACQUIRE) == 0) {
+    load_library();
+  }
+  return __atomic_load_n(&loaded, __ATOMIC_ACQUIRE) != 0;
+}
+
+void *sp_nvml_real(enum sp_nvml_row row) {
+  return have_library() ? __atomic_load_n(&real[row], __ATOMIC_RELAXED) : NULL;
+}
+
+/* Not remembered: these calls are rare, and the library may be loaded in between. */
+void *sp_nvml_next(enum sp_nvml_row row) {
+  int saved = errno;
+  sp_dlsym_function *lookup = sp_libc_dlsym();
+  void *found = lookup != NULL ? lookup(SP_RTLD_NEXT, symbols[row].name) : NULL;
+  errno = saved;
+  return found != NULL ? found : sp_nvml_real(row);
+}
+
+int sp_nvml_unavailable(void) {
+  return have_library() ? NVML_ERROR_FUNCTION_NOT_FOUND : NVML_ERROR_UNINITIALIZED;
+}
+
+int sp_nvml_uuid(void *device, char *text, unsigned int length) {
+  uuid_function *function = have_library() ? __atomic_load_n(&get_uuid, __ATOMIC_RELAXED) : NULL;
+  return function != NULL ? function(device, text, length) : NVML_ERROR_FUNCTION_NOT_FOUND;
+}
+
+int sp_nvml_device(const char *uuid, void **device) {
+  by_uuid_function *by_uuid = have_library() ? __atomic_load_n(&get_device, __ATOMIC_RELAXED) : NULL;
+  gpu_function *gpu_of = __atomic_load_n(&get_gpu, __ATOMIC_RELAXED);
+  void *gpu = NULL;
+  int result = by_uuid != NULL ? by_uuid(uuid, device) : NVML_ERROR_FUNCTION_NOT_FOUND;
+  if (result == NVML_SUCCESS && uuid[0] == 'M' && gpu_of != NULL && gpu_of(*device, &gpu) == NVML_SUCCESS) {
+    *device = gpu;
+  }
+  return result;
+}
+
+void *sp_nvml_filter(void *handle, const char *name) {
+  for (int row = 0; row < SP_NVML_COUNT; row++) {
+    if (!sp_text_equal(symbols[row].name, name)) {
+      continue;
+    }
+    sp_dlsym_function *lookup = sp_libc_dlsym();
+    void *own = sp_nvml_real((enum sp_nvml_row)row);
+    /* The real lookup comes last: it leaves the loader's error state (dlerror) as the program expects it. */
+    return own != NULL && lookup != NULL && lookup(handle, name) == own ? (void *)symbols[row].wrapper : NULL;
+  }
+  return NULL;
+}

@@ -1,0 +1,309 @@
+/* How a process comes into its share's region: its files mapped, a slot claimed and kept, the agent's bell. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "region/region.h"
+#include "region/uncancelled.h"
+
+/* Descriptors of ours are kept above those that programs close, count on or hand out, where the limit allows it. */
+#define DESCRIPTORS_FROM 1000
+
+static int path_of(char *out, const char *directory, const char *name) {
+  size_t directory_length = strlen(directory), name_length = strlen(name);
+  if (directory_length + name_length + 2 > PATH_MAX)
+    return -ENAMETOOLONG;
+  memcpy(out, directory, directory_length);
+  out[directory_length] = '/';
+  memcpy(out + directory_length + 1, name, name_length + 1);
+  return 0;
+}
+
+static int open_in(const char *directory, const char *name, int flags) {
+  char path[PATH_MAX];
+  int error = path_of(path, directory, name);
+  if (error)
+    return error;
+  int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0);
+  if (fd < 0)
+    return -errno;
+  int high = fcntl(fd, F_DUPFD_CLOEXEC, DESCRIPTORS_FROM);
+  if (high < 0)
+    return fd;
+  close(fd); /* before it is locked: to close any descriptor of a file gives up the process's locks on it */
+  return high;
+}
+
+static int lock_slot(int fd, uint32_t slot) {
+  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+  return fcntl(fd, F_SETLK, &lock) ? -errno : 0;
+}
+
+static void unlock_slot(int fd, uint32_t slot) {
+  struct flock unlock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+  fcntl(fd, F_SETLK, &unlock);
+}
+
+/* A program that replaces itself with exec keeps its pid and loses its lock. The memory of the old image is free. The
+ * agent finds that out some seconds later, and until then the new image would be refused what is free. */
+static void leave_old_image(struct sp_region *region) {
+  for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
+    struct sp_slot *slot = &region->slots[index];
+    if (!sp_slot_claimed(region->claims, index) || slot->pid != (int32_t)getpid() || lock_slot(region->slots_fd, index))
+      continue;
+    for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
+      __atomic_store_n(&slot->devices[device].context_bytes, 0, __ATOMIC_RELAXED);
+      __atomic_store_n(&slot->devices[device].memory_used_bytes, 0, __ATOMIC_RELAXED);
+    }
+    unlock_slot(region->slots_fd, index);
+  }
+}
+
+static int claim_slot(struct sp_region *region) {
+  leave_old_image(region);
+  for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
+    struct sp_slot *slot = &region->slots[index];
+    /* The lock comes first: whoever has it owns the slot, claimed or not by somebody who died. */
+    if (lock_slot(region->slots_fd, index))
+      continue;
+    if (sp_slot_claimed(region->claims, index)) {
+      /* A dead process's slot that the agent has not cleared yet, or a live one that lost its lock: leave both. */
+      unlock_slot(region->slots_fd, index);
+      continue;
+    }
+    memset(slot->devices, 0, sizeof slot->devices);
+    memset(slot->mishaps, 0, sizeof slot->mishaps);
+    slot->pid = region->pid = (int32_t)getpid();
+    slot->claimed_ns = sp_now_ns();
+    region->slot = slot;
+    region->slot_index = index;
+    slot->index = index;
+    sp_slot_claim(region->claims, index);
+    return 0;
+  }
+  return -EUSERS;
+}
+
+#define LOST_WORD      1u        /* an open turn that never ends */
+#define LOST_BUDGET_NS 50000000u /* as alone on the device */
+
+/* Terms for a process that has lost its region: what they are now, all gates open, no agent. NULL: no memory. */
+static void *open_terms(const void *terms) {
+  char *copy = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED)
+    return NULL;
+  memcpy(copy, terms, SP_TERMS_BYTES);
+  ((struct sp_header *)(void *)copy)->heartbeat_ns = 0;
+  struct sp_grant *grants = (struct sp_grant *)(void *)(copy + sizeof(struct sp_header));
+  for (uint32_t index = 0; index < SP_DEVICES_MAX; index++) {
+    grants[index].word = LOST_WORD;
+    grants[index].flags = 0;
+    grants[index].budget_ns = grants[index].pair_ns = LOST_BUDGET_NS;
+    grants[index].context_bytes = 0;
+    grants[index].overhead_bytes = 0;
+  }
+  return copy;
+}
+
+/* The whole of a file's fixed part. MAP_FAILED with *error set; the descriptor is the caller's, who may keep it. */
+static void *map_file(int fd, size_t bytes, int protection, int *error) {
+  struct stat status;
+  if (fstat(fd, &status) || status.st_size < (off_t)bytes) {
+    *error = -EPROTO;
+    return MAP_FAILED;
+  }
+  void *mapped = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
+  *error = mapped == MAP_FAILED ? -errno : 0;
+  return mapped;
+}
+
+static int map_terms(struct sp_region *region) {
+  int error, fd = open_in(region->directory, SP_TERMS_FILE, O_RDONLY);
+  if (fd < 0)
+    return fd;
+  void *terms = map_file(fd, SP_TERMS_BYTES, PROT_READ, &error);
+  close(fd);
+  if (error)
+    return error;
+  region->guard.start[0] = terms;
+  region->guard.bytes[0] = SP_TERMS_BYTES;
+  sp_guard_add(&region->guard);
+  error = sp_header_check(terms);
+  if (error)
+    return error;
+  sp_clock_agree(sp_header_heartbeat_ns(terms));
+  region->guard.spare = open_terms(terms);
+  region->header = terms;
+  region->grants = (const struct sp_grant *)((const char *)terms + sizeof(struct sp_header));
+  return 0;
+}
+
+static int map_slots(struct sp_region *region) {
+  int error, fd = open_in(region->directory, SP_SLOTS_FILE, O_RDWR);
+  if (fd < 0)
+    return fd;
+  region->slots_fd = fd;
+  void *slots = map_file(fd, SP_SLOTS_BYTES, PROT_READ | PROT_WRITE, &error);
+  if (error)
+    return error;
+  region->claims = slots;
+  region->slots = (struct sp_slot *)((char *)slots + sizeof(struct sp_slots_header));
+  region->guard.start[1] = slots;
+  region->guard.bytes[1] = SP_SLOTS_BYTES;
+  return 0;
+}
+
+/* What tells a file of this machine from all others. */
+static uint64_t name_of(const struct stat *status) {
+  return (uint64_t)status->st_ino ^ (uint64_t)status->st_dev << 40;
+}
+
+/* A descriptor, or -errno. O_NONBLOCK: a full bell already says everything. ENXIO: no agent reads it now. */
+static int open_bell(struct sp_region *region) {
+  int fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
+  struct stat status;
+  if (fd >= 0 && (fstat(fd, &status) || !S_ISFIFO(status.st_mode))) {
+    close(fd); /* it would grow with every ring, and nobody would hear */
+    return -EPIPE;
+  }
+  if (fd >= 0)
+    __atomic_store_n(&region->bell_file, name_of(&status), __ATOMIC_RELEASE); /* there is one bell: always the same */
+  return fd;
+}
+
+/* Whether the number still is our bell, and not closed or a file of the program's. */
+static bool is_bell(const struct sp_region *region, int fd) {
+  struct stat status;
+  return !fstat(fd, &status) && S_ISFIFO(status.st_mode) &&
+         name_of(&status) == __atomic_load_n(&region->bell_file, __ATOMIC_ACQUIRE);
+}
+
+static void reset(struct sp_region *region) {
+  memset(region, 0, sizeof *region);
+  region->slots_fd = region->bell_fd = -1;
+}
+
+static void let_go(struct sp_region *region) {
+  sp_guard_drop(&region->guard);
+  if (region->guard.spare)
+    munmap(region->guard.spare, SP_TERMS_BYTES);
+  for (int part = 0; part < 2; part++)
+    if (region->guard.bytes[part])
+      munmap(region->guard.start[part], region->guard.bytes[part]);
+  if (region->slots_fd >= 0)
+    close(region->slots_fd);
+  if (region->bell_fd >= 0)
+    close(region->bell_fd);
+  reset(region);
+}
+
+/* SIGPIPE of a FIFO without a reader does not get through, and errno stays. */
+static void ring(struct sp_region *region, uint8_t bell) {
+  int saved = errno;
+  SP_UNCANCELLED;
+  int fd = __atomic_load_n(&region->bell_fd, __ATOMIC_ACQUIRE);
+  if (fd < 0 || !is_bell(region, fd)) {
+    /* No agent was reading when we attached (ENXIO): perhaps one is by now. Or the program has closed the descriptor:
+     * its number is not ours any more, and not ours to close, and with the others the slot's lock went. */
+    int gone = fd;
+    if (fd >= 0 && region->slot)
+      sp_region_relock(region);
+    fd = open_bell(region);
+    if (fd >= 0 &&
+        !__atomic_compare_exchange_n(&region->bell_fd, &gone, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+      close(fd);
+      fd = gone;
+    }
+  }
+  if (fd >= 0) {
+    /* A FIFO without a reader (the agent is gone) raises SIGPIPE in this thread: hold it back and take it away,
+     * unless the program had one pending itself. */
+    static const struct timespec at_once;
+    sigset_t pipe_signal, before, pending;
+    sigemptyset(&pipe_signal);
+    sigaddset(&pipe_signal, SIGPIPE);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
+    /* EAGAIN: unread bells are there already, which is as good. */
+    if (write(fd, &bell, 1) < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
+      sigtimedwait(&pipe_signal, NULL, &at_once);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+  }
+  errno = saved;
+}
+
+int sp_region_attach(struct sp_region *region, const char *directory) {
+  reset(region);
+  if (strlen(directory) >= sizeof region->directory)
+    return -ENAMETOOLONG;
+  memcpy(region->directory, directory, strlen(directory) + 1);
+  int error = map_terms(region);
+  if (!error)
+    error = map_slots(region);
+  if (!error) {
+    int bell_fd = open_bell(region);
+    if (bell_fd < 0 && bell_fd != -ENXIO)
+      error = bell_fd;
+    region->bell_fd = bell_fd < 0 ? -1 : bell_fd; /* ENXIO: the next ring tries again */
+  }
+  if (!error) {
+    error = claim_slot(region);
+    if (!error || error == -EUSERS) /* the agent learns who we are before we launch, or that there was no slot for us */
+      ring(region, error ? SP_BELL_FULL : (uint8_t)region->slot_index);
+  }
+  if (error)
+    let_go(region);
+  return error;
+}
+
+/* The slot has been wiped: the agent took this process for dead before the lock was ours again, or the file was cut. */
+static void claim_again(struct sp_region *region) {
+  struct sp_slot *slot = region->slot;
+  for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
+    uint64_t memory_bytes = __atomic_load_n(&region->charged[device].memory_bytes, __ATOMIC_RELAXED);
+    uint64_t context_bytes = __atomic_load_n(&region->charged[device].context_bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->devices[device].memory_used_bytes, memory_bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->devices[device].context_bytes, context_bytes, __ATOMIC_RELAXED);
+  }
+  slot->claimed_ns = sp_now_ns();
+  slot->pid = region->pid;
+  sp_slot_claim(region->claims, region->slot_index);
+}
+
+int sp_region_relock(struct sp_region *region) {
+  if (region->pid != (int32_t)getpid())
+    return -ESRCH;
+  const char *directory = region->directory;
+  struct stat mapped, opened;
+  /* The descriptor may be closed, or its number may be some other file by now: compare before trusting it. */
+  char path[PATH_MAX];
+  int error = path_of(path, directory, SP_SLOTS_FILE);
+  if (error)
+    return error;
+  if (stat(path, &mapped))
+    return -errno;
+  if (fstat(region->slots_fd, &opened) || opened.st_ino != mapped.st_ino || opened.st_dev != mapped.st_dev) {
+    int fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
+    if (fd < 0)
+      return fd;
+    region->slots_fd = fd;
+  }
+  error = lock_slot(region->slots_fd, region->slot_index);
+  if (!error && region->slot->pid == 0)
+    claim_again(region);
+  else if (!error) /* the claim may have been overwritten before the agent knew whose it was */
+    sp_slot_claim(region->claims, region->slot_index);
+  return error;
+}
+
+void sp_region_ring(struct sp_region *region) {
+  ring(region, (uint8_t)region->slot_index); /* so that the agent knows whether we are new to it */
+}

@@ -1,0 +1,105 @@
+/*
+ * The guard of mapped regions.
+ *
+ * tmpfs has nothing that keeps a file's length: whoever may write it may cut it short, and the next load of a mapping
+ * raises SIGBUS in whatever thread comes by. A check ahead of each access would be late by a moment, so the fault
+ * itself is answered: with pages of our own in place of the lost ones, once. The handler is there only where nobody
+ * else has one, and what is not ours meets the default, as if it were not there (docs/adr/0015).
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "region/region.h"
+
+#define GUARDS_MAX 4096u /* an agent has one per share, a program one */
+
+static struct sp_guard *guards[GUARDS_MAX];
+static uint32_t guard_count; /* entries ever used */
+
+static bool within(const struct sp_guard *guard, const void *address) {
+  for (int part = 0; part < 2; part++)
+    if ((uintptr_t)address - (uintptr_t)guard->start[part] < guard->bytes[part])
+      return true;
+  return false;
+}
+
+/* Both parts: half a region is none. Only system calls that a signal handler may make. */
+static bool replace(struct sp_guard *guard) {
+  bool done = true;
+  for (int part = 1; part >= 0; part--) {
+    size_t bytes = guard->bytes[part];
+    if (!bytes)
+      continue;
+    void *with =
+        part == 0 && guard->spare
+            ? mremap(guard->spare, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, guard->start[part])
+            : mmap(guard->start[part], bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    done = done && with != MAP_FAILED;
+    if (part == 0)
+      guard->spare = NULL; /* moved: its old address is anybody's */
+  }
+  return done;
+}
+
+static void on_fault(int number, siginfo_t *info, void *context) {
+  (void)context;
+  int saved = errno;
+  uint32_t count = __atomic_load_n(&guard_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; info->si_code == BUS_ADRERR && index < count; index++) {
+    struct sp_guard *guard = __atomic_load_n(&guards[index], __ATOMIC_ACQUIRE);
+    if (!guard || !within(guard, info->si_addr))
+      continue;
+    uint32_t whole = 0;
+    if (__atomic_compare_exchange_n(&guard->lost, &whole, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+      if (!replace(guard))
+        break;
+      __atomic_store_n(&guard->lost, 2, __ATOMIC_SEQ_CST);
+    }
+    errno = saved; /* another thread is at it: this one comes back here until it is done */
+    return;
+  }
+  struct sigaction ordinary = {.sa_handler = SIG_DFL};
+  sigaction(number, &ordinary, NULL);
+  if (info->si_code <= 0) /* sent, not raised: the instruction would not fault again */
+    syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), number);
+  errno = saved;
+}
+
+static void install(void) {
+  struct sigaction before, ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+  sigfillset(&ours.sa_mask);
+  if (sigaction(SIGBUS, NULL, &before) == 0 && !(before.sa_flags & SA_SIGINFO) && before.sa_handler == SIG_DFL)
+    sigaction(SIGBUS, &ours, NULL);
+}
+
+bool sp_guard_add(struct sp_guard *guard) {
+  int saved = errno;
+  for (uint32_t index = 0; index < GUARDS_MAX; index++) {
+    struct sp_guard *none = NULL;
+    if (!__atomic_compare_exchange_n(&guards[index], &none, guard, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+      continue;
+    uint32_t count = __atomic_load_n(&guard_count, __ATOMIC_RELAXED);
+    while (count <= index &&
+           !__atomic_compare_exchange_n(&guard_count, &count, index + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+    }
+    install();
+    errno = saved;
+    return true;
+  }
+  errno = saved;
+  return false;
+}
+
+void sp_guard_drop(struct sp_guard *guard) {
+  for (uint32_t index = 0; index < GUARDS_MAX; index++) {
+    struct sp_guard *ours = guard;
+    if (__atomic_compare_exchange_n(&guards[index], &ours, NULL, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+      return;
+  }
+}

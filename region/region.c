@@ -1,0 +1,378 @@
+/* The region: what hook and agent write into it, and every memory order they need: see region.h. */
+#define _GNU_SOURCE
+#include "region/region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FAKED_NS 1000000u /* what clock_gettime says is farther than this from what the kernel says */
+
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449 /* the same number on every architecture since Linux 5.16 */
+#endif
+
+/* ---- memory orders, named once ---- */
+
+static uint32_t load_acquire(const uint32_t *word) {
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static uint64_t load_relaxed64(const uint64_t *word) {
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+static void store_relaxed64(uint64_t *word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+static void store_relaxed(uint32_t *word, uint32_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+static void store_release(uint32_t *word, uint32_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static void full_fence(void) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+/* ---- the clock ---- */
+
+/* A process in a time namespace has a clock that is ahead of the agent's, and one under libfaketime has a
+ * clock_gettime that is somebody else's. */
+static int64_t ahead_ns;
+static bool by_call;
+
+static uint64_t ns_of(const struct timespec *time) {
+  return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+}
+
+static uint64_t called_ns(void) {
+  struct timespec now;
+  syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+  return ns_of(&now);
+}
+
+/* On the scale of the kernel's timeouts. */
+static uint64_t own_now_ns(void) {
+  struct timespec now;
+  if (__builtin_expect(__atomic_load_n(&by_call, __ATOMIC_RELAXED), 0))
+    return called_ns();
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return ns_of(&now);
+}
+
+uint64_t sp_now_ns(void) {
+  return own_now_ns() - (uint64_t)__atomic_load_n(&ahead_ns, __ATOMIC_RELAXED);
+}
+
+/* By how much the namespace moves the clock; 0 where there is none, or the kernel has none. */
+static int64_t namespace_ns(void) {
+  char text[256], *at;
+  int fd = open("/proc/self/timens_offsets", O_RDONLY | O_CLOEXEC);
+  ssize_t bytes = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+  if (fd >= 0)
+    close(fd);
+  text[bytes < 0 ? 0 : bytes] = 0;
+  at = strstr(text, "monotonic");
+  if (!at)
+    return 0;
+  int64_t seconds = strtoll(at + strlen("monotonic"), &at, 10);
+  return seconds * 1000000000 + strtoll(at, NULL, 10);
+}
+
+static uint64_t apart(uint64_t one, uint64_t other) {
+  return one > other ? one - other : other - one;
+}
+
+void sp_clock_agree(uint64_t heartbeat_ns) {
+  uint64_t before_ns = called_ns();
+  struct timespec told = {0};
+  clock_gettime(CLOCK_MONOTONIC, &told);
+  uint64_t after_ns = called_ns();
+  bool faked = ns_of(&told) + FAKED_NS < before_ns || ns_of(&told) > after_ns + FAKED_NS;
+  int64_t moved_ns = namespace_ns();
+  bool agrees = apart(after_ns - (uint64_t)moved_ns, heartbeat_ns) < apart(after_ns, heartbeat_ns);
+  __atomic_store_n(&by_call, faked, __ATOMIC_RELAXED);
+  /* Else the agent is in the same namespace, or gone. */
+  __atomic_store_n(&ahead_ns, heartbeat_ns && agrees ? moved_ns : 0, __ATOMIC_RELAXED);
+}
+
+static long futex(const uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
+  return syscall(SYS_futex, word, operation, value, timeout, NULL, FUTEX_BITSET_MATCH_ANY);
+}
+
+static struct timespec timespec_of(uint64_t ns) {
+  return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+}
+
+int sp_header_check(const struct sp_header *header) {
+  if (header->magic != SP_MAGIC || header->abi != SP_ABI)
+    return -EPROTO;
+  if (header->header_size != sizeof(struct sp_header) || header->grant_size != sizeof(struct sp_grant))
+    return -EPROTO;
+  if (header->slot_size != sizeof(struct sp_slot) || header->slot_count != SP_SLOTS_MAX)
+    return -EPROTO;
+  if (header->grant_count == 0 || header->grant_count > SP_DEVICES_MAX)
+    return -EPROTO;
+  return 0;
+}
+
+/* ---- the tenant's side ---- */
+
+bool sp_slot_claimed(const struct sp_slots_header *claims, uint32_t slot) {
+  return __atomic_load_n(&claims->claimed[slot], __ATOMIC_ACQUIRE);
+}
+
+void sp_slot_claim(struct sp_slots_header *claims, uint32_t slot) {
+  __atomic_store_n(&claims->claimed[slot], 1, __ATOMIC_RELEASE); /* pairs with the pread in sp_slots_look */
+}
+
+bool sp_region_has_pid(const struct sp_region *region, int32_t pid) {
+  for (uint32_t index = 0; index < SP_SLOTS_MAX; index++)
+    if (sp_slot_claimed(region->claims, index) && __atomic_load_n(&region->slots[index].pid, __ATOMIC_RELAXED) == pid)
+      return true;
+  return false;
+}
+
+uint32_t sp_grant_word(const struct sp_grant *grant) {
+  return load_acquire(&grant->word);
+} /* pairs with sp_grant_open */
+uint32_t sp_grant_flags(const struct sp_grant *grant) {
+  return __atomic_load_n(&grant->flags, __ATOMIC_RELAXED);
+}
+uint64_t sp_grant_budget_ns(const struct sp_grant *grant) {
+  return load_relaxed64(&grant->budget_ns);
+}
+uint64_t sp_grant_pair_ns(const struct sp_grant *grant) {
+  return load_relaxed64(&grant->pair_ns);
+}
+uint64_t sp_header_heartbeat_ns(const struct sp_header *header) {
+  return load_relaxed64(&header->heartbeat_ns);
+}
+
+void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns) {
+  int saved = errno;
+  struct timespec deadline = timespec_of(own_now_ns() + timeout_ns);
+  futex(&grant->word, FUTEX_WAIT_BITSET, word, &deadline);
+  errno = saved;
+}
+
+struct waitv {
+  uint64_t value;
+  uint64_t address;
+  uint32_t flags;
+  uint32_t reserved;
+};
+
+void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_t *local, uint32_t value,
+                      uint64_t timeout_ns) {
+  enum { SIZE_U32 = 2, PRIVATE = 128 };
+  static uint32_t waitv_missing; /* 1 after the kernel or a seccomp filter refused */
+  int saved = errno;
+  if (!load_acquire(&waitv_missing)) {
+    struct waitv waits[2] = {{.value = word, .address = (uint64_t)(uintptr_t)&grant->word, .flags = SIZE_U32},
+                             {.value = value, .address = (uint64_t)(uintptr_t)local, .flags = SIZE_U32 | PRIVATE}};
+    /* The kernel reads a 64-bit timespec here on every architecture. */
+    struct {
+      int64_t seconds, ns;
+    } deadline;
+    uint64_t at_ns = own_now_ns() + timeout_ns;
+    deadline.seconds = (int64_t)(at_ns / 1000000000u);
+    deadline.ns = (int64_t)(at_ns % 1000000000u);
+    if (syscall(SYS_futex_waitv, waits, 2, 0, &deadline, CLOCK_MONOTONIC) < 0 && (errno == ENOSYS || errno == EPERM))
+      store_release(&waitv_missing, 1);
+    else {
+      errno = saved;
+      return;
+    }
+  }
+  if (timeout_ns > 500000)
+    timeout_ns = 500000;
+  if (load_acquire(&grant->word) == word) {
+    struct timespec deadline = timespec_of(own_now_ns() + timeout_ns);
+    futex(local, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, value, &deadline);
+  }
+  errno = saved;
+}
+
+void sp_slot_wait_begin(struct sp_slot_device *slot) {
+  if (__atomic_fetch_add(&slot->waiting, 1, __ATOMIC_SEQ_CST) == 0)
+    store_relaxed64(&slot->waiting_since_ns, sp_now_ns());
+}
+
+bool sp_slot_wait_again(struct sp_slot_device *slot) {
+  uint32_t waiting = __atomic_load_n(&slot->waiting, __ATOMIC_RELAXED);
+  return (waiting == 0 || waiting > SP_WAITING_MAX) &&
+         __atomic_compare_exchange_n(&slot->waiting, &waiting, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+}
+
+void sp_slot_wait_end(struct sp_slot_device *slot) {
+  __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST);
+}
+
+void sp_region_mishap(struct sp_region *region, enum sp_mishap_kind kind, uint32_t detail) {
+  if (!region->slot || region->slot->pid != (int32_t)getpid() || detail == UINT32_MAX)
+    return;
+  store_relaxed(&region->slot->mishaps[kind], detail + 1);
+}
+
+uint32_t sp_slot_check(const uint64_t words[7]) {
+  uint64_t hash = 0x9e3779b97f4a7c15u;
+  for (int index = 0; index < 7; index++) {
+    hash = (hash ^ words[index]) * 0x9ddfea08eb382d69u;
+    hash ^= hash >> 29;
+  }
+  return (uint32_t)(hash >> 32);
+}
+
+void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report) {
+  const uint64_t words[7] = {(uint64_t)report->drained_turn << 32 | report->held_turn,
+                             report->drained_ns,
+                             report->entered_ns,
+                             report->residue_until_ns,
+                             report->idle_ns,
+                             report->launches,
+                             (uint64_t)report->longest_unit_us << 32 | report->passed};
+  uint32_t sequence = slot->sequence; /* one writer at a time: the caller holds the turn lock */
+  store_relaxed(&slot->sequence, sequence | 1u);
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+  store_relaxed(&slot->check,
+                sp_slot_check(words)); /* pairs with sp_slot_read: a copy of old and new fields fails it */
+  store_relaxed(&slot->held_turn, report->held_turn);
+  store_relaxed(&slot->drained_turn, report->drained_turn);
+  store_relaxed64(&slot->drained_ns, report->drained_ns);
+  store_relaxed64(&slot->entered_ns, report->entered_ns);
+  store_relaxed64(&slot->residue_until_ns, report->residue_until_ns);
+  store_relaxed64(&slot->idle_ns, report->idle_ns);
+  store_relaxed64(&slot->launches, report->launches);
+  store_relaxed(&slot->passed, report->passed);
+  store_relaxed(&slot->longest_unit_us, report->longest_unit_us);
+  store_release(&slot->sequence, (sequence | 1u) + 1u);
+}
+
+int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, const struct sp_grant *grant) {
+  sp_slot_publish(slot, report);
+  full_fence(); /* pairs with the fence in sp_grant_close: one of the two sees the other */
+  return load_acquire(&grant->word) == report->held_turn;
+}
+
+void sp_slot_copied_to_device(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count) {
+  __atomic_fetch_add(&slot->to_device_bytes, bytes, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&slot->to_device_count, count, __ATOMIC_RELAXED);
+}
+
+void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count) {
+  __atomic_fetch_add(&slot->to_host_bytes, bytes, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&slot->to_host_count, count, __ATOMIC_RELAXED);
+}
+
+typedef uint64_t __attribute__((may_alias, aligned(8))) eight_claims;
+
+/* What a slot says. An account that was overwritten while memory was charged falls below zero when that is freed: it
+ * counts as nothing until the process claims its slot anew. */
+static uint64_t memory_of(const struct sp_slot *slot, uint32_t device) {
+  uint64_t bytes = load_relaxed64(&slot->devices[device].memory_used_bytes);
+  return bytes >> 63 ? 0 : bytes;
+}
+
+/* The sum of what the slots say; *overhead_bytes: what is to be added to it. */
+static uint64_t charged(const struct sp_region *region, uint32_t device, int64_t *overhead_bytes) {
+  uint64_t total = 0;
+  for (uint32_t group = 0; group < SP_SLOTS_MAX; group += 8) {
+    /* eight slots at a time: most shares have one process */
+    uint64_t claimed =
+        __atomic_load_n((const eight_claims *)(const void *)&region->claims->claimed[group], __ATOMIC_ACQUIRE);
+    for (uint32_t index = group; claimed; index++, claimed >>= 8)
+      if (claimed & 0xff)
+        total += memory_of(&region->slots[index], device);
+  }
+  *overhead_bytes = (int64_t)load_relaxed64((const uint64_t *)&region->grants[device].overhead_bytes);
+  return total;
+}
+
+uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
+  int64_t overhead_bytes;
+  uint64_t total = charged(region, device, &overhead_bytes);
+  return overhead_bytes < 0 && total < -(uint64_t)overhead_bytes ? 0 : total + (uint64_t)overhead_bytes;
+}
+
+uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device) {
+  int64_t overhead_bytes;
+  uint64_t total = charged(region, device, &overhead_bytes);
+  return overhead_bytes < 0 ? total : total + (uint64_t)overhead_bytes;
+}
+
+int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes) {
+  uint64_t *used = &region->slot->devices[device].memory_used_bytes;
+  /* Add first, then look: two processes that race both see both, so the cap is never exceeded; at worst both are
+   * refused where one would have fitted, which the caller answers by one more try. */
+  __atomic_fetch_add(used, bytes, __ATOMIC_SEQ_CST);
+  if (limit_bytes == 0 || sp_region_memory_used(region, device) <= limit_bytes) {
+    __atomic_fetch_add(&region->charged[device].memory_bytes, bytes, __ATOMIC_RELAXED);
+    return 0;
+  }
+  __atomic_fetch_sub(used, bytes, __ATOMIC_SEQ_CST);
+  return -1;
+}
+
+void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes) {
+  __atomic_fetch_sub(&region->slot->devices[device].memory_used_bytes, bytes, __ATOMIC_SEQ_CST);
+  __atomic_fetch_sub(&region->charged[device].memory_bytes, bytes, __ATOMIC_RELAXED);
+}
+
+void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes) {
+  __atomic_fetch_add(&region->slot->devices[device].context_bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&region->charged[device].context_bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
+}
+
+/* ---- the agent's side ---- */
+
+void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns) {
+  store_relaxed64(&owner->header->heartbeat_ns, now_ns);
+}
+
+void sp_grant_wake(struct sp_grant *grant) {
+  futex(&grant->word, FUTEX_WAKE, INT_MAX, NULL);
+}
+
+void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags) {
+  store_relaxed64(&grant->pair_ns, pair_ns);
+  store_relaxed64(&grant->budget_ns, budget_ns);
+  store_release(&grant->flags, flags);
+}
+
+void sp_grant_mend(struct sp_grant *grant, uint32_t word) {
+  store_release(&grant->word, word); /* pairs with sp_grant_word, as that of sp_grant_open did */
+}
+
+void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
+  store_relaxed64(&grant->used_ns, used_ns);
+}
+
+void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes) {
+  store_relaxed64(&grant->context_bytes, context_bytes);
+  store_relaxed64((uint64_t *)&grant->overhead_bytes, (uint64_t)overhead_bytes);
+}
+
+uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns) {
+  uint32_t word = grant->word | 1u; /* only the arbiter writes it */
+  sp_grant_set(grant, budget_ns, pair_ns, flags);
+  store_relaxed64(&grant->granted_ns, now_ns);
+  store_release(&grant->word, word); /* pairs with sp_grant_word: budget and flags are there when the gate is open */
+  return word;
+}
+
+uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
+  uint32_t word = (grant->word | 1u) + 1u;
+  if (word == 0)
+    word = 2; /* 0 means "no turn" */
+  store_release(&grant->flags, flags);
+  store_release(&grant->word, word);
+  full_fence(); /* pairs with sp_slot_enter */
+  return word;
+}

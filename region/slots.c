@@ -1,0 +1,116 @@
+/* What the agent reads of a region's slots and bell: copies, for every byte there is its tenant's to change, and a file
+ * that its tenant cuts short must be an error here, not a SIGBUS. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "region/region.h"
+
+static off_t slot_offset(uint32_t slot) {
+  return (off_t)(sizeof(struct sp_slots_header) + slot * sizeof(struct sp_slot));
+}
+
+static bool is_whole(const struct sp_slot_device *said) {
+  const uint64_t words[7] = {(uint64_t)said->drained_turn << 32 | said->held_turn,
+                             said->drained_ns,
+                             said->entered_ns,
+                             said->residue_until_ns,
+                             said->idle_ns,
+                             said->launches,
+                             (uint64_t)said->longest_unit_us << 32 | said->passed};
+  return said->check == sp_slot_check(words) || said->sequence == 0; /* 0: nothing was ever written */
+}
+
+int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
+  off_t offset =
+      slot_offset(slot) + (off_t)(offsetof(struct sp_slot, devices) + device * sizeof(struct sp_slot_device));
+  for (int attempt = 0; attempt < 3; attempt++) {
+    ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
+    if (got != (ssize_t)sizeof *out)
+      return got < 0 ? -errno : -EIO;
+    if (is_whole(out))
+      return 0;
+  }
+  return 1;
+}
+
+int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_copies *out) {
+  off_t offset = slot_offset(slot) + (off_t)(offsetof(struct sp_slot, copies) + device * sizeof *out);
+  ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
+  return got == (ssize_t)sizeof *out ? 0 : got < 0 ? -errno : -EIO;
+}
+
+int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look) {
+  struct {
+    struct sp_slots_header header;
+    uint8_t slot[offsetof(struct sp_slot, devices)];
+    struct sp_slot_device first;
+  } head;
+  ssize_t got = pread(owner->slots_fd, &head, sizeof head, 0);
+  look->claimed = 0;
+  look->whole = false;
+  if (got != (ssize_t)sizeof head)
+    return got < 0 ? -errno : -EIO;
+  for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
+    if (head.header.claimed[slot])
+      look->claimed |= (uint64_t)1 << slot;
+  look->first = head.first;
+  look->whole = is_whole(&head.first);
+  return 0;
+}
+
+int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
+  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+  if (fcntl(owner->slots_fd, F_GETLK, &lock))
+    return 0;
+  return lock.l_type == F_UNLCK ? 0 : (int32_t)lock.l_pid;
+}
+
+int sp_slot_mishaps(const struct sp_region_owner *owner, uint32_t slot, uint32_t mishaps[]) {
+  const size_t bytes = sizeof(uint32_t) * SP_MISHAP_KINDS;
+  ssize_t got = pread(owner->slots_fd, mishaps, bytes, slot_offset(slot) + (off_t)offsetof(struct sp_slot, mishaps));
+  return got == (ssize_t)bytes ? 0 : got < 0 ? -errno : -EIO;
+}
+
+void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
+  static const uint8_t claimed = 1;
+  struct stat status;
+  /* Pages that are there still are the ones that processes have mapped. */
+  if (!fstat(owner->slots_fd, &status) && status.st_size < (off_t)SP_SLOTS_BYTES &&
+      fallocate(owner->slots_fd, 0, 0, (off_t)SP_SLOTS_BYTES))
+    return; /* no room: it is tried again */
+  for (uint64_t rest = live; rest; rest &= rest - 1)
+    if (pwrite(owner->slots_fd, &claimed, 1, (off_t)__builtin_ctzll(rest)) != 1)
+      return;
+}
+
+int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
+  static const struct sp_slot empty;
+  static const uint8_t free_slot;
+  /* The claim goes last: until then nobody else writes here. */
+  if (pwrite(owner->slots_fd, &empty, sizeof empty, slot_offset(slot)) != (ssize_t)sizeof empty)
+    return -EIO;
+  return pwrite(owner->slots_fd, &free_slot, 1, (off_t)slot) == 1 ? 0 : -EIO;
+}
+
+uint64_t sp_bell_drain(const struct sp_region_owner *owner, bool *full) {
+  uint8_t buffer[4096];
+  uint64_t rung = 0;
+  ssize_t got = sizeof buffer;
+  *full = false;
+  /* As much as a FIFO holds; a tenant that writes faster than we read must not keep us here. What it leaves is of no
+   * use: the slots are read after this. */
+  for (int pieces = 0; pieces < 16 && got == (ssize_t)sizeof buffer; pieces++) {
+    got = read(owner->bell_fd, buffer, sizeof buffer);
+    for (ssize_t index = 0; index < got; index++) {
+      if (buffer[index] == SP_BELL_FULL)
+        *full = true;
+      else
+        rung |= (uint64_t)1 << (buffer[index] % SP_SLOTS_MAX);
+    }
+  }
+  return rung;
+}
