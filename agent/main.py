@@ -24,21 +24,22 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from sharepod import hook, simgpu
-from sharepod.agent import hook_file, metrics
+from sharepod.agent.api.feed import Feed, Target
+from sharepod.agent.api.service import NodeService
+from sharepod.agent.api.users import UsersService
+from sharepod.agent.devices.inventory import Inventory
+from sharepod.agent.devices.lock import HostLock
+from sharepod.agent.devices.nvml import LIBRARY_NAME, load_library
+from sharepod.agent.devices.releases import Releases
+from sharepod.agent.devices.session import is_restarted
 from sharepod.agent.errors import AgentUnavailable, ShareError
-from sharepod.agent.feed import Feed, Target
-from sharepod.agent.feed_metrics import Tally
-from sharepod.agent.inventory import Inventory
-from sharepod.agent.lock import HostLock
+from sharepod.agent.metrics import collector
+from sharepod.agent.metrics.feed import Tally
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity, Node
-from sharepod.agent.nvml import LIBRARY_NAME, load_library
-from sharepod.agent.registry import Registry
-from sharepod.agent.releases import Releases
-from sharepod.agent.service import NodeService
-from sharepod.agent.session import is_restarted
 from sharepod.agent.settings import OPTIONS, Settings, check_on_tmpfs
-from sharepod.agent.users import UsersService
+from sharepod.agent.shares import hook_file
+from sharepod.agent.shares.registry import Registry
 from sharepod.process import metrics_server
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import EXIT_FAILURE, SettingsError
@@ -49,8 +50,8 @@ from sharepod.proto import v1_pb2_grpc as rpc
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sharepod.agent.device import DeviceInfo, DeviceLook
-    from sharepod.agent.share import DeviceUuid
+    from sharepod.agent.devices.device import DeviceInfo, DeviceLook
+    from sharepod.agent.shares.share import DeviceUuid
 
 log = logging.getLogger("sharepod.agent")
 
@@ -151,7 +152,7 @@ class Agent:
         if not node.statuses():
             hook_file.remove(Path(settings.hook_directory), keep=hook_path)
         if settings.metrics_listen:
-            self._serve_metrics(metrics.NodeMetrics(node, self.feed_tally))
+            self._serve_metrics(collector.NodeMetrics(node, self.feed_tally))
         close_arbiter.pop_all()
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
         return node, inventory
@@ -162,7 +163,7 @@ class Agent:
             file = Path(simulated) if simulated else files.get(info.uuid)
             lock.claim_device(f"{simulated}/{info.uuid}", info.index, file)
 
-    def _serve_metrics(self, collector: metrics.NodeMetrics) -> None:
+    def _serve_metrics(self, collector: collector.NodeMetrics) -> None:
         """Serve a collector until the agent closes. Raises CannotStart."""
         settings = self._settings
         files = settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file

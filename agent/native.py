@@ -11,8 +11,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from sharepod.agent.device import DeviceCounters
-from sharepod.agent.share import (
+from sharepod.agent.devices.device import DeviceCounters
+from sharepod.agent.shares.share import (
     NUMBERS,
     Copies,
     Handle,

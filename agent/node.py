@@ -15,25 +15,25 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import checkpoint, trouble
-from sharepod.agent.device import NOT_LISTED, DeviceInfo, NodeStatus
-from sharepod.agent.devices import Devices
+from sharepod.agent.api.plugin import fresh
+from sharepod.agent.devices.device import NOT_LISTED, DeviceInfo, NodeStatus
+from sharepod.agent.devices.monitor import Devices
 from sharepod.agent.errors import ShareError
-from sharepod.agent.leftovers import Leftovers
-from sharepod.agent.owners import Owners, start_ticks, user_of
-from sharepod.agent.plugin import fresh
-from sharepod.agent.spending import Party, Spending
+from sharepod.agent.shares import checkpoint, diagnostics
+from sharepod.agent.shares.leftovers import Leftovers
+from sharepod.agent.shares.owners import Owners, start_ticks, user_of
+from sharepod.agent.shares.spending import Party, Spending
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from sharepod.agent.device import DeviceLook, DeviceStatus
+    from sharepod.agent.api.plugin import Report
+    from sharepod.agent.devices.device import DeviceLook, DeviceStatus
     from sharepod.agent.native import NativeArbiter
-    from sharepod.agent.plugin import Report
-    from sharepod.agent.registry import Registry, TermsChange
-    from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn
+    from sharepod.agent.shares.registry import Registry, TermsChange
+    from sharepod.agent.shares.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn
 
 log = logging.getLogger("sharepod.agent")
 
@@ -90,7 +90,7 @@ class Node:
         self._state_directory = state_directory
         self._owners = Owners(self._owner_ended)
         self._devices = Devices(registry, arbiter, monitoring)
-        self._troubles = trouble.Troubles()
+        self._troubles = diagnostics.Troubles()
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
         self._leftovers = Leftovers(arbiter, registry.directory, state_directory, self._boot)

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sharepod.agent.devices.lock import ALREADY_RUNS
 from sharepod.agent.errors import NOT_SIMULATED
-from sharepod.agent.lock import ALREADY_RUNS
 from sharepod.agent.settings import (
     OPTIONS,
     SOCKET_NAME,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import grpc
 
-from sharepod.agent.share import WHOLE_MILLIPERCENT, DeviceAsk, Terms
+from sharepod.agent.shares.share import WHOLE_MILLIPERCENT, DeviceAsk, Terms
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.look import Look
 from sharepod.proto import v1_pb2 as pb

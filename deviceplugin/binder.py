@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import ID_LENGTH, ID_LETTERS
+from sharepod.agent.shares.share import ID_LENGTH, ID_LETTERS
 from sharepod.deviceplugin.agent import NoRoom, StaysPaused
 from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
 from sharepod.deviceplugin.cdi import name_of, nvidia_edits

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 # Before grpc loads its C core, which would log to stderr in its own way.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from sharepod.agent.share import DeviceUuid
+from sharepod.agent.shares.share import DeviceUuid
 from sharepod.deviceplugin.agent import Agent, NodeView
 from sharepod.deviceplugin.binder import Binder, Policy
 from sharepod.deviceplugin.cdi import CdiDirectory

@@ -11,7 +11,7 @@ from sharepod.deviceplugin.errors import PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharepod.agent.share import DeviceUuid
+    from sharepod.agent.shares.share import DeviceUuid
     from sharepod.deviceplugin.agent import Agent
     from sharepod.deviceplugin.offer import Offer
     from sharepod.deviceplugin.record import Record

@@ -1,11 +1,11 @@
-"""Counts what the plugin does, for the agent's metrics: `agent/plugin.py` says what is counted. Pure."""
+"""Counts what the plugin does, for the agent's metrics: `agent/api/plugin.py` says what is counted. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from sharepod.agent.plugin import CALL_BOUNDS_NS, Report, nothing_yet
+from sharepod.agent.api.plugin import CALL_BOUNDS_NS, Report, nothing_yet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

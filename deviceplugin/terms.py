@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import DEVICES_MAX, ShareClass
+from sharepod.agent.shares.share import DEVICES_MAX, ShareClass
 from sharepod.kube.quantity import exact
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import bytes_text
+from sharepod.agent.shares.share import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

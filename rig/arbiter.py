@@ -7,7 +7,7 @@ from pathlib import Path
 from rig.closing import Closing
 from rig.gpu import uuid
 from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import Handle, ShareClass, Terms, Usage
+from sharepod.agent.shares.share import Handle, ShareClass, Terms, Usage
 from sharepod.hook import LIBRARY
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sharepod.agent.share import bytes_text
+from sharepod.agent.shares.share import bytes_text
 from sharepod.scheduler.native import Verdict
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from sharepod.scheduler.errors import UsageRefused
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sharepod.agent.share import ShareClass
+    from sharepod.agent.shares.share import ShareClass
 
 SILENT_S: Final = 30.0
 """Three heartbeats. A node that is silent for longer is avoided."""

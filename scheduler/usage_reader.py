@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from sharepod.agent.share import LEAST_MILLIPERCENT, SHARE_ID, WHOLE_MILLIPERCENT, ShareClass
+from sharepod.agent.shares.share import LEAST_MILLIPERCENT, SHARE_ID, WHOLE_MILLIPERCENT, ShareClass
 from sharepod.proto import v1_pb2 as pb
 from sharepod.scheduler.errors import UsageRefused
 from sharepod.scheduler.usage import (

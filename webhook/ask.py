@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import DEVICES_MAX
+from sharepod.agent.shares.share import DEVICES_MAX
 from sharepod.deviceplugin.terms import MEMORY_MOST_BYTES, TermsError, quantity_bytes, shown
 from sharepod.kube.pod import read_draft
 

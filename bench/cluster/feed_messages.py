@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sharepod.agent.share import ID_LENGTH, ID_LETTERS
+from sharepod.agent.shares.share import ID_LENGTH, ID_LETTERS
 from sharepod.proto import v1_pb2 as pb
 
 DEVICES = 8

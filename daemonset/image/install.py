@@ -15,8 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sharepod import hook, simgpu
-from sharepod.agent import hook_file
 from sharepod.agent.errors import AgentUnavailable
+from sharepod.agent.shares import hook_file
 from sharepod.process import files
 
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharepod.agent.share import ID_LENGTH, ID_LETTERS
+from sharepod.agent.shares.share import ID_LENGTH, ID_LETTERS
 
 BLOCK = re.compile(r"^```\n(\$ .*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = (

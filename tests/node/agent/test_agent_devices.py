@@ -17,7 +17,7 @@ from agent_fixtures import devices, reasons
 from rig.agent import MakeAgent, RunningAgent, metered, program, python, usage
 from rig.script import script
 from rig.until import until
-from sharepod.agent.nvml import numa_node_at, place_of
+from sharepod.agent.devices.nvml import numa_node_at, place_of
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 

@@ -13,7 +13,7 @@ import pytest
 from rig import REPO_ROOT
 from rig.agent import MakeAgent, RunningAgent
 from rig.until import until
-from sharepod.agent.share import DEVICES_MAX
+from sharepod.agent.shares.share import DEVICES_MAX
 from sharepod.hook import LIBRARY
 from sharepod.proto import v1_pb2 as pb
 

@@ -17,7 +17,7 @@ from server_certificates import Certificates
 
 from rig.agent import MakeAgent, RunningAgent, free_port, metered, program, scrape
 from rig.until import eventually
-from sharepod.agent.share import ShareClass
+from sharepod.agent.shares.share import ShareClass
 from sharepod.process.credentials import Credentials
 from sharepod.proto import v1_pb2 as pb
 from sharepod.scheduler.usage import NodeUse, ShareUse, UsageBook

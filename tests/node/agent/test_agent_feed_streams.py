@@ -13,10 +13,10 @@ import pytest
 from agent_doubles import H200
 
 from rig.until import eventually
-from sharepod.agent import feed as feed_module
-from sharepod.agent.device import DeviceStatus, NodeStatus
-from sharepod.agent.feed import Feed, Target
-from sharepod.agent.feed_metrics import Tally
+from sharepod.agent.api import feed as feed_module
+from sharepod.agent.api.feed import Feed, Target
+from sharepod.agent.devices.device import DeviceStatus, NodeStatus
+from sharepod.agent.metrics.feed import Tally
 from sharepod.proto import v1_pb2 as pb
 
 Serve = Callable[["Double", Any], Awaitable[None]]

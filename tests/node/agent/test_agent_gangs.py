@@ -22,8 +22,8 @@ from rig.node import Node
 from rig.programs import ProgramFailed, load_command
 from rig.until import until
 from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import Handle, ShareClass
-from sharepod.agent.share import Terms as ShareTerms
+from sharepod.agent.shares.share import Handle, ShareClass
+from sharepod.agent.shares.share import Terms as ShareTerms
 from sharepod.proto import v1_pb2 as pb
 
 SCHEDULES = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "300"))

@@ -27,9 +27,9 @@ from prometheus_client.samples import Sample
 from rig import REPO_ROOT
 from rig.agent import MakeAgent, RunningAgent, free_port, metered, program, python, scrape, usage
 from rig.until import until
-from sharepod.agent import feed_metrics, plugin_metrics
-from sharepod.agent.device import DeviceStatus, NodeStatus
-from sharepod.agent.metrics import (
+from sharepod.agent.devices.device import DeviceStatus, NodeStatus
+from sharepod.agent.metrics import feed, plugin
+from sharepod.agent.metrics.collector import (
     DEVICE_LABELS,
     DEVICE_ROWS,
     SHARE_INFO_LABELS,
@@ -40,8 +40,8 @@ from sharepod.agent.metrics import (
     manual,
 )
 from sharepod.agent.native import NativeArbiter
-from sharepod.agent.registry import Registry
-from sharepod.agent.share import (
+from sharepod.agent.shares.registry import Registry
+from sharepod.agent.shares.share import (
     HAND_OFF_BOUNDS_NS,
     TURN_BOUNDS_NS,
     Handle,
@@ -58,7 +58,7 @@ HISTOGRAMS = WAITS_NAME, TURNS_NAME = "sharepod_share_turn_wait_seconds", "share
 HAND_OFFS_NAME = "sharepod_device_hand_off_seconds"
 HISTOGRAM_LINES = len(TURN_BOUNDS_NS) + 3
 SHARE_LINES = sum(HISTOGRAM_LINES if isinstance(row, HistogramRow) else 1 for row in SHARE_ROWS)
-ALL_TABLES = (*TABLES, *plugin_metrics.TABLES, *feed_metrics.TABLES)
+ALL_TABLES = (*TABLES, *plugin.TABLES, *feed.TABLES)
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 """What Prometheus accepts."""
 SCRAPE_S = 0.03

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rig.agent import python
+from sharepod.agent.devices.lock import HostLock
 from sharepod.agent.errors import AgentUnavailable
-from sharepod.agent.lock import HostLock
 
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 

@@ -10,8 +10,8 @@ import pytest
 
 from rig.agent import PROGRAM, MakeAgent, metered, program, usage
 from rig.until import until
-from sharepod.agent.overhead import Held, Overheads, Settled
-from sharepod.agent.share import DeviceUuid, Handle, Holding
+from sharepod.agent.shares.overhead import Held, Overheads, Settled
+from sharepod.agent.shares.share import DeviceUuid, Handle, Holding
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 

@@ -5,9 +5,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rig.agent import MakeAgent, free_port, scrape
+from sharepod.agent.api.plugin import CALL_BOUNDS_NS, SIDES, STALE_NS, STARTS, Report, check, fresh, nothing_yet
 from sharepod.agent.errors import InvalidInput
-from sharepod.agent.plugin import CALL_BOUNDS_NS, SIDES, STALE_NS, STARTS, Report, check, fresh, nothing_yet
-from sharepod.agent.plugin_metrics import TABLES
+from sharepod.agent.metrics.plugin import TABLES
 from sharepod.process.metrics import families
 from sharepod.proto import v1_pb2 as pb
 

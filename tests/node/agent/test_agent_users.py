@@ -15,7 +15,7 @@ from bad_input import facts_of
 
 from rig.agent import MakeAgent, RunningAgent
 from rig.until import until
-from sharepod.agent.users import READS
+from sharepod.agent.api.users import READS
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 

@@ -16,7 +16,7 @@ from report import WORD_AT
 from tenant import Tenant, until
 
 from rig.arbiter import Arbiter
-from sharepod.agent.share import Turn
+from sharepod.agent.shares.share import Turn
 
 Pair = tuple[Tenant, Tenant]
 

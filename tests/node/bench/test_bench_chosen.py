@@ -3,7 +3,7 @@
 import pytest
 
 from bench.cluster.chosen import _without_numbers, choose
-from sharepod.agent.share import ShareClass
+from sharepod.agent.shares.share import ShareClass
 from sharepod.scheduler.usage import DeviceFacts, DeviceNumbers, DeviceUse, NodeFacts, NodeUse, ShareTerms, ShareUse
 
 

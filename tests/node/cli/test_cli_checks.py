@@ -11,7 +11,7 @@ import pytest
 from cli_fixtures import Agent, Sharepod
 
 from sharepod import hook
-from sharepod.agent.device import MODE_REASONS, MPS_REASON
+from sharepod.agent.devices.device import MODE_REASONS, MPS_REASON
 from sharepod.cli import checks
 from sharepod.proto import v1_pb2 as pb
 

@@ -18,7 +18,7 @@ from hosts import Host
 
 from rig.pid_namespaces import alone, first_of
 from rig.until import until
-from sharepod.agent.lock import HostLock
+from sharepod.agent.devices.lock import HostLock
 from sharepod.cli import connect, launch
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE, CliError
 from sharepod.cli.run import warn_of_unmetered

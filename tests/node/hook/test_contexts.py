@@ -9,7 +9,7 @@ from simgpu_fixtures import NewGpu
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
 from rig.until import until
-from sharepod.agent.share import ShareState
+from sharepod.agent.shares.share import ShareState
 
 ROUNDS = 300
 PROGRAM = f"""

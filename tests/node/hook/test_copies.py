@@ -8,7 +8,7 @@ from pathlib import Path
 from metered import run_metered
 
 from rig.gpu import MakeSimgpu
-from sharepod.agent.share import NO_COPIES, Copies
+from sharepod.agent.shares.share import NO_COPIES, Copies
 from sharepod.simgpu.truth import Truth
 
 BYTES = 64 << 20

@@ -13,7 +13,7 @@ from test_copies import BYTES, CALLS, PROGRAM
 from rig.arbiter import Arbiter, Share
 from rig.gpu import MakeSimgpu
 from rig.until import until
-from sharepod.agent.share import NO_COPIES, Copies, Usage
+from sharepod.agent.shares.share import NO_COPIES, Copies, Usage
 
 COPIES_AT = device_at(0) + 16 * 128
 """Where in `slots` the first slot's first line of copies is: `tests/node/hook/test_abi.py` holds the header to it."""

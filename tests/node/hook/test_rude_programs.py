@@ -14,7 +14,7 @@ from rig import REPO_ROOT
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
 from rig.until import until
-from sharepod.agent.trouble import Kind
+from sharepod.agent.shares.diagnostics import Kind
 
 GIB = 1 << 30
 OUT_OF_MEMORY = 2

@@ -10,8 +10,8 @@ from simgpu_fixtures import NewGpu
 from rig.arbiter import Arbiter, Share
 from rig.gpu import MakeSimgpu, uuid
 from rig.until import until
-from sharepod.agent.share import ShareClass, Terms
-from sharepod.agent.trouble import Kind
+from sharepod.agent.shares.diagnostics import Kind
+from sharepod.agent.shares.share import ShareClass, Terms
 
 ROUNDS = 40
 PROGRAM = f"""

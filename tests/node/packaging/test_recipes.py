@@ -10,8 +10,8 @@ import pytest
 
 from bench.bars import bar
 from rig import REPO_ROOT
-from sharepod.agent import metrics as agent_metrics
 from sharepod.agent.build_native import usage_module, usage_rows
+from sharepod.agent.metrics import collector as agent_metrics
 from sharepod.driver import coverage
 from sharepod.process.metrics import Table, manual
 

@@ -10,10 +10,10 @@ from agent_doubles import A10, GIB, H200, H200_B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharepod.agent import admission
-from sharepod.agent.device import DeviceInfo
+from sharepod.agent.devices.device import DeviceInfo
 from sharepod.agent.errors import DoesNotFit, InvalidInput
-from sharepod.agent.share import DeviceAsk, DeviceTerms, DeviceUuid, Share, ShareAsk, ShareClass, ShareId, Terms
+from sharepod.agent.shares import admission
+from sharepod.agent.shares.share import DeviceAsk, DeviceTerms, DeviceUuid, Share, ShareAsk, ShareClass, ShareId, Terms
 
 MIB = 2**20
 DEVICES = [H200, H200_B, A10]

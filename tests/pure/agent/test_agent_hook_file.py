@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sharepod.agent import hook_file
 from sharepod.agent.errors import AgentUnavailable
+from sharepod.agent.shares import hook_file
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 from agent_doubles import H200, MemoryArbiter, ask, identity
 
 from sharepod.agent import node as node_module
-from sharepod.agent.device import DeviceLook
-from sharepod.agent.leftovers import Leftovers
+from sharepod.agent.devices.device import DeviceLook
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Node
-from sharepod.agent.registry import Registry
+from sharepod.agent.shares.leftovers import Leftovers
+from sharepod.agent.shares.registry import Registry
 
 ID = "abcdefghjk"
 

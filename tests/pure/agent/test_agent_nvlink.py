@@ -5,10 +5,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from sharepod.agent import nvml
-from sharepod.agent.device import DeviceInfo
+from sharepod.agent.devices import nvml
+from sharepod.agent.devices.device import DeviceInfo
 from sharepod.agent.errors import AgentUnavailable
-from sharepod.agent.share import DeviceUuid
+from sharepod.agent.shares.share import DeviceUuid
 
 
 def handle(index: int, parent: str = "", own: object = None) -> Any:

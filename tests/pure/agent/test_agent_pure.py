@@ -14,18 +14,18 @@ from agent_doubles import H200, H200_B, MemoryArbiter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharepod.agent import health
-from sharepod.agent.device import MPS_REASON, DeviceLook, DeviceProcess, DeviceStatus, NodeStatus
-from sharepod.agent.devices import Devices
-from sharepod.agent.environ import names_mps, region_in
+from sharepod.agent.api.explain import explain
+from sharepod.agent.api.service import answer
+from sharepod.agent.devices import health
+from sharepod.agent.devices.device import MPS_REASON, DeviceLook, DeviceProcess, DeviceStatus, NodeStatus
+from sharepod.agent.devices.monitor import Devices
+from sharepod.agent.devices.nvml import XidEvents
+from sharepod.agent.devices.unmanaged import ForeignProcesses, unmetered_cause
 from sharepod.agent.errors import UnknownShare
-from sharepod.agent.explain import explain
-from sharepod.agent.foreign import ForeignProcesses, unmetered_cause
-from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
-from sharepod.agent.nvml import XidEvents
-from sharepod.agent.registry import Registry
-from sharepod.agent.service import answer
-from sharepod.agent.share import (
+from sharepod.agent.shares.environ import names_mps, region_in
+from sharepod.agent.shares.ledger import MINUTE_NS, SECOND_NS, Account
+from sharepod.agent.shares.registry import Registry
+from sharepod.agent.shares.share import (
     DeviceTerms,
     DeviceUsage,
     DeviceUuid,

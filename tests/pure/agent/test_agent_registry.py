@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from sharepod.agent import checkpoint
-from sharepod.agent.device import DeviceInfo, DeviceProcess
+from sharepod.agent.devices.device import DeviceInfo, DeviceProcess
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
-from sharepod.agent.registry import Registry, TermsChange
-from sharepod.agent.share import NO_COPIES, Copies, Handle, Process, ShareClass, ShareId, Turn, Usage
+from sharepod.agent.shares import checkpoint
+from sharepod.agent.shares.registry import Registry, TermsChange
+from sharepod.agent.shares.share import NO_COPIES, Copies, Handle, Process, ShareClass, ShareId, Turn, Usage
 from sharepod.process import files
 
 SECOND = 1_000_000_000

@@ -6,11 +6,11 @@ from agent_doubles import H200, H200_B
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
-from sharepod.agent.ledger import MINUTE_NS, OLD_NS, QUARTER_NS, SECOND_NS, Account, DeviceAccount
-from sharepod.agent.plugin import Report
-from sharepod.agent.reported import MEMORY_STEP_BYTES, Painter, Picture, message, settled
-from sharepod.agent.share import (
+from sharepod.agent.api.plugin import Report
+from sharepod.agent.api.snapshot import MEMORY_STEP_BYTES, Painter, Picture, message, settled
+from sharepod.agent.devices.device import DeviceInfo, DeviceStatus, NodeStatus
+from sharepod.agent.shares.ledger import MINUTE_NS, OLD_NS, QUARTER_NS, SECOND_NS, Account, DeviceAccount
+from sharepod.agent.shares.share import (
     DeviceTerms,
     DeviceUsage,
     DeviceUuid,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sharepod.agent.devices.lock import HostLock
 from sharepod.agent.errors import AgentUnavailable
-from sharepod.agent.lock import HostLock
 from sharepod.agent.settings import OPTIONS, Settings
 from sharepod.process.errors import SettingsError
 from sharepod.process.setting import shown

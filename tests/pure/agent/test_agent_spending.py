@@ -2,7 +2,7 @@
 
 from agent_doubles import H200
 
-from sharepod.agent.share import (
+from sharepod.agent.shares.share import (
     DeviceTerms,
     DeviceUsage,
     Share,
@@ -12,7 +12,7 @@ from sharepod.agent.share import (
     Terms,
     Usage,
 )
-from sharepod.agent.spending import PARTIES_MAX, Party, Spending, Spent
+from sharepod.agent.shares.spending import PARTIES_MAX, Party, Spending, Spent
 
 A, B = Party(namespace="a"), Party(user="b")
 

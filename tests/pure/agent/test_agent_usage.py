@@ -9,8 +9,8 @@ import pytest
 from rig import REPO_ROOT
 from sharepod.agent._native_usage import METRICS
 from sharepod.agent.build_native import cdef_block, usage_fields, usage_module, usage_rows
-from sharepod.agent.metrics import SHARE_ROWS
-from sharepod.agent.share import COUNTERS, NUMBERS
+from sharepod.agent.metrics.collector import SHARE_ROWS
+from sharepod.agent.shares.share import COUNTERS, NUMBERS
 from sharepod.proto import v1_pb2 as pb
 
 AGENT = REPO_ROOT / "agent"

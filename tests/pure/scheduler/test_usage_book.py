@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sharepod.agent.share import ShareClass
+from sharepod.agent.shares.share import ShareClass
 from sharepod.scheduler.errors import UsageRefused
 from sharepod.scheduler.usage import (
     DEVICES_MAX,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharepod.agent.share import ShareClass
+from sharepod.agent.shares.share import ShareClass
 from sharepod.proto import v1_pb2 as pb
 from sharepod.scheduler.errors import UsageRefused
 from sharepod.scheduler.usage import DEVICES_MAX, SHARES_MAX, DeviceFacts, DeviceNumbers, NodeFacts, Report, ShareTerms

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharepod.agent.reported import Picture, message
+from sharepod.agent.api.snapshot import Picture, message
 from sharepod.proto import v1_pb2 as pb
 from sharepod.scheduler.usage import NodeUse, UsageBook
 from sharepod.scheduler.usage_reader import read_report

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from sharepod.agent.device import DeviceInfo
+from sharepod.agent.devices.device import DeviceInfo
 from sharepod.agent.node import Identity
-from sharepod.agent.share import (
+from sharepod.agent.shares.share import (
     NOTHING_YET,
     DeviceAsk,
     DeviceUuid,

@@ -12,7 +12,7 @@ import pytest
 
 from rig.gpu import SimulatedGpu
 from rig.until import until
-from sharepod.agent.lock import NAME as LOCK
+from sharepod.agent.devices.lock import NAME as LOCK
 
 SHAREPOD = [sys.executable, "-m", "sharepod.cli"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rig.arbiter import Arbiter, Share
 from rig.gpu import SimulatedGpu
 from rig.script import script
-from sharepod.agent.share import Usage
+from sharepod.agent.shares.share import Usage
 from sharepod.simgpu.truth import KernelTruth, Truth
 
 NEIGHBOUR = """

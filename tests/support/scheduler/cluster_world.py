@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharepod.agent.share import ShareClass
+from sharepod.agent.shares.share import ShareClass
 from sharepod.scheduler.cluster import Assumed, Cluster
 from sharepod.scheduler.node import read_node
 from sharepod.scheduler.placing import Placer

@@ -9,7 +9,7 @@ from metered import run_metered
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu, SimulatedGpu
 from rig.script import script
-from sharepod.agent.share import Turn
+from sharepod.agent.shares.share import Turn
 from sharepod.simgpu.truth import KernelTruth, Truth
 
 BURSTS = 100

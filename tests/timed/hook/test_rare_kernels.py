@@ -8,7 +8,7 @@ import pytest
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
 from rig.script import script
-from sharepod.agent.share import Usage
+from sharepod.agent.shares.share import Usage
 from sharepod.simgpu.truth import Truth
 
 SECONDS = 1.5

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rounds_world import DEFAULT, decided, nodes, pod_of
 
-from sharepod.agent.share import ShareClass
+from sharepod.agent.shares.share import ShareClass
 from sharepod.scheduler.ask import PodAsk, ShareAsk
 from sharepod.scheduler.course import Task
 from sharepod.scheduler.timeline import Timeline

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sharepod.agent.share import ShareId, ShareStatus
+    from sharepod.agent.shares.share import ShareId, ShareStatus
 
 PARTIES_MAX: Final = 1024
 """So many are counted apart; the others are one, without names."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sharepod.agent.share import DeviceUuid, Handle, Holding
+    from sharepod.agent.shares.share import DeviceUuid, Handle, Holding
 
 
 @dataclass(frozen=True, slots=True)

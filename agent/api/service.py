@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
-from sharepod.agent import plugin
+from sharepod.agent.api import plugin
+from sharepod.agent.api.explain import explain
 from sharepod.agent.errors import InvalidInput, ShareError
-from sharepod.agent.explain import explain
-from sharepod.agent.owners import pid_here
-from sharepod.agent.registry import TermsChange
-from sharepod.agent.share import (
+from sharepod.agent.shares.owners import pid_here
+from sharepod.agent.shares.registry import TermsChange
+from sharepod.agent.shares.share import (
     NUMBERS,
     WHOLE_MILLIPERCENT,
     DeviceAsk,
@@ -40,9 +40,9 @@ from sharepod.proto import v1_pb2_grpc as rpc
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from sharepod.agent.device import DeviceStatus, NodeStatus
+    from sharepod.agent.devices.device import DeviceStatus, NodeStatus
+    from sharepod.agent.devices.releases import Releases
     from sharepod.agent.node import Node
-    from sharepod.agent.releases import Releases
 
 log = logging.getLogger("sharepod.agent.service")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sharepod.agent.ledger import MINUTE_NS, QUARTER_NS, SECOND_NS, DeviceAccount
-from sharepod.agent.share import WHOLE_MILLIPERCENT
+from sharepod.agent.shares.ledger import MINUTE_NS, QUARTER_NS, SECOND_NS, DeviceAccount
+from sharepod.agent.shares.share import WHOLE_MILLIPERCENT
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from sharepod.agent.device import DeviceStatus, NodeStatus
-    from sharepod.agent.share import DeviceUsage, DeviceUuid, Share
+    from sharepod.agent.devices.device import DeviceStatus, NodeStatus
+    from sharepod.agent.shares.share import DeviceUsage, DeviceUuid, Share
 
 STEP_MILLIPERCENT: Final = 1000
 MEMORY_STEPS: Final = 1000

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
-from sharepod.agent.device import MODE_REASONS, MPS_REASON, NOT_LISTED, DeviceInfo, DeviceLook, DeviceProcess
-from sharepod.agent.environ import environment_of, names_mps, region_in, without_hook
+from sharepod.agent.devices.device import MODE_REASONS, MPS_REASON, NOT_LISTED, DeviceInfo, DeviceLook, DeviceProcess
 from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
-from sharepod.agent.share import DeviceUuid
+from sharepod.agent.shares.environ import environment_of, names_mps, region_in, without_hook
+from sharepod.agent.shares.share import DeviceUuid
 
 if TYPE_CHECKING:
     import threading

@@ -1,8 +1,8 @@
-"""The devices of the node, and who looks at them. Nothing is decided here: `health.py` and `foreign.py` do.
+"""The devices of the node, and who looks at them. Nothing is decided here: `health.py` and `unmanaged.py` do.
 
 NVML can hang on a sick device. So each GPU has a daemon thread of its own, which looks at it, or at the instances that
 it is cut into, and hands the result to a callback. A hung thread holds up no look at another device, and nobody waits
-for it; that its looks are missing is noticed in `devices.py`.
+for it; that its looks are missing is noticed in `monitor.py`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sharepod.agent import nvml
-from sharepod.agent.device import DeviceLook
+from sharepod.agent.devices import nvml
+from sharepod.agent.devices.device import DeviceLook
+from sharepod.agent.devices.session import Session
 from sharepod.agent.errors import AgentUnavailable
-from sharepod.agent.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from sharepod.agent.device import DeviceInfo, DeviceProcess
-    from sharepod.agent.session import Broken
-    from sharepod.agent.share import DeviceUuid
+    from sharepod.agent.devices.device import DeviceInfo, DeviceProcess
+    from sharepod.agent.devices.session import Broken
+    from sharepod.agent.shares.share import DeviceUuid
 
     Deliver = Callable[[tuple[DeviceLook, ...]], None]
 

@@ -12,7 +12,7 @@ from sharepod.agent.errors import InvalidInput, WrongState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharepod.agent.share import ShareId
+    from sharepod.agent.shares.share import ShareId
 
 
 def start_ticks(pid: int) -> int:

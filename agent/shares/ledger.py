@@ -11,7 +11,7 @@ from itertools import pairwise
 from operator import sub
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import COUNTERS, WHOLE_MILLIPERCENT, Copies, Usage
+from sharepod.agent.shares.share import COUNTERS, WHOLE_MILLIPERCENT, Copies, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

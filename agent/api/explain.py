@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharepod.agent import trouble
-from sharepod.agent.device import UNFIT_REASONS
+from sharepod.agent.devices.device import UNFIT_REASONS
 from sharepod.agent.errors import UnknownShare
-from sharepod.agent.share import (
+from sharepod.agent.shares import diagnostics
+from sharepod.agent.shares.share import (
     DeviceTerms,
     DeviceUsage,
     ShareClass,
@@ -21,8 +21,8 @@ from sharepod.proto import v1_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sharepod.agent.device import DeviceStatus, NodeStatus
-    from sharepod.agent.share import DeviceUuid, ShareId
+    from sharepod.agent.devices.device import DeviceStatus, NodeStatus
+    from sharepod.agent.shares.share import DeviceUuid, ShareId
 
 
 def _holders(node: NodeStatus, device: DeviceUuid, but: ShareId) -> list[tuple[ShareStatus, DeviceUsage]]:
@@ -131,7 +131,7 @@ def explain(node: NodeStatus, share_id: ShareId) -> list[pb.Explanation]:
                 facts=(
                     *_facts(status, terms, usage, device),
                     *_gang(status, mates),
-                    *trouble.facts(status),
+                    *diagnostics.facts(status),
                     *_strays(node, status),
                 ),
                 holder_share_ids=[other.share.id for other, _ in holders],
@@ -184,7 +184,7 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
         )
     if account.faults:
         facts.append(f"{account.faults} values in its region were out of range or overwritten: clamped, and put right")
-    if cause := trouble.small_cap(limit, device.context_bytes):
+    if cause := diagnostics.small_cap(limit, device.context_bytes):
         facts.append(cause)
     facts += [
         f"its process {process.name} ({process.pid}) runs unmetered: {process.unmetered_cause}"

@@ -1,7 +1,7 @@
 """What Prometheus sees of a node: tables of metrics, and the collector that fills them at the moment of a scrape.
 
 Adding a metric is one row here, or in `usage.def` if it is a number of an account; `docs/metrics.md` is made from
-the tables (`python -m sharepod.agent.metrics`).
+the tables (`python -m sharepod.agent.metrics.collector`).
 Base units: seconds, bytes, ratios. Series exist from the start of a share or device and go when it ends.
 """
 
@@ -11,10 +11,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import feed_metrics, plugin_metrics
 from sharepod.agent._native_usage import METRICS
-from sharepod.agent.feed_metrics import Look, Tally
-from sharepod.agent.share import (
+from sharepod.agent.metrics import feed, plugin
+from sharepod.agent.metrics.feed import Look, Tally
+from sharepod.agent.shares.share import (
     HAND_OFF_BOUNDS_NS,
     TURN_BOUNDS_NS,
     DeviceUsage,
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
+    from sharepod.agent.devices.device import DeviceInfo, DeviceStatus, NodeStatus
     from sharepod.agent.node import Identity, Node
-    from sharepod.agent.spending import Spent
+    from sharepod.agent.shares.spending import Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,15 +257,15 @@ class NodeMetrics:
         identity, status = self._node.identity, self._node.status_from_thread()
         node = identity.node_name
         yield from families(TABLES, Snapshot(identity, status))
-        yield from families(plugin_metrics.TABLES, (node, status.plugin))
-        yield from families(feed_metrics.TABLES, (node, Look(self._feed, status.now_ns)))
+        yield from families(plugin.TABLES, (node, status.plugin))
+        yield from families(feed.TABLES, (node, Look(self._feed, status.now_ns)))
 
 
 def manual() -> str:
     """Return docs/metrics.md."""
     introduction = (
-        "Generated from `agent/metrics.py`, and `agent/arbiter/usage.def` for a share's account, by",
-        "`python -m sharepod.agent.metrics`; a test compares them.",
+        "Generated from `agent/metrics/collector.py`, and `agent/arbiter/usage.def` for a share's account, by",
+        "`python -m sharepod.agent.metrics.collector`; a test compares them.",
         "",
         "The agent serves them on `metrics_listen` (127.0.0.1:9464 unless set otherwise) at `/metrics`, to the network",
         "with TLS and a bearer token only (`docs/operations.md`), as OpenMetrics and with gzip if the scraper accepts",
@@ -283,7 +283,7 @@ def manual() -> str:
         "The device plugin opens no port: it hands its counters to the agent, which shows them here. They go on when",
         "the agent restarts, begin at zero when the plugin does, and are gone when it has told nothing for 30 s.",
     )
-    return metrics.manual("Metrics", introduction, (*TABLES, *plugin_metrics.TABLES, *feed_metrics.TABLES))
+    return metrics.manual("Metrics", introduction, (*TABLES, *plugin.TABLES, *feed.TABLES))
 
 
 if __name__ == "__main__":

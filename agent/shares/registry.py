@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import admission, foreign, ledger
+from sharepod.agent.devices import unmanaged
 from sharepod.agent.errors import InvalidInput, NameTaken, UnknownShare, WrongState
-from sharepod.agent.gangs import Gangs
-from sharepod.agent.ledger import MINUTE_NS, QUARTER_NS, SECOND_NS, Account
-from sharepod.agent.share import (
+from sharepod.agent.shares import admission, ledger
+from sharepod.agent.shares.gangs import Gangs
+from sharepod.agent.shares.ledger import MINUTE_NS, QUARTER_NS, SECOND_NS, Account
+from sharepod.agent.shares.share import (
     ID_LENGTH,
     ID_LETTERS,
     SHARE_ID,
@@ -43,9 +44,9 @@ from sharepod.agent.share import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sharepod.agent.checkpoint import Record
-    from sharepod.agent.device import DeviceInfo, DeviceProcess
+    from sharepod.agent.devices.device import DeviceInfo, DeviceProcess
     from sharepod.agent.native import NativeArbiter
+    from sharepod.agent.shares.checkpoint import Record
 
 _OWNED_NAMES: Final = ("slots", "bell")
 """SP_SLOTS_FILE and SP_BELL_FILE of region/region.h: what programs of the share write."""
@@ -232,13 +233,13 @@ class Registry:
         it counts only when it is the directory of a share, there or gone.
         """
         if attached:
-            return foreign.OUTSIDE_CAUSE
+            return unmanaged.OUTSIDE_CAUSE
         directory, _, name = process.region.rpartition("/")
         if directory != str(self._directory) or not SHARE_ID.fullmatch(name):
             return ""
         if process.mps_client:
-            return foreign.MPS_CAUSE
-        return foreign.unmetered_cause(self._arbiter.region_error(process.region), process.without_hook)
+            return unmanaged.MPS_CAUSE
+        return unmanaged.unmetered_cause(self._arbiter.region_error(process.region), process.without_hook)
 
     def update(
         self,
@@ -329,7 +330,7 @@ class Registry:
     def check_regions(self) -> None:
         """Look whether programs that start now could use their regions; what is found is part of the status."""
         for entry in self._entries.values():
-            entry.region_fault = foreign.region_fault(self._arbiter.region_error(entry.share.directory))
+            entry.region_fault = unmanaged.region_fault(self._arbiter.region_error(entry.share.directory))
 
     def terms_on(self, device: DeviceUuid) -> list[tuple[Share, Handle, int]]:
         """Return the shares that hold the device, with the arbiter's names for share and term."""

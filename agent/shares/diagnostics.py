@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import bytes_text
+from sharepod.agent.shares.share import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sharepod.agent.share import DeviceUuid, Mishap, ShareId, ShareStatus
+    from sharepod.agent.shares.share import DeviceUuid, Mishap, ShareId, ShareStatus
 
 REGION_REMEDY: Final = "programs that start now run unmetered, or not at all on a closed node: register the share anew"
 _FAULTS_FACTOR: Final = 10

@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sharepod.agent.device import DeviceInfo
+from sharepod.agent.devices.device import DeviceInfo
 from sharepod.agent.errors import ShareError, WrongState
-from sharepod.agent.share import (
+from sharepod.agent.shares.share import (
     COUNTERS,
     SHARE_ID,
     Copies,

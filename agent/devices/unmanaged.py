@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from sharepod.agent.device import DeviceProcess
-    from sharepod.agent.share import DeviceUuid
+    from sharepod.agent.devices.device import DeviceProcess
+    from sharepod.agent.shares.share import DeviceUuid
 
 GRACE_NS: Final = 1_500_000_000
 """Longer than a program takes to claim its slot; less than a look, so that the second look, within 5 s, finds it."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import NOTHING_YET, Histogram
+from sharepod.agent.shares.share import NOTHING_YET, Histogram
 
 if TYPE_CHECKING:
-    from sharepod.agent.plugin import Report
-    from sharepod.agent.share import DeviceUuid, ShareStatus
-    from sharepod.agent.spending import Spent
+    from sharepod.agent.api.plugin import Report
+    from sharepod.agent.shares.share import DeviceUuid, ShareStatus
+    from sharepod.agent.shares.spending import Spent
 
 MPS_REASON: Final = (
     "MPS serves it, and shares cannot be metered there until `echo quit | nvidia-cuda-mps-control` stops it"

@@ -10,8 +10,8 @@ import hashlib
 import hmac
 from typing import TYPE_CHECKING, Any, Final, Never
 
+from sharepod.agent.api.service import Context, NodeService, answer
 from sharepod.agent.errors import InvalidInput, NotYours
-from sharepod.agent.service import Context, NodeService, answer
 from sharepod.agent.settings import SOCKET_NAME
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import nvml
+from sharepod.agent.devices import nvml
 from sharepod.agent.errors import AgentUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sharepod.agent.share import DeviceUuid
+    from sharepod.agent.shares.share import DeviceUuid
 
     Broken = Callable[[str], None]
 

@@ -10,17 +10,18 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sharepod.agent import foreign, health, overhead
-from sharepod.agent.admission import resolve_device
-from sharepod.agent.device import DeviceLook, DeviceStatus
+from sharepod.agent.devices import health, unmanaged
+from sharepod.agent.devices.device import DeviceLook, DeviceStatus
+from sharepod.agent.shares import overhead
+from sharepod.agent.shares.admission import resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sharepod.agent.device import DeviceInfo
+    from sharepod.agent.devices.device import DeviceInfo
     from sharepod.agent.native import NativeArbiter
-    from sharepod.agent.registry import Registry
-    from sharepod.agent.share import DeviceUuid, Share, ShareId, Usage
+    from sharepod.agent.shares.registry import Registry
+    from sharepod.agent.shares.share import DeviceUuid, Share, ShareId, Usage
 
 log = logging.getLogger("sharepod.agent")
 
@@ -38,7 +39,7 @@ class Devices:
         self._health = {info.uuid: health.Health() for info in registry.devices}
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._looked_ns: dict[DeviceUuid, int] = {}
-        self._foreign = foreign.ForeignProcesses(monitoring)
+        self._foreign = unmanaged.ForeignProcesses(monitoring)
         self._overheads = overhead.Overheads()
         self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         self.missing: list[DeviceUuid] = []
@@ -189,7 +190,7 @@ class Devices:
             log.warning("allocations did not fit under the cap", extra=share.log_fields | fields)
 
 
-def _tell_found(found: foreign.Finding) -> None:
+def _tell_found(found: unmanaged.Finding) -> None:
     process = found.process
     fields: dict[str, object] = {
         "device": found.device,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sharepod.agent.device import DeviceLook
+    from sharepod.agent.devices.device import DeviceLook
 
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 """Errors of the program, not of the device (NVIDIA's list: graphics exception, page fault, reset channel, ...)."""

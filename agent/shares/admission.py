@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharepod.agent.errors import DoesNotFit, InvalidInput, UnknownDevice, WrongState
-from sharepod.agent.share import (
+from sharepod.agent.shares.share import (
     WHOLE_MILLIPERCENT,
     DeviceAsk,
     DeviceTerms,
@@ -21,7 +21,7 @@ from sharepod.agent.share import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sharepod.agent.device import DeviceInfo
+    from sharepod.agent.devices.device import DeviceInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.plugin import CALL_BOUNDS_NS, SIDES, STARTS, Report, seconds
+from sharepod.agent.api.plugin import CALL_BOUNDS_NS, SIDES, STARTS, Report, seconds
 from sharepod.process.metrics import HistogramRow, Row, Table
 
 if TYPE_CHECKING:

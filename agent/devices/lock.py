@@ -19,7 +19,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Final, Self
 
-from sharepod.agent import file_locks, socket_names
+from sharepod.agent.devices import file_locks, socket_names
 from sharepod.agent.errors import AgentUnavailable
 
 if TYPE_CHECKING:

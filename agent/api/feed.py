@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from sharepod.agent.on_thread import on_thread
-from sharepod.agent.reported import Painter, Picture, message
+from sharepod.agent.api.snapshot import Painter, Picture, message
+from sharepod.agent.devices.on_thread import on_thread
 from sharepod.process.credentials import read_token
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from sharepod.agent.device import NodeStatus
-    from sharepod.agent.feed_metrics import Tally
+    from sharepod.agent.devices.device import NodeStatus
+    from sharepod.agent.metrics.feed import Tally
 
 log = logging.getLogger("sharepod.agent.feed")
 

@@ -10,13 +10,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from sharepod.agent.devices.on_thread import on_thread
 from sharepod.agent.errors import AgentUnavailable, WrongState
-from sharepod.agent.on_thread import on_thread
 
 if TYPE_CHECKING:
-    from sharepod.agent.device import DeviceStatus
-    from sharepod.agent.devices import Devices
-    from sharepod.agent.session import Session
+    from sharepod.agent.devices.device import DeviceStatus
+    from sharepod.agent.devices.monitor import Devices
+    from sharepod.agent.devices.session import Session
 
 
 class Releases:

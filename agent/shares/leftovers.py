@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import checkpoint
-from sharepod.agent.checkpoint import NOTHING_LEFT, Checkpoint, Record, Unread
 from sharepod.agent.errors import ShareError
-from sharepod.agent.share import SHARE_ID, DeviceTerms, DeviceUuid, Share, ShareId, Usage
+from sharepod.agent.shares import checkpoint
+from sharepod.agent.shares.checkpoint import NOTHING_LEFT, Checkpoint, Record, Unread
+from sharepod.agent.shares.share import SHARE_ID, DeviceTerms, DeviceUuid, Share, ShareId, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
