@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Final, cast
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from sharepod.agent.shares.share import DeviceUuid
-from sharepod.deviceplugin.agent import Agent, NodeView
-from sharepod.deviceplugin.binder import Binder, Policy
-from sharepod.deviceplugin.cdi import CdiDirectory
+from sharepod.deviceplugin.cdi.files import CdiDirectory
+from sharepod.deviceplugin.cdi.injection import PRELOAD_TEXT, Injection, Place, Simulated
+from sharepod.deviceplugin.core.agent import Agent, NodeView
+from sharepod.deviceplugin.core.allocation_table import Record
+from sharepod.deviceplugin.core.checkpoint import Store
+from sharepod.deviceplugin.core.device_filter import RIVAL_DOMAIN, Offer
+from sharepod.deviceplugin.core.placement import Placement
+from sharepod.deviceplugin.core.shares import Shares
+from sharepod.deviceplugin.core.unit import Units
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.follow import Follower
-from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
-from sharepod.deviceplugin.kubelet import Registration, State
-from sharepod.deviceplugin.lookout import Lookout
-from sharepod.deviceplugin.offer import RIVAL_DOMAIN, Offer
-from sharepod.deviceplugin.placement import Placement
-from sharepod.deviceplugin.podresources import KubeletUnavailable, PodResources
-from sharepod.deviceplugin.pods import Pods
-from sharepod.deviceplugin.processes import HostProcesses
-from sharepod.deviceplugin.record import Record
-from sharepod.deviceplugin.report import Reporter
-from sharepod.deviceplugin.server import PluginService
+from sharepod.deviceplugin.metrics import Tally
+from sharepod.deviceplugin.metrics_report import Reporter
+from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
+from sharepod.deviceplugin.reconcile.garbage_collector import Sweeper
+from sharepod.deviceplugin.reconcile.pods import Pods
+from sharepod.deviceplugin.reconcile.processes import HostProcesses
+from sharepod.deviceplugin.reconcile.workload_monitor import Lookout
 from sharepod.deviceplugin.settings import OPTIONS, Settings
-from sharepod.deviceplugin.shares import Shares
-from sharepod.deviceplugin.store import Store
-from sharepod.deviceplugin.sweep import Sweeper
-from sharepod.deviceplugin.tally import Tally
-from sharepod.deviceplugin.unit import Units
+from sharepod.deviceplugin.v1beta1.allocator import Binder, Policy
+from sharepod.deviceplugin.v1beta1.podresources import KubeletUnavailable, PodResources
+from sharepod.deviceplugin.v1beta1.registration import Registration, State
+from sharepod.deviceplugin.v1beta1.service import PluginService
 from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster
 from sharepod.kube.client import ApiUnavailable
 from sharepod.process import files
@@ -47,7 +47,7 @@ from sharepod.process.run import run, work_until
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from sharepod.deviceplugin.runtime import Runtime
+    from sharepod.deviceplugin.cdi.runtime import Runtime
 
 log = logging.getLogger("sharepod.deviceplugin")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.unit import SPARE_PERCENT_MAX
+from sharepod.deviceplugin.core.unit import SPARE_PERCENT_MAX
 from sharepod.process.errors import SettingsError
 from sharepod.process.kinds import FILE, LOG_FORMAT, LOG_LEVEL, PATH, WORDS, choice, percent, text
 from sharepod.process.options import Options

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.terms import shown
+from sharepod.deviceplugin.core.terms import shown
 from sharepod.kube.client import ApiUnavailable
 from sharepod.kube.objects import Object, at, entries
 from sharepod.scheduler.restarts import FAILED, GONE, SUCCEEDED

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.terms import GANG_NAME, PREFIX, shown
+from sharepod.deviceplugin.core.terms import GANG_NAME, PREFIX, shown
 from sharepod.scheduler.duration import seconds
 from sharepod.scheduler.errors import PlacementError
 

@@ -11,8 +11,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.terms import shown
-from sharepod.deviceplugin.unit import RESOURCE
+from sharepod.deviceplugin.core.terms import shown
+from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube.objects import Object, at, entries
 from sharepod.kube.pod import read_draft
 from sharepod.scheduler import trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sharepod.deviceplugin.unit import RESOURCE
+from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube import quantity
 from sharepod.kube.objects import at
 from sharepod.scheduler.demands import NO_TRAITS, Demands, Traits, read_traits

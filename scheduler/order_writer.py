@@ -13,7 +13,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.terms import YIELD
+from sharepod.deviceplugin.core.terms import YIELD
 from sharepod.kube.client import MERGE, Answer, ApiUnavailable
 from sharepod.kube.events import Subject
 from sharepod.scheduler.cluster import ASSUMED_S

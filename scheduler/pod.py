@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.terms import PREFIX, YIELD, TermsError, read_terms, shown
-from sharepod.deviceplugin.unit import RESOURCE
+from sharepod.deviceplugin.core.terms import PREFIX, YIELD, TermsError, read_terms, shown
+from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube import pod as pods
 from sharepod.kube import quantity
 from sharepod.kube.objects import at
@@ -24,7 +24,7 @@ from sharepod.scheduler.gang import Gang, read_gang
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from sharepod.deviceplugin.terms import PodTerms
+    from sharepod.deviceplugin.core.terms import PodTerms
     from sharepod.kube.pod import Container
 
 MODEL: Final = PREFIX + "model"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from sharepod.deviceplugin.terms import shown
+from sharepod.deviceplugin.core.terms import shown
 from sharepod.scheduler.duration import seconds
 from sharepod.scheduler.errors import PlacementError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.shares.share import DEVICES_MAX
-from sharepod.deviceplugin.terms import MEMORY_MOST_BYTES, TermsError, quantity_bytes, shown
+from sharepod.deviceplugin.core.terms import MEMORY_MOST_BYTES, TermsError, quantity_bytes, shown
 from sharepod.kube.pod import read_draft
 
 if TYPE_CHECKING:

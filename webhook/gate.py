@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sharepod.deviceplugin.unit import RESOURCE
+from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube.objects import at, entries
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.gang import read_gang

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.shares.share import DEVICES_MAX
-from sharepod.deviceplugin.terms import MEMORY_MOST_BYTES, shown
+from sharepod.deviceplugin.core.terms import MEMORY_MOST_BYTES, shown
 from sharepod.webhook.ask import MIB, WHOLE_GPU, Ask, Defaults, Found, Refused, amount
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.terms import shown
+from sharepod.deviceplugin.core.terms import shown
 from sharepod.webhook.ask import Ask, Defaults, Found, Refused, devices, mebibytes, no_whole_devices, number, percentage
 
 if TYPE_CHECKING:

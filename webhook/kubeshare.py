@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.shares.share import DEVICES_MAX
-from sharepod.deviceplugin.terms import MEMORY_LEAST_BYTES, MEMORY_MOST_BYTES, shown
+from sharepod.deviceplugin.core.terms import MEMORY_LEAST_BYTES, MEMORY_MOST_BYTES, shown
 from sharepod.webhook.ask import Ask, Defaults, Found, Refused, no_whole_devices, number, percentage
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sharepod.deviceplugin.terms import MEMORY_LEAST_BYTES, MEMORY_MOST_BYTES, TermsError, quantity_bytes
+from sharepod.deviceplugin.core.terms import MEMORY_LEAST_BYTES, MEMORY_MOST_BYTES, TermsError, quantity_bytes
 from sharepod.process.kinds import FILE, LOG_FORMAT, LOG_LEVEL, PATH, address, percent, plain, text, whole
 from sharepod.process.options import Options
 from sharepod.process.protection import protected

@@ -5,7 +5,7 @@ import copy
 import json
 from typing import Any
 
-from sharepod.deviceplugin.terms import PodTerms, read_terms
+from sharepod.deviceplugin.core.terms import PodTerms, read_terms
 from sharepod.webhook.ask import Defaults
 from sharepod.webhook.review import Decision, Request
 from sharepod.webhook.translate import decide

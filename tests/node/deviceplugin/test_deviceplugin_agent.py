@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from sharepod.deviceplugin.agent import Agent, NodeView, StaysPaused
-from sharepod.deviceplugin.terms import PodTerms
+from sharepod.deviceplugin.core.agent import Agent, NodeView, StaysPaused
+from sharepod.deviceplugin.core.terms import PodTerms
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 

@@ -13,11 +13,11 @@ from memory_binder import A, MemoryBinder, plugin
 
 from rig.cluster.kubelet import AdmissionFailed, FakeKubelet, StartFailed, leave_dead_socket
 from rig.until import eventually
-from sharepod.deviceplugin import kubelet as kubelet_module
+from sharepod.deviceplugin.core.unit import Units
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.kubelet import Registration, State
-from sharepod.deviceplugin.server import PluginService
-from sharepod.deviceplugin.unit import Units
+from sharepod.deviceplugin.v1beta1 import registration as kubelet_module
+from sharepod.deviceplugin.v1beta1.registration import Registration, State
+from sharepod.deviceplugin.v1beta1.service import PluginService
 
 Said = Callable[[], list[str]]
 

@@ -12,9 +12,9 @@ from memory_binder import plugin
 from rig.cluster.kubelet import FakeContainer, FakeKubelet
 from rig.cluster.kubelet_endpoint import RECEIVE_LIMIT_BYTES
 from rig.cluster.kubelet_pods import FakePod
-from sharepod.deviceplugin import podresources
-from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, PodResources
-from sharepod.deviceplugin.unit import UnitId
+from sharepod.deviceplugin.core.unit import UnitId
+from sharepod.deviceplugin.v1beta1 import podresources
+from sharepod.deviceplugin.v1beta1.podresources import Holder, KubeletUnavailable, PodResources
 from sharepod.proto import podresources_pb2 as pb
 
 

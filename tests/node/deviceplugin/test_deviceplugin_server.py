@@ -9,11 +9,11 @@ from memory_binder import A, B, MemoryBinder, plugin
 from rig.cluster.kubelet import AdmissionFailed, FakeKubelet, StartFailed
 from rig.cluster.kubelet_endpoint import RECEIVE_LIMIT_BYTES
 from rig.until import eventually
-from sharepod.deviceplugin.agent import NoRoom
+from sharepod.deviceplugin.core.agent import NoRoom
+from sharepod.deviceplugin.core.unit import UnitId, Units
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.server import MESSAGE_MAX
-from sharepod.deviceplugin.tally import Tally
-from sharepod.deviceplugin.unit import UnitId, Units
+from sharepod.deviceplugin.metrics import Tally
+from sharepod.deviceplugin.v1beta1.service import MESSAGE_MAX
 from sharepod.proto import deviceplugin_pb2 as pb
 
 

@@ -16,14 +16,14 @@ from virtual_time import virtually
 from rig import REPO_ROOT
 from rig.cluster.node import plugin_node
 from rig.until import eventually
-from sharepod.deviceplugin.cdi import CdiDirectory
-from sharepod.deviceplugin.follow import Follower
-from sharepod.deviceplugin.lookout import Lookout
-from sharepod.deviceplugin.processes import HostProcesses
-from sharepod.deviceplugin.record import Record
-from sharepod.deviceplugin.shares import Shares
-from sharepod.deviceplugin.store import Store
-from sharepod.deviceplugin.watchman import Note
+from sharepod.deviceplugin.cdi.files import CdiDirectory
+from sharepod.deviceplugin.core.allocation_table import Record
+from sharepod.deviceplugin.core.checkpoint import Store
+from sharepod.deviceplugin.core.shares import Shares
+from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
+from sharepod.deviceplugin.reconcile.processes import HostProcesses
+from sharepod.deviceplugin.reconcile.workload_findings import Note
+from sharepod.deviceplugin.reconcile.workload_monitor import Lookout
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 

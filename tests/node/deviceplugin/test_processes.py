@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.processes import HostProcesses, live_pods, pod_of
+from sharepod.deviceplugin.reconcile.processes import HostProcesses, live_pods, pod_of
 
 UID = "0f6e9f6a-1c2b-4d3e-8f90-a1b2c3d4e5f6"
 OTHER = "11111111-2222-3333-4444-555555555555"

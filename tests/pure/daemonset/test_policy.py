@@ -13,7 +13,7 @@ import pytest
 import yaml
 from manifests import DAEMONSET, OBJECTS, VERSIONS, Object
 
-from sharepod.deviceplugin.terms import ELSEWHERE, KEYS, POD_KEYS, PodTerms, TermsError, read_terms
+from sharepod.deviceplugin.core.terms import ELSEWHERE, KEYS, POD_KEYS, PodTerms, TermsError, read_terms
 
 POLICIES = {
     item["metadata"]["name"].removeprefix("sharepod-"): item["spec"]

@@ -1,7 +1,7 @@
 """Who holds what: the rules about allocations. Interleavings of all that happens to them are played on a whole node."""
 
-from sharepod.deviceplugin.allocation import AllocationId, Allocations, Binding
-from sharepod.deviceplugin.unit import UnitId
+from sharepod.deviceplugin.core.allocation import AllocationId, Allocations, Binding
+from sharepod.deviceplugin.core.unit import UnitId
 
 
 def units(*numbers: int) -> frozenset[UnitId]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sharepod.deviceplugin import checkpoint
-from sharepod.deviceplugin.checkpoint import NAME, Recorded, read_checkpoint
+from sharepod.deviceplugin.v1beta1 import kubelet_checkpoint
+from sharepod.deviceplugin.v1beta1.kubelet_checkpoint import NAME, Recorded, read_checkpoint
 
 OURS = "sharepod.io/gpu"
 
@@ -51,6 +51,6 @@ def test_what_is_no_checkpoint_says_nothing(tmp_path: Path, content: object) -> 
 def test_a_file_that_is_too_large_or_missing_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_checkpoint(tmp_path, OURS) == ()
     content = json.dumps(whole(entry("warm", {"-1": ["u0001"]})))
-    monkeypatch.setattr(checkpoint, "SIZE_MAX", len(content))
+    monkeypatch.setattr(kubelet_checkpoint, "SIZE_MAX", len(content))
     assert len(written(tmp_path, content)) == 1
     assert written(tmp_path, content + " ") == ()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sharepod.deviceplugin.allocation import AllocationId, Binding
+from sharepod.deviceplugin.core.allocation import AllocationId, Binding
+from sharepod.deviceplugin.core.allocation_table import Record
+from sharepod.deviceplugin.core.checkpoint import NAME, Store
+from sharepod.deviceplugin.core.unit import NOT_BOUND, UnitId
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.record import Record
-from sharepod.deviceplugin.store import NAME, Store
-from sharepod.deviceplugin.unit import NOT_BOUND, UnitId
 
 UNITS = frozenset({UnitId("u0001"), UnitId("u0002")})
 BINDING = Binding("default", "pod", "main", "uid", "uid")

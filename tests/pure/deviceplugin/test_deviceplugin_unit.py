@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharepod.deviceplugin.unit import NOT_BOUND, UNITS_MAX, UnitId, Units, pack
+from sharepod.deviceplugin.core.unit import NOT_BOUND, UNITS_MAX, UnitId, Units, pack
 
 A, B = (f"GPU-{digit * 8}-0000-0000-0000-000000000001" for digit in "ab")
 spares = st.sampled_from([0, 1, 60, 100, 400])

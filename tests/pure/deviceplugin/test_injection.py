@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sharepod.deviceplugin.cdi import CdiDirectory, name_of, nvidia_edits
-from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.injection import (
+from sharepod.deviceplugin.cdi.files import CdiDirectory, name_of, nvidia_edits
+from sharepod.deviceplugin.cdi.injection import (
     HOOK_PATH,
     PRELOAD_PATH,
     PRELOAD_TEXT,
@@ -20,6 +19,7 @@ from sharepod.deviceplugin.injection import (
     Simulated,
     edits_of,
 )
+from sharepod.deviceplugin.errors import PluginError
 
 PLACE = Place("/run/sharepod/shares", "/run/sharepod/hook/libsharepod-1.so", "/var/lib/sharepod/ld.so.preload")
 

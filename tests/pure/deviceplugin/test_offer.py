@@ -2,8 +2,8 @@
 
 import pytest
 
-from sharepod.deviceplugin.agent import NodeView
-from sharepod.deviceplugin.offer import CLEAR_S, RIVAL_REASON, Offer
+from sharepod.deviceplugin.core.agent import NodeView
+from sharepod.deviceplugin.core.device_filter import CLEAR_S, RIVAL_REASON, Offer
 from sharepod.proto import v1_pb2 as pb
 
 NODE = NodeView(

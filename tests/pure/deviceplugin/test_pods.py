@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rig.cluster.apiserver import ApiServer, pod
-from sharepod.deviceplugin.pods import Pods
-from sharepod.deviceplugin.runtime import Runtime
+from sharepod.deviceplugin.cdi.runtime import Runtime
+from sharepod.deviceplugin.reconcile.pods import Pods
 from sharepod.kube.client import ApiUnavailable
 from sharepod.kube.informer import Pace
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sharepod.deviceplugin.runtime import Runtime, read_runtime
+from sharepod.deviceplugin.cdi.runtime import Runtime, read_runtime
 
 KUBELET = "1.31 or later is needed: upgrade the node"
 CDI = "no CDI by default: use containerd 2.0 or CRI-O 1.23 or later, or turn CDI on"

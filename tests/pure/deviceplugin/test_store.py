@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
-from sharepod.deviceplugin.store import NAME, Store
-from sharepod.deviceplugin.unit import UnitId
+from sharepod.deviceplugin.core.allocation import Allocation, AllocationId, Binding
+from sharepod.deviceplugin.core.checkpoint import NAME, Store
+from sharepod.deviceplugin.core.unit import UnitId
 
 ALLOCATIONS = (
     Allocation(AllocationId("abcdefghjk"), frozenset({UnitId("u0001"), UnitId("u0002")}), 17),

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharepod.deviceplugin.terms import CLASSES, ELSEWHERE, KEYS, MEMORY_LEAST_BYTES, PodTerms, TermsError, read_terms
+from sharepod.deviceplugin.core.terms import (
+    CLASSES,
+    ELSEWHERE,
+    KEYS,
+    MEMORY_LEAST_BYTES,
+    PodTerms,
+    TermsError,
+    read_terms,
+)
 
 GPU = "GPU-53474750-0000-0000-8000-00000000000{}"
 

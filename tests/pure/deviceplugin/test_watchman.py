@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sharepod.deviceplugin.watchman import ATTACH_S, DENIED_EVERY_S, Note, Program, Seat, Watchman
+from sharepod.deviceplugin.reconcile.workload_findings import ATTACH_S, DENIED_EVERY_S, Note, Program, Seat, Watchman
 from sharepod.kube.pod import Pod
 from sharepod.proto import v1_pb2 as pb
 

@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from sharepod.deviceplugin.injection import ContainerEdits, DeviceNode, Mount
-from sharepod.deviceplugin.kubelet import Registration
-from sharepod.deviceplugin.server import PluginService
-from sharepod.deviceplugin.unit import UnitId, Units
+from sharepod.deviceplugin.cdi.injection import ContainerEdits, DeviceNode, Mount
+from sharepod.deviceplugin.core.unit import UnitId, Units
+from sharepod.deviceplugin.v1beta1.registration import Registration
+from sharepod.deviceplugin.v1beta1.service import PluginService
 
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
 

@@ -12,20 +12,20 @@ from pathlib import Path
 
 from model_sides import Lag, ModelAgent, ModelApi, ModelList, ModelProcesses, holder
 
-from sharepod.deviceplugin.binder import Binder, Policy
-from sharepod.deviceplugin.cdi import CdiDirectory
-from sharepod.deviceplugin.checkpoint import Recorded
+from sharepod.deviceplugin.cdi.files import CdiDirectory
+from sharepod.deviceplugin.cdi.injection import Place
+from sharepod.deviceplugin.core.allocation_table import Record
+from sharepod.deviceplugin.core.checkpoint import Store
+from sharepod.deviceplugin.core.device_filter import Offer
+from sharepod.deviceplugin.core.placement import Placement
+from sharepod.deviceplugin.core.shares import Shares
+from sharepod.deviceplugin.core.unit import UnitId
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.follow import Follower
-from sharepod.deviceplugin.injection import Place
-from sharepod.deviceplugin.offer import Offer
-from sharepod.deviceplugin.placement import Placement
-from sharepod.deviceplugin.podresources import Listing
-from sharepod.deviceplugin.record import Record
-from sharepod.deviceplugin.shares import Shares
-from sharepod.deviceplugin.store import Store
-from sharepod.deviceplugin.sweep import Sweeper
-from sharepod.deviceplugin.unit import UnitId
+from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
+from sharepod.deviceplugin.reconcile.garbage_collector import Sweeper
+from sharepod.deviceplugin.v1beta1.allocator import Binder, Policy
+from sharepod.deviceplugin.v1beta1.kubelet_checkpoint import Recorded
+from sharepod.deviceplugin.v1beta1.podresources import Listing
 from sharepod.kube.pod import Container as PodContainer
 from sharepod.kube.pod import Pod
 

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from random import Random
 
-from sharepod.deviceplugin.agent import NodeView, NoRoom, StaysPaused
-from sharepod.deviceplugin.checkpoint import Recorded
+from sharepod.deviceplugin.core.agent import NodeView, NoRoom, StaysPaused
+from sharepod.deviceplugin.core.terms import PodTerms
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, Listing
-from sharepod.deviceplugin.terms import PodTerms
+from sharepod.deviceplugin.v1beta1.kubelet_checkpoint import Recorded
+from sharepod.deviceplugin.v1beta1.podresources import Holder, KubeletUnavailable, Listing
 from sharepod.kube.client import ApiUnavailable
 from sharepod.kube.pod import Pod
 from sharepod.proto import v1_pb2 as pb

@@ -4,7 +4,7 @@ import asyncio
 
 from virtual_time import virtually
 
-from sharepod.deviceplugin.look import Look
+from sharepod.deviceplugin.core.coalesce import Look
 
 
 class Clock:

@@ -10,9 +10,9 @@ import pytest
 from model_node import ModelNode, NodePod
 from virtual_time import virtually
 
-from sharepod.deviceplugin.binder import Binder
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.podresources import Listing
+from sharepod.deviceplugin.v1beta1.allocator import Binder
+from sharepod.deviceplugin.v1beta1.podresources import Listing
 from sharepod.kube.pod import Container, Pod
 
 LONG_AGO, LATER = "2026-01-01T00:00:00Z", "2100-01-01T00:00:00Z"

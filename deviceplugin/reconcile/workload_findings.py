@@ -13,7 +13,7 @@ from sharepod.agent.shares.share import bytes_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sharepod.deviceplugin.agent import HeldShare
+    from sharepod.deviceplugin.core.agent import HeldShare
     from sharepod.kube.pod import Pod
 
 ATTACH_S: Final = 60.0

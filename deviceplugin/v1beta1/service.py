@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import grpc
 
-from sharepod.deviceplugin.agent import NoRoom
+from sharepod.deviceplugin.core.agent import NoRoom
+from sharepod.deviceplugin.core.unit import UnitId, Units, pack
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.tally import Tally
-from sharepod.deviceplugin.unit import UnitId, Units, pack
+from sharepod.deviceplugin.metrics import Tally
 from sharepod.proto import deviceplugin_pb2 as pb
 from sharepod.proto import deviceplugin_pb2_grpc as rpc
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
-    from sharepod.deviceplugin.injection import ContainerEdits
+    from sharepod.deviceplugin.cdi.injection import ContainerEdits
 
 log = logging.getLogger("sharepod.deviceplugin.server")
 
@@ -44,7 +44,7 @@ OPTIONS: Final = pb.DevicePluginOptions(pre_start_required=True, get_preferred_a
 
 
 class Binder(Protocol):
-    """What the service asks: see `binder.py`. Errors are PluginErrors."""
+    """What the service asks: see `allocator.py`. Errors are PluginErrors."""
 
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
         """Return what a container needs that gets these units."""

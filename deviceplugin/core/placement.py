@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharepod.deviceplugin.agent import NoRoom, free_millipercent
+from sharepod.deviceplugin.core.agent import NoRoom, free_millipercent
 from sharepod.deviceplugin.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sharepod.deviceplugin.agent import NodeView
-    from sharepod.deviceplugin.allocation import Allocation
-    from sharepod.deviceplugin.follow import Follower
-    from sharepod.deviceplugin.offer import Offer
-    from sharepod.deviceplugin.record import Record
-    from sharepod.deviceplugin.terms import PodTerms
+    from sharepod.deviceplugin.core.agent import NodeView
+    from sharepod.deviceplugin.core.allocation import Allocation
+    from sharepod.deviceplugin.core.allocation_table import Record
+    from sharepod.deviceplugin.core.device_filter import Offer
+    from sharepod.deviceplugin.core.terms import PodTerms
+    from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
     from sharepod.kube.pod import Pod
 
 

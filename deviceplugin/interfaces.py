@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sharepod.deviceplugin.checkpoint import Recorded
-    from sharepod.deviceplugin.podresources import Listing
+    from sharepod.deviceplugin.v1beta1.kubelet_checkpoint import Recorded
+    from sharepod.deviceplugin.v1beta1.podresources import Listing
     from sharepod.kube.pod import Pod
 
 

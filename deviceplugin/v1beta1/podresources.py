@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from sharepod.deviceplugin.checkpoint import Recorded, read_checkpoint
+from sharepod.deviceplugin.core.coalesce import Look
+from sharepod.deviceplugin.core.unit import RESOURCE, UnitId
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.look import Look
-from sharepod.deviceplugin.unit import RESOURCE, UnitId
+from sharepod.deviceplugin.v1beta1.kubelet_checkpoint import Recorded, read_checkpoint
 from sharepod.proto import podresources_pb2 as pb
 from sharepod.proto import podresources_pb2_grpc as rpc
 

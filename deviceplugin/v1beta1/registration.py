@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import grpc
 
+from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.server import OPTIONS, PluginService, listen
-from sharepod.deviceplugin.unit import RESOURCE
+from sharepod.deviceplugin.v1beta1.service import OPTIONS, PluginService, listen
 from sharepod.proto import deviceplugin_pb2 as pb
 from sharepod.proto import deviceplugin_pb2_grpc as rpc
 

@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.shares.share import ID_LENGTH, ID_LETTERS
-from sharepod.deviceplugin.agent import NoRoom, StaysPaused
-from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
-from sharepod.deviceplugin.cdi import name_of, nvidia_edits
+from sharepod.deviceplugin.cdi.files import name_of, nvidia_edits
+from sharepod.deviceplugin.cdi.injection import NO_DEVICE, VISIBLE, ContainerEdits, Place, edits_of
+from sharepod.deviceplugin.core.agent import NoRoom, StaysPaused
+from sharepod.deviceplugin.core.allocation import Allocation, AllocationId, Binding
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.injection import NO_DEVICE, VISIBLE, ContainerEdits, Place, edits_of
-from sharepod.deviceplugin.podresources import Holder
+from sharepod.deviceplugin.v1beta1.podresources import Holder
 from sharepod.kube.client import ApiUnavailable
 from sharepod.kube.pod import FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sharepod.deviceplugin.agent import Agent, HeldShare, NodeView
-    from sharepod.deviceplugin.cdi import CdiDirectory
-    from sharepod.deviceplugin.follow import Follower
-    from sharepod.deviceplugin.placement import Placement
-    from sharepod.deviceplugin.record import Claim, Record
-    from sharepod.deviceplugin.shares import Shares
-    from sharepod.deviceplugin.sides import ApiServer, Kubelet
-    from sharepod.deviceplugin.terms import PodTerms
-    from sharepod.deviceplugin.unit import UnitId
+    from sharepod.deviceplugin.cdi.files import CdiDirectory
+    from sharepod.deviceplugin.core.agent import Agent, HeldShare, NodeView
+    from sharepod.deviceplugin.core.allocation_table import Claim, Record
+    from sharepod.deviceplugin.core.placement import Placement
+    from sharepod.deviceplugin.core.shares import Shares
+    from sharepod.deviceplugin.core.terms import PodTerms
+    from sharepod.deviceplugin.core.unit import UnitId
+    from sharepod.deviceplugin.interfaces import ApiServer, Kubelet
+    from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
     from sharepod.kube.pod import Container, Pod
 
 log = logging.getLogger("sharepod.deviceplugin")

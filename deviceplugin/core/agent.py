@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 import grpc
 
 from sharepod.agent.shares.share import WHOLE_MILLIPERCENT, DeviceAsk, Terms
+from sharepod.deviceplugin.core.coalesce import Look
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.look import Look
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sharepod.deviceplugin.terms import PodTerms
+    from sharepod.deviceplugin.core.terms import PodTerms
 
 Answer = TypeVar("Answer")
 

@@ -14,7 +14,7 @@ import math
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.allocation import Binding
+from sharepod.deviceplugin.core.allocation import Binding
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.kube.client import ApiUnavailable
 from sharepod.kube.pod import FINISHED
@@ -22,13 +22,13 @@ from sharepod.kube.pod import FINISHED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharepod.deviceplugin.agent import Agent, HeldShare
-    from sharepod.deviceplugin.allocation import Allocation, AllocationId
-    from sharepod.deviceplugin.follow import Follower
-    from sharepod.deviceplugin.record import Record
-    from sharepod.deviceplugin.shares import Shares
-    from sharepod.deviceplugin.sides import ApiServer, Kubelet, Processes
-    from sharepod.deviceplugin.unit import UnitId
+    from sharepod.deviceplugin.core.agent import Agent, HeldShare
+    from sharepod.deviceplugin.core.allocation import Allocation, AllocationId
+    from sharepod.deviceplugin.core.allocation_table import Record
+    from sharepod.deviceplugin.core.shares import Shares
+    from sharepod.deviceplugin.core.unit import UnitId
+    from sharepod.deviceplugin.interfaces import ApiServer, Kubelet, Processes
+    from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
     from sharepod.kube.pod import Pod
 
 log = logging.getLogger("sharepod.deviceplugin")

@@ -12,19 +12,19 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.agent import StaysPaused, free_millipercent
+from sharepod.deviceplugin.core.agent import StaysPaused, free_millipercent
+from sharepod.deviceplugin.core.terms import PodTerms, TermsError, read_terms
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.terms import PodTerms, TermsError, read_terms
 from sharepod.kube.pod import FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharepod.deviceplugin.agent import Agent
-    from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
-    from sharepod.deviceplugin.record import Record
-    from sharepod.deviceplugin.shares import Shares
-    from sharepod.deviceplugin.sides import ApiServer
+    from sharepod.deviceplugin.core.agent import Agent
+    from sharepod.deviceplugin.core.allocation import Allocation, AllocationId, Binding
+    from sharepod.deviceplugin.core.allocation_table import Record
+    from sharepod.deviceplugin.core.shares import Shares
+    from sharepod.deviceplugin.interfaces import ApiServer
     from sharepod.kube.pod import Pod
 
 log = logging.getLogger("sharepod.deviceplugin")

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.unit import UnitId
+from sharepod.deviceplugin.core.unit import UnitId
 from sharepod.kube.objects import Object, at, entries, text
 
 if TYPE_CHECKING:

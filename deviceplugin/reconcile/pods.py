@@ -11,8 +11,8 @@ import logging
 import re
 from typing import TYPE_CHECKING, Final, Self
 
-from sharepod.deviceplugin.runtime import Runtime, read_runtime
-from sharepod.deviceplugin.unit import RESOURCE
+from sharepod.deviceplugin.cdi.runtime import Runtime, read_runtime
+from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube.client import Answer, Client
 from sharepod.kube.event_writer import EventWriter
 from sharepod.kube.events import Subject

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NewType
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sharepod.deviceplugin.unit import UnitId
+    from sharepod.deviceplugin.core.unit import UnitId
 
 AllocationId = NewType("AllocationId", str)
 """Ten letters of the agent's alphabet: the id of the share that it becomes."""

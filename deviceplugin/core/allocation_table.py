@@ -16,15 +16,15 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sharepod.deviceplugin.allocation import Allocation, AllocationId, Allocations, Binding
+from sharepod.deviceplugin.core.allocation import Allocation, AllocationId, Allocations, Binding
+from sharepod.deviceplugin.core.unit import NOT_BOUND
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.unit import NOT_BOUND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sharepod.deviceplugin.store import Store
-    from sharepod.deviceplugin.unit import UnitId
+    from sharepod.deviceplugin.core.checkpoint import Store
+    from sharepod.deviceplugin.core.unit import UnitId
 
 log = logging.getLogger("sharepod.deviceplugin")
 

@@ -20,7 +20,7 @@ from sharepod.process import files
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sharepod.deviceplugin.injection import ContainerEdits, Mount
+    from sharepod.deviceplugin.cdi.injection import ContainerEdits, Mount
 
 log = logging.getLogger("sharepod.deviceplugin")
 

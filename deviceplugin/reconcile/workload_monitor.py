@@ -1,4 +1,4 @@
-"""Looks every LOOK_S at what runs on the node, and has written as Events what `watchman.py` finds new."""
+"""Looks every LOOK_S at what runs on the node, and has written as Events what `workload_findings.py` finds new."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.watchman import Note, Program, Seat, Watchman
+from sharepod.deviceplugin.reconcile.workload_findings import Note, Program, Seat, Watchman
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharepod.deviceplugin.agent import Agent, NodeView
-    from sharepod.deviceplugin.follow import Follower
-    from sharepod.deviceplugin.processes import HostProcesses
-    from sharepod.deviceplugin.record import Record
-    from sharepod.deviceplugin.shares import Shares
-    from sharepod.deviceplugin.sides import ApiServer
+    from sharepod.deviceplugin.core.agent import Agent, NodeView
+    from sharepod.deviceplugin.core.allocation_table import Record
+    from sharepod.deviceplugin.core.shares import Shares
+    from sharepod.deviceplugin.interfaces import ApiServer
+    from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
+    from sharepod.deviceplugin.reconcile.processes import HostProcesses
 
 log = logging.getLogger("sharepod.deviceplugin")
 

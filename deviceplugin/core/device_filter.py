@@ -15,7 +15,7 @@ from sharepod.proto import v1_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from sharepod.deviceplugin.agent import NodeView
+    from sharepod.deviceplugin.core.agent import NodeView
 
 RIVAL_DOMAIN: Final = "nvidia.com/"
 """Resources of NVIDIA's plugin: nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb."""

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sharepod.agent.shares.share import DeviceUuid
-    from sharepod.deviceplugin.agent import Agent
-    from sharepod.deviceplugin.offer import Offer
-    from sharepod.deviceplugin.record import Record
-    from sharepod.deviceplugin.tally import Tally
+    from sharepod.deviceplugin.core.agent import Agent
+    from sharepod.deviceplugin.core.allocation_table import Record
+    from sharepod.deviceplugin.core.device_filter import Offer
+    from sharepod.deviceplugin.metrics import Tally
 
 REPORT_S: Final = 5.0
 """Several times in the agent's STALE_NS."""

@@ -12,9 +12,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
+from sharepod.deviceplugin.core.allocation import Allocation, AllocationId, Binding
+from sharepod.deviceplugin.core.unit import UnitId
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.unit import UnitId
 from sharepod.process import files
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from weakref import WeakValueDictionary
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sharepod.deviceplugin.agent import Agent, HeldShare, NodeView
-    from sharepod.deviceplugin.allocation import Allocation, AllocationId
-    from sharepod.deviceplugin.cdi import CdiDirectory
-    from sharepod.deviceplugin.record import Record
-    from sharepod.deviceplugin.terms import PodTerms
+    from sharepod.deviceplugin.cdi.files import CdiDirectory
+    from sharepod.deviceplugin.core.agent import Agent, HeldShare, NodeView
+    from sharepod.deviceplugin.core.allocation import Allocation, AllocationId
+    from sharepod.deviceplugin.core.allocation_table import Record
+    from sharepod.deviceplugin.core.terms import PodTerms
 
 log = logging.getLogger("sharepod.deviceplugin")
 

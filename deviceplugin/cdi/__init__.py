@@ -1,0 +1,1 @@
+"""How a share gets into a container."""

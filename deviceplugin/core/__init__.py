@@ -1,0 +1,1 @@
+"""The shares and allocations of a node's pods, whoever asks for them."""

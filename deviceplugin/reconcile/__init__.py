@@ -1,0 +1,1 @@
+"""What goes on after a container has its share: changes, ends, and what its programs do."""

@@ -1,0 +1,1 @@
+"""Kubelet's device plugin protocol: registration, allocation, and what kubelet says of its pods."""
