@@ -16,7 +16,7 @@ WORKERS ?= 8
 unexport PYTHONDONTWRITEBYTECODE
 
 SOURCES := setup.py $(wildcard region/*.[ch] hook/*/*.[chS] simgpu/*.[ch] simgpu/*.def simgpu/*.inc driver/*.h driver/*.def \
-	agent/*/*.[ch] agent/*/*.def scheduler/*.[ch] \
+	agent/*/*.[ch] agent/*/*.def scheduler/placement/csrc/*.[ch] \
 	agent/build_native.py scheduler/build_native.py proto/*.proto)
 # The set of sources: a file added or removed rebuilds too, although no remaining file is newer.
 SOURCE_LIST := $(sort $(SOURCES))

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from sharepod.scheduler.ask import NodeSpec
-    from sharepod.scheduler.course import Task
-    from sharepod.scheduler.queues import Queues
-    from sharepod.scheduler.waits import Waits
+    from sharepod.scheduler.controller.queues import Queues
+    from sharepod.scheduler.placement.request import NodeSpec
+    from sharepod.scheduler.simulation.job_run import Task
+    from sharepod.scheduler.simulation.waits import Waits
 
 DAY_S: Final = 86_400.0
 TOLD_S: Final = 10.0
@@ -75,11 +75,11 @@ def play(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str], 
 
 def _plays(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str]) -> list[_Play]:
     try:
+        from sharepod.scheduler.controller.queues import KEY, Queues, read_queues
         from sharepod.scheduler.errors import PlacementError
-        from sharepod.scheduler.listing import read_nodes
-        from sharepod.scheduler.queues import KEY, Queues, read_queues
-        from sharepod.scheduler.replay import check_nodes
-        from sharepod.scheduler.trace import load
+        from sharepod.scheduler.simulation.replay import check_nodes
+        from sharepod.scheduler.state.listing import read_nodes
+        from sharepod.scheduler.state.trace import load
     except ImportError as error:
         raise CliError(MISSING.format(error.name)) from None
     try:
@@ -94,8 +94,8 @@ def _plays(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str]
 
 def listed(path: Path) -> list[Task]:
     """Return a list's pods as tasks; time begins when the first one comes. Raises TraceError."""
-    from sharepod.scheduler.course import Task
-    from sharepod.scheduler.trace import read_timed_pods
+    from sharepod.scheduler.simulation.job_run import Task
+    from sharepod.scheduler.state.trace import read_timed_pods
 
     timed = read_timed_pods(path)
     first_s = min(item.came_s for item in timed)
@@ -112,8 +112,8 @@ def listed(path: Path) -> list[Task]:
 
 
 def _play(given: _Play) -> Played:
-    from sharepod.scheduler.timeline import Timeline
-    from sharepod.scheduler.waits import used, waits
+    from sharepod.scheduler.simulation.timeline import Timeline
+    from sharepod.scheduler.simulation.waits import used, waits
 
     line = Timeline(given.nodes, given.queues, given.policy)
     line.expect(given.tasks)

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from sharepod.scheduler.ask import NodeSpec
-    from sharepod.scheduler.replay import Outcome, Placed
-    from sharepod.scheduler.trace import NamedPod
+    from sharepod.scheduler.placement.request import NodeSpec
+    from sharepod.scheduler.simulation.replay import Outcome, Placed
+    from sharepod.scheduler.state.trace import NamedPod
 
 POLICIES: Final = ("worth", "fgd", "binpack", "consolidate", "spread")
-"""As in `sharepod.scheduler.policy`, which is not imported before it is needed; a test compares the two."""
+"""As in `sharepod.scheduler.placement.policy`, which is not imported before it is needed; a test compares the two."""
 SEEDS_MAX: Final = 1000
 SEEDS: Final = 10
 ARRIVE: Final = 1.3
@@ -197,8 +197,8 @@ def _tasks(
 ) -> list[_Task]:
     try:
         from sharepod.scheduler.errors import PlacementError
-        from sharepod.scheduler.listing import read_nodes, read_pods
-        from sharepod.scheduler.replay import check_lists, unknown_models
+        from sharepod.scheduler.simulation.replay import check_lists, unknown_models
+        from sharepod.scheduler.state.listing import read_nodes, read_pods
     except ImportError as error:
         raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler,curves]'") from None
     try:
@@ -233,7 +233,7 @@ def _run(tasks: Sequence[_Task], jobs: int) -> list[tuple[Outcome, list[Placed]]
 
 
 def _replay(task: _Task) -> tuple[Outcome, list[Placed]]:
-    from sharepod.scheduler.replay import replay
+    from sharepod.scheduler.simulation.replay import replay
 
     placed: list[Placed] = []
     tell = placed.append if task.keeps_places else lambda _: None

@@ -17,13 +17,13 @@ sys.path.insert(0, str(_ROOT))  # setuptools runs this file without the root on 
 from sharepod.agent.build_native import cdef_block  # noqa: E402
 
 ffi = FFI()
-ffi.cdef(cdef_block((_ROOT / "scheduler" / "placement.h").read_text(encoding="utf-8")))
+ffi.cdef(cdef_block((_ROOT / "scheduler" / "placement" / "csrc" / "placement.h").read_text(encoding="utf-8")))
 ffi.set_source(
     "sharepod.scheduler._native",
-    '#include "placement.h"',
-    sources=[f"scheduler/{name}.c" for name in ("placement", "copies", "rule", "site", "worth")],
-    depends=["scheduler/placement.h"],
-    include_dirs=["scheduler"],
+    '#include "scheduler/placement/csrc/placement.h"',
+    sources=sorted(str(path.relative_to(_ROOT)) for path in (_ROOT / "scheduler" / "placement" / "csrc").glob("*.c")),
+    depends=["scheduler/placement/csrc/placement.h"],
+    include_dirs=["."],
     extra_compile_args=[
         "-std=gnu11",
         "-O3",

@@ -25,28 +25,29 @@ from sharepod.process.credentials import Credentials
 from sharepod.process.errors import EXIT_USAGE
 from sharepod.process.metrics import families
 from sharepod.process.run import drained, listening, run, take_open_files, work_until
-from sharepod.scheduler import gate_metrics, heap, metrics, usage_server
-from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.endings import Endings
-from sharepod.scheduler.gate_summary import summarise_gates
-from sharepod.scheduler.gatekeeper import Gatekeeper
-from sharepod.scheduler.observer import Observer
-from sharepod.scheduler.order_writer import OrderWriter
-from sharepod.scheduler.policy import Numbers, Outline, Policy
-from sharepod.scheduler.queue_view import view
+from sharepod.scheduler import gate_metrics, metrics
+from sharepod.scheduler.controller.action_writer import OrderWriter
+from sharepod.scheduler.controller.exit_status import Endings
+from sharepod.scheduler.controller.gate_controller import Gatekeeper
+from sharepod.scheduler.explain.gate_summary import summarise_gates
+from sharepod.scheduler.explain.pending_status import turn_of
+from sharepod.scheduler.explain.queue_view import view
+from sharepod.scheduler.explain.status_server import StatusServer
+from sharepod.scheduler.explain.summary import summarise
+from sharepod.scheduler.feed import heap, usage_server
+from sharepod.scheduler.feed.usage_identity import Identities
+from sharepod.scheduler.placement.policy import Numbers, Outline, Policy
 from sharepod.scheduler.settings import OPTIONS, Settings
-from sharepod.scheduler.status_server import StatusServer
-from sharepod.scheduler.summary import summarise
-from sharepod.scheduler.turn import turn_of
-from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_identity import Identities
+from sharepod.scheduler.state.cluster import Cluster
+from sharepod.scheduler.state.observer import Observer
+from sharepod.scheduler.state.usage import UsageBook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from prometheus_client import Metric
 
-    from sharepod.scheduler.mix import Mix
+    from sharepod.scheduler.placement.mix import Mix
 
 log = logging.getLogger("sharepod.scheduler")
 

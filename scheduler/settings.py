@@ -9,7 +9,7 @@ from sharepod.process.kinds import FILE, LOG_FORMAT, LOG_LEVEL, address, choice,
 from sharepod.process.options import Options
 from sharepod.process.protection import protected
 from sharepod.process.setting import setting
-from sharepod.scheduler.policy import DEFAULT, ROWS
+from sharepod.scheduler.placement.policy import DEFAULT, ROWS
 
 _OBJECT: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _LABEL: Final = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"

@@ -6,9 +6,9 @@ from typing import Final
 
 from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube.objects import at, entries
+from sharepod.scheduler.controller.gang_annotations import read_gang
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.gang import read_gang
-from sharepod.scheduler.pod import GATE
+from sharepod.scheduler.state.pod import GATE
 from sharepod.webhook.ask import Refused, read_named
 from sharepod.webhook.patch import difference
 from sharepod.webhook.review import Decision, Request

@@ -19,15 +19,15 @@ from bench.scale import Scale
 from bench.table import Line, milli
 from rig.loads import SECOND, Load, Terms
 from rig.node import Node
-from sharepod.scheduler import node as nodes
-from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.memory import Memory
-from sharepod.scheduler.orders import Release
-from sharepod.scheduler.pod import GATE, Pod, read_pod
-from sharepod.scheduler.queues import Queues
-from sharepod.scheduler.round import decide
-from sharepod.scheduler.usage import NO_NUMBERS, NodeUse, UsageBook
-from sharepod.scheduler.usage_server import UsageServer
+from sharepod.scheduler.controller.actions import Release
+from sharepod.scheduler.controller.controller_state import Memory
+from sharepod.scheduler.controller.queues import Queues
+from sharepod.scheduler.controller.scheduling_cycle import decide
+from sharepod.scheduler.feed.usage_server import UsageServer
+from sharepod.scheduler.state import node as nodes
+from sharepod.scheduler.state.cluster import Cluster
+from sharepod.scheduler.state.pod import GATE, Pod, read_pod
+from sharepod.scheduler.state.usage import NO_NUMBERS, NodeUse, UsageBook
 
 NODE = "bench"
 TRAINER = Load(Terms(60), "saturate", {"unit": "20ms", "depth": 2})

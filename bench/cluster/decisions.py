@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from bench.scale import Scale
 from bench.table import Line
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
-from sharepod.scheduler.mix import Mix
-from sharepod.scheduler.native import Board, Place, Verdict
-from sharepod.scheduler.policy import DEFAULT, Numbers, Outline, Policy
-from sharepod.scheduler.tables import NativePolicy
+from sharepod.scheduler.placement.mix import Mix
+from sharepod.scheduler.placement.native import Board, Place, Verdict
+from sharepod.scheduler.placement.policy import DEFAULT, Numbers, Outline, Policy
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.tables import NativePolicy
 
 NODES = 10_000
 DEVICES = 8

@@ -17,10 +17,10 @@ from typing import Any
 
 from sharepod.process.credentials import Credentials
 from sharepod.process.run import take_open_files
-from sharepod.scheduler import heap
-from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities
-from sharepod.scheduler.usage_server import UsageServer
+from sharepod.scheduler.feed import heap
+from sharepod.scheduler.feed.usage_identity import AGENT_USER, AUDIENCE, Identities
+from sharepod.scheduler.feed.usage_server import UsageServer
+from sharepod.scheduler.state.usage import UsageBook
 
 LOOK_S = 0.05
 

@@ -18,8 +18,8 @@ from bench.table import RESULTS
 from sharepod.cli.errors import CliError
 from sharepod.cli.workers import side_by_side
 from sharepod.scheduler.errors import TraceError
-from sharepod.scheduler.replay import Outcome, Point, replay
-from sharepod.scheduler.trace import read_nodes, read_pods
+from sharepod.scheduler.simulation.replay import Outcome, Point, replay
+from sharepod.scheduler.state.trace import read_nodes, read_pods
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "openb"
 SEEDS = 10

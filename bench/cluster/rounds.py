@@ -14,10 +14,10 @@ from dataclasses import replace
 from bench.bars import figures
 from bench.scale import Scale
 from bench.table import Line
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
-from sharepod.scheduler.course import Task
-from sharepod.scheduler.queues import Queues
-from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.controller.queues import Queues
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.simulation.job_run import Task
+from sharepod.scheduler.simulation.timeline import Timeline
 
 NODES = 1_000
 DEVICES = 8

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from reference import check_placements
 
-from sharepod.scheduler.replay import Placed, replay
-from sharepod.scheduler.trace import read_nodes, read_pods
+from sharepod.scheduler.simulation.replay import Placed, replay
+from sharepod.scheduler.state.trace import read_nodes, read_pods
 
 
 def test_a_production_trace_is_replayed_better_than_by_what_is_published(shared_data: Path) -> None:

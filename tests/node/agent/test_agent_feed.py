@@ -20,9 +20,9 @@ from rig.until import eventually
 from sharepod.agent.shares.share import ShareClass
 from sharepod.process.credentials import Credentials
 from sharepod.proto import v1_pb2 as pb
-from sharepod.scheduler.usage import NodeUse, ShareUse, UsageBook
-from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities
-from sharepod.scheduler.usage_server import UsageServer
+from sharepod.scheduler.feed.usage_identity import AGENT_USER, AUDIENCE, Identities
+from sharepod.scheduler.feed.usage_server import UsageServer
+from sharepod.scheduler.state.usage import NodeUse, ShareUse, UsageBook
 
 TOKEN = "a-token-of-the-agent-on-n1"  # noqa: S105
 NODE = "n1"

@@ -4,7 +4,15 @@ import pytest
 
 from bench.cluster.chosen import _without_numbers, choose
 from sharepod.agent.shares.share import ShareClass
-from sharepod.scheduler.usage import DeviceFacts, DeviceNumbers, DeviceUse, NodeFacts, NodeUse, ShareTerms, ShareUse
+from sharepod.scheduler.state.usage import (
+    DeviceFacts,
+    DeviceNumbers,
+    DeviceUse,
+    NodeFacts,
+    NodeUse,
+    ShareTerms,
+    ShareUse,
+)
 
 
 def device(index: int, request_percent: int, used_percent: int) -> DeviceUse:

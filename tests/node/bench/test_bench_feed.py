@@ -1,8 +1,8 @@
 """The bench of the usage feed runs, small, and would say when not all messages arrive."""
 
 from bench.cluster.feed_messages import agents
-from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_reader import read_report
+from sharepod.scheduler.feed.usage_reader import read_report
+from sharepod.scheduler.state.usage import UsageBook
 
 
 def test_what_synthetic_agents_tell_is_what_the_scheduler_takes() -> None:

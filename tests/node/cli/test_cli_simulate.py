@@ -18,9 +18,9 @@ from cluster_world import node_body, pod_body
 from reference import check_placements
 
 from sharepod.cli.simulate import POLICIES
-from sharepod.scheduler.policy import DEFAULT, ROWS
-from sharepod.scheduler.replay import Placed
-from sharepod.scheduler.trace import read_nodes, read_pods
+from sharepod.scheduler.placement.policy import DEFAULT, ROWS
+from sharepod.scheduler.simulation.replay import Placed
+from sharepod.scheduler.state.trace import read_nodes, read_pods
 
 COMMAND = [str(Path(sys.executable).with_name("sharepod")), "simulate"]
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(f"n{n},64000,262144,4,A\n" for n in range(4))

@@ -16,8 +16,8 @@ from rig.cluster.apiserver import unused_port
 from rig.cluster.kubelet_pods import StartFailed
 from rig.cluster.node import PluginNode, plugin_node
 from rig.until import eventually
-from sharepod.scheduler.usage import NodeFacts, NodeUse, UsageBook
-from sharepod.scheduler.usage_server import UsageServer
+from sharepod.scheduler.feed.usage_server import UsageServer
+from sharepod.scheduler.state.usage import NodeFacts, NodeUse, UsageBook
 
 pytestmark = pytest.mark.timeout(240)
 GIB = 1 << 30

@@ -8,7 +8,7 @@ from gates_world import World
 
 from rig.until import eventually
 from sharepod.kube import lease as leases
-from sharepod.scheduler.usage import SILENT_S
+from sharepod.scheduler.state.usage import SILENT_S
 
 DAY_S = 86_400.0
 

@@ -22,9 +22,9 @@ from sharepod.cli import pods
 from sharepod.cli.errors import CliError
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import SettingsError
-from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.observer import PATIENCE_S
-from sharepod.scheduler.status_server import StatusServer
+from sharepod.scheduler.explain.status_server import StatusServer
+from sharepod.scheduler.state.cluster import Cluster
+from sharepod.scheduler.state.observer import PATIENCE_S
 
 
 async def test_until_everything_is_known_it_is_alive_and_not_ready_and_explains_what_it_knows(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from rig.until import eventually
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import SettingsError
 from sharepod.proto import v1_pb2 as pb
-from sharepod.scheduler import usage_server
-from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_identity import NotAnAgent, Unanswered
-from sharepod.scheduler.usage_reader import MESSAGE_MAX
-from sharepod.scheduler.usage_server import ENDS, UsageServer
+from sharepod.scheduler.feed import usage_server
+from sharepod.scheduler.feed.usage_identity import NotAnAgent, Unanswered
+from sharepod.scheduler.feed.usage_reader import MESSAGE_MAX
+from sharepod.scheduler.feed.usage_server import ENDS, UsageServer
+from sharepod.scheduler.state.usage import UsageBook
 
 Code = grpc.StatusCode
 METHOD = "/sharepod.v1.UsageService/ReportUsage"

@@ -10,7 +10,7 @@ import pytest
 
 from rig.cluster.apiserver import ApiServer, Body
 from sharepod.kube.client import ApiUnavailable, Client
-from sharepod.scheduler.usage_identity import (
+from sharepod.scheduler.feed.usage_identity import (
     AGENT_USER,
     AUDIENCE,
     REMEMBER_REFUSAL_S,
@@ -109,8 +109,8 @@ async def test_an_answer_is_remembered_for_minutes_and_a_refusal_for_seconds_and
 async def test_a_cluster_that_connects_at_once_does_not_flood_the_api_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharepod.scheduler.usage_identity.AT_ONCE", 4)
-    monkeypatch.setattr("sharepod.scheduler.usage_identity.REMEMBER_MAX", 12)
+    monkeypatch.setattr("sharepod.scheduler.feed.usage_identity.AT_ONCE", 4)
+    monkeypatch.setattr("sharepod.scheduler.feed.usage_identity.REMEMBER_MAX", 12)
     async with asking(tmp_path) as (server, identities, _):
         tokens = [f"token-{number}" for number in range(24)]
         server.registry.reviews = dict.fromkeys(tokens, reviewed("n1"))

@@ -6,7 +6,7 @@ import pytest
 
 from bench.cluster import placement
 from bench.cluster.placement import MARKS, PUBLISHED, Result, bars, failures, table
-from sharepod.scheduler.replay import Outcome, Point
+from sharepod.scheduler.simulation.replay import Outcome, Point
 
 GAINS = dict.fromkeys(PUBLISHED, 1.0) | {"multigpu50": 0.3, "cpu250": 1.9}
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bench.cluster import decisions
-from sharepod.scheduler.native import Verdict
+from sharepod.scheduler.placement.native import Verdict
 
 
 def test_decisions_in_a_small_cluster_are_the_best_of_the_candidates() -> None:

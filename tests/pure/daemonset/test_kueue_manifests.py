@@ -11,8 +11,8 @@ import yaml
 from manifests import DAEMONSET, OBJECTS, Object, one
 from test_policy import refusals, understood
 
-from sharepod.scheduler.gang import read_gang
-from sharepod.scheduler.pod import read_pod
+from sharepod.scheduler.controller.gang_annotations import read_gang
+from sharepod.scheduler.state.pod import read_pod
 
 FOLDER = DAEMONSET / "kueue"
 README = (FOLDER / "README.md").read_text()

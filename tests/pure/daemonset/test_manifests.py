@@ -16,10 +16,10 @@ from manifests import ADDITIONS, CERTIFICATES, DAEMONSET, INSTALLS, OBJECTS, VER
 
 from sharepod.agent.settings import OPTIONS as AGENT
 from sharepod.process.options import Options
+from sharepod.scheduler.controller.queues import Queues, read_queues
+from sharepod.scheduler.feed.usage_identity import AGENT_USER, AUDIENCE
 from sharepod.scheduler.metrics import manual
-from sharepod.scheduler.queues import Queues, read_queues
 from sharepod.scheduler.settings import OPTIONS as SCHEDULER
-from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE
 from sharepod.webhook.settings import OPTIONS as WEBHOOK
 
 FOREIGN = ("monitoring.coreos.com/", "cert-manager.io/", "kueue.x-k8s.io/")

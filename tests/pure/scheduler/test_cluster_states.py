@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sharepod.scheduler.cluster import ASSUMED_S, Assumed, Cluster
-from sharepod.scheduler.decision import Judgement, judge
-from sharepod.scheduler.native import Verdict
-from sharepod.scheduler.pod import NODE
-from sharepod.scheduler.policy import Policy
+from sharepod.scheduler.placement.decision import Judgement, judge
+from sharepod.scheduler.placement.native import Verdict
+from sharepod.scheduler.placement.policy import Policy
+from sharepod.scheduler.state.cluster import ASSUMED_S, Assumed, Cluster
+from sharepod.scheduler.state.pod import NODE
 
 SIZES = {"n1": 2, "n2": 1, "n3": 4}
 UNITS = st.sampled_from([10, 25, 40, 50, 60, 75, 100, 200])

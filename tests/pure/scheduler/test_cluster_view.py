@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from cluster_world import Agent, World, node_body, pod_body, read, row_of
 
-from sharepod.scheduler.cluster import ASSUMED_S, Cluster
-from sharepod.scheduler.decision import judge, refusal_text
-from sharepod.scheduler.native import Verdict
-from sharepod.scheduler.summary import summarise
-from sharepod.scheduler.usage import UsageBook
+from sharepod.scheduler.explain.summary import summarise
+from sharepod.scheduler.placement.decision import judge, refusal_text
+from sharepod.scheduler.placement.native import Verdict
+from sharepod.scheduler.state.cluster import ASSUMED_S, Cluster
+from sharepod.scheduler.state.usage import UsageBook
 
 NODES = ["n1", "n2"]
 

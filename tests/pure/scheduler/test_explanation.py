@@ -8,10 +8,10 @@ import pytest
 from cluster_world import World, pod_body
 
 from sharepod.cli.pods import lines
-from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.explanation import EXAMPLES, LISTED, Explanation, explain
-from sharepod.scheduler.neighbours import LISTED as NEIGHBOURS_LISTED
-from sharepod.scheduler.usage import DeviceNumbers
+from sharepod.scheduler.explain.explanation import EXAMPLES, LISTED, Explanation, explain
+from sharepod.scheduler.explain.neighbours import LISTED as NEIGHBOURS_LISTED
+from sharepod.scheduler.state.cluster import Cluster
+from sharepod.scheduler.state.usage import DeviceNumbers
 
 AGENTLESS = "no SharePod agent reports from it"
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Node
 
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.mix import Mix
-from sharepod.scheduler.native import Board, Place, Verdict
-from sharepod.scheduler.policy import ROWS, Numbers, Outline, Policy
+from sharepod.scheduler.placement.mix import Mix
+from sharepod.scheduler.placement.native import Board, Place, Verdict
+from sharepod.scheduler.placement.policy import ROWS, Numbers, Outline, Policy
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
 
 NODE = NodeSpec("n", 16_000, 65_536, 4, "A", 1000)
 SMALL = NodeSpec("n", 1, 1, 2, "A", 1000)

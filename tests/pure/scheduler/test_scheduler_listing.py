@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from cluster_world import node_body, pod_body
 
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.errors import TraceError
-from sharepod.scheduler.listing import read_nodes, read_pods
-from sharepod.scheduler.trace import NamedPod, read_timed_pods
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.state.listing import read_nodes, read_pods
+from sharepod.scheduler.state.trace import NamedPod, read_timed_pods
 
 GPU = {"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.memory": "143771"}
 

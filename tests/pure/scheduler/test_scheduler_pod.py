@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharepod.scheduler.ask import PodAsk, ShareAsk
+from sharepod.scheduler.controller.gang_annotations import Gang, read_gang
+from sharepod.scheduler.controller.queues import Queue, Queues, read_queues
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.gang import Gang, read_gang
-from sharepod.scheduler.node import Node, read_node
-from sharepod.scheduler.pod import Pod, device_annotations, read_pod
-from sharepod.scheduler.queues import Queue, Queues, read_queues
+from sharepod.scheduler.placement.request import PodAsk, ShareAsk
+from sharepod.scheduler.state.node import Node, read_node
+from sharepod.scheduler.state.pod import Pod, device_annotations, read_pod
 
 
 def body(containers: list[dict[str, Any]], annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.replay import Outcome, Placed, arrivals, check_lists, replay
-from sharepod.scheduler.trace import NamedPod
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.simulation.replay import Outcome, Placed, arrivals, check_lists, replay
+from sharepod.scheduler.state.trace import NamedPod
 
 NODES = [
     *(NodeSpec(f"big-{n}", 32_000, 65_536, 8, "A") for n in range(3)),

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
-from sharepod.scheduler.mix import Mix
-from sharepod.scheduler.native import Board, Place, Verdict
-from sharepod.scheduler.policy import ROWS, WEIGHTS, Policy
+from sharepod.scheduler.placement.mix import Mix
+from sharepod.scheduler.placement.native import Board, Place, Verdict
+from sharepod.scheduler.placement.policy import ROWS, WEIGHTS, Policy
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
 
 NODE = NodeSpec("n", 64_000, 65_536, 4, "A")
 MIX = Mix.of([PodAsk(1000, 0, (ShareAsk(300),)), PodAsk(0, 0, (ShareAsk(470),)), PodAsk(0, 0, (ShareAsk(1000, 2),))])

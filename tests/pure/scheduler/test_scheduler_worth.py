@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.mix import Kind, Mix
-from sharepod.scheduler.models import Models
-from sharepod.scheduler.native import Board, Place, Verdict
-from sharepod.scheduler.policy import Numbers, Outline, Policy
-from sharepod.scheduler.sizes import effective_sizes
-from sharepod.scheduler.tables import PRICES, STEPS, worth_tables
+from sharepod.scheduler.placement.cutting_stock import effective_sizes
+from sharepod.scheduler.placement.mix import Kind, Mix
+from sharepod.scheduler.placement.models import Models
+from sharepod.scheduler.placement.native import Board, Place, Verdict
+from sharepod.scheduler.placement.policy import Numbers, Outline, Policy
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.tables import PRICES, STEPS, worth_tables
 
 KINDS = [
     (Kind(1, 300, 1000, ()), 0.5, 333.0),

@@ -6,7 +6,7 @@ import pytest
 
 from sharepod.agent.shares.share import ShareClass
 from sharepod.scheduler.errors import UsageRefused
-from sharepod.scheduler.usage import (
+from sharepod.scheduler.state.usage import (
     DEVICES_MAX,
     FORGOTTEN_S,
     SHARES_MAX,

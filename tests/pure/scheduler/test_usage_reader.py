@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from sharepod.agent.shares.share import ShareClass
 from sharepod.proto import v1_pb2 as pb
 from sharepod.scheduler.errors import UsageRefused
-from sharepod.scheduler.usage import DEVICES_MAX, SHARES_MAX, DeviceFacts, DeviceNumbers, NodeFacts, Report, ShareTerms
-from sharepod.scheduler.usage_reader import MESSAGE_MAX, TEXT_MAX, read_report
+from sharepod.scheduler.feed.usage_reader import MESSAGE_MAX, TEXT_MAX, read_report
+from sharepod.scheduler.state.usage import (
+    DEVICES_MAX,
+    SHARES_MAX,
+    DeviceFacts,
+    DeviceNumbers,
+    NodeFacts,
+    Report,
+    ShareTerms,
+)
 
 SHARE = "abcdefghjk"
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from sharepod.agent.api.snapshot import Picture, message
 from sharepod.proto import v1_pb2 as pb
-from sharepod.scheduler.usage import NodeUse, UsageBook
-from sharepod.scheduler.usage_reader import read_report
+from sharepod.scheduler.feed.usage_reader import read_report
+from sharepod.scheduler.state.usage import NodeUse, UsageBook
 
 NODE = pb.ReportingNode(name="n1", version="0.1.0")
 PERCENT = st.integers(0, 3).map(lambda steps: steps * 33_000)

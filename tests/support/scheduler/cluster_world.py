@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sharepod.agent.shares.share import ShareClass
-from sharepod.scheduler.cluster import Assumed, Cluster
-from sharepod.scheduler.node import read_node
-from sharepod.scheduler.placing import Placer
-from sharepod.scheduler.pod import NODE, Pod, device_annotations, read_pod
-from sharepod.scheduler.row import Row
-from sharepod.scheduler.usage import DeviceFacts, DeviceUse, NodeFacts, NodeUse, ShareTerms, ShareUse
+from sharepod.scheduler.controller.gang_placement import Placer
+from sharepod.scheduler.state.cluster import Assumed, Cluster
+from sharepod.scheduler.state.node import read_node
+from sharepod.scheduler.state.node_info import Row
+from sharepod.scheduler.state.pod import NODE, Pod, device_annotations, read_pod
+from sharepod.scheduler.state.usage import DeviceFacts, DeviceUse, NodeFacts, NodeUse, ShareTerms, ShareUse
 
 DEVICE_BYTES = 80 * 2**30
 Body = dict[str, Any]

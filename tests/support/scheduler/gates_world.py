@@ -16,15 +16,15 @@ from sharepod.kube.client import Client
 from sharepod.kube.event_writer import EventWriter
 from sharepod.kube.informer import Pace
 from sharepod.kube.lease import Lease
-from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.endings import Endings
-from sharepod.scheduler.gatekeeper import Gatekeeper
-from sharepod.scheduler.observer import Observer
-from sharepod.scheduler.order_writer import OrderWriter
-from sharepod.scheduler.queue_view import view
-from sharepod.scheduler.status_server import StatusServer
-from sharepod.scheduler.turn import turn_of
-from sharepod.scheduler.usage import Report, UsageBook
+from sharepod.scheduler.controller.action_writer import OrderWriter
+from sharepod.scheduler.controller.exit_status import Endings
+from sharepod.scheduler.controller.gate_controller import Gatekeeper
+from sharepod.scheduler.explain.pending_status import turn_of
+from sharepod.scheduler.explain.queue_view import view
+from sharepod.scheduler.explain.status_server import StatusServer
+from sharepod.scheduler.state.cluster import Cluster
+from sharepod.scheduler.state.observer import Observer
+from sharepod.scheduler.state.usage import Report, UsageBook
 
 RULES = "sharepod/sharepod-gates-queues"
 

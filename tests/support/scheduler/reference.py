@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
-from sharepod.scheduler.replay import Placed
-from sharepod.scheduler.trace import NamedPod
+from sharepod.scheduler.placement.request import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.simulation.replay import Placed
+from sharepod.scheduler.state.trace import NamedPod
 
 
 @dataclass

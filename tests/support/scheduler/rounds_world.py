@@ -5,15 +5,15 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
-from sharepod.scheduler.cluster import Assumed
-from sharepod.scheduler.course import Task
-from sharepod.scheduler.job import key_of
-from sharepod.scheduler.orders import Evict, Order, Release, Tell, Yield
-from sharepod.scheduler.pod import Pod
-from sharepod.scheduler.queues import Queue, Queues
-from sharepod.scheduler.round import decide
-from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.controller.actions import Evict, Order, Release, Tell, Yield
+from sharepod.scheduler.controller.job import key_of
+from sharepod.scheduler.controller.queues import Queue, Queues
+from sharepod.scheduler.controller.scheduling_cycle import decide
+from sharepod.scheduler.placement.request import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.simulation.job_run import Task
+from sharepod.scheduler.simulation.timeline import Timeline
+from sharepod.scheduler.state.cluster import Assumed
+from sharepod.scheduler.state.pod import Pod
 
 DEVICE_MIB = 80_000
 DEFAULT = Queues(Queue(longest_wait_s=7200))

@@ -7,8 +7,8 @@ import pytest
 from cluster_world import node_body, pod_body, read
 from rounds_world import DEFAULT, decided, nodes, task
 
-from sharepod.scheduler.node import Node, read_node
-from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.simulation.timeline import Timeline
+from sharepod.scheduler.state.node import Node, read_node
 
 Spec = dict[str, Any]
 GPU = [{"key": "gpu", "operator": "In", "values": ["h200", "a100"]}]

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from rounds_world import DEFAULT, Decided, decided, nodes, pod_of, task
 
-from sharepod.scheduler.endings import how_ended
-from sharepod.scheduler.gang import Gang as Said
-from sharepod.scheduler.orders import Evict
-from sharepod.scheduler.pod import Pod
-from sharepod.scheduler.restarts import CALM_S, FAILED, GONE, MOST_S, SUCCEEDED
-from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.controller.actions import Evict
+from sharepod.scheduler.controller.exit_status import how_ended
+from sharepod.scheduler.controller.gang_annotations import Gang as Said
+from sharepod.scheduler.controller.restarts import CALM_S, FAILED, GONE, MOST_S, SUCCEEDED
+from sharepod.scheduler.simulation.timeline import Timeline
+from sharepod.scheduler.state.pod import Pod
 
 
 class Gang:

@@ -10,8 +10,12 @@ from rounds_world import nodes, pod_of, task
 
 from rig.until import eventually
 from sharepod.process.metrics import families
-from sharepod.scheduler import gatekeeper
-from sharepod.scheduler.fairness import jain
+from sharepod.scheduler.controller import gate_controller
+from sharepod.scheduler.controller.actions import Order
+from sharepod.scheduler.controller.fairness import jain
+from sharepod.scheduler.controller.queues import Queues
+from sharepod.scheduler.controller.scheduling_cycle import decide
+from sharepod.scheduler.explain.gate_summary import summarise_gates
 from sharepod.scheduler.gate_metrics import (
     OTHER,
     QUEUES_MAX,
@@ -24,11 +28,7 @@ from sharepod.scheduler.gate_metrics import (
     QueueNames,
     band_of,
 )
-from sharepod.scheduler.gate_summary import summarise_gates
-from sharepod.scheduler.orders import Order
-from sharepod.scheduler.queues import Queues
-from sharepod.scheduler.round import decide
-from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.simulation.timeline import Timeline
 
 Samples = dict[str, dict[tuple[str, ...], float]]
 
@@ -166,7 +166,7 @@ def test_waits_are_told_by_class_and_band_of_priority() -> None:
 async def test_a_round_that_fails_is_counted_logged_and_not_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gatekeeper, "FAILED_S", 0.2)
+    monkeypatch.setattr(gate_controller, "FAILED_S", 0.2)
     rounds = [ArithmeticError("one that nobody thought of")] * 2
 
     def fail_first(*given: Any, **more: Any) -> list[Order]:
@@ -174,7 +174,7 @@ async def test_a_round_that_fails_is_counted_logged_and_not_the_end(
             raise rounds.pop()
         return decide(*given, **more)
 
-    monkeypatch.setattr(gatekeeper, "decide", fail_first)
+    monkeypatch.setattr(gate_controller, "decide", fail_first)
     async with World(tmp_path, n1=1) as world:
         world.create("a", 60)
         async with world.replica() as replica:

@@ -3,15 +3,15 @@
 import random
 
 import pytest
+from priority_inversion import Witness
 from rounds_world import DEFAULT, DEVICE_MIB, ask, check, decided, nodes, played, pod_of, random_tasks, task
 
-from sharepod.scheduler.ask import NodeSpec
-from sharepod.scheduler.course import Task
-from sharepod.scheduler.orders import Evict
-from sharepod.scheduler.queues import Queue, Queues
-from sharepod.scheduler.round import PLANS_MOST
-from sharepod.scheduler.timeline import Timeline
-from sharepod.scheduler.witness import Witness
+from sharepod.scheduler.controller.actions import Evict
+from sharepod.scheduler.controller.queues import Queue, Queues
+from sharepod.scheduler.controller.scheduling_cycle import PLANS_MOST
+from sharepod.scheduler.placement.request import NodeSpec
+from sharepod.scheduler.simulation.job_run import Task
+from sharepod.scheduler.simulation.timeline import Timeline
 
 BAR_S = 2.0
 LOW, MIDDLE, HIGH = 0, 100, 1000

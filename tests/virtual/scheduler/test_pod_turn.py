@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from sharepod.cli.errors import CliError
 from sharepod.cli.main import app
 from sharepod.cli.pods import lines
-from sharepod.scheduler.demands import Demands
-from sharepod.scheduler.explanation import explain
-from sharepod.scheduler.queue_view import view
-from sharepod.scheduler.queues import Queue, Queues
-from sharepod.scheduler.status_server import StatusServer
-from sharepod.scheduler.timeline import Timeline
-from sharepod.scheduler.turn import LISTED, NEVER, NOBODY, UNLISTED, Turn, turn_of
+from sharepod.scheduler.controller.queues import Queue, Queues
+from sharepod.scheduler.explain.explanation import explain
+from sharepod.scheduler.explain.pending_status import LISTED, NEVER, NOBODY, UNLISTED, Turn, turn_of
+from sharepod.scheduler.explain.queue_view import view
+from sharepod.scheduler.explain.status_server import StatusServer
+from sharepod.scheduler.placement.constraints import Demands
+from sharepod.scheduler.simulation.timeline import Timeline
 
 
 def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from rounds_world import DEFAULT, decided, nodes, pod_of
 
 from sharepod.agent.shares.share import ShareClass
-from sharepod.scheduler.ask import PodAsk, ShareAsk
-from sharepod.scheduler.course import Task
-from sharepod.scheduler.timeline import Timeline
-from sharepod.scheduler.usage import DeviceNumbers, ShareTerms, ShareUse
+from sharepod.scheduler.placement.request import PodAsk, ShareAsk
+from sharepod.scheduler.simulation.job_run import Task
+from sharepod.scheduler.simulation.timeline import Timeline
+from sharepod.scheduler.state.usage import DeviceNumbers, ShareTerms, ShareUse
 
 WAITS, CALM = 8_000, 200
 RESUMED = {"batch-a": "", "batch-b": ""}

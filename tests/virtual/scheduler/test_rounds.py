@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_tasks, task
 
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
-from sharepod.scheduler.queues import Queue, Queues
-from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.controller.queues import Queue, Queues
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.simulation.timeline import Timeline
 
 ORDERS = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "8"))
 """How many random orders are played; `make soak` plays thousands."""

@@ -7,11 +7,11 @@ import pytest
 from rounds_world import DEFAULT, nodes, task
 
 from sharepod.cli.play import listed
-from sharepod.scheduler.ask import PodAsk, ShareAsk
-from sharepod.scheduler.course import Task
 from sharepod.scheduler.errors import TraceError
-from sharepod.scheduler.surplus import Part, shared_out
-from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.placement.request import PodAsk, ShareAsk
+from sharepod.scheduler.simulation.burst_model import Part, shared_out
+from sharepod.scheduler.simulation.job_run import Task
+from sharepod.scheduler.simulation.timeline import Timeline
 
 
 def may_use(milli: int, limit: int, share_class: str = "standard", devices: int = 1) -> PodAsk:

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from reference import Node
 from rounds_world import DEFAULT, DEVICE_MIB, ask, nodes
 
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
-from sharepod.scheduler.course import Task
-from sharepod.scheduler.holders import Holder
-from sharepod.scheduler.job import key_of
-from sharepod.scheduler.placing import Placer
-from sharepod.scheduler.pod import Pod
-from sharepod.scheduler.row import GONE
-from sharepod.scheduler.timeline import Timeline
-from sharepod.scheduler.victims import Rest, Room, Running, least_set
-from sharepod.scheduler.yielding import Yielding
+from sharepod.scheduler.controller.gang_placement import Placer
+from sharepod.scheduler.controller.job import key_of
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.preemption.preemption_units import Holder
+from sharepod.scheduler.preemption.room import Yielding
+from sharepod.scheduler.preemption.victims import Rest, Room, Running, least_set
+from sharepod.scheduler.simulation.job_run import Task
+from sharepod.scheduler.simulation.timeline import Timeline
+from sharepod.scheduler.state.node_info import GONE
+from sharepod.scheduler.state.pod import Pod
 
 SLACK = 1.10
 NOW_S = 5000.0

@@ -1,0 +1,196 @@
+"""Writes what a decision round ordered to the API server: gates, annotations, evictions; and tells what became of it.
+
+Each order is one request that names its pod by its uid, so that another pod of that name is refused, and that does no
+harm when it is made twice. What fails is tried again for as long as the decision counts on the view; then the next
+round decides anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from sharepod.deviceplugin.core.terms import YIELD
+from sharepod.kube.client import MERGE, Answer, ApiUnavailable
+from sharepod.kube.events import Subject
+from sharepod.scheduler.controller.actions import Evict, Order, Release, Tell, Yield
+from sharepod.scheduler.gate_metrics import GateTally
+from sharepod.scheduler.state.cluster import ASSUMED_S
+from sharepod.scheduler.state.pod import GATE, NODE, device_annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from sharepod.kube.client import Client
+    from sharepod.kube.event_writer import EventWriter
+    from sharepod.scheduler.state.cluster import Assumed, Cluster
+    from sharepod.scheduler.state.pod import Pod
+
+log = logging.getLogger("sharepod.scheduler.orders")
+
+CALL_S: Final = 5.0
+TRY_S: Final = ASSUMED_S - CALL_S
+_STRATEGIC: Final = "application/strategic-merge-patch+json"
+_BUDGET: Final = "disruption budget"
+"""In the refusal of an eviction: other 429 say that the API server is busy."""
+_DONE: Final = {200: "written", 201: "written", 404: "gone", 409: "conflict"}
+"""404, 409: the pod has gone, and another may have come."""
+_FAILED: Final = {
+    0: "away", 401: "forbidden", 403: "forbidden", 400: "invalid", 409: "conflict", 410: "invalid", 422: "invalid",
+}  # fmt: skip
+_NEWS_MAX: Final = 128
+"""Events that may be still to be written when somebody is told of his release: others matter more."""
+
+
+class OrderWriter:
+    """The writer of one controller."""
+
+    def __init__(self, client: Client, cluster: Cluster, events: EventWriter) -> None:
+        self._client, self._cluster, self._events = client, cluster, events
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refused: Callable[[Pod], None] = lambda _: None
+        """Called for a pod that a disruption budget keeps from being evicted."""
+        self.released: Callable[[Pod], None] = lambda _: None
+        """Called for a pod whose gate has gone."""
+        self.leads: Callable[[], bool] = lambda: True
+        """Tells whether this replica still decides: nothing is tried again when it does not."""
+        self.tally = GateTally()
+
+    def write(self, orders: Iterable[Order]) -> None:
+        """Begin to write orders, those first that make room."""
+        rank = {Yield: 0, Evict: 1, Release: 2, Tell: 3}
+        for order in sorted(orders, key=lambda order: rank[type(order)]):
+            if isinstance(order, Tell):
+                self.tell(order.pod, order.reason, order.text, warning=order.warning)
+            elif isinstance(order, Yield):
+                reason = {"pause": "Paused", "limit": "Limited", "": "Resumed"}[order.how]
+                self._start("yield", order.pod, self._yield(order), partial(self._yielded, reason.lower()))
+                self.tell(order.pod, reason, order.why, warning=False)
+            elif isinstance(order, Evict):
+                self._start("evict", order.pod, self._evict(order), partial(self._evicted, order))
+            else:
+                for assumed in order.places:
+                    done = partial(self._released, order, assumed)
+                    self._start("release", assumed.pod, self._release(assumed), done)
+
+    def tell(self, pod: Pod, reason: str, text: str, *, warning: bool) -> None:
+        """Have an Event about a pod written."""
+        self.tell_of(Subject(pod.namespace, pod.name, pod.uid), reason, text, warning=warning)
+
+    def tell_of(self, subject: Subject, reason: str, text: str, *, warning: bool) -> None:
+        """Have an Event about anything written."""
+        self._events.tell(subject, reason, text, warning=warning)
+
+    async def stop(self) -> None:
+        """End what is under way: whoever decides next finds it undone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, kind: str, pod: Pod, work: Coroutine[None, None, Answer | None], done: Callable[[], None]) -> None:
+        task = asyncio.create_task(self._finish(kind, pod, work, done), name=f"sharepod {kind} {pod.title}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(
+        self, kind: str, pod: Pod, work: Coroutine[None, None, Answer | None], done: Callable[[], None]
+    ) -> None:
+        try:
+            answer = await work
+        except ApiUnavailable as error:
+            cause, result = str(error), _FAILED.get(error.status, "busy")
+        else:
+            result = "budget" if answer is None else _result(answer)
+            cause = "" if answer is None or answer.status in _DONE else str(self._client.refusal(answer))
+        self.tally.orders[kind, result] += 1
+        if result == "written":
+            done()
+        if cause:
+            aside = {"order": kind, "pod": pod.title, "pod_uid": pod.uid, "cause": cause}
+            log.warning("order not written", extra=aside)
+
+    def _released(self, order: Release, assumed: Assumed) -> None:
+        """Tell one of those that were released together, unless there is more to tell than is heard."""
+        self.released(assumed.pod)
+        if assumed is not order.places[0] or self._events.waiting > _NEWS_MAX:
+            return
+        nodes = sorted({place.node for place in order.places})
+        text = f"its gate has gone: it goes to node {assumed.node}"
+        if len(order.places) > 1:
+            text += f", all {len(order.places)} of {order.job.title} that it needs to {len(nodes)} nodes"
+        self.tell(assumed.pod, "Released", text, warning=False)
+
+    def _evicted(self, order: Evict) -> None:
+        self.tally.evictions[order.cause] += 1
+        self.tally.yields["evicted"] += order.cause == "yield"
+        self.tell(order.pod, "Evicted", order.why, warning=True)
+
+    def _yielded(self, kind: str) -> None:
+        self.tally.yields[kind] += 1
+
+    async def _release(self, assumed: Assumed) -> Answer | None:
+        pod = assumed.pod
+        node = self._cluster.node(assumed.node)
+        if node is None or not node.hostname:
+            raise ApiUnavailable(f"node {assumed.node} has no label kubernetes.io/hostname: give it one", status=422)
+        body: dict[str, object] = {
+            "metadata": {
+                "uid": pod.uid,
+                "annotations": {**device_annotations(pod, assumed.devices), NODE: assumed.node},
+            },
+            "spec": {
+                "nodeSelector": {"kubernetes.io/hostname": node.hostname},
+                "schedulingGates": [{"$patch": "delete", "name": GATE}],
+            },
+        }
+        return await self._patch(pod, body, _STRATEGIC)
+
+    async def _yield(self, order: Yield) -> Answer:
+        body: dict[str, object] = {"metadata": {"uid": order.pod.uid, "annotations": {YIELD: order.how or None}}}
+        return await self._patch(order.pod, body, MERGE)
+
+    async def _patch(self, pod: Pod, body: dict[str, object], media: str) -> Answer:
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+        return await self._again(lambda: self._client.call("PATCH", path, body=body, media=media, timeout_s=CALL_S))
+
+    async def _evict(self, order: Evict) -> Answer | None:
+        pod = order.pod
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
+        body: dict[str, object] = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            return await self._again(lambda: self._client.call("POST", path, body=body, timeout_s=CALL_S))
+        except ApiUnavailable as error:
+            if error.status != 429 or _BUDGET not in str(error):
+                raise
+            self.refused(pod)
+            self.tell(pod, "NotEvicted", f"a disruption budget keeps it: {order.why}", warning=True)
+            return None
+
+    async def _again(self, call: Callable[[], Coroutine[None, None, Answer]]) -> Answer:
+        """Return the answer to a request, tried again while the API server is away. Raises ApiUnavailable."""
+        pause_s, waited_s = 0.2, 0.0
+        while True:
+            if not self.leads():
+                raise ApiUnavailable("this replica decides no more: whoever does will decide anew", status=409)
+            try:
+                return await call()
+            except ApiUnavailable as error:
+                if error.final or error.status == 400 or _BUDGET in str(error) or waited_s + pause_s > TRY_S:
+                    raise
+                pause_s = max(pause_s, min(error.after_s or 0.0, 5.0))
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, 5.0)
+
+
+def _result(answer: Answer) -> str:
+    """Return what became of an order: of a pod with another uid a patch says that the field cannot change."""
+    is_another = answer.status == 422 and "metadata.uid" in str(answer.body.get("message"))
+    return "conflict" if is_another else _DONE.get(answer.status, "invalid")

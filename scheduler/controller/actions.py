@@ -1,0 +1,51 @@
+"""What a decision round has done in the cluster: values, for whoever writes them to the API server, or plays it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sharepod.scheduler.controller.job import Job
+    from sharepod.scheduler.state.cluster import Assumed
+    from sharepod.scheduler.state.pod import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Remove the gates of these pods: each goes to its node and devices. All of them are released, or none."""
+
+    job: Job
+    places: tuple[Assumed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Have a pod yield in one of terms.YIELDS; "": as it was before."""
+
+    pod: Pod
+    how: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Evict a pod, as far as its disruption budgets let it."""
+
+    pod: Pod
+    why: str
+    cause: str = "yield"
+    """One of gate_metrics.EVICTIONS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Write an Event about a pod."""
+
+    pod: Pod
+    reason: str
+    text: str
+    warning: bool = True
+
+
+Order = Release | Yield | Evict | Tell

@@ -1,0 +1,273 @@
+"""What decision rounds remember: the jobs, and since when something is so. Pure.
+
+It follows the view of the cluster by its changes, so that a round costs what has changed and what waits, not what runs.
+Times are of one clock that does not jump. Who starts anew notes what the API server has, and decides the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.controller.job import job_of, key_of
+from sharepod.scheduler.controller.job_order import Total, total_of
+from sharepod.scheduler.controller.restarts import Restarts
+from sharepod.scheduler.gate_metrics import GateTally
+from sharepod.scheduler.preemption.preemption_units import holders_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sharepod.scheduler.controller.job import Job, Key
+    from sharepod.scheduler.controller.queues import Queue
+    from sharepod.scheduler.preemption.preemption_units import Holder
+    from sharepod.scheduler.state.capacity import Capacity
+    from sharepod.scheduler.state.cluster import Cluster
+    from sharepod.scheduler.state.node_index import Seats
+    from sharepod.scheduler.state.pod import Pod
+
+LEAVE_S: Final = 60.0
+"""How long it is waited for who was evicted, and room kept for whom he was; then it is planned anew."""
+BIND_S: Final = 120.0
+"""How long kube-scheduler may take to bind who was released: then it has a reason that is not known here."""
+AVOID_S: Final = 900.0
+"""How long no other pod of its controller is sent to that node then."""
+SPARED_S: Final = 60.0
+"""How long a pod is spared whose eviction was refused."""
+
+_KINDS_MAX: Final = 65_536
+
+
+class Memory:
+    """The memory of one controller."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        """By uid: since when a pod is there."""
+        self._started: dict[str, float] = {}
+        """By uid: since when it runs."""
+        self._paused: dict[str, float] = {}
+        """By uid: since when it is paused for others."""
+        self._busy: dict[str, float] = {}
+        """By uid: when its shares were last seen to use their devices."""
+        self._pods: dict[str, Pod] = {}
+        self.members: defaultdict[Key, dict[str, Pod]] = defaultdict(dict)
+        """Of each job, by uid."""
+        self.jobs: dict[Key, Job] = {}
+        self.waits: dict[Key, Job] = {}
+        """Those of which somebody waits or is paused, or that are refused."""
+        self._kinds: dict[object, int] = {}
+        self._last_kind = 0
+        self.holders: dict[Key, tuple[Holder, ...]] = {}
+        """Of each job of which pods are released."""
+        self._by_namespace: defaultdict[str, dict[Key, Job]] = defaultdict(dict)
+        self._held: dict[tuple[str, int], Total] = {}
+        self.ending: dict[str, Pod] = {}
+        """By uid: pods that are on nodes and being deleted, by whomever: their room comes by itself."""
+        self.leaving: dict[str, float] = {}
+        """By uid: until when it is waited for who was evicted."""
+        self.spared: dict[str, float] = {}
+        """By uid: until when a pod is not evicted."""
+        self.pressed: dict[str, tuple[float, str]] = {}
+        """By uid: until when a pod goes on yielding to one that has waited for its device, and the uid of that; empty
+        where only another replica knew it (contention.py)."""
+        self.avoided: dict[tuple[str, str], float] = {}
+        """By controller and node: until when none of its pods is sent there, as kube-scheduler would not bind one."""
+        self.limited: set[str] = set()
+        """Uids of pods that are held to their requests."""
+        self.eased: dict[tuple[str, str], float] = {}
+        """By node and device, when somebody was last made to yield there because others waited."""
+        self.kept: dict[Key, tuple[tuple[str, ...], float]] = {}
+        """Nodes that are kept for a job, and until when."""
+        self.tried: set[Key] = set()
+        """Jobs for which nobody could yield, and which leave it to others to be looked at next, as not all were."""
+        self.released: dict[Key, float] = {}
+        """When members of a job were last released."""
+        self.told: dict[Key, str] = {}
+        """What the owner of a job was last told."""
+        self.waiting: list[tuple[Job, str]] = []
+        """The jobs that waited after the last round, in the order in which they were tried, and why."""
+
+        self.yields: dict[str, tuple[float, str]] = {}
+        """By uid: since when a pod yields, and why, as far as this replica has decided it."""
+        self.restarts = Restarts()
+        self.tally = GateTally()
+        self.decides = False
+        """Rounds are decided with it; False: another replica decides, and what rounds note is not known."""
+        self._stale: set[Key] = set()
+        """Jobs that have to be made anew."""
+        self.capacity: tuple[tuple[Seats, int, int], Capacity] | None = None
+        """What the nodes would take without pods, as they were last looked at (capacity.py)."""
+
+    def note(self, pod: Pod, *, since_s: float, started_s: float | None = None) -> None:
+        """Take since when a pod is there, and runs, as the API server has it; what is known already stays."""
+        self._since.setdefault(pod.uid, since_s)
+        if started_s is not None:
+            self._started.setdefault(pod.uid, started_s)
+
+    def refused(self, pod: Pod, now_s: float) -> None:
+        """Take it that a pod was not evicted: a disruption budget is in the way."""
+        self.leaving.pop(pod.uid, None)
+        self.spared[pod.uid] = now_s + SPARED_S
+        self._stale.add(key_of(pod))
+        for key in [key for key, (nodes, _) in self.kept.items() if pod.place in nodes]:
+            del self.kept[key]
+
+    def look(self, cluster: Cluster, busy: Iterable[str], now_s: float) -> None:
+        """Take over what has changed on the view; `busy`: uids of pods that use their devices."""
+        dirty, self._stale = self._stale, set()
+        for uid in sorted(cluster.take_changed()):
+            before, pod = self._pods.pop(uid, None), cluster.pod(uid)
+            if before is not None:
+                dirty.add(key_of(before))
+                self.members[key_of(before)].pop(uid, None)
+            if pod is None or not pod.yields:
+                self.yields.pop(uid, None)
+            (self.limited.add if pod is not None and pod.yields == "limit" else self.limited.discard)(uid)
+            if pod is None or pod.withheld or not (pod.ask.shares or pod.refusal):
+                self._forget(uid)
+                continue
+            self._pods[uid] = pod
+            if pod.deleting and pod.place:
+                self.ending[uid] = pod
+            self.members[key_of(pod)][uid] = pod
+            dirty.add(key_of(pod))
+            self._note_times(pod, now_s)
+        for pod in cluster.take_gone():
+            self.restarts.lose(pod, now_s)
+        dirty |= self._expire(now_s)
+        for key in sorted(dirty):
+            self._make_job(key, cluster)
+        for uid in busy:
+            if uid in self._busy:
+                self._busy[uid] = now_s
+
+    def take_over(self, now_s: float) -> None:
+        """Begin to decide: those that another replica has released have their whole time from now on."""
+        self.decides = True
+        starting = [key for key, job in self.jobs.items() if job.starts and (job.is_gang or _is_unbound(job))]
+        self.released = dict.fromkeys(starting, now_s)
+
+    def _forget(self, uid: str) -> None:
+        self.ending.pop(uid, None)
+        for noted in (self._since, self._started, self._paused, self._busy, self.leaving, self.spared):
+            noted.pop(uid, None)
+
+    def _expire(self, now_s: float) -> set[Key]:
+        """Forget what was so for a time only; return the jobs that are others with it."""
+        dirty: set[Key] = set()
+        for until in (self.leaving, self.spared):
+            for uid in [uid for uid, until_s in until.items() if until_s <= now_s]:
+                del until[uid]
+                if uid in self._pods:
+                    dirty.add(key_of(self._pods[uid]))
+        for key in [key for key, (_, until_s) in self.kept.items() if until_s <= now_s]:
+            del self.kept[key]
+        for place in [place for place, until_s in self.avoided.items() if until_s <= now_s]:
+            del self.avoided[place]
+        return dirty
+
+    def evicted(self, pod: Pod, now_s: float, cluster: Cluster) -> None:
+        """Take it that a pod is about to be evicted: it is of no job any more."""
+        self.leaving[pod.uid] = now_s + LEAVE_S
+        self._make_job(key_of(pod), cluster)
+
+    def unbound(self, pod: Pod, now_s: float) -> None:
+        """Take it that kube-scheduler does not bind a pod where it was sent."""
+        if pod.controller:
+            self.avoided[pod.controller, pod.place] = now_s + AVOID_S
+
+    def yielded(self, pod: Pod, how: str, why: str, now_s: float) -> None:
+        """Take it that a pod was made to yield, or to go on."""
+        if how:
+            since_s = self.yields[pod.uid][0] if pod.uid in self.yields else now_s
+            self.yields[pod.uid] = since_s, why
+        else:
+            self.yields.pop(pod.uid, None)
+
+    def queues(self) -> list[str]:
+        """Return the queues that hold or wait for something."""
+        return [name for name, jobs in self._by_namespace.items() if jobs]
+
+    def held(self, namespace: str, device_mib: int) -> Total:
+        """Return what the pods of a namespace hold that are released and do not yield their time."""
+        found = self._held.get((namespace, device_mib))
+        if found is None:
+            theirs = self._by_namespace[namespace].values()
+            found = total_of((pod for job in theirs for pod in job.released if pod.yields != "pause"), device_mib)
+            self._held[namespace, device_mib] = found
+        return found
+
+    def _note_times(self, pod: Pod, now_s: float) -> None:
+        self._since.setdefault(pod.uid, now_s)
+        if pod.running:
+            self._started.setdefault(pod.uid, now_s)
+            self._busy.setdefault(pod.uid, now_s)
+        if pod.yields == "pause":
+            self._paused.setdefault(pod.uid, now_s)
+        elif self._paused.pop(pod.uid, None) is not None:
+            self._busy[pod.uid] = now_s
+
+    def _kind_of(self, kind: object) -> int:
+        if len(self._kinds) >= _KINDS_MAX:
+            self._kinds.clear()
+        self._last_kind += 1
+        return self._kinds.setdefault(kind, self._last_kind)
+
+    def _make_job(self, key: Key, cluster: Cluster) -> None:
+        for known in (self.jobs, self.waits, self.holders, self._by_namespace[key[0]]):
+            known.pop(key, None)
+        for noted in [noted for noted in self._held if noted[0] == key[0]]:
+            del self._held[noted]
+        members = [pod for uid, pod in self.members[key].items() if uid not in self.leaving and not pod.deleting]
+        if all(pod.gated or pod.deleting for pod in self.members[key].values()):
+            self.restarts.emptied(key)
+        if not members:
+            if not self.members[key]:
+                del self.members[key]
+                for noted_job in (self.kept, self.released, self.told):
+                    noted_job.pop(key, None)
+            return
+        job = job_of(
+            key, members, self.since_s, lambda pod: not pod.gated or cluster.assumed(pod.uid) is not None, self._kind_of
+        )
+        self.jobs[key] = self._by_namespace[key[0]][key] = job
+        if holders := holders_of(job, self.started_s):
+            self.holders[key] = holders
+        if job.waiting or job.refusal or any(pod.yields == "pause" for pod in job.released):
+            self.waits[key] = job
+
+    def since_s(self, pod: Pod) -> float:
+        """Return since when a pod waits: since it is there, or since it is paused for others."""
+        return self._paused.get(pod.uid, self._since[pod.uid])
+
+    def came_s(self, pod: Pod) -> float:
+        """Return since when a pod is there."""
+        return self._since[pod.uid]
+
+    def paused_s(self, uid: str) -> float | None:
+        """Return since when a pod is seen paused; None: it is not."""
+        return self._paused.get(uid)
+
+    def waited_s(self, uid: str, now_s: float) -> float | None:
+        """Return for how long a pod has been there; None: it is no more."""
+        since_s = self._since.get(uid)
+        return None if since_s is None else max(0.0, now_s - since_s)
+
+    def started_s(self, pod: Pod) -> float:
+        """Return since when a pod runs; of one that does not yet, since when it is there."""
+        return self._started.get(pod.uid, self._since[pod.uid])
+
+    def overruns(self, pod: Pod, queue: Queue, now_s: float) -> bool:
+        """Tell whether a pod has run for longer than its queue lets it."""
+        started_s = self._started.get(pod.uid)
+        return queue.longest_run_s is not None and started_s is not None and now_s - started_s > queue.longest_run_s
+
+    def idles(self, pod: Pod, queue: Queue, now_s: float) -> bool:
+        """Tell whether a pod has used nothing for longer than its queue lets it hold what it does not use."""
+        busy_s = self._busy.get(pod.uid)
+        return queue.idle_s is not None and busy_s is not None and now_s - busy_s > queue.idle_s
+
+
+def _is_unbound(job: Job) -> bool:
+    return any(not pod.node for pod in job.released)

@@ -1,0 +1,35 @@
+"""How evenly a cluster is divided among its queues. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.queues import Queues
+
+
+def jain(values: Sequence[float]) -> float:
+    """Return Jain's index: 1 where all are equal, 1/n where one has everything; 1 where nobody has anything."""
+    squares = len(values) * sum(value * value for value in values)
+    return sum(values) ** 2 / squares if squares else 1.0
+
+
+def weighted_shares(memory: Memory, queues: Queues) -> dict[str, float]:
+    """Return the dominant share, divided by its weight, of each queue that holds or waits for something."""
+    if memory.capacity is None:
+        return {}
+    capacity = memory.capacity[1]
+    return {
+        name: memory.held(name, capacity.device_mib).dominant(capacity.total) / queues.of(name).weight
+        for name in sorted(memory.queues())
+    }
+
+
+def overfull(memory: Memory, queues: Queues) -> list[tuple[str, int, int]]:
+    """Return the queues that hold more than their caps, with what they hold and may, in milli of devices."""
+    caps = [(name, cap) for name in memory.queues() if (cap := queues.of(name).cap_milli) is not None]
+    held = ((name, memory.held(name, 0).device_milli, cap) for name, cap in caps)
+    return [one for one in held if one[1] > one[2]]

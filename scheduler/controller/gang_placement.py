@@ -1,0 +1,221 @@
+"""Finds places for pods that start together, on the view of the cluster: for all of them or for none.
+
+What is found is assumed there at once, so that who is tried next does not get the same room. Members go to as few
+nodes as take them, within the smallest domain (rack, switch, zone) that has room for all. Within a round room only
+shrinks, so that of pods that ask for the same only the first is looked at in vain.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sharepod.scheduler.placement.native import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from sharepod.scheduler.placement.constraints import Demands
+    from sharepod.scheduler.state.cluster import Assumed, Cluster
+    from sharepod.scheduler.state.pod import Pod
+
+    Indices = NDArray[np.int32]
+
+DOMAINS_TRIED: Final = 4
+"""Of each level, those that would be filled most."""
+
+
+class Placer:
+    """Finds places in one round."""
+
+    def __init__(self, cluster: Cluster, now_s: float, avoided: Iterable[tuple[str, str]] = ()) -> None:
+        """Look at the cluster as of now; `avoided`: controllers, each with a node to which none of its pods is sent."""
+        cluster.settle(now_s)
+        self._cluster, self._now_s = cluster, now_s
+        self.closed: frozenset[str] = frozenset()
+        """Nodes on which no places are looked for."""
+        self._open: Indices = cluster.seats.indices()
+        self._suits: dict[Demands, NDArray[np.bool_]] = {}
+        """Which nodes pods may be bound to, by index."""
+        self._avoided: defaultdict[str, list[str]] = defaultdict(list)
+        for controller, node in avoided:
+            self._avoided[controller].append(node)
+        self._unfit: set[object] = set()
+        self.generation = 0
+        """Grows whenever there may be more room than before."""
+        self._levels: list[dict[str, Indices]] | None = None
+
+    def close(self, names: Collection[str]) -> None:
+        """Look for places on all nodes but these, from now on."""
+        self.closed = frozenset(names)
+        closed = np.array(self._cluster.seats.find(sorted(names))[1], dtype=np.int32)
+        self._open = np.setdiff1d(self._cluster.seats.indices(), closed)
+        self._levels = None
+        self.reopened()
+
+    def open_names(self, pod: Pod, more: Collection[str] = ()) -> list[str]:
+        """Return the nodes on which places for a pod are looked for, and those of `more` that it may be bound to."""
+        seats = self._cluster.seats
+        area = np.union1d(self._open, np.array(seats.find(sorted(more))[1], dtype=np.int32)) if more else self._open
+        return [seats.name(index) for index in self._suited(pod, area).tolist()]
+
+    def _suited(self, pod: Pod, area: Indices) -> Indices:
+        """Return those of these nodes that the pod may be bound to."""
+        suited = self._suits.get(pod.demands)
+        if suited is None:
+            seats = self._cluster.seats
+            everybody = seats.indices()
+            suited = np.zeros(1 + int(everybody.max(initial=0)), dtype=np.bool_)
+            for index in everybody.tolist():
+                node = self._cluster.node(seats.name(index))
+                suited[index] = node is not None and node.suits(pod.demands)
+            self._suits[pod.demands] = suited
+        found = area[suited[area]]
+        if not self.avoids(pod):
+            return found
+        away = self._cluster.seats.find(sorted(self._avoided[pod.controller]))[1]
+        rest = np.setdiff1d(found, np.array(away, dtype=np.int32))
+        return rest if rest.size else found  # where none is left, kube-scheduler may have been away
+
+    def avoids(self, pod: Pod) -> bool:
+        """Tell whether a pod is not sent to some node that would suit it."""
+        return pod.controller in self._avoided
+
+    def reopened(self) -> None:
+        """Look anew at what did not fit: there is more room than before."""
+        self._unfit.clear()
+        self.generation += 1
+
+    def place(self, pods: Sequence[Pod], within: Sequence[str] = ()) -> list[Assumed] | None:
+        """Assume all of these pods somewhere and return where; None: they do not fit together, and nothing is assumed.
+
+        `within`: only on these nodes, which may be closed to others.
+        """
+        if within:
+            return self._place_in(pods, np.array(self._cluster.seats.find(within)[1], dtype=np.int32))
+        alike = len({_class_of(pod) for pod in pods}) == 1
+        apart = _depends_on_others(pods) or any(map(self.avoids, pods))
+        key = _class_of(pods[0]) if alike and not apart else None
+        if key is not None and any((key, count) in self._unfit for count in (1, len(pods))):
+            return None
+        for area in self._areas(pods):
+            found = self._place_in(pods, area)
+            if found is not None:
+                return found
+        if key is not None:
+            self._unfit.add((key, len(pods)))
+        return None
+
+    def has_room(self, pod: Pod) -> bool:
+        """Tell whether the devices that a pod has are not promised beyond what they have."""
+        row = self._cluster.row(pod.place)
+        if row is None or pod.uid not in row.places:
+            return False
+        return all(row.free_milli[device] >= 0 for share in row.places[pod.uid] for device in share)
+
+    def could_resume(self, pods: Sequence[Pod]) -> bool:
+        """Tell whether the devices of paused pods have room for all of them to go on: without trying it on the view."""
+        needed: dict[tuple[str, int], int] = {}
+        for pod in pods:
+            row = self._cluster.row(pod.place)
+            if row is None or pod.uid not in row.places:
+                return False
+            for share, devices in zip(pod.ask.shares, row.places[pod.uid], strict=True):
+                for device in devices:
+                    needed[pod.place, device] = needed.get((pod.place, device), 0) + share.milli
+                    if row.free_milli[device] < needed[pod.place, device]:
+                        return False
+        return True
+
+    def _place_in(self, pods: Sequence[Pod], area: Indices) -> list[Assumed] | None:
+        placed: list[Assumed] = []
+        node = -1
+        for pod in pods:
+            assumed = self._assume_on(pod, node) if node >= 0 else None
+            if assumed is None:
+                node = self._best(pod, area, len(pods) - len(placed))
+                assumed = self._assume_on(pod, node) if node >= 0 else None
+            if assumed is None:
+                self.undo(placed)
+                return None
+            placed.append(assumed)
+        return placed
+
+    def undo(self, placed: Sequence[Assumed]) -> None:
+        """Assume these no longer."""
+        for assumed in placed:
+            self._cluster.forget(assumed.pod.uid)
+        self._cluster.settle(self._now_s)
+
+    def _best(self, pod: Pod, area: Indices, wanted: int) -> int:
+        """Return the best node of an area for a pod, the first of so many; -1: it fits on none."""
+        cluster = self._cluster
+        area = self._suited(pod, area)
+        allowed = cluster.allowed(pod, area)
+        fits = cluster.board.fit_array(pod.ask, area, allowed) == Verdict.FITS
+        fits &= cluster.seats.units(area) >= pod.units
+        if not fits.any():
+            return -1
+        area, allowed = area[fits], allowed[fits]
+        if wanted > 1:  # they are better together than each where it alone would be best
+            copies = np.minimum(cluster.board.copies_array(pod.ask, area, allowed), wanted)
+            most = copies == copies.max()
+            area, allowed = area[most], allowed[most]
+        ranking = cluster.board.rank_array(pod.ask, cluster.policy.native, area, allowed)
+        best = ranking.best()
+        return int(area[best]) if best >= 0 else -1
+
+    def _assume_on(self, pod: Pod, node: int) -> Assumed | None:
+        cluster = self._cluster
+        one = np.array([node], dtype=np.int32)
+        ranking = cluster.board.rank_array(pod.ask, cluster.policy.native, one, cluster.allowed(pod, one))
+        if ranking.best() < 0 or cluster.seats.units(one)[0] < pod.units:
+            return None
+        name = cluster.seats.name(node)
+        assumed = cluster.assume(pod, name, cluster.named(name, ranking.devices(0)), self._now_s)
+        cluster.settle(self._now_s)
+        return assumed
+
+    def _areas(self, pods: Sequence[Pod]) -> Iterator[Indices]:
+        """Yield the sets of nodes to be tried: the smallest domains first, at last all that are open."""
+        if len(pods) > 1:
+            area = self._suited(pods[0], self._open)
+            found = self._cluster.board.copies_array(pods[0].ask, area, self._cluster.allowed(pods[0], area))
+            copies = dict(zip(area.tolist(), found.tolist(), strict=True))
+            for level in self._domains():
+                sums = {
+                    name: sum(copies.get(index, 0) for index in indices.tolist()) for name, indices in level.items()
+                }
+                enough = sorted((total, name) for name, total in sums.items() if total >= len(pods))
+                yield from (level[name] for _, name in enough[:DOMAINS_TRIED])
+        yield self._open
+
+    def _domains(self) -> list[dict[str, Indices]]:
+        """Return for each level, the narrowest first, the open nodes of each domain."""
+        if self._levels is None:
+            found: list[dict[str, list[int]]] = []
+            for index in self._open.tolist():
+                node = self._cluster.node(self._cluster.seats.name(index))
+                for level, domain in enumerate(node.domains if node else ()):
+                    if level == len(found):
+                        found.append({})
+                    if domain:
+                        found[level].setdefault(domain, []).append(index)
+            self._levels = [
+                {name: np.array(indices, dtype=np.int32) for name, indices in level.items()} for level in found
+            ]
+        return self._levels
+
+
+def _class_of(pod: Pod) -> object:
+    """Return what decides where a pod fits."""
+    return pod.ask, pod.demands, pod.namespace, pod.affinity, pod.anti_affinity
+
+
+def _depends_on_others(pods: Sequence[Pod]) -> bool:
+    """Tell whether where these fit depends on where others are: what did not fit may do so once those are placed."""
+    return any(pod.affinity or pod.anti_affinity for pod in pods)

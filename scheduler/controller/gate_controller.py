@@ -1,0 +1,213 @@
+"""The controller's loop: has a round decided whenever something has changed or some time has passed, and written.
+
+Only the replica that holds the lease decides; the others follow the cluster, so that they can go on at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from sharepod.kube.events import Subject
+from sharepod.kube.informer import Informer, Pace, Source
+from sharepod.kube.objects import at
+from sharepod.scheduler.controller.actions import Release
+from sharepod.scheduler.controller.controller_state import Memory
+from sharepod.scheduler.controller.fairness import overfull
+from sharepod.scheduler.controller.queues import KEY, Queues, read_queues
+from sharepod.scheduler.controller.scheduling_cycle import PLACED, decide
+from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.placement.request import CLASSES, DEVICE_MILLI
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sharepod.kube.client import Client
+    from sharepod.kube.lease import Lease
+    from sharepod.scheduler.controller.action_writer import OrderWriter
+    from sharepod.scheduler.state.cluster import Cluster
+    from sharepod.scheduler.state.pod import Pod
+
+log = logging.getLogger("sharepod.scheduler.gates")
+
+ROUND_S: Final = 0.25
+"""Between two rounds at least: what comes together is decided together."""
+LOOK_S: Final = 1.0
+"""Between two rounds at most: those who wait age."""
+FAILED_S: Final = 5.0
+"""After a round that failed: the next one may do so, too."""
+TOLD_MAX: Final = 20
+"""Queues of which it is told at a time that they hold more than their caps; `sharepod queue` shows all."""
+AGE_MAX_S: Final = 30 * 86_400.0
+"""How long ago something may have been by the clock of the API server's machine, which is not ours."""
+NEWS_S: Final = 60.0
+"""How long ago something may have been of which this replica, which follows the cluster, has just heard."""
+JUMP_S: Final = 5.0
+"""By so much a clock is set, not slewed, between two looks."""
+
+
+class Gatekeeper:
+    """The decisions of one replica."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        writer: OrderWriter,
+        lease: Lease,
+        not_ready: Callable[[], str],
+        *,
+        unix: Callable[[], float] = time.time,
+    ) -> None:
+        """`not_ready` returns why nothing can be decided yet; `unix` is the wall clock, and may jump."""
+        self._cluster, self._writer, self._lease = cluster, writer, lease
+        self._not_ready, self._unix = not_ready, unix
+        self.memory, self.queues = Memory(), Queues()
+        self.rounds = 0
+        self.last_s = 0.0
+        """How long the last round took."""
+        self.refusal = ""
+        """Why the rules of queues are not those that were last given; empty: they are."""
+        self._rules: Subject | None = None
+        self._news: list[tuple[str, str, bool]] = []
+        """What is to be told about the rules by the replica that decides: reason, text, whether it is a warning."""
+        self._dated = False
+        """What was there when this replica began to follow the cluster has been dated."""
+        self._offset_s: float | None = None
+        """Of the wall clock to ours, when we last looked."""
+        self._jumped_s = 0.0
+        """How far the wall clock has been set since this replica is there."""
+        self._over: frozenset[str] = frozenset()
+        """Queues that hold more than their caps."""
+        writer.refused, writer.released, writer.tally = self._refused, self._released, self.memory.tally
+        writer.leads = lease.is_held
+
+    async def follow_rules(self, client: Client, where: str) -> None:
+        """Take the rules of queues from the ConfigMap NAMESPACE/NAME as they change, for ever."""
+        namespace, _, name = where.partition("/")
+        path, only = f"/api/v1/namespaces/{namespace}/configmaps", {"fieldSelector": f"metadata.name={name}"}
+        source: Source[tuple[str, str, str]] = Source(path, only, _rules, lambda _: name)
+        async with contextlib.aclosing(Informer(client, source, Pace(last_s=5.0), log).changes()) as changes:
+            async for kind, (_, uid, text) in changes:
+                self._rules = Subject(namespace, name, uid, "ConfigMap")
+                self.set_rules({KEY: text} if kind == "set" else {})
+
+    def set_rules(self, data: Mapping[str, object]) -> None:
+        """Take the rules of queues, as a ConfigMap has them; what cannot be read changes nothing."""
+        try:
+            self.queues = read_queues(data)
+        except PlacementError as error:
+            self.refusal = str(error)
+            log.warning("rules of queues stay as they were", extra={"cause": self.refusal})
+            self._news = [("QueuesRefused", f"the rules stay as they were: {self.refusal}", True)]
+        else:
+            self.refusal, self._over = "", frozenset()
+            self._news = [("QueuesRead", f"rules of {len(self.queues.by_name)} queues, and of all others", False)]
+            log.info("rules of queues", extra={"queues": len(self.queues.by_name)})
+
+    async def decide_for_ever(self) -> None:
+        """Decide whenever it is time."""
+        decided_s, version = 0.0, -1
+        while True:
+            now_s = time.monotonic()
+            self._cluster.settle(now_s)
+            if self._cluster.version != version or now_s - decided_s >= LOOK_S:
+                decided_s = now_s
+                try:
+                    while self.look(now_s):
+                        await asyncio.sleep(0)
+                except Exception:  # what it had decided counts for a while, and then no more: nothing is written
+                    log.exception("round failed", extra={"tried_again_s": FAILED_S})
+                    await asyncio.sleep(FAILED_S)
+                version = self._cluster.version
+            await asyncio.sleep(ROUND_S)
+
+    def look(self, now_s: float) -> bool:
+        """Decide once, if it is this replica's turn; tell whether there is more to decide at once."""
+        self._date(now_s)
+        if self._not_ready() or not self._lease.is_held():
+            self.memory.look(self._cluster, (), now_s)
+            self.memory.decides = False
+            return False
+        began_s, result = time.perf_counter(), "failed"
+        try:
+            orders = decide(self._cluster, self.memory, self.queues, now_s)
+            result = "decided"
+        finally:
+            self.last_s = time.perf_counter() - began_s
+            self.memory.tally.rounds[result].observe(self.last_s)
+        self.rounds += 1
+        self._writer.write(orders)
+        self._look_at_caps()
+        self._tell_news()
+        released = sum(len(order.places) for order in orders if isinstance(order, Release))
+        if orders:
+            log.info("decided", extra={"orders": len(orders), "released": released, "seconds": round(self.last_s, 4)})
+        return released >= PLACED
+
+    def _date(self, now_s: float) -> None:
+        """Note since when pods are there that have come or changed.
+
+        Of what was there before this replica the clocks of others say so: the API server's, and of a pod's start its
+        node's, which is not believed that it started before it was made. What comes later comes now, whatever clocks
+        do.
+        """
+        unix_s = now_s + self._offset(self._unix() - now_s)
+        most_s = NEWS_S if self._dated else AGE_MAX_S
+        for uid in self._cluster.changed():
+            pod = self._cluster.pod(uid)
+            if pod is not None:
+                age_s = _age(pod.created_s, unix_s, most_s)
+                started_s = now_s - _age(pod.started_s, unix_s, age_s) if pod.running and pod.started_s else None
+                self.memory.note(pod, since_s=now_s - age_s, started_s=started_s)
+        self._dated = self._dated or not self._not_ready()
+
+    def _offset(self, shown_s: float) -> float:
+        """Return the offset of a wall clock that does not jump, of one that shows this."""
+        before_s, self._offset_s = self._offset_s, shown_s
+        if before_s is not None and abs(shown_s - before_s) > JUMP_S:
+            self._jumped_s += shown_s - before_s
+            log.warning("wall clock has jumped", extra={"seconds": round(shown_s - before_s, 1)})
+        return shown_s - self._jumped_s
+
+    def _refused(self, pod: Pod) -> None:
+        self.memory.refused(pod, time.monotonic())
+
+    def _released(self, pod: Pod) -> None:
+        waited_s = self.memory.waited_s(pod.uid, time.monotonic())
+        if waited_s is not None:
+            urgent = min((share.share_class for share in pod.ask.shares), key=CLASSES.index, default=CLASSES[-1])
+            self.memory.tally.released(urgent, pod.priority, waited_s)
+
+    def _look_at_caps(self) -> None:
+        """Tell of queues that hold more than their caps: nothing of them ends for that."""
+        over = {name: held for name, held, cap in overfull(self.memory, self.queues)}
+        for name in sorted(over.keys() - self._over)[:TOLD_MAX]:
+            cap = self.queues.of(name).cap_milli or 0
+            text = (
+                f"queue {name} holds {over[name] / DEVICE_MILLI:g} devices, its cap is {cap / DEVICE_MILLI:g}: nothing "
+                "of it ends, and nothing more is released until enough has ended"
+            )
+            log.warning("queue holds more than its cap", extra={"queue": name, "cause": text})
+            self._news.append(("QueueOverCap", text, True))
+        self._over = frozenset(over)
+
+    def _tell_news(self) -> None:
+        news, self._news = self._news, []
+        if self._rules is not None:
+            for reason, text, warning in news:
+                self._writer.tell_of(self._rules, reason, text, warning=warning)
+
+
+def _rules(item: object) -> tuple[str, str, str] | None:
+    """Return the name, the uid and the rules of a ConfigMap."""
+    if not isinstance(item, dict):
+        return None
+    metadata = at(item, "metadata")
+    return str(metadata.get("name")), str(metadata.get("uid") or ""), str(at(item, "data").get(KEY, ""))
+
+
+def _age(at_s: float, unix_s: float, most_s: float) -> float:
+    return min(max(0.0, unix_s - at_s), most_s) if at_s else 0.0

@@ -1,0 +1,115 @@
+"""What is released together: a gang, or a pod by itself. Pure values, made of pods as the API server has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sharepod.scheduler.controller.gang_annotations import Gang
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from sharepod.scheduler.state.pod import Pod
+
+Key = tuple[str, str]
+"""Namespace, and `gang/NAME` or `pod/NAME`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Pods that start together."""
+
+    key: Key
+    least: int
+    """How many have to be there at least for it to run."""
+    waiting: tuple[Pod, ...]
+    """Members that nobody has released, the oldest first; no more than the gang still takes."""
+    released: tuple[Pod, ...]
+    """Members that may run or do so."""
+    timeout_s: int
+    restart: str
+    refusal: str = ""
+    """Why nothing of it is released."""
+    priority: int = field(default=0)
+    """The least of its members'."""
+    since_s: float = 0.0
+    """When the youngest of the members that it needs came: before that it waited for itself."""
+    resumes: bool = False
+    """Its waiting pods are there and paused."""
+
+    kind: int | None = None
+    """Equal for jobs that fit where the other does; None: members ask for different things, or for others' company."""
+
+    @property
+    def namespace(self) -> str:
+        """Return its namespace, which is its queue."""
+        return self.key[0]
+
+    @property
+    def is_gang(self) -> bool:
+        """Tell whether it is a gang."""
+        return self.key[1].startswith("gang/")
+
+    @property
+    def title(self) -> str:
+        """Return namespace/name."""
+        return f"{self.key[0]}/{self.key[1].partition('/')[2]}"
+
+    @property
+    def missing(self) -> int:
+        """Return how many members have still to come before it can start."""
+        return max(0, self.least - len(self.released) - len(self.waiting))
+
+    @property
+    def starts(self) -> bool:
+        """Tell whether all that it needs are released and some of them do not run yet."""
+        return len(self.released) >= self.least > sum(pod.running for pod in self.released)
+
+    @property
+    def needed(self) -> tuple[Pod, ...]:
+        """Return the waiting members without which it does not run; empty: it does."""
+        return self.waiting if self.resumes else self.waiting[: max(0, self.least - len(self.released))]
+
+    @property
+    def surplus(self) -> tuple[Pod, ...]:
+        """Return the waiting members that may follow one by one."""
+        return self.waiting[max(0, self.least - len(self.released)) :]
+
+
+def key_of(pod: Pod) -> Key:
+    """Return the job that a pod is of."""
+    return pod.namespace, f"gang/{pod.gang.name}" if pod.gang else f"pod/{pod.name}"
+
+
+def job_of(
+    key: Key,
+    members: Collection[Pod],
+    since: Callable[[Pod], float],
+    is_released: Callable[[Pod], bool],
+    kind_of: Callable[[object], int],
+) -> Job:
+    """Return the job of its members, of which there is one at least.
+
+    `since` tells since when a pod waits, on the clock of whoever asks; `is_released` whether its gate is going;
+    `kind_of` gives equals equal numbers.
+    """
+    members = sorted(members, key=lambda pod: (pod.created, pod.uid))
+    said: list[Gang] = sorted({pod.gang for pod in members if pod.gang}, key=lambda gang: (gang.size, gang.least))
+    gang = said[0] if said else Gang("", 1, 1, 0)
+    refusal = next((pod.refusal for pod in members if pod.refusal), "")
+    if refusal and said:
+        refusal = f"a member is refused: {refusal}"
+    if len(said) > 1:
+        refusal = f"members of gang {gang.name} differ in size, least, timeout or restart: say the same in all of them"
+    released = tuple(pod for pod in members if is_released(pod))
+    waiting = tuple(pod for pod in members if not is_released(pod))[: max(0, gang.size - len(released))]
+    needed = waiting[: max(0, gang.least - len(released))]
+    asks = {(pod.ask, pod.demands) for pod in waiting}
+    alone = len(asks) == 1 and not any(pod.affinity or pod.anti_affinity for pod in waiting)
+    return Job(
+        key, gang.least, waiting, released, gang.timeout_s, gang.restart, refusal,
+        priority=min(pod.priority for pod in members),
+        since_s=max(map(since, needed)) if needed else min(map(since, members)),
+        kind=kind_of(next(iter(asks))) if alone else None,
+    )  # fmt: skip

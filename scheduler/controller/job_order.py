@@ -1,0 +1,132 @@
+"""In which order jobs get what is free: those that have waited too long, then by priority, then the queue with least.
+
+A queue's dominant share is the largest part that its pods hold of any one thing: devices' time, devices' memory,
+processors, memory (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011), divided by its weight. It grows with each
+job that is taken, so that a long list of one queue does not go before the first of another. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sharepod.scheduler.placement.request import DEVICE_MILLI
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from sharepod.scheduler.controller.job import Job
+    from sharepod.scheduler.controller.queues import Queues
+    from sharepod.scheduler.state.pod import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What a cluster has, or pods hold."""
+
+    device_milli: int = 0
+    device_mib: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+    def plus(self, other: Total) -> Total:
+        """Return both together."""
+        return Total(
+            self.device_milli + other.device_milli,
+            self.device_mib + other.device_mib,
+            self.cpu_milli + other.cpu_milli,
+            self.memory_mib + other.memory_mib,
+        )
+
+    def dominant(self, whole: Total) -> float:
+        """Return the largest part that this is of the whole, of anything that the whole has."""
+        pairs = (
+            (self.device_milli, whole.device_milli),
+            (self.device_mib, whole.device_mib),
+            (self.cpu_milli, whole.cpu_milli),
+            (self.memory_mib, whole.memory_mib),
+        )
+        return max((own / all_of_it for own, all_of_it in pairs if all_of_it), default=0.0)
+
+
+def total_of(pods: Iterable[Pod], device_mib: int) -> Total:
+    """Return what pods are promised; without a cap a share's memory is its part of a device of `device_mib`."""
+    device_milli = memory = cpu_milli = memory_mib = 0
+    for pod in pods:
+        ask = pod.ask
+        cpu_milli += ask.cpu_milli
+        memory_mib += ask.memory_mib
+        for share in ask.shares:
+            device_milli += share.milli * share.devices
+            own = device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+            memory += own * share.devices
+    return Total(device_milli, memory, cpu_milli, memory_mib)
+
+
+class Line:
+    """The jobs that wait, as they are to be tried."""
+
+    def __init__(
+        self, jobs: Iterable[Job], held: dict[str, Total], whole: Total, device_mib: int, queues: Queues, now_s: float
+    ) -> None:
+        self._held = defaultdict(Total, held)
+        self._whole, self._device_mib, self._queues = whole, device_mib, queues
+        self._shares: dict[str, float] = {}
+        self.jobs = list(jobs)
+        self.aged: list[Job] = []
+        """Those that have waited for longer than their queue lets anyone wait; the longest first."""
+        by_priority: defaultdict[int, defaultdict[str, list[Job]]] = defaultdict(lambda: defaultdict(list))
+        for job in self.jobs:
+            if now_s - job.since_s >= queues.of(job.namespace).longest_wait_s:
+                self.aged.append(job)
+            else:
+                by_priority[job.priority][job.namespace].append(job)
+        self.aged.sort(key=_age)
+        self._levels = [by_priority[priority] for priority in sorted(by_priority, reverse=True)]
+
+    def take(self, job: Job, pods: Sequence[Pod]) -> None:
+        """Count pods of a job as held by its queue from now on."""
+        self._held[job.namespace] = self._held[job.namespace].plus(total_of(pods, self._device_mib))
+        self._shares.pop(job.namespace, None)
+
+    def share(self, queue: str) -> float:
+        """Return the dominant share of a queue, divided by its weight."""
+        found = self._shares.get(queue)
+        if found is None:
+            found = self._held[queue].dominant(self._whole) / self._queues.of(queue).weight
+            self._shares[queue] = found
+        return found
+
+    def exceeds(self, job: Job, pods: Sequence[Pod]) -> bool:
+        """Tell whether a queue would hold more than its cap with these pods."""
+        cap = self._queues.of(job.namespace).cap_milli
+        return cap is not None and self._held[job.namespace].device_milli + sum(pod.ask.milli for pod in pods) > cap
+
+    def __iter__(self) -> Iterator[Job]:
+        """Yield every job once; of what was taken meanwhile the order of those to come takes account."""
+        yield from self.aged
+        for level in self._levels:
+            yield from self._by_share(level)
+
+    def _by_share(self, level: dict[str, list[Job]]) -> Iterator[Job]:
+        # Who is paused holds memory: of equals he goes on first.
+        yield from sorted((job for jobs in level.values() for job in jobs if job.resumes), key=_age)
+        level = {queue: [job for job in jobs if not job.resumes] for queue, jobs in level.items()}
+        level = {queue: sorted(jobs, key=_age, reverse=True) for queue, jobs in level.items() if jobs}
+        heap = [(self.share(queue), queue) for queue in level]
+        heapq.heapify(heap)
+        while heap:
+            share, queue = heap[0]
+            now = self.share(queue)
+            if now != share:  # it has got something since
+                heapq.heapreplace(heap, (now, queue))
+                continue
+            yield level[queue].pop()
+            if not level[queue]:
+                heapq.heappop(heap)
+
+
+def _age(job: Job) -> tuple[float, str, str]:
+    return job.since_s, *job.key

@@ -1,0 +1,177 @@
+"""Gangs that start anew as a whole when they lose a member: which, and how soon again. Pure.
+
+The watch says only that a pod is no longer among those that live; how it ended somebody asks the API server
+(endings.py) and tells here. A member that failed has all others ended; one that was deleted or evicted does so where
+fewer than the gang's least are left; one that succeeded does not. Whoever ends so again and again waits longer and
+longer before it is released, as kubelet has containers wait.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.controller.actions import Evict, Order, Tell
+from sharepod.scheduler.controller.job import key_of
+
+if TYPE_CHECKING:
+    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.job import Job, Key
+    from sharepod.scheduler.state.cluster import Cluster
+    from sharepod.scheduler.state.pod import Pod
+
+FIRST_S: Final = 10.0
+"""Before the second start anew; twice as long before each next one."""
+MOST_S: Final = 300.0
+CALM_S: Final = 600.0
+"""Who has gone on for so long starts anew at once, as if for the first time."""
+ASKED_S: Final = 600.0
+"""What became of a member is asked for so long; then it is forgotten."""
+KNOWN_MAX: Final = 4096
+"""Members, and gangs, that are remembered; the oldest are forgotten first."""
+FAILED: Final = "failed"
+GONE: Final = "gone"
+SUCCEEDED: Final = "succeeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A member that lives no more."""
+
+    pod: Pod
+    at_s: float
+    how: str
+    """FAILED, GONE or SUCCEEDED; empty: nobody has been asked yet."""
+    detail: str = ""
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Of a gang that is being ended."""
+
+    at_s: float
+    """Members that are younger are of its next start."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    times: int
+    until_s: float
+
+
+class Restarts:
+    """What is known of members that were lost."""
+
+    def __init__(self) -> None:
+        self._lost: OrderedDict[str, Lost] = OrderedDict()
+        """By uid."""
+        self._ending: dict[Key, _Ending] = {}
+        self._pauses: OrderedDict[Key, _Pause] = OrderedDict()
+        self._looked = False
+
+    def lose(self, pod: Pod, now_s: float) -> None:
+        """Take it that a pod lives no more; only of gangs that start anew whole it is kept."""
+        if pod.gang is not None and pod.gang.restart == "whole" and not pod.gated:
+            self._lost[pod.uid] = Lost(pod, now_s, GONE if pod.deleting else "", "it was deleted")
+            if len(self._lost) > KNOWN_MAX:
+                self._lost.popitem(last=False)
+
+    def unknown(self, most: int) -> list[Pod]:
+        """Return pods of which it is to be asked how they ended."""
+        return [lost.pod for lost in self._lost.values() if not lost.how][:most]
+
+    def found(self, uid: str, how: str, detail: str) -> None:
+        """Take how a pod ended; no `how`: it lives."""
+        if (lost := self._lost.pop(uid, None)) is not None and how:
+            self._lost[uid] = replace(lost, how=how, detail=detail)
+
+    def emptied(self, key: Key) -> None:
+        """Take it that nobody of a gang's last start is left to be ended."""
+        for uid in [uid for uid, lost in self._lost.items() if key_of(lost.pod) == key]:
+            del self._lost[uid]
+
+    def holding(self, now_s: float) -> dict[Key, str]:
+        """Return why gangs are not released yet."""
+        found: dict[Key, str] = {}
+        for key, pause in list(self._pauses.items()):
+            if now_s < pause.until_s:
+                found[key] = (
+                    f"its gang was started anew {pause.times} times: it waits for {pause.until_s - now_s:.0f} s more"
+                )
+            elif now_s - pause.until_s > CALM_S:
+                del self._pauses[key]
+        for lost in self._lost.values():
+            if not lost.how:
+                found[key_of(lost.pod)] = "a member of its gang has ended, and the API server is asked how"
+        for key, ending in self._ending.items():
+            found[key] = f"its gang starts anew, and members of before have not ended yet: {ending.why}"
+        return found
+
+    def restart(self, cluster: Cluster, memory: Memory, now_s: float) -> list[Order]:
+        """Return whose pods end, as their gang starts anew."""
+        orders: list[Order] = []
+        if not self._looked:
+            self._looked = True
+            self._find_lost(memory, now_s)
+        for uid, lost in list(self._lost.items()):
+            if lost.how or now_s - lost.at_s > ASKED_S:
+                del self._lost[uid]
+                orders += self._begin(memory, lost, now_s)
+        for key, ending in list(self._ending.items()):
+            rest = [
+                pod
+                for pod in memory.members.get(key, {}).values()
+                if not pod.deleting
+                and (not pod.gated or cluster.assumed(pod.uid) is not None)
+                and memory.came_s(pod) <= ending.at_s
+            ]
+            if not rest:
+                del self._ending[key]
+            for pod in rest:
+                if pod.uid not in memory.spared and pod.uid not in memory.leaving:
+                    orders.append(Evict(pod, ending.why, "restart"))
+                    memory.evicted(pod, now_s, cluster)
+        return orders
+
+    def _begin(self, memory: Memory, lost: Lost, now_s: float) -> list[Order]:
+        key = key_of(lost.pod)
+        job = memory.jobs.get(key)
+        if job is None or key in self._ending or lost.how not in (FAILED, GONE):
+            return []
+        rest = [pod for pod in job.released if memory.came_s(pod) <= lost.at_s]
+        if not rest or (lost.how == GONE and len(job.released) >= job.least):
+            return []
+        what = "failed" if lost.how == FAILED else "is gone"
+        why = f"member {lost.pod.name} of its gang {what} ({lost.detail}): all start anew"
+        self._ending[key] = _Ending(lost.at_s, why)
+        memory.released.pop(key, None)
+        memory.tally.gangs["restarted"] += 1
+        pause = self._pause(key, now_s)
+        text = f"{what} ({lost.detail}): the {len(rest)} other members of {job.title} start anew with it"
+        if pause.times > 1:
+            text += f", for the {pause.times}. time: {pause.until_s - now_s:.0f} s from now at the soonest"
+        return [Tell(lost.pod, "GangRestarts", text)]
+
+    def _pause(self, key: Key, now_s: float) -> _Pause:
+        before = self._pauses.pop(key, None)
+        times = before.times + 1 if before is not None and now_s - before.until_s < CALM_S else 1
+        wait_s = min(FIRST_S * 2.0 ** min(times - 2, 16), MOST_S) if times > 1 else 0.0
+        pause = self._pauses[key] = _Pause(times, now_s + wait_s)
+        if len(self._pauses) > KNOWN_MAX:
+            self._pauses.popitem(last=False)
+        return pause
+
+    def _find_lost(self, memory: Memory, now_s: float) -> None:
+        """Find gangs that lost a member while nobody looked: another has come in its place since they started."""
+        for job in memory.waits.values():
+            if job.restart == "whole" and not job.resumes and job.released and job.needed:
+                running = [memory.started_s(pod) for pod in job.released if pod.running]
+                if running and min(running) + 1.0 < min(map(memory.came_s, job.needed)):  # times are whole seconds
+                    self._lost[job.needed[0].uid] = Lost(job.needed[0], now_s, GONE, _before(job))
+
+
+def _before(job: Job) -> str:
+    return f"{len(job.released)} of {job.least} were left when this replica came to decide, and another had come"

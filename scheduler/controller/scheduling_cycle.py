@@ -1,0 +1,392 @@
+"""One decision round: which of the jobs that wait are released, and who yields for them. Pure: `now_s` is given.
+
+Jobs are considered in their order (job_order.py). Each gets a place for all of its members, or other pods make room for
+it, or it waits. A job that waits holds up none behind it. When it has waited too long, nodes are reserved for it, and
+after twice that time against higher priorities too. Each decision counts in the view of the cluster at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.controller.actions import Evict, Order, Release, Tell, Yield
+from sharepod.scheduler.controller.controller_state import BIND_S
+from sharepod.scheduler.controller.gang_placement import Placer
+from sharepod.scheduler.controller.job import key_of
+from sharepod.scheduler.controller.job_order import Line
+from sharepod.scheduler.controller.reservations import Keeping
+from sharepod.scheduler.preemption.contention import CALM_S, may_burst, relieve
+from sharepod.scheduler.preemption.preemption_units import LAST, Holder
+from sharepod.scheduler.preemption.room import Yielding
+from sharepod.scheduler.state.capacity import capacity_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.job import Job, Key
+    from sharepod.scheduler.controller.queues import Queues
+    from sharepod.scheduler.state.cluster import Assumed, Cluster
+    from sharepod.scheduler.state.pod import Pod
+
+PLACED: Final = 256
+"""Pods that are placed in one round: the next round follows at once."""
+PLANS: Final = 16
+"""Jobs for which it is looked in one round who could yield, at least."""
+PLANS_MOST: Final = 64
+"""Of a cluster that is not large."""
+PLANNED: Final = 4096
+"""Nodes that are looked at for this in one round: a plan costs what there are."""
+OVERRUN: Final = -(2**31)
+"""The priority of a paused pod that has run for longer than its queue lets it: it goes on when nobody else waits."""
+
+
+def decide(cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> list[Order]:
+    """Return what is to be done now."""
+    cluster.settle(now_s)
+    rules = (queues.default, *queues.by_name.values())
+    memory.look(cluster, _busy(cluster) if any(queue.idle_s is not None for queue in rules) else (), now_s)
+    if not memory.decides:
+        memory.take_over(now_s)
+    orders = relieve(cluster, memory, now_s) + memory.restarts.restart(cluster, memory, now_s)
+    orders += _Round(cluster, memory, queues, now_s).run()
+    for order in orders:
+        if isinstance(order, Yield):
+            memory.yielded(order.pod, order.how, order.why, now_s)
+    return orders
+
+
+class _Round:
+    def __init__(self, cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> None:
+        self._cluster, self._memory, self._queues, self._now_s = cluster, memory, queues, now_s
+        self._placer = Placer(cluster, now_s, memory.avoided)
+        self._tally = memory.tally
+        self._orders: list[Order] = []
+        self._waits: list[tuple[Job, str]] = []
+        self._waiting = [self._resuming(job) for job in memory.waits.values()]
+        self._held_back = memory.restarts.holding(now_s)
+        self._capacity = capacity_of(cluster, memory)
+        device_mib = self._capacity.device_mib
+        held = {name: memory.held(name, device_mib) for name in {job.namespace for job in self._waiting}}
+        ready = [
+            job
+            for job in self._waiting
+            if job.waiting and not job.refusal and not job.missing and (job.resumes or job.key not in self._held_back)
+        ]
+        self._line = Line(ready, held, self._capacity.total, device_mib, queues, now_s)
+        self._aged = {job.key for job in self._line.aged}
+        self._keeping = Keeping(cluster, memory, queues, self._placer, self._capacity, now_s)
+        self._holders: list[Holder] | None = None
+        self._yielding: Yielding | None = None
+        self._vain: dict[object, tuple[int, int, str]] = {}
+        """Of a kind of job: the placer's generation, the highest priority for which it was tried in vain, and why."""
+        self._lowest = LAST
+        self._placed = self._plans = 0
+        self._plans_most = max(PLANS, min(PLANS_MOST, PLANNED // max(1, len(cluster.seats.names()))))
+        self._unplanned: set[Key] = set()
+        """Jobs for which nobody has looked who could yield."""
+        self._tried: set[Key] = set()
+        """Jobs for which somebody has, in vain."""
+
+    def run(self) -> list[Order]:
+        for job in self._waiting:
+            if job.refusal:
+                self._wait(job, job.refusal, "GateRefused")
+            elif job.waiting and not job.resumes and job.key in self._held_back:
+                self._wait(job, self._held_back[job.key], "GangRestarts")
+            elif job.waiting and job.missing:
+                self._wait_for_members(job)
+        self._end_overruns()
+        self._expire()
+        spare: list[Job] = []
+        for job in self._in_order():
+            self._keeping.open_for(job)
+            if self._placed >= PLACED or self._has_yielded(job):
+                self._wait(job, "its turn comes in the next round")
+            elif not job.needed or self._try(job):
+                spare.append(job)
+        if self._placed < PLACED:
+            for job in spare:
+                self._keeping.open_for(job)
+                self._grow(job)
+        if self._yielding is not None:
+            self._yielding.undo()
+        self._memory.tried = self._memory.tried | self._tried if self._unplanned - self._memory.tried else set()
+        self._memory.waiting = self._waits
+        return self._orders
+
+    def _in_order(self) -> Iterator[Job]:
+        """Yield the jobs for which nodes are kept, then all others."""
+        kept = [job for job in self._line.jobs if job in self._keeping]
+        yield from sorted(kept, key=lambda job: (-job.priority, job.since_s, job.key))
+        first = {job.key for job in kept}
+        for job in self._line:
+            if job.key not in first:
+                yield job
+
+    def _try(self, job: Job) -> bool:
+        """Release a job, or say why not; tell whether it was."""
+        needed = job.needed
+        if job.resumes:
+            return self._resume(job)
+        if self._line.exceeds(job, needed):
+            cap = self._queues.of(job.namespace).cap_milli or 0
+            self._wait(job, f"queue {job.namespace} would hold more than its cap of {cap / 1000:g} devices", "QueueCap")
+            return False
+        kept = self._keeping.nodes(job)
+        aged = job.key in self._aged
+        preempts = all(pod.preempts for pod in needed)
+        can_keep = aged and self._keeping.may_begin
+        alike = not kept and not can_keep and not any(map(self._placer.avoids, needed))
+        kind = (job.kind, len(needed), preempts) if alike else None
+        vain = self._vain.get(kind)
+        if vain is not None and vain[0] == self._placer.generation and job.priority <= vain[1]:
+            self._wait(job, vain[2])
+            return False
+        free = self._keeping.free(job)
+        places = self._placer.place(needed, within=free) if free else None
+        places = places or self._placer.place(needed)
+        if places is None and not self._keeping.is_waited_for(job):
+            places = self._have_yield(job)
+        if places is not None:
+            self._release(job, needed, places)
+            return True
+        if not self._capacity.can_hold(needed):
+            if silent := self._capacity.silent:
+                why = f"no room for {_shown(needed)} on nodes whose agents report, nodes without: {silent}"
+                self._wait(job, why)
+            else:
+                self._wait(job, f"{_shown(needed)} would not fit into the empty cluster", "NeverFits")
+        elif aged and self._keeping.keep_for_aged(job):
+            self._wait(job, f"has waited for too long: {self._keeping.where(job)} kept free for it")
+        elif job not in self._keeping:
+            why = f"no room for {_shown(needed)} now"
+            self._wait(job, why)
+            if kind is not None and job.kind is not None and job.key not in self._unplanned:
+                self._vain[kind] = self._placer.generation, job.priority, why
+        else:
+            self._wait(job, "the pods that make room for it have not ended yet")
+        return False
+
+    def _release(self, job: Job, pods: Sequence[Pod], places: Sequence[Assumed]) -> None:
+        self._orders.append(Release(job, tuple(places)))
+        if pods == job.needed:
+            self._memory.released[job.key] = self._now_s
+            if job.is_gang and not job.released:
+                self._tally.gangs["released"] += 1
+                first_s = min(map(self._memory.came_s, job.waiting))
+                self._tally.gang_times["release"].observe(self._now_s - first_s)
+        self._memory.told.pop(job.key, None)
+        self._keeping.end(job)
+        self._line.take(job, pods)
+        self._placed += len(pods)
+
+    def _resume(self, job: Job) -> bool:
+        """Let a paused job run again where it is, if all of its devices have room."""
+        if any(pod.uid in self._memory.pressed for pod in job.waiting):
+            self._wait(job, "is paused until those of higher priority beside it wait no more")
+            return False
+        ending = any(pod.place in self._keeping.ending for pod in job.waiting)
+        if ending or not self._placer.could_resume(job.waiting):
+            self._wait(job, "is paused until its devices have room again")
+            return False
+        for pod in job.waiting:
+            self._cluster.presume(pod.uid, "", self._now_s)
+        self._cluster.settle(self._now_s)
+        if all(map(self._placer.has_room, job.waiting)):
+            self._orders += [Yield(pod, "", "there is room again") for pod in job.waiting]
+            self._line.take(job, job.waiting)
+            return False  # what more it might have is for the next round
+        for pod in job.waiting:
+            self._cluster.presume(pod.uid, "pause", self._now_s)
+        self._cluster.settle(self._now_s)
+        self._wait(job, "is paused until its devices have room again")
+        return False
+
+    def _have_yield(self, job: Job) -> list[Assumed] | None:
+        """Have others yield for a job; None: there is no room yet."""
+        if not all(pod.preempts for pod in job.needed):
+            return None
+        if self._holders is None:
+            self._holders = self._all_holders()
+            self._lowest = min((holder.priority for holder in self._holders), default=float("inf"))
+        if not self._lowest < job.priority:
+            return None
+        if self._plans >= self._plans_for(job) or job.key in self._memory.tried:
+            self._unplanned.add(job.key)
+            return None
+        if self._yielding is None:
+            spared = self._memory.spared
+            ending = [Holder((pod,), LAST, (), may_pause=False, ends=True) for pod in self._memory.ending.values()]
+            self._yielding = Yielding(self._cluster, self._placer, self._holders + ending, spared, self._now_s)
+        self._plans += 1
+        keeping = self._keeping
+        plan = self._yielding.make_room(job.needed, job.priority, keeping.reserved(job), keeping.ending)
+        if plan is None:
+            self._tried.add(job.key)
+            return None
+        why = f"for {job.title} of priority {job.priority}"
+        self._orders += [Yield(pod, "pause", why) for pod in plan.paused]
+        if not plan.placed:
+            self._evict(plan.evicted, why)
+            self._tell_shrunk([pod for pod in plan.evicted if not pod.deleting], why)
+            keeping.keep(job, plan.nodes, {*plan.nodes, *plan.ending})
+            return None
+        self._limit_beside(job, plan.placed, why)
+        return list(plan.placed)
+
+    def _plans_for(self, job: Job) -> int:
+        """Return how many plans may have been made before it: those who have aged leave some to higher priorities."""
+        return self._plans_most // 2 if job.key in self._aged else self._plans_most
+
+    def _limit_beside(self, job: Job, placed: Sequence[Assumed], why: str) -> None:
+        """Hold those of lower priority on the devices of a job that others yield for to their requests at first."""
+        for assumed in placed:
+            devices = {device for share in assumed.devices for device in share}
+            for other in self._cluster.pods_on(assumed.node):
+                beside = any(device in devices for share in other.chosen for device in share)
+                if beside and not other.yields and other.priority < job.priority and may_burst(other):
+                    self._orders.append(Yield(other, "limit", why))
+                    self._cluster.presume(other.uid, "limit", self._now_s)
+                    self._memory.pressed[other.uid] = self._now_s + CALM_S, assumed.pod.uid
+
+    def _all_holders(self) -> list[Holder]:
+        """Return who holds shares; those whose time is over are the last of all."""
+        rules = (self._queues.default, *self._queues.by_name.values())
+        known = self._memory.holders.values()
+        if all(queue.longest_run_s is None and queue.idle_s is None for queue in rules):
+            return [holder for own in known for holder in own]
+        return [
+            replace(holder, priority=LAST) if any(map(self._has_to_yield, holder.pods)) else holder
+            for own in known
+            for holder in own
+        ]
+
+    def _tell_shrunk(self, evicted: Sequence[Pod], why: str) -> None:
+        """Tell elastic gangs that go on without some of their members."""
+        for key in sorted({key_of(pod) for pod in evicted if pod.gang}):
+            job = self._memory.jobs.get(key)
+            if job is not None and len(job.released) >= job.least:
+                self._tally.gangs["shrunk"] += 1
+                gone = sum(key_of(pod) == key for pod in evicted)
+                text = f"{gone} of its members make room {why}: the gang goes on with {len(job.released)}"
+                self._orders.append(Tell(job.released[0], "GangShrunk", text, warning=False))
+
+    def _grow(self, job: Job) -> None:
+        """Release members that an elastic gang can have beyond its least, one by one."""
+        grown: list[Pod] = []
+        for pod in job.surplus:
+            if self._has_yielded(job) or self._line.exceeds(job, [pod]) or self._placed >= PLACED:
+                break
+            places = self._placer.place([pod])
+            if places is None:
+                break
+            self._release(job, [pod], places)
+            grown.append(pod)
+        if grown:
+            self._tally.gangs["grown"] += 1
+            there = len(job.released) + len(job.needed) + len(grown)
+            text = f"the gang has {len(grown)} more of its members, {there} in all: it needs {job.least} to run"
+            self._orders.append(Tell(grown[0], "GangGrown", text, warning=False))
+
+    def _has_yielded(self, job: Job) -> bool:
+        """Tell whether a job has been made to yield in this round."""
+        return any(self._cluster.yields(pod) == "pause" or pod.uid in self._memory.leaving for pod in job.released)
+
+    def _end_overruns(self) -> None:
+        """Evict who has run for longer than a queue lets anyone run, where that is its rule."""
+        rules = (self._queues.default, *self._queues.by_name.values())
+        if not any(queue.overrun == "end" and queue.longest_run_s is not None for queue in rules):
+            return
+        for job in list(self._memory.jobs.values()):
+            if self._queues.of(job.namespace).overrun == "end" and any(map(self._overruns, job.released)):
+                why = f"it has run for longer than queue {job.namespace} lets it"
+                self._evict(job.released, why, "overrun")
+
+    def _evict(self, pods: Sequence[Pod], why: str, cause: str = "yield") -> None:
+        for pod in pods:
+            if pod.uid not in self._memory.ending:  # else it is waited for, and nobody beside it has to go
+                self._orders.append(Evict(pod, why, cause))
+            self._memory.evicted(pod, self._now_s, self._cluster)
+
+    def _expire(self) -> None:
+        """Start gangs anew that were released and did not come to run in time, and single pods that nobody binds."""
+        for key, released_s in list(self._memory.released.items()):
+            job = self._memory.jobs.get(key)
+            running = sum(pod.running for pod in job.released) if job else 0
+            unbound = [pod for pod in job.released if not pod.node] if job else []
+            # A member that has ended is not waited for; whoever comes in its place is released with a time of its own.
+            if job is None or not job.starts or not (job.timeout_s or unbound):
+                del self._memory.released[key]
+                if job is not None and job.is_gang and running >= job.least:
+                    self._tally.gang_times["start"].observe(self._now_s - released_s)
+            elif not job.timeout_s and self._now_s - released_s > BIND_S:
+                del self._memory.released[key]
+                for pod in unbound:
+                    if pod.destined:
+                        self._give_up(pod)
+            elif job.timeout_s and self._now_s - released_s > job.timeout_s:
+                del self._memory.released[key]
+                for pod in unbound:
+                    self._memory.unbound(pod, self._now_s)
+                text = f"{running} of {job.least} members ran {job.timeout_s} s after their release: all start anew"
+                self._orders += [Tell(pod, "GangTimedOut", text) for pod in job.released]
+                self._evict(job.released, text, "timeout")
+                self._tally.gangs["timed_out"] += 1
+
+    def _give_up(self, pod: Pod) -> None:
+        """Free the room of a pod that kube-scheduler does not bind, where another one will come in its place."""
+        text = f"kube-scheduler has not bound it to {pod.place} for {BIND_S:g} s (`kubectl describe pod` says why)"
+        if pod.controller:
+            self._memory.unbound(pod, self._now_s)
+            self._orders.append(Tell(pod, "NotBound", f"{text}: the next one of its controller is sent elsewhere"))
+            self._evict([pod], text, "unbound")
+        else:
+            self._orders.append(Tell(pod, "NotBound", f"{text}: its room is kept until it is bound or deleted"))
+
+    def _wait_for_members(self, job: Job) -> None:
+        there = len(job.waiting) + len(job.released)
+        self._wait(job, f"{there} of {job.least} members of the gang are there", "GangIncomplete")
+
+    def _wait(self, job: Job, why: str, reason: str = "Waits") -> None:
+        self._waits.append((job, why))
+        # How it waits changes with every round: `sharepod queue` tells that, an Event that it waits at all.
+        if self._memory.told.get(job.key) != reason and not job.resumes:
+            self._memory.told[job.key] = reason
+            pod = job.waiting[0] if job.waiting else job.released[0]
+            self._orders.append(Tell(pod, reason, why, warning=reason != "Waits"))
+
+    def _resuming(self, job: Job) -> Job:
+        """Return a job of which pods are paused for others as one that waits to go on, any other as it is."""
+        paused = tuple(pod for pod in job.released if pod.yields == "pause")
+        if not paused:
+            return job
+        others = tuple(pod for pod in job.released if pod.yields != "pause")
+        priority = OVERRUN if any(map(self._overruns, paused)) else job.priority
+        since_s = min(map(self._memory.since_s, paused))
+        return replace(job, waiting=paused, released=others, priority=priority, since_s=since_s, resumes=True)
+
+    def _overruns(self, pod: Pod) -> bool:
+        return self._memory.overruns(pod, self._queues.of(pod.namespace), self._now_s)
+
+    def _has_to_yield(self, pod: Pod) -> bool:
+        return self._overruns(pod) or self._memory.idles(pod, self._queues.of(pod.namespace), self._now_s)
+
+
+def _busy(cluster: Cluster) -> Iterator[str]:
+    """Yield the uids of pods of which a share has used its device in the last minute."""
+    for name in cluster.names():
+        use = cluster.use(name)
+        for device in use.devices if use else ():
+            yield from (share.terms.pod_uid for share in device.shares if share.used_1m_millipercent)
+
+
+def _shown(pods: Sequence[Pod]) -> str:
+    """Return what pods ask for, in words."""
+    most = max(pods, key=lambda pod: pod.ask.milli)
+    each = " and ".join(
+        (f"{share.devices} x " if share.devices > 1 else "") + f"{share.milli / 10:g} percent"
+        for share in most.ask.shares
+    )
+    return f"{len(pods)} pods of {each}" if len(pods) > 1 else each

@@ -1,0 +1,300 @@
+"""Why a pod is where it is, or waits: each node's answer, with what is left there. Pure.
+
+It is the answer of now, by the same code that decides about gates. However large the cluster is, no more is told than
+one can read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sharepod.scheduler.explain.neighbours import Neighbours, counted, neighbours
+from sharepod.scheduler.placement.decision import NO_AGENT, judge, refusal_text
+from sharepod.scheduler.placement.native import Verdict
+from sharepod.scheduler.placement.policy import GRAIN_MILLI, ROWS
+from sharepod.scheduler.placement.tables import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharepod.scheduler.explain.pending_status import Turn
+    from sharepod.scheduler.placement.decision import Judgement
+    from sharepod.scheduler.placement.native import Ranking
+    from sharepod.scheduler.state.cluster import Cluster
+    from sharepod.scheduler.state.node_info import Row
+    from sharepod.scheduler.state.pod import Pod
+    from sharepod.scheduler.state.usage import DeviceFacts
+
+LISTED: Final = 20
+"""Nodes that are told one by one."""
+EXAMPLES: Final = 3
+"""Of the nodes that are refused for one reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a container has its share."""
+
+    container: str
+    devices: tuple[tuple[int, str], ...]
+    """Index and UUID."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device as the scheduler sees it; of its time in percent."""
+
+    index: int
+    left_percent: int
+    left_mib: int
+    memory_mib: int
+    """In all."""
+    used_percent: int
+    """The most of the last second, minute and quarter of an hour."""
+    waited_percent: int
+    """Time that shares waited there in the last minute, all together."""
+    latency_percent: int
+    """Promised to latency shares."""
+    closed: str
+    """Why the pod cannot have it, whatever is left; empty: it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left of a node."""
+
+    node: str
+    cpu_milli: int
+    """As of all that is left, less than 0 where more is promised than there is."""
+    memory_mib: int
+    devices: tuple[Device, ...]
+    """Empty: nothing is known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A node that can take the pod."""
+
+    left: Left
+    behind: int
+    """How much more it costs than the best one, in the policy's steps."""
+    behind_milli: int | None
+    """The same in milli of a device; None: the policy counts in steps alone."""
+    behind_use: int
+    """How much of `behind` is for what is measured, promised and linked there; the rest is for the room it takes."""
+    devices: tuple[tuple[int, ...], ...]
+    """Of each share, the indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nodes that cannot, for one reason."""
+
+    reason: str
+    nodes: int
+    examples: tuple[Left, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All there is to say of a pod."""
+
+    pod: str
+    uid: str
+    state: str
+    """`bound`, `sent` (chosen, and not seen bound yet), `waiting` or `refused` (what it asks for cannot be)."""
+    node: str
+    policy: str
+    text: str
+    """One sentence."""
+    known_by: str
+    """Who tells where it is: `agent`, `annotation`, `assumed`, `presumed` (nobody) or `homeless` (nobody, and it fits
+    nowhere); empty: nothing is to be told."""
+    held: tuple[Held, ...]
+    there: tuple[Neighbours, ...]
+    """Of each device that it has."""
+    left: Left | None
+    """Of the node where it is."""
+    fitting: tuple[Fit, ...]
+    """The best first, at most LISTED."""
+    fitting_nodes: int
+    refused: tuple[Refused, ...]
+    incomplete: str
+    """Why not everything is known yet; empty: it is."""
+    turn: Turn | None = None
+    """What the controller knows of it; None: there is none, or it neither waits nor yields."""
+
+
+def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | None = None) -> Explanation:
+    """Explain a pod. The view is settled."""
+    assumed = cluster.assumed(pod.uid)
+    node = pod.place or (assumed.node if assumed else "")
+    if pod.refusal or not pod.ask.shares or node:
+        state = "refused" if pod.refusal else "bound" if pod.node else "sent" if node else "waiting"
+        known_by = "" if pod.refusal else _known_by(cluster, pod, node)
+        text = pod.refusal or _placed(cluster, pod, node, known_by) + _yields(cluster, pod)
+        held = _held(cluster, pod, node)
+        return Explanation(
+            pod.title, pod.uid, state, node, cluster.policy.name, text + _going(pod), known_by, held,
+            neighbours(cluster, pod, node), _left(cluster, node) if held else None, (), 0, (), incomplete, turn,
+        )  # fmt: skip
+    judged = judge(cluster, pod, sorted(cluster.names()))
+    fitting, count = _fitting(cluster, judged)
+    refused = _refused(cluster, judged)
+    total = count + sum(one.nodes for one in refused)
+    text = f"its shares fit on {count} of {total} nodes"
+    if pod.withheld:
+        text = f"another's scheduling gate holds it, and it takes no room before that has gone; {text}"
+    elif turn is not None:
+        text = f"its gate is kept: {turn.why}; by devices alone {text}"
+    elif not pod.gated:
+        text = f"it has no gate, so kube-scheduler places it by what nodes have left in all; by devices {text}"
+    return Explanation(
+        pod.title, pod.uid, "waiting", "", cluster.policy.name, text + _going(pod), "", (), (), None,
+        fitting, count, refused, incomplete, turn,
+    )  # fmt: skip
+
+
+def find(cluster: Cluster, namespace: str, name: str) -> Pod | None:
+    """Return the pod of that name that has not ended."""
+    return next((pod for pod in cluster.pods() if pod.name == name and pod.namespace == namespace), None)
+
+
+def _yields(cluster: Cluster, pod: Pod) -> str:
+    """Say how a bound pod makes room, by its annotation and by what its agent reports."""
+    use = cluster.use(pod.node)
+    shares = [one.terms for device in use.devices for one in device.shares] if use else []
+    is_paused = any(terms.yielding for terms in shares if terms.pod_uid == pod.uid)
+    if pod.yields == "limit":
+        return "; it yields: its limit is its request for now"
+    if pod.yields == "pause" and is_paused:
+        return "; it yields: it is paused, and its time is others'"
+    if pod.yields == "pause":
+        return "; it is to yield its time, and its agent does not report it paused yet"
+    return "; it has yielded, and stays paused until its time is free again" if is_paused else ""
+
+
+def _going(pod: Pod) -> str:
+    return "; it is being deleted" if pod.deleting else ""
+
+
+def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
+    row, use = cluster.row(node), cluster.use(node)
+    if row is None or use is None or not pod.ask.shares:
+        return ""
+    if pod.uid in row.homeless:
+        return "homeless"
+    if any(share.terms.pod_uid == pod.uid for device in use.devices for share in device.shares):
+        return "agent"
+    if pod.uid in row.presumed:
+        return "presumed"
+    known = {name for share in pod.chosen for name in share} if pod.place else set()
+    return "annotation" if known and known.issubset(row.uuids) else "assumed"
+
+
+def _placed(cluster: Cluster, pod: Pod, node: str, known_by: str) -> str:
+    if not pod.ask.shares:
+        return "it asks for no share of a device"
+    if cluster.row(node) is None:
+        return f"it is on {node}: {NO_AGENT}"
+    where = f"it is bound to {node}" if pod.node else f"it was sent to {node}, and is not seen bound yet"
+    return {
+        "homeless": f"{where}, where its shares fit on no device now: it starts when others there end",
+        "presumed": f"{where}; nobody has told of its devices, so it counts where the agent would put it",
+        "annotation": f"{where}; its annotation names its devices, its agent does not report its shares yet",
+        "agent": f"{where}, and its agent reports its shares",
+    }.get(known_by, f"{where}; its devices are chosen, and not seen on it yet" if pod.node else where)
+
+
+def _held(cluster: Cluster, pod: Pod, node: str) -> tuple[Held, ...]:
+    row, as_counted = cluster.row(node), counted(cluster, node, pod.uid)
+    if row is None or as_counted is None or pod.uid not in row.places:
+        return ()
+    return tuple(
+        Held(name, tuple((index, row.uuids[index]) for index in devices))
+        for name, devices in zip(as_counted.containers, row.places[pod.uid], strict=True)
+    )
+
+
+def _fitting(cluster: Cluster, judged: Judgement) -> tuple[tuple[Fit, ...], int]:
+    ranking = judged.ranking
+    if ranking is None:
+        return (), 0
+    positions = np.flatnonzero(ranking.verdict == Verdict.FITS).tolist()
+    positions.sort(key=lambda position: (int(ranking.cost[position]), judged.names[position]))
+    listed = positions[:LISTED]
+    if not listed:
+        return (), 0
+    uses = _uses(cluster, judged, ranking, listed)
+    least = int(ranking.cost[listed[0]])
+    fits = []
+    for position, use in zip(listed, uses, strict=True):
+        name, behind = judged.names[position], int(ranking.cost[position]) - least
+        milli = round(behind * GRAIN_MILLI) if ROWS[cluster.policy.name] is Rule.WORTH else None
+        fits.append(Fit(_left(cluster, name, judged.pod), behind, milli, use - uses[0], ranking.devices(position)))
+    return tuple(fits), len(positions)
+
+
+def _uses(cluster: Cluster, judged: Judgement, ranking: Ranking, positions: Sequence[int]) -> list[int]:
+    """Return what of each place's cost is for what is measured, promised and linked there.
+
+    It is what goes when that weighs nothing and the pod may have the same devices alone.
+    """
+    chosen = [sum({1 << device for share in ranking.devices(at) for device in share}) for at in positions]
+    _, indices = cluster.seats.find([judged.names[position] for position in positions])
+    native = cluster.policy.native
+    with native.unweighted():
+        bare = cluster.board.rank_array(judged.pod.ask, native, indices, np.array(chosen, dtype=np.uint16))
+    return [
+        int(ranking.cost[position]) - int(cost) for position, cost in zip(positions, bare.cost.tolist(), strict=True)
+    ]
+
+
+def _refused(cluster: Cluster, judged: Judgement) -> tuple[Refused, ...]:
+    reasons: dict[str, list[str]] = {}
+    if judged.ranking is not None:
+        for name, verdict in zip(judged.names, judged.ranking.verdict.tolist(), strict=True):
+            if verdict != Verdict.FITS:
+                reasons.setdefault(refusal_text(judged.pod, Verdict(verdict)), []).append(name)
+    known = set(judged.names)
+    if silent := [name for name in sorted(cluster.names()) if name not in known]:
+        reasons[NO_AGENT] = silent
+    return tuple(
+        Refused(text, len(names), tuple(_left(cluster, name, judged.pod) for name in names[:EXAMPLES]))
+        for text, names in sorted(reasons.items(), key=lambda item: -len(item[1]))
+    )
+
+
+def _left(cluster: Cluster, name: str, pod: Pod | None = None) -> Left:
+    """Return what is left of a node; for a pod that is to go there, with the devices that its affinity closes."""
+    row, use = cluster.row(name), cluster.use(name)
+    if row is None or use is None:
+        return Left(name, 0, 0, ())
+    allowed = row.usable
+    if pod is not None:
+        allowed = int(cluster.allowed(pod, np.array(cluster.seats.find([name])[1], dtype=np.int32))[0])
+    devices = (_device(row, index, device.facts, allowed) for index, device in enumerate(use.devices[: len(row.uuids)]))
+    return Left(name, row.cpu_milli, row.memory_mib, tuple(devices))
+
+
+def _device(row: Row, index: int, facts: DeviceFacts, allowed: int) -> Device:
+    closed, strain = "", row.strains[index]
+    if not facts.healthy:
+        closed = f"not healthy: {facts.health_reason or 'its agent does not say why'}"
+    elif not facts.offered:
+        closed = "not offered by its device plugin"
+    elif not allowed >> index & 1:
+        closed = "not allowed by the pod's device affinity"
+    return Device(
+        index=index,
+        left_percent=max(0, row.free_milli[index]) // 10,
+        left_mib=max(0, row.free_mib[index]),
+        memory_mib=row.device_mib,
+        used_percent=strain.busy_milli // 10,
+        waited_percent=strain.waited_milli // 10,
+        latency_percent=strain.latency_milli // 10,
+        closed=closed,
+    )

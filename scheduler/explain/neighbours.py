@@ -1,0 +1,94 @@
+"""Who else is on the devices of a pod, as the scheduler sees it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.state.node_info import MILLIPERCENT
+
+if TYPE_CHECKING:
+    from sharepod.scheduler.state.cluster import Cluster
+    from sharepod.scheduler.state.pod import Pod
+    from sharepod.scheduler.state.usage import DeviceUse, ShareUse
+
+LISTED: Final = 16
+"""Of one device, those that ask for the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A share beside the pod's own."""
+
+    pod: str
+    """Namespace and name; empty: it is of no pod."""
+    container: str
+    share_class: str
+    asked_percent: int
+    used_percent: int | None
+    """In the last minute; None: its agent does not report it yet."""
+    yields: str = ""
+    """How its pod makes room (Pod.yields)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Who else is on a device."""
+
+    device: int
+    shares: tuple[Neighbour, ...]
+    """At most LISTED."""
+    more: int
+    """That are not listed."""
+
+
+def counted(cluster: Cluster, node: str, uid: str) -> Pod | None:
+    """Return a pod as it counts on a node: bound or released to go there, else as it was when it was chosen for it."""
+    pod, assumed = cluster.pod(uid), cluster.assumed(uid)
+    if pod is not None and pod.place == node:
+        return pod
+    return assumed.pod if assumed is not None and assumed.node == node else None
+
+
+def neighbours(cluster: Cluster, pod: Pod, node: str) -> tuple[Neighbours, ...]:
+    """Return who else is on each of the devices where a pod counts."""
+    row, use = cluster.row(node), cluster.use(node)
+    if row is None or use is None:
+        return ()
+    own = sorted({device for share in row.places.get(pod.uid, ()) for device in share})
+    expected: dict[int, dict[str, list[Neighbour]]] = {index: {} for index in own}
+    for uid, places in row.places.items():
+        other = counted(cluster, node, uid) if uid != pod.uid else None
+        if other is None:
+            continue
+        for container, share, devices in zip(other.containers, other.ask.shares, places, strict=True):
+            one = Neighbour(other.title, container, share.share_class, share.milli // 10, None, other.yields)
+            for index in devices:
+                if index in expected:
+                    expected[index].setdefault(uid, []).append(one)
+    yields = {other.uid: other.yields for other in cluster.pods_on(node)}
+    return tuple(_on(index, use.devices[index], pod.uid, expected[index], yields) for index in own)
+
+
+def _on(
+    index: int, device: DeviceUse, own: str, expected: dict[str, list[Neighbour]], yields: dict[str, str]
+) -> Neighbours:
+    """What an agent tells of a pod is what is there; who is expected alone is not told of."""
+    told = [share for share in device.shares if share.terms.pod_uid != own]
+    uids = {share.terms.pod_uid for share in told}
+    everybody = [_told(share, yields) for share in told]
+    everybody += [one for uid, shares in expected.items() if uid not in uids for one in shares]
+    everybody.sort(key=lambda one: (-one.asked_percent, one.pod, one.container))
+    return Neighbours(index, tuple(everybody[:LISTED]), max(0, len(everybody) - LISTED))
+
+
+def _told(share: ShareUse, yields: dict[str, str]) -> Neighbour:
+    terms = share.terms
+    return Neighbour(
+        f"{terms.namespace}/{terms.pod}" if terms.pod_uid else "",
+        terms.container,
+        terms.share_class.name.lower(),
+        terms.request_millipercent // MILLIPERCENT // 10,
+        share.used_1m_millipercent // MILLIPERCENT // 10,
+        "pause" if terms.yielding else yields.get(terms.pod_uid, ""),
+    )

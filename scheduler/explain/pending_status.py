@@ -1,0 +1,265 @@
+"""Whose turn it is before a pod's, what its gang lacks, and who would yield for it: what `sharepod explain` adds. Pure.
+
+It is told as the last round left it; nothing is decided here, and nothing on the view changes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.controller.fairness import weighted_shares
+from sharepod.scheduler.controller.job import key_of
+from sharepod.scheduler.placement.request import DEVICE_MILLI
+from sharepod.scheduler.preemption.preemption_units import LAST
+from sharepod.scheduler.preemption.victim_search import least_giving, site_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.job import Job
+    from sharepod.scheduler.controller.queues import Queues
+    from sharepod.scheduler.preemption.preemption_units import Holder
+    from sharepod.scheduler.preemption.victim_search import Giving
+    from sharepod.scheduler.state.cluster import Cluster
+    from sharepod.scheduler.state.pod import Pod
+
+LISTED: Final = 5
+"""Jobs before it that are told one by one."""
+WAYS: Final = 3
+SITES: Final = 32
+"""Nodes on which it is looked who would yield: those where most do."""
+EXAMPLES: Final = 3
+NAMED: Final = 8
+"""Pods that are named together."""
+NOBODY: Final = "nobody of lower priority holds shares, and equals do not yield to each other"
+UNLISTED: Final = "it has come since the last round, or is released now"
+NEVER: Final = "its PriorityClass has preemptionPolicy Never: nobody yields for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A job that is tried before."""
+
+    job: str
+    priority: int
+    devices: float
+    why: str
+    """Why it is before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a queue stands."""
+
+    queue: str
+    weight: float
+    share: float
+    """The dominant share of the cluster that it holds, divided by its weight."""
+    held_devices: float
+    cap_devices: float | None
+    longest_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """How a gang stands."""
+
+    size: int
+    least: int
+    waiting: int
+    released: int
+    missing: int
+    """That have still to come before it can start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Who would have to yield on a node so that one of the job's pods fits there."""
+
+    node: str
+    paused: tuple[str, ...]
+    evicted: tuple[str, ...]
+    more: int
+    """Pods that are not named."""
+    lost_s: float
+    """Work of whole devices that would be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """Nodes that are closed to the pod whatever is left of their devices."""
+
+    why: str
+    nodes: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """All that a round knows of a pod that waits or yields."""
+
+    decides: bool
+    """False: another replica does, and knows the rest."""
+    waits: bool
+    """It has no place yet; else it yields where it is."""
+    job: str
+    why: str
+    """Why it is not released, in the last round's words."""
+    position: int | None
+    """From 1; None: it is not in the line, or no round has come to it yet."""
+    in_line: int
+    in_queue: int | None
+    priority: int
+    waited_s: float | None
+    """Or has been yielding for; None: since before this replica looked."""
+    before: tuple[Before, ...]
+    standing: Standing
+    gang: Members | None
+    yields: str
+    """Why others do not yield; empty: `ways` says who would."""
+    ways: tuple[Way, ...]
+    barred: tuple[Barred, ...]
+
+
+def turn_of(cluster: Cluster, memory: Memory, queues: Queues, pod: Pod, now_s: float, *, decides: bool) -> Turn | None:
+    """Return the turn of a pod; None: it neither waits for a place nor yields to others."""
+    job, waits = memory.jobs.get(key_of(pod)), pod.gated and cluster.assumed(pod.uid) is None
+    if job is None or not (waits or pod.yields):
+        return None
+    listed = next((one for one in memory.waiting if one[0].key == job.key), None)
+    line = _in_line(memory, now_s) if decides else []
+    place = next((at for at, other in enumerate(line) if other.key == job.key), None)
+    own = line[place] if place is not None else job
+    before = line[:place] if place is not None else []
+    shares = weighted_shares(memory, queues)
+    if waits:
+        why, waited_s = listed[1] if listed is not None else UNLISTED, memory.waited_s(pod.uid, now_s)
+        if not job.refusal and all(one.uid != pod.uid for one in job.waiting):
+            why = f"its gang has {len(job.released) + len(job.waiting)} other members already, as many as it takes"
+    else:
+        since_s, why = memory.yields.get(pod.uid, (memory.paused_s(pod.uid), ""))
+        waited_s = None if since_s is None else max(0.0, now_s - since_s)
+    text, ways = _ways(cluster, memory, queues, job, now_s) if waits and decides else ("", ())
+    return Turn(
+        decides, waits, job.title, why, None if place is None else place + 1, len(line),
+        None if place is None else 1 + sum(other.namespace == job.namespace for other in before),
+        job.priority, waited_s,
+        tuple(_before(other, own, queues, shares, now_s) for other in before[:LISTED]),
+        _standing(memory, queues, job.namespace, shares), _members(job, pod), text, ways,
+        tuple(_barred(cluster, memory, job, pod)) if waits else (),
+    )  # fmt: skip
+
+
+def _in_line(memory: Memory, now_s: float) -> list[Job]:
+    """Return the jobs that are tried, in that order."""
+    held = memory.restarts.holding(now_s)
+    return [
+        job for job, _ in memory.waiting if not job.refusal and (job.resumes or not (job.missing or job.key in held))
+    ]
+
+
+def _before(other: Job, job: Job, queues: Queues, shares: dict[str, float], now_s: float) -> Before:
+    mine, theirs = shares.get(job.namespace, 0.0), shares.get(other.namespace, 0.0)
+    if now_s - other.since_s >= queues.of(other.namespace).longest_wait_s:
+        why = "it has waited for longer than its queue lets anyone wait"
+    elif other.priority != job.priority:
+        why = f"priority {other.priority} is above {job.priority}"
+    elif other.resumes and not job.resumes:
+        why = "it is paused: of equals who is paused goes on first"
+    elif other.namespace != job.namespace and theirs <= mine:
+        why = f"its queue holds {theirs:.3f} of the cluster by its weight, this one {mine:.3f}"
+    else:
+        why = "it came before"
+    devices = sum(pod.ask.milli for pod in other.waiting) / DEVICE_MILLI
+    return Before(other.title, other.priority, devices, why)
+
+
+def _standing(memory: Memory, queues: Queues, name: str, shares: dict[str, float]) -> Standing:
+    rules = queues.of(name)
+    cap = None if rules.cap_milli is None else rules.cap_milli / DEVICE_MILLI
+    held = memory.held(name, 0).device_milli / DEVICE_MILLI
+    return Standing(name, rules.weight, shares.get(name, 0.0), held, cap, rules.longest_wait_s)
+
+
+def _members(job: Job, pod: Pod) -> Members | None:
+    if pod.gang is None:
+        return None
+    return Members(pod.gang.size, job.least, len(job.waiting), len(job.released), job.missing)
+
+
+def _barred(cluster: Cluster, memory: Memory, job: Job, pod: Pod) -> Iterator[Barred]:
+    kept = {
+        name: key[1].partition("/")[2] for key, (nodes, _) in memory.kept.items() if key != job.key for name in nodes
+    }
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(cluster.names()):
+        node, row = cluster.node(name), cluster.row(name)
+        if node is not None and not node.suits(pod.demands):
+            found["its node selector or affinity, a taint or a cordon keeps it away"].append(name)
+        elif name in kept:
+            found[f"kept free for {kept[name]}, which has waited for too long or for whom others are leaving"].append(
+                name
+            )
+        elif row is not None and row.units < pod.units:
+            found["kubelet has not enough percents of devices left there, paused pods count, too"].append(name)
+    for why, names in sorted(found.items(), key=lambda item: -len(item[1])):
+        yield Barred(why, len(names), tuple(names[:EXAMPLES]))
+
+
+def _ways(cluster: Cluster, memory: Memory, queues: Queues, job: Job, now_s: float) -> tuple[str, tuple[Way, ...]]:
+    """Return why nobody would yield for a pod of a job, or who would, the cheapest first."""
+    needed = job.needed
+    if not needed or job.refusal or job.missing:
+        return "", ()
+    if not all(pod.preempts for pod in needed):
+        return NEVER, ()
+    pod = max(needed, key=lambda one: one.ask.milli)
+    on: defaultdict[str, list[Holder]] = defaultdict(list)
+    lower = 0
+    for holder in (_as_judged(one, memory, queues, now_s) for own in memory.holders.values() for one in own):
+        if holder.priority < job.priority:
+            lower += 1
+            for name in {one.place for one in holder.pods if one.place}:
+                on[name].append(holder)
+    if not lower:
+        return NOBODY, ()
+    suited = [name for name in on if (node := cluster.node(name)) is not None and node.suits(pod.demands)]
+    suited.sort(key=lambda name: (-sum(one.ask.milli for holder in on[name] for one in holder.pods), name))
+    found = [
+        giving
+        for name in suited[:SITES]
+        if (giving := _giving(cluster, memory, pod, name, on[name], now_s)) is not None
+    ]
+    if not found:
+        spared = sum(holder.pods[0].uid in memory.spared for own in memory.holders.values() for holder in own)
+        kept = f", and disruption budgets keep {spared} from being evicted" if spared else ""
+        return f"of {lower} that are of lower priority not even all would make room for it on one node{kept}", ()
+    found.sort(key=lambda giving: (giving.cost, giving.node))
+    return "", tuple(map(_way, found[:WAYS]))
+
+
+def _as_judged(holder: Holder, memory: Memory, queues: Queues, now_s: float) -> Holder:
+    """Return a holder with the priority that the rules of its queue leave it."""
+    rules = queues.of(holder.pods[0].namespace)
+    over = any(memory.overruns(pod, rules, now_s) or memory.idles(pod, rules, now_s) for pod in holder.pods)
+    return replace(holder, priority=LAST) if over else holder
+
+
+def _giving(
+    cluster: Cluster, memory: Memory, pod: Pod, node: str, lower: Sequence[Holder], now_s: float
+) -> Giving | None:
+    site = site_of(cluster, pod, node, lower, now_s)
+    if site is None:
+        return None
+    without = least_giving(cluster, site, pod, memory.spared, now_s, evict=False)
+    return without or least_giving(cluster, site, pod, memory.spared, now_s, evict=True)
+
+
+def _way(giving: Giving) -> Way:
+    paused = [pod.title for holder in giving.paused for pod in holder.pods]
+    evicted = [pod.title for holder in giving.evicted for pod in holder.pods]
+    more = max(0, len(paused) - NAMED) + max(0, len(evicted) - NAMED)
+    return Way(giving.node, tuple(paused[:NAMED]), tuple(evicted[:NAMED]), more, giving.cost[0] / 1000)

@@ -1,0 +1,1 @@
+"""What the agents of the nodes tell, as it comes in."""

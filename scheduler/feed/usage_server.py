@@ -1,0 +1,304 @@
+"""The gRPC edge of the scheduler: takes what agents tell, of the node that their token is of, and nothing else.
+
+A stream is let in before a byte of its messages is read. It may tell of one node, at a bounded pace, in messages of a
+bounded size; a message that cannot be ends it and changes nothing. Every end says why, in a status and one line of log.
+Messages are taken as bytes, and the handler is as plain as can be: ten thousand nodes tell something every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from sharepod.process.errors import SettingsError
+from sharepod.proto import v1_pb2 as pb
+from sharepod.scheduler.errors import UsageRefused
+from sharepod.scheduler.feed.usage_identity import NotAnAgent, Unanswered
+from sharepod.scheduler.feed.usage_reader import MESSAGE_MAX, read_report
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sharepod.process.credentials import Credentials
+    from sharepod.scheduler.state.usage import UsageBook
+
+log = logging.getLogger("sharepod.scheduler.usage")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Code = grpc.StatusCode
+
+STREAMS_MAX: Final = 20_000
+ARRIVING_MAX: Final = 1024
+"""Streams that are not let in yet."""
+ANSWER_S: Final = 10.0
+"""Between two answers to a stream that tells."""
+QUIET_S: Final = 60.0
+"""A stream without a message for so long is ended: its agent hangs, or is gone and nobody has told us."""
+AGE_S: Final = 3000.0
+"""A stream is ended when it is so old, or up to a fifth older: its token is looked at again."""
+PACE: Final = 2.0
+"""Messages a second that a stream may send for long."""
+BURST: Final = 60.0
+"""Messages that it may send at once: what it had to hold back while one of us could not go on."""
+COUNTED_BYTES: Final = 2**15
+"""Of a message that count as one more: the largest one takes as long as a thousand small ones."""
+AGING_S: Final = 1.0
+_COMPLAINTS: Final = 10
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MESSAGE_MAX),
+    ("grpc.max_metadata_size", 16_384),
+    ("grpc.max_concurrent_streams", 2),  # of one connection: a stream, and the one that replaces it
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.http2.bdp_probe", 0),  # a ping for each message, to find a window that no agent fills
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # What a stream costs in memory, times ten thousand.
+    ("grpc.tsi.max_frame_size", 4096),
+    ("grpc.experimental.tcp_read_chunk_size", 256),
+    ("grpc.experimental.tcp_min_read_chunk_size", 256),
+    ("grpc.experimental.tcp_max_read_chunk_size", 4096),
+    ("grpc.enable_channelz", 0),
+)
+
+
+ENDS: Final = ("unauthenticated", "unanswered", "lie", "malformed", "flood", "replaced", "quiet", "old", "full")
+_CODES: Final = dict(
+    zip(
+        ENDS,
+        (
+            Code.UNAUTHENTICATED, Code.UNAVAILABLE, Code.PERMISSION_DENIED, Code.INVALID_ARGUMENT,
+            Code.RESOURCE_EXHAUSTED, Code.ABORTED, Code.ABORTED, Code.ABORTED, Code.RESOURCE_EXHAUSTED,
+        ),
+        strict=True,
+    )
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened so far, for the metrics."""
+
+    messages: int = 0
+    streams: int = 0
+    """Open now, those that are not let in yet too."""
+    ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
+    """Streams that we ended, by ENDS."""
+
+
+class _End(Exception):
+    """A stream is to end: why, by ENDS, and in words."""
+
+    def __init__(self, why: str, text: str) -> None:
+        super().__init__(text)
+        self.why = why
+
+
+class _Stream:
+    """One stream that was let in."""
+
+    __slots__ = ("end", "heard_s", "left", "node", "old_s", "task")
+
+    def __init__(self, node: str, task: asyncio.Task[Any], now_s: float) -> None:
+        self.node = node
+        self.task = task
+        self.heard_s = now_s
+        self.old_s = now_s + AGE_S * random.uniform(1, 1.2)  # noqa: S311 - spreads the load
+        self.left = BURST
+        self.end: _End | None = None
+
+    def stop(self, why: str, text: str) -> None:
+        """End it from outside, once."""
+        if self.end is None:
+            self.end = _End(why, text)
+            self.task.cancel()
+
+    def pay(self, now_s: float, size: int) -> None:
+        """Count a message of so many bytes; a large one counts for several. Raises _End when they are too many."""
+        self.left = min(BURST, self.left + (now_s - self.heard_s) * PACE) - 1 - size / COUNTED_BYTES
+        self.heard_s = now_s
+        if self.left < 0:
+            raise _End("flood", f"more than {PACE:g} messages a second for long: send one a second")
+
+
+class UsageServer:
+    """Takes the streams of agents into a book, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        book: UsageBook,
+        node_of: Callable[[str], Awaitable[str]] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`node_of` says of which node a token is (`Identities`); None: nodes are believed, on the loopback only."""
+        self._book = book
+        self._node_of = node_of
+        self._clock = clock
+        self._server: grpc.aio.Server | None = None
+        self._aging: asyncio.Task[None] | None = None
+        self._open: set[_Stream] = set()
+        self._of_node: dict[str, _Stream] = {}
+        """Those that have told of their node."""
+        self._arriving = 0
+        self._complaints = float(_COMPLAINTS)
+        self._complained_s = clock()
+        self.tally: Final = Tally()
+
+    async def start(self, address: str, credentials: Credentials | None) -> int:
+        """Listen on host:port; return the port. Raises SettingsError."""
+        if (credentials is None or self._node_of is None) and not _on_loopback(address):
+            raise SettingsError(
+                f"usage feed on {address}: beyond the loopback it needs a certificate and the API server: give both"
+            )
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=STREAMS_MAX)
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("sharepod.v1.UsageService", {"ReportUsage": handler}),)
+        )
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, credentials.for_grpc())
+        except RuntimeError:
+            raise SettingsError(f"usage feed on {address}: cannot listen there: choose another address") from None
+        await self._server.start()
+        self._aging = asyncio.create_task(self._age_for_ever())
+        return port
+
+    async def stop(self) -> None:
+        """End all streams and close."""
+        if self._aging is not None:
+            self._aging.cancel()
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def _age_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(AGING_S)
+            self.age()
+
+    def age(self) -> None:
+        """Find nodes that are silent, and streams that are to end."""
+        now_s = self._clock()
+        self._book.age(now_s)
+        for stream in list(self._open):
+            if now_s - stream.heard_s > QUIET_S:
+                stream.stop("quiet", f"no message for {QUIET_S:g} s: connect again")
+            elif now_s > stream.old_s:
+                stream.stop("old", "the stream is old: connect again, with the token as it is now")
+
+    async def _serve(self, _: object, context: Context) -> None:
+        """Serve one stream."""
+        self.tally.streams += 1
+        stream: _Stream | None = None
+        try:
+            stream = await self._let_in(context)
+            await self._take_all(stream, context)
+        except _End as end:
+            await self._abort(context, end, stream)
+        except asyncio.CancelledError:
+            if stream is None or stream.end is None:
+                raise
+            stream.task.uncancel()
+            await self._abort(context, stream.end, stream)
+        finally:
+            self.tally.streams -= 1
+            if stream is not None:
+                self._open.discard(stream)
+                if self._of_node.get(stream.node) is stream:
+                    del self._of_node[stream.node]
+
+    async def _let_in(self, context: Context) -> _Stream:
+        """Return the stream with the node that its token is of. Raises _End."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("not in a task")
+        node = ""
+        if self._node_of is not None:
+            if self._arriving >= ARRIVING_MAX:
+                raise _End("full", f"{ARRIVING_MAX} streams wait to be let in: try again")
+            self._arriving += 1
+            try:
+                node = await self._node_of(_token(context))
+            except NotAnAgent as error:
+                raise _End("unauthenticated", str(error)) from None
+            except Unanswered as error:
+                raise _End("unanswered", str(error)) from None
+            finally:
+                self._arriving -= 1
+        stream = _Stream(node, task, self._clock())
+        self._open.add(stream)
+        return stream
+
+    async def _take_all(self, stream: _Stream, context: Context) -> None:
+        """Take the messages of a stream until it ends. Raises _End."""
+        taken, answered_s = 0, -ANSWER_S
+        read, clock, apply = context.read, self._clock, self._book.apply
+        while (data := await read()) is not grpc.aio.EOF:
+            now_s = clock()
+            stream.pay(now_s, len(data))
+            try:
+                report = read_report(data)
+                if report.node is not None or not taken:
+                    self._check_node(stream, report.node.name if report.node else "")
+                apply(stream.node, report, now_s)
+            except UsageRefused as error:
+                raise _End("malformed", str(error)) from None
+            if not taken:
+                self._enter(stream)
+            taken += 1
+            self.tally.messages += 1
+            if now_s - answered_s >= ANSWER_S:
+                answered_s = now_s
+                await context.write(pb.ReportUsageResponse(taken=taken).SerializeToString())
+
+    def _check_node(self, stream: _Stream, told: str) -> None:
+        """Check that a stream begins with its node, and stays with it. Raises _End or UsageRefused."""
+        if not told:
+            raise UsageRefused("the first message names no node: begin with a complete message")
+        if self._node_of is None and not stream.node:
+            stream.node = told
+        if told != stream.node:
+            raise _End("lie", f"the report is of node {told}, the token of one on {stream.node}: tell of that")
+
+    def _enter(self, stream: _Stream) -> None:
+        """Make it the one stream of its node."""
+        before = self._of_node.get(stream.node)
+        self._of_node[stream.node] = stream
+        if before is not None:
+            before.stop("replaced", "the node has a newer stream")
+
+    async def _abort(self, context: Context, end: _End, stream: _Stream | None) -> None:
+        self.tally.ended[end.why] += 1
+        now_s = self._clock()
+        self._complaints = min(float(_COMPLAINTS), self._complaints + now_s - self._complained_s)
+        self._complained_s = now_s
+        if end.why != "old" and self._complaints >= 1:  # whoever reaches the port must not fill the log
+            self._complaints -= 1
+            extra = {"peer": context.peer(), "node": stream.node if stream else "", "cause": str(end)}
+            log.warning("usage stream ended: %s", end.why, extra=extra)
+        await context.abort(_CODES[end.why], str(end))
+
+
+def _token(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization" and isinstance(value, str):
+            scheme, _, token = value.partition(" ")
+            return token.strip() if scheme.lower() == "bearer" else ""
+    return ""
+
+
+def _on_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,49 @@
+/* How many pods that ask for the same a node takes: what gangs are planned by. An upper bound where a pod has several
+ * shares: each is looked at as if the others asked for no devices.
+ */
+#include "scheduler/placement/csrc/placement.h"
+
+static int32_t least(int64_t one, int64_t other) {
+  return (int32_t)(one < other ? one : other);
+}
+
+/* How many copies of a share there is room for. Each copy needs `devices` different ones, so that one device helps
+ * with no more than all copies. */
+static int32_t share_copies(const struct sp_node *node, const struct sp_share *share, uint16_t allowed) {
+  int32_t mib = share->mib >= 0 ? share->mib : (int32_t)((int64_t)node->device_mib * share->milli / SP_DEVICE_MILLI);
+  int32_t room[SP_NODE_DEVICES] = {0}, sum = 0;
+  for (int32_t device = 0; device < node->devices; device++)
+    if (allowed >> device & 1) {
+      room[device] = node->free_milli[device] / share->milli;
+      if (mib > 0 && node->device_mib > 0)
+        room[device] = least(room[device], node->free_mib[device] / mib);
+      sum += room[device];
+    }
+  for (int32_t copies = sum / share->devices; copies > 0; copies--) {
+    int32_t useful = 0;
+    for (int32_t device = 0; device < node->devices; device++)
+      useful += least(room[device], copies);
+    if (useful >= copies * share->devices)
+      return copies;
+  }
+  return 0;
+}
+
+/* For each candidate, how many of them it takes; 0 for a node that is not there. */
+void sp_copies(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
+               const struct sp_ask *ask, int32_t *copies) {
+  for (int32_t i = 0; i < count; i++) {
+    const struct sp_node *node = &nodes[candidates[i]];
+    int32_t most = INT32_MAX;
+    copies[i] = 0;
+    if (!node->there || (ask->shares > 0 && !(ask->models >> node->model & 1)))
+      continue;
+    for (int32_t share = 0; share < ask->shares && most > 0; share++)
+      most = least(most, share_copies(node, &ask->share[share], allowed ? allowed[i] : UINT16_MAX));
+    if (ask->cpu_milli > 0)
+      most = least(most, node->cpu_milli / ask->cpu_milli);
+    if (ask->memory_mib > 0)
+      most = least(most, node->memory_mib / ask->memory_mib);
+    copies[i] = most;
+  }
+}

@@ -1,0 +1,232 @@
+/* What the rest of a node is worth to the pods that are expected: see policy.py for what it means. */
+#include "scheduler/placement/csrc/placement.h"
+
+#include <string.h>
+
+_Static_assert((SP_STEPS - 1) * SP_STEP_MILLI == SP_DEVICE_MILLI, "a step for every residue of a device");
+_Static_assert(SP_PRICES % 4 == 0, "prices are compared four at a time");
+
+/* What a device is worth of which so much is left, at each price. */
+static const float *worth_at(const struct sp_policy *policy, int32_t model, int32_t left_milli) {
+  int32_t step = left_milli > 0 ? left_milli / SP_STEP_MILLI : 0;
+  return policy->worth + ((int64_t)model * SP_STEPS + step) * SP_PRICES;
+}
+
+/* How many pods of a kind that takes several devices an otherwise full cluster could put where so many are open. */
+static int64_t copies(int64_t cpu_milli, int32_t open, int64_t kind_cpu_milli, int32_t kind_devices) {
+  int64_t count = kind_devices > 1 ? open / kind_devices : open;
+  return kind_cpu_milli * count > cpu_milli ? cpu_milli / kind_cpu_milli : count;
+}
+
+static int32_t open_devices(const struct sp_node *node, int32_t milli) {
+  int32_t open = 0;
+  for (int32_t i = 0; i < node->devices; i++)
+    open += node->left_milli[i] >= milli;
+  return open;
+}
+
+/* How many pods of each kind would fit, were they alone; 0 for kinds that take one device or none. */
+void sp_rooms(const struct sp_node *nodes, int32_t count, const struct sp_kind *kinds, int32_t kinds_count,
+              int64_t *rooms) {
+  int32_t first = 0; /* kinds are sorted: those that take several devices come last */
+  memset(rooms, 0, sizeof *rooms * (size_t)kinds_count);
+  while (first < kinds_count && kinds[first].devices < 2)
+    first++;
+  for (int32_t n = 0; n < count; n++) {
+    const struct sp_node *node = &nodes[n];
+    int32_t milli = 0, open = 0;
+    for (int32_t k = first; k < kinds_count; k++) {
+      const struct sp_kind *kind = &kinds[k];
+      if (kind->milli != milli) {
+        milli = kind->milli;
+        open = open_devices(node, milli);
+      }
+      if (open >= kind->devices && kind->devices > 1 && kind->models >> node->model & 1)
+        rooms[k] += copies(node->cpu_milli, open, kind->cpu_milli, kind->devices);
+    }
+  }
+}
+
+/* Puts one kind among those of its width, the last of a model, by the processors that it needs. */
+static void add_wide(const struct sp_kind *kind, struct sp_wide *wide, struct sp_width *width) {
+  int32_t at = width->first + width->count++;
+  for (; at > width->first && wide[at - 1].cpu_milli > kind->cpu_milli; at--)
+    wide[at] = wide[at - 1];
+  wide[at] = (struct sp_wide){kind->cpu_milli, kind->wanted * kind->milli * kind->devices};
+}
+
+/* Gathers for each model what a decision needs of the kinds that take several devices and that are scarce. There has
+ * to be room for each kind and model. Returns how many were gathered. */
+int32_t sp_gather_wide(struct sp_policy *policy, int32_t models, struct sp_wide *wide, struct sp_width *widths) {
+  int32_t wides = 0, count = 0;
+  policy->wide = wide;
+  policy->width = widths;
+  for (int32_t model = 0; model < models; model++) {
+    policy->widths[model] = count;
+    for (int32_t k = 0; k < policy->kinds; k++) {
+      const struct sp_kind *kind = &policy->kind[k];
+      if (kind->devices < 2 || kind->wanted <= 0 || !(kind->models >> model & 1))
+        continue;
+      struct sp_width *last = count > policy->widths[model] ? &widths[count - 1] : 0;
+      if (!last || last->milli != kind->milli || last->devices != kind->devices)
+        widths[count++] = (struct sp_width){kind->milli, kind->devices, wides, 0};
+      add_wide(kind, wide, &widths[count - 1]);
+      wides++;
+    }
+  }
+  for (int32_t model = models; model <= SP_MODELS; model++)
+    policy->widths[model] = count;
+  for (int32_t w = 0; w < count; w++)
+    for (int32_t i = widths[w].first + 1; i < widths[w].first + widths[w].count; i++)
+      wide[i].weight += wide[i - 1].weight;
+  return wides;
+}
+
+/* What a room for one of each kind counts of which so many fit with those processors. */
+static double weight_of(const struct sp_wide *wide, int32_t count, int64_t copies, int64_t cpu_milli) {
+  if (wide[count - 1].cpu_milli * copies <= cpu_milli)
+    return wide[count - 1].weight;
+  int32_t fit = 0; /* kinds before this one do; the first of those that do not is at fit + count, or before */
+  while (count > 0) {
+    int32_t half = count / 2;
+    if (wide[fit + half].cpu_milli * copies <= cpu_milli) {
+      fit += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  return fit > 0 ? wide[fit - 1].weight : 0;
+}
+
+/* What room for pods that take several devices counts, with `taken` of which `rest` would be left; -1: as it is. A
+ * kind of which n fit is one of which 1 fits, and 2, up to n. */
+static double worth_of_wide(const struct sp_work *work, int32_t taken, int32_t rest) {
+  const struct sp_policy *policy = work->policy;
+  const struct sp_node *node = &work->node;
+  double sum = 0;
+  int32_t milli = 0, open = 0;
+  for (int32_t w = policy->widths[node->model]; w < policy->widths[node->model + 1]; w++) {
+    const struct sp_width *width = &policy->width[w];
+    if (width->milli != milli) {
+      milli = width->milli;
+      open = open_devices(node, milli);
+      if (taken >= 0)
+        open -= node->left_milli[taken] >= milli && rest < milli;
+    }
+    for (int32_t count = 1, devices = width->devices; devices <= open; count++, devices += width->devices)
+      sum += weight_of(&policy->wide[width->first], width->count, count, node->cpu_milli);
+  }
+  return sum;
+}
+
+/* Whether the room for pods that take several devices is another with the rest of a device. */
+static int is_narrower(const struct sp_work *work, int32_t left, int32_t rest) {
+  const struct sp_policy *policy = work->policy;
+  for (int32_t w = policy->widths[work->node.model]; w < policy->widths[work->node.model + 1]; w++)
+    if (left >= policy->width[w].milli && rest < policy->width[w].milli)
+      return 1;
+  return 0;
+}
+
+/* Adds up the devices of the work's node. The tables are floats and sums are doubles: nothing is rounded, so the order
+ * of changes leaves no trace. */
+void sp_worth_begin(struct sp_work *work) {
+  memset(work->sum, 0, sizeof work->sum);
+  for (int32_t i = 0; i < work->node.devices; i++) {
+    const float *worth = worth_at(work->policy, work->node.model, work->node.left_milli[i]);
+    for (int32_t price = 0; price < SP_PRICES; price++)
+      work->sum[price] += (double)worth[price];
+  }
+  sp_worth_processors(work);
+}
+
+/* To be called when the work's node has another amount of processors left. */
+void sp_worth_processors(struct sp_work *work) {
+  for (int32_t price = 0; price < SP_PRICES; price++)
+    work->cpu[price] = work->policy->price[price] * (double)work->node.cpu_milli;
+}
+
+/* To be called when a device of the work's node has another amount left. */
+void sp_worth_changed(struct sp_work *work, int32_t from_milli, int32_t to_milli) {
+  const float *from = worth_at(work->policy, work->node.model, from_milli);
+  const float *to = worth_at(work->policy, work->node.model, to_milli);
+  for (int32_t price = 0; price < SP_PRICES; price++)
+    work->sum[price] = work->sum[price] - (double)from[price] + (double)to[price];
+}
+
+/* The least, over the prices of a processor, of what processors and devices are worth apart: what they are worth
+ * together, when pods could be cut (Lagrange). A price that is too low makes the devices dear, one too high the rest.
+ */
+static double least_of(const double *restrict cpu, const double *restrict sum, const float *restrict from,
+                       const float *restrict to) {
+  double least[4];
+  for (int lane = 0; lane < 4; lane++)
+    least[lane] = cpu[lane] + (sum[lane] - (double)from[lane] + (double)to[lane]);
+  for (int32_t price = 4; price < SP_PRICES; price += 4) {
+    for (int lane = 0; lane < 4; lane++) {
+      int32_t at = price + lane;
+      double worth = cpu[at] + (sum[at] - (double)from[at] + (double)to[at]);
+      least[lane] = worth < least[lane] ? worth : least[lane];
+    }
+  }
+  double one = least[0] < least[1] ? least[0] : least[1], other = least[2] < least[3] ? least[2] : least[3];
+  return one < other ? one : other;
+}
+
+double sp_worth(const struct sp_work *work) {
+  const float *any = work->policy->worth;
+  return least_of(work->cpu, work->sum, any, any) + worth_of_wide(work, -1, 0);
+}
+
+/* Fills, for each of the devices, minus what the node is worth with a step taken on it. */
+void sp_worths_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
+  const struct sp_node *node = &work->node;
+  double wide_now = worth_of_wide(work, -1, 0);
+  for (int32_t i = 0; i < node->devices; i++) {
+    if (!(devices >> i & 1))
+      continue;
+    int32_t left = node->left_milli[i];
+    int32_t rest = sp_left_milli(node, node->free_milli[i] - step.milli, node->free_mib[i] - step.mib);
+    double wide = is_narrower(work, left, rest) ? worth_of_wide(work, i, rest) : wide_now;
+    after[i] = -(least_of(work->cpu, work->sum, worth_at(work->policy, node->model, left),
+                          worth_at(work->policy, node->model, rest)) +
+                 wide);
+  }
+}
+
+/* One more offer: with its part as probability a pod of each kind comes, and is taken when that is worth more than
+ * what the room that it takes is worth after. */
+static void one_more_offer(const double *worth, double *next, const struct sp_kind *kinds, int32_t count, int32_t model,
+                           double price) {
+  for (int32_t step = 0; step < SP_STEPS; step++)
+    next[step] = worth[step];
+  for (int32_t k = 0; k < count; k++) {
+    const struct sp_kind *kind = &kinds[k];
+    if (kind->devices != 1 || !(kind->models >> model & 1))
+      continue;
+    int32_t size = (kind->milli + SP_STEP_MILLI - 1) / SP_STEP_MILLI;
+    double gain = kind->worth - price * (double)kind->cpu_milli;
+    for (int32_t step = size; step < SP_STEPS; step++) {
+      double more = gain + worth[step - size] - worth[step];
+      if (more > 0)
+        next[step] += kind->part * more;
+    }
+  }
+}
+
+/* Fills [model][step][price] for a device that so many offers come to. */
+void sp_fill_worth(float *tables, const double *prices, int32_t models, const struct sp_kind *kinds, int32_t count,
+                   int32_t offers) {
+  for (int32_t model = 0; model < models; model++) {
+    for (int32_t price = 0; price < SP_PRICES; price++) {
+      double worth[SP_STEPS] = {0}, next[SP_STEPS];
+      for (int32_t offer = 0; offer < offers; offer++) {
+        one_more_offer(worth, next, kinds, count, model, prices[price]);
+        memcpy(worth, next, sizeof worth);
+      }
+      for (int32_t step = 0; step < SP_STEPS; step++)
+        tables[((int64_t)model * SP_STEPS + step) * SP_PRICES + price] = (float)worth[step];
+    }
+  }
+}

@@ -1,0 +1,353 @@
+/* Does a pod fit a node, on which devices, and at what cost: see placement.h. */
+#include "scheduler/placement/csrc/placement.h"
+
+#include <math.h>
+#include <string.h>
+
+#define AHEAD        4
+#define SEARCH_STEPS 20000
+
+_Static_assert(SP_NODE_DEVICES <= 16, "a bit of uint16_t for each");
+_Static_assert(SP_MODELS <= 32, "a bit of uint32_t for each");
+
+static int32_t share_mib(const struct sp_node *node, const struct sp_share *share) {
+  if (share->mib >= 0)
+    return node->device_mib > 0 ? share->mib : 0;
+  return (int32_t)((int64_t)node->device_mib * share->milli / SP_DEVICE_MILLI);
+}
+
+/* To be called when what is left of a node was set. */
+void sp_settle(struct sp_node *node) {
+  for (int32_t device = 0; device < node->devices; device++)
+    node->left_milli[device] = sp_left_milli(node, node->free_milli[device], node->free_mib[device]);
+}
+
+static void take_on(struct sp_work *work, struct sp_step step, int32_t device) {
+  struct sp_node *node = &work->node;
+  int32_t left = node->left_milli[device];
+  node->free_milli[device] -= step.milli;
+  node->free_mib[device] -= step.mib;
+  node->left_milli[device] = sp_left_milli(node, node->free_milli[device], node->free_mib[device]);
+  work->potential = NAN;
+  if (work->policy->rule == SP_WORTH)
+    sp_worth_changed(work, left, node->left_milli[device]);
+}
+
+/* Adds up what a pod takes of each device in 64 bits: shares of one pod may be on one device. */
+static int32_t change(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices, int64_t sign) {
+  int64_t milli[SP_NODE_DEVICES], mib[SP_NODE_DEVICES];
+  int64_t cpu = node->cpu_milli - sign * ask->cpu_milli, memory = node->memory_mib - sign * ask->memory_mib;
+  int holds = cpu >= 0 && memory >= 0;
+  for (int32_t device = 0; device < node->devices; device++) {
+    milli[device] = node->free_milli[device];
+    mib[device] = node->free_mib[device];
+    for (int32_t i = 0; i < ask->shares; i++) {
+      if (!(devices[i] >> device & 1))
+        continue;
+      milli[device] -= sign * ask->share[i].milli;
+      mib[device] -= sign * share_mib(node, &ask->share[i]);
+    }
+    holds = holds && milli[device] >= 0 && milli[device] <= SP_DEVICE_MILLI && mib[device] >= 0 &&
+            mib[device] <= node->device_mib;
+  }
+  if (!holds)
+    return 0;
+  node->cpu_milli = cpu;
+  node->memory_mib = memory;
+  for (int32_t device = 0; device < node->devices; device++) {
+    node->free_milli[device] = (int32_t)milli[device];
+    node->free_mib[device] = (int32_t)mib[device];
+  }
+  sp_settle(node);
+  return 1;
+}
+
+/* Returns 0, and takes nothing, when the node has not all of it. */
+int32_t sp_take(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices) {
+  return change(node, ask, devices, 1);
+}
+
+/* Returns 0, and gives nothing back, when a device would have more left than there is of it. */
+int32_t sp_give_back(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices) {
+  return change(node, ask, devices, -1);
+}
+
+/* Of the open devices, those that have room for a share; why not when they are too few. */
+static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share *share, uint16_t open,
+                               uint16_t *found) {
+  int32_t mib = share_mib(node, share), there = 0, with_time = 0, with_both = 0;
+  *found = 0;
+  for (int32_t i = 0; i < node->devices; i++) {
+    if (!(open >> i & 1))
+      continue;
+    there++;
+    if (node->free_milli[i] < share->milli)
+      continue;
+    with_time++;
+    if (node->free_mib[i] < mib)
+      continue;
+    with_both++;
+    *found |= (uint16_t)(1U << i);
+  }
+  if (there < share->devices)
+    return SP_FEW_DEVICES;
+  if (with_time < share->devices)
+    return SP_NO_TIME;
+  return with_both < share->devices ? SP_NO_DEVICE_MEMORY : SP_FITS;
+}
+
+/* Fills for each of the open devices the earliest that is just like it; returns those that are. */
+static uint16_t distinct(const struct sp_node *node, uint16_t open, int8_t *like) {
+  uint16_t found = 0;
+  for (int8_t i = 0; i < node->devices; i++) {
+    if (!(open >> i & 1))
+      continue;
+    like[i] = 0;
+    while (like[i] < i && !(found >> like[i] & 1 && node->free_milli[like[i]] == node->free_milli[i] &&
+                            node->free_mib[like[i]] == node->free_mib[i]))
+      like[i]++;
+    if (like[i] == i)
+      found |= (uint16_t)(1U << i);
+  }
+  return found;
+}
+
+/* What a share makes of the node on each of the devices, and what is left of each: the less of both the better. */
+static void prospects(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after, int32_t *left) {
+  const struct sp_node *node = &work->node;
+  int by_node = sp_by_node(work->policy);
+  int8_t like[SP_NODE_DEVICES];
+  if (by_node)
+    sp_potentials_with(work, step, distinct(node, devices, like), after);
+  for (int32_t i = 0; i < node->devices; i++) {
+    left[i] = work->policy->rule == SP_SPREAD ? -node->left_milli[i] : node->left_milli[i];
+    if (devices >> i & 1)
+      after[i] = by_node ? after[like[i]] : left[i];
+  }
+}
+
+/* Takes a step on the device where it costs least; of equal ones on that with least left, with SP_SPREAD with most. */
+static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t open, const double *extra) {
+  double after[SP_NODE_DEVICES];
+  int32_t left[SP_NODE_DEVICES], best = -1;
+  prospects(work, step, open, after, left);
+  for (int32_t i = 0; i < work->node.devices; i++) {
+    if (!(open >> i & 1))
+      continue;
+    double more = best < 0 ? -1 : after[i] + extra[i] - (after[best] + extra[best]);
+    if (more < 0 || (more <= 0 && left[i] < left[best]))
+      best = i;
+  }
+  take_on(work, step, best);
+  if (sp_by_node(work->policy))
+    work->potential = after[best];
+  return best;
+}
+
+/* What a share costs on each device for what is measured and promised there. */
+static void extras(const struct sp_work *work, const struct sp_share *share, double *extra) {
+  for (int32_t i = 0; i < work->node.devices; i++)
+    extra[i] = work->node.known & SP_USE_KNOWN ? sp_device_extra(work->policy, &work->site->use[i], share) : 0;
+}
+
+/* Takes a share on the set of open devices that is cheapest with what its pairs cost. */
+static uint16_t take_set(struct sp_work *work, const struct sp_share *share, struct sp_step step, uint16_t open,
+                         const double *extra) {
+  double after[SP_NODE_DEVICES];
+  int32_t left[SP_NODE_DEVICES];
+  prospects(work, step, open, after, left);
+  for (int32_t i = 0; i < work->node.devices; i++)
+    if (open >> i & 1)
+      after[i] += extra[i];
+  uint16_t devices = sp_best_set(work->policy, work->site, after, left, open, share->devices);
+  for (int32_t i = 0; i < work->node.devices; i++)
+    if (devices >> i & 1)
+      take_on(work, step, i);
+  return devices;
+}
+
+/* Each share where it costs least, one after the other. */
+static enum sp_verdict choose(struct sp_work *work, const struct sp_ask *ask, uint16_t allowed, uint16_t *devices) {
+  double extra[SP_NODE_DEVICES];
+  for (int32_t i = 0; i < ask->shares; i++) {
+    const struct sp_share *share = &ask->share[i];
+    struct sp_step step = {share->milli, share_mib(&work->node, share)};
+    uint16_t open = 0;
+    enum sp_verdict verdict = fitting(&work->node, share, share->beside >= 0 ? devices[share->beside] : allowed, &open);
+    if (verdict != SP_FITS)
+      return verdict;
+    extras(work, share, extra);
+    devices[i] = 0;
+    if (share->devices > 1 && work->node.known & SP_LINKS_KNOWN) {
+      devices[i] = take_set(work, share, step, open, extra);
+      continue;
+    }
+    for (int32_t n = 0; n < share->devices; n++)
+      devices[i] |= (uint16_t)(1U << take_cheapest(work, step, (uint16_t)(open & ~devices[i]), extra));
+  }
+  return SP_FITS;
+}
+
+struct search {
+  const struct sp_ask *ask;
+  struct sp_node *node;
+  uint16_t allowed;
+  uint16_t *devices;
+  int32_t steps; /* that are left: a pod may be a riddle */
+};
+
+/* Any way to place what is left of share `i` on devices from `from` on, and all shares after it. */
+static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t from) {
+  if (i == search->ask->shares)
+    return 1;
+  const struct sp_share *share = &search->ask->share[i];
+  struct sp_node *node = search->node;
+  uint16_t open = 0;
+  if (placed == share->devices) {
+    if (i + 1 < search->ask->shares)
+      search->devices[i + 1] = 0;
+    return place_rest(search, i + 1, 0, 0);
+  }
+  int32_t mib = share_mib(node, share);
+  fitting(node, share, share->beside >= 0 ? search->devices[share->beside] : search->allowed, &open);
+  for (int32_t device = from; device < node->devices && search->steps > 0; device++) {
+    if (!(open >> device & 1))
+      continue;
+    search->steps--;
+    search->devices[i] |= (uint16_t)(1U << device);
+    node->free_milli[device] -= share->milli;
+    node->free_mib[device] -= mib;
+    if (place_rest(search, i, placed + 1, device + 1))
+      return 1;
+    node->free_milli[device] += share->milli;
+    node->free_mib[device] += mib;
+    search->devices[i] &= (uint16_t)~(1U << device);
+  }
+  return 0;
+}
+
+/* One share after the other may leave no room for a later one where another order does: then any way that fits is
+ * taken. */
+static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_ask *ask, uint16_t allowed,
+                                        uint16_t *devices) {
+  if (ask->shares < 2)
+    return choose(work, ask, allowed, devices);
+  struct sp_node before = work->node;
+  enum sp_verdict verdict = choose(work, ask, allowed, devices);
+  if (verdict == SP_FITS)
+    return verdict;
+  memset(devices, 0, sizeof(uint16_t) * SP_ASK_SHARES);
+  work->node = before;
+  struct search search = {ask, &work->node, allowed, devices, SEARCH_STEPS};
+  if (!place_rest(&search, 0, 0, 0))
+    return verdict;
+  sp_settle(&work->node);
+  work->potential = NAN;
+  if (work->policy->rule == SP_WORTH)
+    sp_worth_begin(work);
+  return SP_FITS;
+}
+
+/* What a place costs beside what is taken: for what is measured and promised there, and for links that are missing. */
+static double extra_of(const struct sp_work *work, const struct sp_ask *ask, const uint16_t *devices) {
+  double sum = 0;
+  for (int32_t i = 0; i < ask->shares && work->node.known; i++) {
+    for (int32_t device = 0; work->node.known & SP_USE_KNOWN && device < work->node.devices; device++)
+      if (devices[i] >> device & 1)
+        sum += sp_device_extra(work->policy, &work->site->use[device], &ask->share[i]);
+    if (work->node.known & SP_LINKS_KNOWN)
+      sum += sp_pairs_extra(work->policy, work->site, devices[i], ask->share[i].devices);
+  }
+  return sum;
+}
+
+/* What can be told without placing anything: most nodes of a full cluster are. */
+static enum sp_verdict at_first_sight(const struct sp_node *node, const struct sp_ask *ask, uint16_t allowed) {
+  uint16_t open;
+  if (!node->there)
+    return SP_NO_NODE;
+  if (node->cpu_milli < ask->cpu_milli)
+    return SP_NO_CPU;
+  if (node->memory_mib < ask->memory_mib)
+    return SP_NO_MEMORY;
+  if (ask->shares > 0 && !(ask->models >> node->model & 1))
+    return SP_NO_MODEL;
+  return ask->shares > 0 ? fitting(node, &ask->share[0], allowed, &open) : SP_FITS;
+}
+
+static void judge(const struct sp_node *node, const struct sp_site *site, const struct sp_ask *ask,
+                  const struct sp_policy *policy, uint16_t allowed, struct sp_choice *choice) {
+  memset(choice, 0, sizeof *choice);
+  choice->verdict = at_first_sight(node, ask, allowed);
+  if (choice->verdict != SP_FITS)
+    return;
+  struct sp_work work;
+  work.policy = policy;
+  work.site = site;
+  work.node = *node;
+  if (policy->rule == SP_WORTH)
+    sp_worth_begin(&work);
+  double before = sp_potential(&work);
+  work.potential = NAN;
+  work.node.cpu_milli -= ask->cpu_milli;
+  work.node.memory_mib -= ask->memory_mib;
+  if (policy->rule == SP_WORTH)
+    sp_worth_processors(&work);
+  choice->verdict = choose_or_search(&work, ask, allowed, choice->devices);
+  if (choice->verdict != SP_FITS)
+    return;
+  double extra = extra_of(&work, ask, choice->devices);
+  double after = isnan(work.potential) ? sp_potential(&work) : work.potential;
+  choice->cost = sp_cost(policy, node, &work.node, before, after, extra);
+}
+
+/* Candidates come in any order: what the processor would not foresee is on its way when it is needed. */
+static const struct sp_node *candidate(const struct sp_node *nodes, const int32_t *candidates, int32_t i,
+                                       int32_t count) {
+  if (i + AHEAD < count)
+    for (size_t at = 0; at < sizeof *nodes; at += 64)
+      __builtin_prefetch((const char *)&nodes[candidates[i + AHEAD]] + at);
+  return &nodes[candidates[i]];
+}
+
+/* Judges nodes[candidates[i]] for each i; `allowed` has a bit for each device that the pod may have, NULL: all. */
+void sp_rank(const struct sp_node *nodes, const struct sp_site *sites, const int32_t *candidates,
+             const uint16_t *allowed, int32_t count, const struct sp_ask *ask, const struct sp_policy *policy,
+             struct sp_choice *choices) {
+  for (int32_t i = 0; i < count; i++) {
+    const struct sp_node *node = candidate(nodes, candidates, i, count);
+    judge(node, &sites[candidates[i]], ask, policy, allowed ? allowed[i] : UINT16_MAX, &choices[i]);
+  }
+}
+
+/* The verdicts of sp_rank alone. They are the same under every rule, so the one that costs least to follow is. */
+void sp_fit(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
+            const struct sp_ask *ask, int32_t *verdicts) {
+  static const struct sp_policy any = {.rule = SP_BINPACK};
+  for (int32_t i = 0; i < count; i++) {
+    const struct sp_node *node = candidate(nodes, candidates, i, count);
+    uint16_t mask = allowed ? allowed[i] : UINT16_MAX, devices[SP_ASK_SHARES];
+    verdicts[i] = at_first_sight(node, ask, mask);
+    if (verdicts[i] != SP_FITS || ask->shares < 2)
+      continue;
+    struct sp_work work;
+    work.policy = &any;
+    work.node = *node;
+    work.node.known = 0;
+    verdicts[i] = choose_or_search(&work, ask, mask, devices);
+  }
+}
+
+/* The position of the least cost, of equal ones that of the earliest node, whatever the order of the candidates; -1:
+ * none fits. */
+int32_t sp_best(const struct sp_choice *choices, const int32_t *candidates, int32_t count) {
+  int32_t best = -1;
+  for (int32_t i = 0; i < count; i++) {
+    if (choices[i].verdict != SP_FITS)
+      continue;
+    if (best < 0 || choices[i].cost < choices[best].cost ||
+        (choices[i].cost == choices[best].cost && candidates[i] < candidates[best]))
+      best = i;
+  }
+  return best;
+}

@@ -1,0 +1,217 @@
+/* Which devices of a node a pod's shares would get, and what that would cost the cluster.
+ *
+ * Pure: no clock, no I/O, no memory of its own. Callers own every array. Time is in thousandths of a device
+ * ("milli"), processors in thousandths of one, memory in MiB.
+ */
+#ifndef SP_PLACEMENT_H
+#define SP_PLACEMENT_H
+
+#include <stdint.h>
+
+/* cdef begin */
+#define SP_NODE_DEVICES 16
+#define SP_ASK_SHARES   8
+#define SP_MODELS       32
+#define SP_PRICES       24
+#define SP_STEPS        101
+#define SP_STEP_MILLI   10
+#define SP_DEVICE_MILLI 1000
+#define SP_LIMITS_MILLI 32000 /* of limits on one device count */
+#define SP_USE_KNOWN    1     /* of a node's site: of each device, */
+#define SP_LINKS_KNOWN  2     /* and between them */
+
+/* Why a node cannot take a pod; the first that holds, in this order. */
+enum sp_verdict {
+  SP_FITS,
+  SP_NO_NODE,          /* there is none at that index */
+  SP_NO_CPU,           /* of the node */
+  SP_NO_MEMORY,        /* of the node */
+  SP_NO_MODEL,         /* its devices are of a model that the pod does not take */
+  SP_FEW_DEVICES,      /* it has fewer devices, usable for this pod, than a share asks for */
+  SP_NO_TIME,          /* too few devices have so much left */
+  SP_NO_DEVICE_MEMORY, /* too few devices have so much memory left, too */
+};
+
+/* All zero: there is no node. */
+struct sp_node {
+  int64_t cpu_milli;  /* left */
+  int64_t memory_mib; /* left */
+  int32_t there;
+  int32_t model;
+  int32_t devices;
+  int32_t device_mib; /* of each device, in all; 0: not counted */
+  int32_t known;      /* bits SP_..._KNOWN: what its site tells */
+  int32_t free_milli[SP_NODE_DEVICES];
+  int32_t free_mib[SP_NODE_DEVICES];
+  int32_t left_milli[SP_NODE_DEVICES]; /* as a part of the time or of the memory, whichever is less: sp_settle */
+};
+
+/* What is measured on a device and promised of it, by all that is there. */
+struct sp_use {
+  int16_t busy_milli;    /* of its time, work ran */
+  int16_t waited_milli;  /* milliseconds that shares waited for it, in a second */
+  int16_t latency_milli; /* requests of latency shares */
+  int16_t limits_milli;  /* the most that all may use, added up */
+};
+
+/* What is known of a node's devices beside what is left of them. */
+struct sp_site {
+  struct sp_use use[SP_NODE_DEVICES];
+  uint16_t linked[SP_NODE_DEVICES]; /* a bit for each device that this one has a fast link to */
+  uint8_t numa[SP_NODE_DEVICES];
+};
+
+struct sp_share {
+  int32_t milli;       /* of each of its devices */
+  int32_t mib;         /* of each; negative: the same part of a device's memory as of its time */
+  int32_t devices;     /* that it spreads over */
+  int32_t beside;      /* the earlier share on whose devices it has to be; negative: any */
+  int32_t limit_milli; /* the most that it may use of each */
+  int32_t latency;     /* its class is `latency` */
+};
+
+/* What a pod asks of a node. */
+struct sp_ask {
+  int64_t cpu_milli;
+  int64_t memory_mib;
+  uint32_t models; /* a bit for each that it takes */
+  int32_t shares;
+  struct sp_share share[SP_ASK_SHARES];
+};
+
+/* A kind of pod that is expected: how often, and what one of it asks for. */
+struct sp_kind {
+  double part;   /* of all pods, or of those that ask for devices: as the rule needs it (policy.py) */
+  double wanted; /* milli that a lost milli of room for it costs: how scarce such room is (SP_WORTH) */
+  double worth;  /* milli of a device that it takes in effect: with what nothing else can fill (cutting_stock.py) */
+  int64_t cpu_milli;
+  int32_t milli; /* of each device */
+  int32_t devices;
+  uint32_t models;
+};
+
+/* Kinds that take the same devices, as a decision about a node of one model needs them: in the order of the processors
+ * that they need, each with what a room for one of it and of all before it counts, in milli. */
+struct sp_wide {
+  int64_t cpu_milli;
+  double weight;
+};
+
+struct sp_width {
+  int32_t milli;
+  int32_t devices;
+  int32_t first; /* of its kinds */
+  int32_t count;
+};
+
+/* What a place costs for what is measured and promised there, in milli: policy.py has the reasons. */
+struct sp_weights {
+  double busy;           /* a latency share, for each milli that a device is busy */
+  double waited_latency; /* the same, for each millisecond that is waited there in a second */
+  double waited;         /* any other share, for that */
+  double latency;        /* any other share, for each milli of latency shares, times the part that it may use */
+  double promised;       /* for each milli of limits above the device */
+  double promised_most;  /* milli of limits above the device that count */
+  double apart;          /* for each device of a share, times the part of pairs without a link */
+  double numa;           /* the same, of pairs on two memory nodes */
+};
+
+enum sp_rule {
+  SP_BINPACK,     /* the node that has least left; the fullest device that fits */
+  SP_CONSOLIDATE, /* the node of which the largest part is in use; the fullest device that fits */
+  SP_SPREAD,      /* the opposite of SP_BINPACK */
+  SP_FGD,         /* the least growth of expected fragmentation */
+  SP_WORTH,       /* the least loss of what the rest of the node is worth to the pods that are expected */
+};
+
+struct sp_policy {
+  int32_t rule;
+  int32_t kinds;
+  const struct sp_kind *kind;
+  const struct sp_wide *wide;
+  const struct sp_width *width;
+  int32_t widths[SP_MODELS + 1]; /* where those of each model begin; those of one milli come one after the other */
+  const float *worth;            /* [model][step][price]: of a device of which step * 10 milli are left */
+  double price[SP_PRICES];       /* milli of a device for a milli of a processor */
+  double crowding[SP_MODELS];    /* milli that a milli of a model's devices costs those who insist on it */
+  double grain_milli;            /* losses this close are equal: the earlier node wins */
+  struct sp_weights weights;
+};
+
+struct sp_choice {
+  int64_t cost; /* the least is the best; only comparable within one call */
+  int32_t verdict;
+  uint16_t devices[SP_ASK_SHARES]; /* a bit for each device of the share */
+};
+
+void sp_rank(const struct sp_node *, const struct sp_site *, const int32_t *, const uint16_t *, int32_t,
+             const struct sp_ask *, const struct sp_policy *, struct sp_choice *);
+void sp_fit(const struct sp_node *, const int32_t *, const uint16_t *, int32_t, const struct sp_ask *, int32_t *);
+void sp_copies(const struct sp_node *, const int32_t *, const uint16_t *, int32_t, const struct sp_ask *, int32_t *);
+int32_t sp_best(const struct sp_choice *, const int32_t *, int32_t);
+void sp_settle(struct sp_node *);
+void sp_set_uses(struct sp_node *, struct sp_site *, const int64_t *);
+int32_t sp_take(struct sp_node *, const struct sp_ask *, const uint16_t *);
+int32_t sp_give_back(struct sp_node *, const struct sp_ask *, const uint16_t *);
+void sp_rooms(const struct sp_node *, int32_t, const struct sp_kind *, int32_t, int64_t *);
+int32_t sp_gather_wide(struct sp_policy *, int32_t, struct sp_wide *, struct sp_width *);
+double sp_fragmentation(const struct sp_node *, int32_t, const struct sp_kind *, int32_t);
+void sp_fill_worth(float *, const double *, int32_t, const struct sp_kind *, int32_t, int32_t);
+/* cdef end */
+
+/* A node while the shares of a pod are placed on it. */
+struct sp_work {
+  const struct sp_policy *policy;
+  const struct sp_site *site;
+  struct sp_node node;
+  double cpu[SP_PRICES]; /* SP_WORTH: what its processors are worth at each price, */
+  double sum[SP_PRICES]; /* and its devices, added up */
+  double potential;      /* NAN: to be computed */
+};
+
+/* One share on one device of a node. */
+struct sp_step {
+  int32_t milli;
+  int32_t mib;
+};
+
+/* What would be left of a device, as a part of its time or of its memory, whichever is less. */
+static inline int32_t sp_left_milli(const struct sp_node *node, int32_t milli, int32_t mib) {
+  if (node->device_mib > 0) {
+    /* 32 bits where they do: this is asked about every device of every candidate. */
+    int32_t of_memory = mib >= 0 && mib <= INT32_MAX / SP_DEVICE_MILLI
+                            ? mib * SP_DEVICE_MILLI / node->device_mib
+                            : (int32_t)((int64_t)mib * SP_DEVICE_MILLI / node->device_mib);
+    if (of_memory < milli)
+      return of_memory;
+  }
+  return milli;
+}
+
+static inline int64_t sp_free_of_all(const struct sp_node *node) {
+  int64_t sum = 0;
+  for (int32_t i = 0; i < node->devices; i++)
+    sum += node->free_milli[i];
+  return sum;
+}
+
+/* rule.c */
+int sp_by_node(const struct sp_policy *);
+double sp_potential(const struct sp_work *);
+void sp_potentials_with(const struct sp_work *, struct sp_step, uint16_t, double *);
+int64_t sp_cost(const struct sp_policy *, const struct sp_node *, const struct sp_node *, double, double, double);
+
+/* expected_value.c */
+void sp_worth_begin(struct sp_work *);
+void sp_worth_processors(struct sp_work *);
+void sp_worth_changed(struct sp_work *, int32_t, int32_t);
+double sp_worth(const struct sp_work *);
+void sp_worths_with(const struct sp_work *, struct sp_step, uint16_t, double *);
+
+/* topology_score.c */
+double sp_device_extra(const struct sp_policy *, const struct sp_use *, const struct sp_share *);
+double sp_pairs_extra(const struct sp_policy *, const struct sp_site *, uint16_t, int32_t);
+uint16_t sp_best_set(const struct sp_policy *, const struct sp_site *, const double *, const int32_t *, uint16_t,
+                     int32_t);
+
+#endif

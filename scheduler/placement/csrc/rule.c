@@ -1,0 +1,146 @@
+/* What each rule minimises, of a node, and what a pod that changes it costs: see placement.h and policy.py. */
+#include "scheduler/placement/csrc/placement.h"
+
+#include <math.h>
+
+/* FGD rounds its score to hundredths of a sigmoid over whole devices: nodes that are nearly equal fill up in order. */
+#define FGD_SCALE_MILLI 1000.0
+#define FGD_LEVELS      100.0
+/* Of the largest node that packing by what is left compares with; only the proportion of the two matters. */
+#define PACK_CPU_MILLI    128000.0
+#define PACK_DEVICE_MILLI 8000.0
+#define PACK_LEVELS       1e9
+
+/* The part of what is left on a node that an expected pod could not use, for each kind by its part of all pods
+ * (Weng et al., "Beware of Fragmentation", USENIX ATC 2023, equations 1 and 2), in milli. */
+static double fragmentation_of(const struct sp_node *node, const struct sp_kind *kinds, int32_t count) {
+  int64_t all = sp_free_of_all(node);
+  double sum = 0;
+  if (all == 0)
+    return 0;
+  for (int32_t k = 0; k < count; k++) {
+    const struct sp_kind *kind = &kinds[k];
+    double useless = (double)all;
+    if (kind->devices > 0 && kind->models >> node->model & 1 && kind->cpu_milli <= node->cpu_milli) {
+      int32_t usable = 0;
+      int64_t small = 0;
+      for (int32_t i = 0; i < node->devices; i++) {
+        if (node->free_milli[i] >= kind->milli)
+          usable++;
+        else
+          small += node->free_milli[i];
+      }
+      if (usable >= kind->devices)
+        useless = (double)small;
+    }
+    sum += kind->part * useless;
+  }
+  return sum;
+}
+
+/* The same for each of the devices as if a step were taken on it: what a kind finds on the others is counted once. */
+static void fragmentations_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
+  const struct sp_node *node = &work->node;
+  int32_t count = node->devices, all = (int32_t)sp_free_of_all(node) - step.milli;
+  for (int32_t i = 0; i < count; i++)
+    after[i] = 0;
+  if (all == 0)
+    return;
+  for (int32_t k = 0; k < work->policy->kinds; k++) {
+    const struct sp_kind *kind = &work->policy->kind[k];
+    int open = kind->devices > 0 && kind->models >> node->model & 1 && kind->cpu_milli <= node->cpu_milli;
+    int32_t usable = 0, small = 0;
+    for (int32_t i = 0; open && i < count; i++) {
+      int32_t fits = node->free_milli[i] >= kind->milli;
+      usable += fits;
+      small += fits ? 0 : node->free_milli[i];
+    }
+    for (int32_t i = 0; i < count; i++) {
+      if (!(devices >> i & 1))
+        continue;
+      int32_t before = node->free_milli[i], rest = before - step.milli, useless = all;
+      int32_t lost = before >= kind->milli && rest < kind->milli;
+      if (open && usable - lost >= kind->devices)
+        useless = small - (before < kind->milli ? before : 0) + (rest < kind->milli ? rest : 0);
+      after[i] += kind->part * (double)useless;
+    }
+  }
+}
+
+double sp_fragmentation(const struct sp_node *nodes, int32_t count, const struct sp_kind *kinds, int32_t kinds_count) {
+  double sum = 0;
+  for (int32_t i = 0; i < count; i++)
+    sum += fragmentation_of(&nodes[i], kinds, kinds_count);
+  return sum;
+}
+
+static double left_of(const struct sp_node *node) {
+  return (double)node->cpu_milli / PACK_CPU_MILLI + (double)sp_free_of_all(node) / PACK_DEVICE_MILLI;
+}
+
+/* Whether devices are chosen by what the node is after; else by what is left of each. */
+int sp_by_node(const struct sp_policy *policy) {
+  return policy->rule == SP_FGD || policy->rule == SP_WORTH;
+}
+
+/* What a policy minimises. A pod costs the difference that it makes, but where only what is left then counts. */
+double sp_potential(const struct sp_work *work) {
+  const struct sp_node *node = &work->node;
+  switch (work->policy->rule) {
+  case SP_FGD:
+    return fragmentation_of(node, work->policy->kind, work->policy->kinds);
+  case SP_WORTH:
+    return -sp_worth(work);
+  case SP_CONSOLIDATE:
+    return node->devices ? (double)sp_free_of_all(node) / node->devices : 0;
+  case SP_SPREAD:
+    return -left_of(node);
+  default:
+    return left_of(node);
+  }
+}
+
+/* Fills, for each of the devices, the potential as if a step were taken on it; for rules by node only. */
+void sp_potentials_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
+  if (work->policy->rule == SP_WORTH)
+    sp_worths_with(work, step, devices, after);
+  else
+    fragmentations_with(work, step, devices, after);
+}
+
+static int64_t base_cost(const struct sp_policy *policy, const struct sp_node *before, const struct sp_node *after,
+                         double potential_before, double potential_after) {
+  double growth = potential_after - potential_before;
+  switch (policy->rule) {
+  case SP_FGD:
+    return -(int64_t)floor(FGD_LEVELS / (1 + exp(growth / FGD_SCALE_MILLI)));
+  case SP_WORTH:
+    growth += policy->crowding[before->model] * (double)(sp_free_of_all(before) - sp_free_of_all(after));
+    return (int64_t)floor(growth / policy->grain_milli + 0.5);
+  case SP_CONSOLIDATE:
+    return (int64_t)floor(potential_after);
+  default:
+    return (int64_t)(potential_after * PACK_LEVELS);
+  }
+}
+
+/* How many of a rule's costs a milli of a device is. */
+static double costs_of_milli(const struct sp_policy *policy) {
+  switch (policy->rule) {
+  case SP_FGD:
+    return FGD_LEVELS / FGD_SCALE_MILLI / 4; /* the slope of the sigmoid where nothing grows */
+  case SP_WORTH:
+    return 1 / policy->grain_milli;
+  case SP_CONSOLIDATE:
+    return SP_DEVICE_MILLI / PACK_DEVICE_MILLI;
+  default:
+    return PACK_LEVELS / PACK_DEVICE_MILLI;
+  }
+}
+
+/* `extra` is in milli. It is rounded apart, so that where all places have the same, they stay in their order. */
+int64_t sp_cost(const struct sp_policy *policy, const struct sp_node *before, const struct sp_node *after,
+                double potential_before, double potential_after, double extra) {
+  int64_t cost = base_cost(policy, before, after, potential_before, potential_after);
+  return cost + (int64_t)floor(extra * costs_of_milli(policy) + 0.5);
+}

@@ -1,0 +1,157 @@
+/* What a place costs for what is measured and promised there, and for links that are missing. All of it is nothing
+ * where nothing is known, and none of it makes a place impossible. The weights and their reasons are in policy.py.
+ */
+#include "scheduler/placement/csrc/placement.h"
+
+#include <float.h>
+
+/* Sets of so many open devices are all looked at: 70 at most. */
+#define EXACT_DEVICES 8
+
+static int16_t within(int64_t value, int64_t most) {
+  return (int16_t)(value < 0 ? 0 : value > most ? most : value);
+}
+
+/* Sets four values of each device of a node, in the order of struct sp_use, as far as they can be. */
+void sp_set_uses(struct sp_node *node, struct sp_site *site, const int64_t *values) {
+  for (int32_t device = 0; device < node->devices; device++, values += 4)
+    site->use[device] = (struct sp_use){within(values[0], SP_DEVICE_MILLI), within(values[1], SP_DEVICE_MILLI),
+                                        within(values[2], SP_DEVICE_MILLI), within(values[3], SP_LIMITS_MILLI)};
+  node->known |= SP_USE_KNOWN;
+}
+
+/* Of a share on one device, in milli. */
+double sp_device_extra(const struct sp_policy *policy, const struct sp_use *use, const struct sp_share *share) {
+  const struct sp_weights *weights = &policy->weights;
+  double extra, over = (double)use->limits_milli + share->limit_milli - SP_DEVICE_MILLI;
+  if (share->latency)
+    extra = weights->busy * use->busy_milli + weights->waited_latency * use->waited_milli;
+  else
+    extra = weights->latency * use->latency_milli * share->limit_milli / SP_DEVICE_MILLI +
+            weights->waited * use->waited_milli;
+  if (over > 0)
+    extra += weights->promised * (over < weights->promised_most ? over : weights->promised_most);
+  return extra;
+}
+
+/* Of one pair of a share's devices. Work that is spread over several is as fast as their slowest link, so that what a
+ * device loses is the part of pairs that are apart: each pair is one of (count - 1) * count / 2. */
+static double pair_extra(const struct sp_policy *policy, const struct sp_site *site, int32_t one, int32_t other,
+                         int32_t count) {
+  double extra = site->linked[one] >> other & 1 ? 0 : policy->weights.apart;
+  if (site->numa[one] != site->numa[other])
+    extra += policy->weights.numa;
+  return extra * 2 / (count - 1);
+}
+
+/* Of one share on several devices. */
+double sp_pairs_extra(const struct sp_policy *policy, const struct sp_site *site, uint16_t devices, int32_t count) {
+  double extra = 0;
+  for (int32_t one = 0; devices >> one; one++)
+    for (int32_t other = one + 1; devices >> one & 1 && devices >> other; other++)
+      if (devices >> other & 1)
+        extra += pair_extra(policy, site, one, other, count);
+  return extra;
+}
+
+/* The open devices, the cheapest first, of equals those with least left: the first set of least cost is the one. */
+struct sets {
+  int32_t open;
+  int32_t count; /* of devices of a set */
+  int32_t device[SP_NODE_DEVICES];
+  double cost[SP_NODE_DEVICES]; /* of each, above the cheapest */
+  double pair[SP_NODE_DEVICES][SP_NODE_DEVICES];
+  double best_cost;
+  uint16_t best;
+};
+
+static int comes_before(double cost, int32_t left, double other_cost, int32_t other_left) {
+  return cost < other_cost || (cost <= other_cost && left < other_left);
+}
+
+static void arrange(struct sets *sets, const struct sp_policy *policy, const struct sp_site *site, const double *cost,
+                    const int32_t *left, uint16_t open, int32_t count) {
+  sets->open = 0;
+  sets->count = count;
+  for (int32_t i = 0; open >> i; i++) {
+    if (!(open >> i & 1))
+      continue;
+    int32_t at = sets->open++;
+    for (; at > 0 && comes_before(cost[i], left[i], cost[sets->device[at - 1]], left[sets->device[at - 1]]); at--)
+      sets->device[at] = sets->device[at - 1];
+    sets->device[at] = i;
+  }
+  for (int32_t at = 0; at < sets->open; at++) {
+    sets->cost[at] = cost[sets->device[at]] - cost[sets->device[0]];
+    for (int32_t other = 0; other < at; other++)
+      sets->pair[at][other] = sets->pair[other][at] =
+          pair_extra(policy, site, sets->device[at], sets->device[other], count);
+  }
+  sets->best_cost = DBL_MAX;
+  sets->best = 0;
+}
+
+static void keep_best(struct sets *sets, double cost, const int32_t *chosen) {
+  if (cost >= sets->best_cost)
+    return;
+  sets->best_cost = cost;
+  sets->best = 0;
+  for (int32_t n = 0; n < sets->count; n++)
+    sets->best |= (uint16_t)(1U << sets->device[chosen[n]]);
+}
+
+/* Looks at every set that goes on from those chosen, but for those that cannot be cheaper than the best. */
+static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double cost) {
+  if (n == sets->count) {
+    keep_best(sets, cost, chosen);
+    return;
+  }
+  int32_t from = n ? chosen[n - 1] + 1 : 0, last = sets->open - (sets->count - n);
+  for (int32_t at = from; at <= last; at++) {
+    double with = cost + sets->cost[at];
+    /* Those after it cost as much or more, each. */
+    if (cost + sets->cost[at] * (sets->count - n) >= sets->best_cost)
+      return;
+    for (int32_t i = 0; i < n; i++)
+      with += sets->pair[chosen[i]][at];
+    chosen[n] = at;
+    look_at_all(sets, chosen, n + 1, with);
+  }
+}
+
+/* From each device on, the next is always the one with which the set is cheapest. */
+static void grow_from_each(struct sets *sets) {
+  int32_t chosen[SP_NODE_DEVICES];
+  for (int32_t seed = 0; seed < sets->open; seed++) {
+    double with[SP_NODE_DEVICES], cost = sets->cost[seed]; /* of each one more */
+    uint32_t taken = 1U << seed;
+    chosen[0] = seed;
+    for (int32_t at = 0; at < sets->open; at++)
+      with[at] = sets->cost[at] + sets->pair[seed][at];
+    for (int32_t n = 1; n < sets->count; n++) {
+      int32_t next = -1;
+      for (int32_t at = 0; at < sets->open; at++)
+        if (!(taken >> at & 1) && (next < 0 || with[at] < with[next]))
+          next = at;
+      taken |= 1U << next;
+      chosen[n] = next;
+      cost += with[next];
+      for (int32_t at = 0; at < sets->open; at++)
+        with[at] += sets->pair[next][at];
+    }
+    keep_best(sets, cost, chosen);
+  }
+}
+
+/* Of the open devices, which are at least `count`, the set of least cost: what each costs, and their pairs. */
+uint16_t sp_best_set(const struct sp_policy *policy, const struct sp_site *site, const double *cost,
+                     const int32_t *left, uint16_t open, int32_t count) {
+  struct sets sets;
+  int32_t chosen[SP_NODE_DEVICES];
+  arrange(&sets, policy, site, cost, left, open, count);
+  if (sets.open > EXACT_DEVICES)
+    grow_from_each(&sets);
+  else
+    look_at_all(&sets, chosen, 0, 0);
+  return sets.best;
+}

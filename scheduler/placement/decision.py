@@ -1,0 +1,77 @@
+"""Which nodes can take a pod, and why the others cannot. Pure.
+
+The texts are few, and the same for all nodes of a kind: nodes are counted by them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sharepod.agent.shares.share import bytes_text
+from sharepod.scheduler.placement.native import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharepod.scheduler.placement.native import Ranking
+    from sharepod.scheduler.state.cluster import Cluster
+    from sharepod.scheduler.state.pod import Pod
+
+NO_AGENT: Final = "no SharePod agent reports from it"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judgement:
+    """Nodes judged for a pod."""
+
+    pod: Pod
+    names: list[str]
+    """Of the nodes that are on the board."""
+    ranking: Ranking | None
+    """Of those; None: there are none, or the pod asks for no share."""
+
+
+def judge(cluster: Cluster, pod: Pod, names: Sequence[str]) -> Judgement:
+    """Judge nodes for a pod."""
+    if not pod.ask.shares:
+        return Judgement(pod, list(names), None)
+    known, indices = cluster.seats.find(names)
+    if not known:
+        return Judgement(pod, [], None)
+    array = np.array(indices, dtype=np.int32)
+    ranking = cluster.board.rank_array(pod.ask, cluster.policy.native, array, cluster.allowed(pod, array))
+    return Judgement(pod, known, ranking)
+
+
+def refusal_text(pod: Pod, verdict: Verdict) -> str:
+    """Return why a node cannot take a pod."""
+    shares = pod.ask.shares
+    most = max(shares, key=lambda share: (share.devices, share.milli))
+    time = f"{most.milli // 10} percent" if most.milli < 1000 else "whole"
+    several = f"{most.devices} devices" if most.devices > 1 else "device"
+    if verdict is Verdict.NO_CPU:
+        return "not enough processors beside the pods that are to come"
+    if verdict is Verdict.NO_MEMORY:
+        return "not enough memory beside the pods that are to come"
+    if verdict is Verdict.NO_MODEL:
+        return "its devices are of no model that the pod takes"
+    if verdict is Verdict.FEW_DEVICES:
+        text = (
+            f"fewer than {most.devices} healthy devices are offered"
+            if most.devices > 1
+            else "no healthy device is offered"
+        )
+        return text + (" that device affinity allows" if pod.affinity or pod.anti_affinity else "")
+    if len(shares) > 1:
+        text = f"its devices have no room for {len(shares)} shares together"
+    elif time == "whole":
+        text = f"no {several} free" if most.devices == 1 else f"fewer than {several} free"
+    else:
+        text = f"no device with {time} left" if most.devices == 1 else f"fewer than {several} with {time} left on each"
+    if verdict is Verdict.NO_DEVICE_MEMORY:
+        need = f"{bytes_text(most.mib * 2**20)} of memory" if most.mib is not None else "memory in proportion"
+        return f"{text} and {need}"
+    return text

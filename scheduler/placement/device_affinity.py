@@ -1,0 +1,43 @@
+"""Which pods want to be on a device with each other, or apart, by the words that they give. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sharepod.scheduler.state.pod import Pod
+
+WITH: Final = "with"
+APART: Final = "apart"
+
+
+class Company:
+    """The pods of a cluster by what they say about each other."""
+
+    def __init__(self) -> None:
+        self._uids: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+        """By namespace, WITH or APART, and the word; never empty ones."""
+
+    def put(self, pod: Pod) -> None:
+        """Take a pod with what it says."""
+        for key in _keys(pod):
+            self._uids[key].add(pod.uid)
+
+    def drop(self, pod: Pod) -> None:
+        """Take it that a pod, as it was put, says so no more."""
+        for key in _keys(pod):
+            self._uids[key].discard(pod.uid)
+            if not self._uids[key]:
+                del self._uids[key]
+
+    def uids(self, namespace: str, how: str, word: str) -> Collection[str]:
+        """Return the uids of those that say this word; `how` is WITH or APART."""
+        return self._uids.get((namespace, how, word), ())
+
+
+def _keys(pod: Pod) -> list[tuple[str, str, str]]:
+    words = ((WITH, pod.affinity), (APART, pod.anti_affinity))
+    return [(pod.namespace, how, word) for how, word in words if word]

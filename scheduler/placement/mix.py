@@ -1,0 +1,103 @@
+"""The pods that are expected: how often each kind comes. Learned from those that came, or from a list."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from sharepod.scheduler.placement.request import DEVICE_MILLI, PodAsk, ShareAsk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_UNKNOWN: Final = tuple(PodAsk(shares=(ShareAsk(milli),)) for milli in (250, 500, 1000))
+"""What is expected where no pod has come yet; of no weight beside a few that have."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """A share that a pod asks for, with its part of the pod's processors; without devices, a pod that asks for none."""
+
+    devices: int
+    milli: int
+    """Of each device."""
+    cpu_milli: int
+    models: tuple[str, ...]
+    """Sorted; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Kinds with their part of all pods: more than 0, together 1."""
+
+    parts: tuple[tuple[Kind, float], ...]
+    """In the order of the kinds, so that the same pods in another order make the same mix."""
+
+    @classmethod
+    def of(cls, pods: Iterable[PodAsk]) -> Self:
+        """Return the mix of pods that came."""
+        counts: Counter[Kind] = Counter()
+        for pod in pods:
+            counts.update(kinds_of(pod))
+        return cls.counted(counts)
+
+    @classmethod
+    def counted(cls, counts: Mapping[Kind, float]) -> Self:
+        """Return the mix of kinds that came so often."""
+        total = sum(counts.values())
+        return cls(tuple((kind, count / total) for kind, count in sorted(counts.items()) if count > 0))
+
+    def with_devices(self) -> Mix:
+        """Return the kinds that ask for devices, as parts of those."""
+        return Mix.counted({kind: part for kind, part in self.parts if kind.devices})
+
+    def most_frequent(self, part: float) -> Mix:
+        """Return the fewest kinds, the most frequent first, that are together at least this part, as a mix."""
+        chosen: dict[Kind, float] = {}
+        for kind, own in sorted(self.parts, key=lambda item: (-item[1], item[0])):
+            if sum(chosen.values()) >= part:
+                break
+            chosen[kind] = own
+        return Mix.counted(chosen)
+
+    def demand(self) -> dict[int, float]:
+        """Return how often each size of share on one device comes; what takes several is as many whole ones."""
+        sizes: defaultdict[int, float] = defaultdict(float)
+        for kind, part in self.parts:
+            if kind.devices:
+                sizes[kind.milli if kind.devices == 1 else DEVICE_MILLI] += part * kind.devices
+        return dict(sorted(sizes.items()))
+
+
+class Census:
+    """The pods with shares that are there, bound or waiting, by kind."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Kind] = Counter()
+
+    def put(self, pod: PodAsk) -> None:
+        """Count a pod that has come."""
+        if pod.shares:
+            self._counts.update(kinds_of(pod))
+
+    def drop(self, pod: PodAsk) -> None:
+        """Count a pod, as it was put, no more."""
+        if pod.shares:
+            self._counts.subtract(kinds_of(pod))
+
+    def expected(self) -> Mix:
+        """Return the mix that is to be expected of those to come."""
+        counts = Counter(self._counts)
+        for ask in _UNKNOWN:
+            counts.update(kinds_of(ask))
+        return Mix.counted(counts)
+
+
+def kinds_of(pod: PodAsk) -> list[Kind]:
+    """Return the kinds that a pod counts as."""
+    models = tuple(sorted(pod.models))
+    if not pod.shares:
+        return [Kind(0, 0, pod.cpu_milli, ())]
+    cpu_milli = pod.cpu_milli // len(pod.shares)
+    return [Kind(share.devices, share.milli, cpu_milli, models) for share in pod.shares]

@@ -1,0 +1,420 @@
+"""The cluster's nodes and what is left of them, in C.
+
+A board and its policies belong to one thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.placement.models import MODELS_MAX, Models
+from sharepod.scheduler.placement.request import DEVICE_MILLI, NODE_DEVICES_MAX, SHARES_MAX, STEP_MILLI
+from sharepod.scheduler.placement.tables import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from sharepod.scheduler.placement.request import NodeSpec, PodAsk
+    from sharepod.scheduler.placement.tables import NativePolicy
+
+_ASKS_MAX: Final = 4096
+"""Pods of a few kinds come again and again; what is kept of them is bounded all the same."""
+
+
+class Verdict(IntEnum):
+    """Whether a node can take a pod, and why not."""
+
+    FITS = lib.SP_FITS
+    NO_NODE = lib.SP_NO_NODE
+    NO_CPU = lib.SP_NO_CPU
+    NO_MEMORY = lib.SP_NO_MEMORY
+    NO_MODEL = lib.SP_NO_MODEL
+    FEW_DEVICES = lib.SP_FEW_DEVICES
+    NO_TIME = lib.SP_NO_TIME
+    NO_DEVICE_MEMORY = lib.SP_NO_DEVICE_MEMORY
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a pod goes."""
+
+    node: int
+    """The index of the node."""
+    devices: tuple[tuple[int, ...], ...]
+    """Of each share, the indices of its devices on that node, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One node for one pod."""
+
+    node: int
+    verdict: Verdict
+    cost: int
+    """The least is the best; comparable within one ranking only."""
+    devices: tuple[tuple[int, ...], ...]
+
+
+_CHOICE: Final = np.dtype(
+    [("cost", np.int64), ("verdict", np.int32), ("devices", np.uint16, (SHARES_MAX,))], align=True
+)
+"""`struct sp_choice`, for views over what C wrote."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Many nodes for one pod, as arrays: a position in it is one in the candidates that were asked about."""
+
+    nodes: NDArray[np.int32]
+    verdict: NDArray[np.int32]
+    """Of each candidate, a `Verdict`."""
+    cost: NDArray[np.int64]
+    """The least is the best; comparable within one ranking, and of those that fit, only."""
+    _masks: NDArray[np.uint16]
+    _shares: int
+    _best: int
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def best(self) -> int:
+        """Return the position of the least cost, of equal ones that of the lowest index of a node; -1: none fits."""
+        return self._best
+
+    def devices(self, position: int) -> tuple[tuple[int, ...], ...]:
+        """Return for each share the indices of its devices, ascending; empty where the pod does not fit."""
+        return tuple(_bits(int(mask)) for mask in self._masks[position, : self._shares])
+
+    def place(self, position: int) -> Place:
+        """Return where the pod would go."""
+        return Place(int(self.nodes[position]), self.devices(position))
+
+
+for _ours, _theirs in (
+    (DEVICE_MILLI, lib.SP_DEVICE_MILLI),
+    (NODE_DEVICES_MAX, lib.SP_NODE_DEVICES),
+    (SHARES_MAX, lib.SP_ASK_SHARES),
+    (STEP_MILLI, lib.SP_STEP_MILLI),
+    (MODELS_MAX, lib.SP_MODELS),
+    (_CHOICE.itemsize, ffi.sizeof("struct sp_choice")),
+    *((field[1], ffi.offsetof("struct sp_choice", name)) for name, field in (_CHOICE.fields or {}).items()),
+):
+    if _ours != _theirs:
+        raise ImportError("sharepod.scheduler._native was built from other sources: build it again")
+
+
+class Board:
+    """What is left of each node. Nodes may come, change and go while the board lives; its models are fixed."""
+
+    def __init__(self, nodes: Sequence[NodeSpec], capacity: int = 0, models: Iterable[str] = ()) -> None:
+        """Take the first nodes, how many there may be in all, and models that later ones may have.
+
+        Raises PlacementError for more than MODELS_MAX models.
+        """
+        rows = max(len(nodes), capacity)
+        self._specs: list[NodeSpec | None] = [None] * rows
+        self.models = Models([*models, *(node.model for node in nodes if node.devices)])
+        self._nodes = ffi.new("struct sp_node[]", max(1, rows))
+        self._sites = ffi.new("struct sp_site[]", max(1, rows))
+        self._all = ffi.new("int32_t[]", [*range(rows)])
+        self._choices = ffi.new("struct sp_choice[]", max(1, rows))
+        self._asks: dict[PodAsk, Any] = {}
+        self.free_milli = dict.fromkeys(self.models.names, 0)
+        """Left of the devices of each model, in all."""
+        self.devices = dict.fromkeys(self.models.names, 0)
+        """How many of each model there are."""
+        for index, node in enumerate(nodes):
+            self.set_node(index, node)
+
+    @property
+    def nodes(self) -> tuple[NodeSpec, ...]:
+        """Return the nodes that are there, by index; the indices of a board with gaps are not theirs."""
+        return tuple(spec for spec in self._specs if spec is not None)
+
+    def set_node(self, index: int, spec: NodeSpec) -> None:
+        """Put a node at an index below the capacity, with all of it left, in place of any other.
+
+        Raises PlacementError, and changes nothing, for an index beyond the capacity and for a model that this board
+        does not have: build a new one, with new policies.
+        """
+        self._check_row(index)
+        if spec.devices and spec.model not in self.free_milli:
+            raise PlacementError(f"{spec.name} has devices of model {spec.model!r}, new to this board: build a new one")
+        self.remove_node(index)
+        self._specs[index] = spec
+        native = self._nodes[index]
+        native.there, native.cpu_milli, native.memory_mib = 1, spec.cpu_milli, spec.memory_mib
+        native.devices, native.device_mib = spec.devices, spec.device_mib
+        if spec.devices:
+            native.model = self.models.index(spec.model)
+            native.free_milli[0 : spec.devices] = [DEVICE_MILLI] * spec.devices
+            native.free_mib[0 : spec.devices] = [spec.device_mib] * spec.devices
+            self.devices[spec.model] += spec.devices
+            self.free_milli[spec.model] += spec.devices * DEVICE_MILLI
+            lib.sp_settle(self._nodes + index)
+
+    def remove_node(self, index: int) -> None:
+        """Let nothing fit there any more. Raises PlacementError for an index beyond the capacity."""
+        self._check_row(index)
+        spec = self._specs[index]
+        if spec is not None and spec.devices:
+            self.devices[spec.model] -= spec.devices
+            self.free_milli[spec.model] -= sum(self.left(index)[2])
+        self._specs[index] = None
+        self._nodes[index], self._sites[index] = ffi.new("struct sp_node *")[0], ffi.new("struct sp_site *")[0]
+
+    def set_left(
+        self, index: int, cpu_milli: int, memory_mib: int, free_milli: Sequence[int], free_mib: Sequence[int]
+    ) -> None:
+        """Set what is left of a node and of each of its devices.
+
+        A value below 0 counts as 0, one above what there is as that: a cluster may be over-booked. Raises
+        PlacementError, and changes nothing, where there is no node, or for another number of devices.
+        """
+        spec = self._spec(index)
+        if not len(free_milli) == len(free_mib) == spec.devices:
+            raise PlacementError(
+                f"{len(free_milli)} devices' time and {len(free_mib)} devices' memory for {spec.name}, which has "
+                f"{spec.devices} devices: give one of each for each"
+            )
+        native = self._nodes[index]
+        native.cpu_milli = min(max(cpu_milli, 0), spec.cpu_milli)
+        native.memory_mib = min(max(memory_mib, 0), spec.memory_mib)
+        if spec.devices:
+            milli = [min(max(value, 0), DEVICE_MILLI) for value in free_milli]
+            self.free_milli[spec.model] += sum(milli) - sum(native.free_milli[0 : spec.devices])
+            native.free_milli[0 : spec.devices] = milli
+            native.free_mib[0 : spec.devices] = [min(max(value, 0), spec.device_mib) for value in free_mib]
+            lib.sp_settle(self._nodes + index)
+
+    def set_use(
+        self, index: int, device: int, *, busy_milli: int, waited_milli: int, latency_milli: int, limits_milli: int
+    ) -> None:
+        """Set what is measured on a device and promised of it, by all that is there.
+
+        `busy_milli`: of its time, work ran. `waited_milli`: milliseconds that shares waited for it, in a second.
+        `latency_milli`: the requests of latency shares. `limits_milli`: the limits of all shares, added up. Values
+        count within 0 to 1000, limits to 32 devices. Raises PlacementError where there is no node or device.
+        """
+        self._check_device(index, device)
+        use = self._sites[index].use[device]
+        use.busy_milli, use.waited_milli = _within(busy_milli), _within(waited_milli)
+        use.latency_milli, use.limits_milli = _within(latency_milli), _within(limits_milli, lib.SP_LIMITS_MILLI)
+        self._nodes[index].known |= lib.SP_USE_KNOWN
+
+    def set_uses(self, index: int, uses: Sequence[tuple[int, int, int, int]]) -> None:
+        """Set for each device of a node what `set_use` sets, in that order, at a sixth of the cost.
+
+        Raises PlacementError, and changes nothing, where there is no node, or for another number of devices.
+        """
+        spec = self._spec(index)
+        if len(uses) != spec.devices:
+            raise PlacementError(f"uses of {len(uses)} devices for {spec.name}, which has {spec.devices}")
+        values = ffi.new("int64_t[]", [*chain.from_iterable(uses)])
+        lib.sp_set_uses(self._nodes + index, self._sites + index, values)
+
+    def set_links(self, index: int, masks: Sequence[int], numa: Sequence[int] = ()) -> None:
+        """Set for each device the bits of those that it has a fast link to, and its memory node; empty: all on one.
+
+        Raises PlacementError, and changes nothing, where there is no node, for another number of devices, and where
+        one device is linked to another but that one not to it.
+        """
+        spec = self._spec(index)
+        if len(masks) != spec.devices or len(numa) not in {0, spec.devices}:
+            raise PlacementError(
+                f"links of {len(masks)} devices, memory nodes of {len(numa)}: {spec.name} has {spec.devices}"
+            )
+        for one, mask in enumerate(masks):
+            if mask >> spec.devices or any((mask >> other ^ masks[other] >> one) & 1 for other in range(spec.devices)):
+                raise PlacementError(
+                    f"{spec.name}: device {one} has links {mask:#x} that others have not: give both ends"
+                )
+        site = self._sites[index]
+        site.linked[0 : spec.devices] = list(masks)
+        site.numa[0 : spec.devices] = [node & 0xFF for node in numa or [0] * spec.devices]
+        self._nodes[index].known |= lib.SP_LINKS_KNOWN
+
+    def best(self, ask: PodAsk, policy: NativePolicy) -> Place | None:
+        """Return where a pod goes among all nodes, the first of equal ones; None: it fits nowhere."""
+        self._check_policy(policy)
+        rows = len(self._specs)
+        lib.sp_rank(self._nodes, self._sites, self._all, ffi.NULL, rows, self._ask(ask), policy.native, self._choices)
+        best = lib.sp_best(self._choices, self._all, rows)
+        return Place(best, self._devices(self._choices[best], ask)) if best >= 0 else None
+
+    def rank(
+        self, ask: PodAsk, policy: NativePolicy, candidates: Sequence[int], allowed: Sequence[int] | None = None
+    ) -> list[Judged]:
+        """Judge nodes, in their order; `allowed` has for each the bits of the devices that the pod may have."""
+        ranking = self.rank_array(ask, policy, candidates, allowed)
+        return [
+            Judged(node, Verdict(verdict), cost, ranking.devices(position))
+            for position, (node, verdict, cost) in enumerate(
+                zip(ranking.nodes.tolist(), ranking.verdict.tolist(), ranking.cost.tolist(), strict=True)
+            )
+        ]
+
+    def rank_array(
+        self,
+        ask: PodAsk,
+        policy: NativePolicy,
+        candidates: NDArray[np.int32] | Sequence[int],
+        allowed: NDArray[np.uint16] | Sequence[int] | None = None,
+    ) -> Ranking:
+        """Judge nodes as `rank` does, without work in Python for each; `allowed` and `candidates` are only read.
+
+        Raises PlacementError for a candidate beyond the capacity; one that is not there is judged NO_NODE.
+        """
+        self._check_policy(policy)
+        nodes, masks = self._candidates(candidates, allowed)
+        choices = np.empty(len(nodes), _CHOICE)
+        indices = ffi.from_buffer("int32_t[]", nodes)
+        into = ffi.from_buffer("struct sp_choice[]", choices, require_writable=True)
+        lib.sp_rank(self._nodes, self._sites, indices, masks, len(nodes), self._ask(ask), policy.native, into)
+        best = lib.sp_best(into, indices, len(nodes))
+        return Ranking(nodes, choices["verdict"], choices["cost"], choices["devices"], len(ask.shares), best)
+
+    def fit_array(
+        self,
+        ask: PodAsk,
+        candidates: NDArray[np.int32] | Sequence[int],
+        allowed: NDArray[np.uint16] | Sequence[int] | None = None,
+    ) -> NDArray[np.int32]:
+        """Return the verdicts that `rank_array` has under any policy, for a small part of its cost."""
+        nodes, masks = self._candidates(candidates, allowed)
+        verdicts = np.empty(len(nodes), np.int32)
+        indices, into = ffi.from_buffer("int32_t[]", nodes), ffi.from_buffer("int32_t[]", verdicts, True)
+        lib.sp_fit(self._nodes, indices, masks, len(nodes), self._ask(ask), into)
+        return verdicts
+
+    def copies_array(
+        self,
+        ask: PodAsk,
+        candidates: NDArray[np.int32] | Sequence[int],
+        allowed: NDArray[np.uint16] | Sequence[int] | None = None,
+    ) -> NDArray[np.int32]:
+        """Return how many pods that ask for the same each node takes, at most for pods of several shares (copies.c)."""
+        nodes, masks = self._candidates(candidates, allowed)
+        copies = np.empty(len(nodes), np.int32)
+        indices, into = ffi.from_buffer("int32_t[]", nodes), ffi.from_buffer("int32_t[]", copies, True)
+        lib.sp_copies(self._nodes, indices, masks, len(nodes), self._ask(ask), into)
+        return copies
+
+    def take(self, ask: PodAsk, place: Place) -> None:
+        """Take what a pod asks for from its place. Raises PlacementError, and takes nothing, when it is not there."""
+        self._check_place(ask, place)
+        if not lib.sp_take(self._nodes + place.node, self._ask(ask), _masks(place)):
+            raise PlacementError(f"{self._spec(place.node).name} has not what the pod was placed for: place it again")
+        self._count(place, -ask.milli)
+
+    def give_back(self, ask: PodAsk, place: Place) -> None:
+        """Undo `take`. Raises PlacementError, and gives nothing back, when more would be left than there is."""
+        self._check_place(ask, place)
+        if not lib.sp_give_back(self._nodes + place.node, self._ask(ask), _masks(place)):
+            raise PlacementError(f"{self._spec(place.node).name} had not given that to the pod: look at it again")
+        self._count(place, ask.milli)
+
+    def left(self, node: int) -> tuple[int, int, tuple[int, ...]]:
+        """Return what is left of a node: processors in milli, memory in MiB, and the milli of each device.
+
+        Raises PlacementError where there is no node.
+        """
+        self._spec(node)
+        native = self._nodes[node]
+        return native.cpu_milli, native.memory_mib, tuple(native.free_milli[0 : native.devices])
+
+    def fragmentation(self, policy: NativePolicy) -> float:
+        """Return what the expected pods could not use of what is left, in milli (placement.c)."""
+        return float(lib.sp_fragmentation(self._nodes, len(self._specs), policy.native.kind, policy.native.kinds))
+
+    def rooms(self, policy: NativePolicy) -> list[int]:
+        """Return how many pods of each of the policy's kinds would fit, were they alone; 0 but for several devices."""
+        rooms = ffi.new("int64_t[]", max(1, policy.native.kinds))
+        lib.sp_rooms(self._nodes, len(self._specs), policy.native.kind, policy.native.kinds, rooms)
+        return list(rooms)
+
+    def _count(self, place: Place, milli: int) -> None:
+        if milli:
+            self.free_milli[self._spec(place.node).model] += milli
+
+    def _candidates(
+        self, candidates: NDArray[np.int32] | Sequence[int], allowed: NDArray[np.uint16] | Sequence[int] | None
+    ) -> tuple[NDArray[np.int32], Any]:
+        """Return them as C takes them. Raises PlacementError for what it would take on trust."""
+        nodes = np.array(candidates, np.int32)
+        if len(nodes) and not 0 <= nodes.min() <= nodes.max() < len(self._specs):
+            outside = nodes[(nodes < 0) | (nodes >= len(self._specs))]
+            raise PlacementError(f"node {outside[0]} is not of this board: it has {len(self._specs)}")
+        if allowed is None:
+            return nodes, ffi.NULL
+        if len(allowed) != len(nodes):
+            raise PlacementError(f"{len(allowed)} sets of devices for {len(nodes)} nodes: give one for each")
+        return nodes, ffi.from_buffer("uint16_t[]", np.ascontiguousarray(allowed, np.uint16))
+
+    def _check_row(self, index: int) -> None:
+        if not 0 <= index < len(self._specs):
+            raise PlacementError(f"node {index} is not of this board: it has room for {len(self._specs)}")
+
+    def _spec(self, index: int) -> NodeSpec:
+        self._check_row(index)
+        spec = self._specs[index]
+        if spec is None:
+            raise PlacementError(f"no node is at {index} of this board: set it first")
+        return spec
+
+    def _check_device(self, index: int, device: int) -> None:
+        spec = self._spec(index)
+        if not 0 <= device < spec.devices:
+            raise PlacementError(f"{spec.name} has no device {device}: it has {spec.devices}")
+
+    def _check_policy(self, policy: NativePolicy) -> None:
+        if policy.models.names != self.models.names:
+            raise PlacementError("the policy is another board's: make one for this board")
+
+    def _check_place(self, ask: PodAsk, place: Place) -> None:
+        """Raise PlacementError for what C would take on trust."""
+        node = self._specs[place.node] if 0 <= place.node < len(self._specs) else None
+        counts = [len(set(devices)) for devices in place.devices]
+        if node is None or counts != [share.devices for share in ask.shares]:
+            raise PlacementError(f"{place} is no place for {ask}: it has another number of shares or devices")
+        if not all(0 <= device < node.devices for devices in place.devices for device in devices):
+            raise PlacementError(f"{place} is no place: {node.name} has {node.devices} devices")
+
+    def _ask(self, ask: PodAsk) -> Any:
+        native = self._asks.get(ask)
+        if native is None:
+            if len(self._asks) >= _ASKS_MAX:
+                self._asks.clear()
+            native = self._asks[ask] = ffi.new("struct sp_ask *")
+            native.cpu_milli, native.memory_mib = ask.cpu_milli, ask.memory_mib
+            native.models, native.shares = self.models.mask(ask.models), len(ask.shares)
+            for slot, share in zip(native.share, ask.shares, strict=False):
+                slot.milli, slot.devices = share.milli, share.devices
+                slot.mib = -1 if share.mib is None else share.mib
+                slot.beside = -1 if share.beside is None else share.beside
+                slot.limit_milli = share.milli if share.limit_milli is None else share.limit_milli
+                slot.latency = share.share_class == "latency"
+        return native
+
+    def _devices(self, choice: Any, ask: PodAsk) -> tuple[tuple[int, ...], ...]:
+        return tuple(_bits(choice.devices[index]) for index in range(len(ask.shares)))
+
+
+def _within(value: int, most: int = DEVICE_MILLI) -> int:
+    return min(max(value, 0), most)
+
+
+def _bits(mask: int) -> tuple[int, ...]:
+    return tuple(index for index in range(mask.bit_length()) if mask >> index & 1)
+
+
+def _masks(place: Place) -> Any:
+    return ffi.new("uint16_t[]", [sum(1 << device for device in devices) for devices in place.devices] or [0])

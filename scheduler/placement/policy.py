@@ -1,0 +1,197 @@
+"""The policies by name: which of the nodes that have room is best. One row, one rule in C.
+
+`worth` keeps what is left worth the most to the pods that are expected. A device is worth what it would hold if pods
+of the expected mix were offered to it, one by one, and each taken when that is worth more than what its room is worth
+after it (a stochastic knapsack); a share counts with its size in effect (`cutting_stock.py`), less the price of its
+processors. Of the prices that one counts which makes the whole node, its processors and its devices, worth least
+(`expected_value.c`). So a share goes where it fills a hole that little else fills, and pods that need many processors
+go where those are not what runs out. To that come two prices that are the cluster's, not the node's, and that grow with a
+power of how scarce a thing is: room for pods that take several devices, and devices of models that some insist on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.placement.cutting_stock import effective_sizes
+from sharepod.scheduler.placement.models import Models
+from sharepod.scheduler.placement.request import DEVICE_MILLI
+from sharepod.scheduler.placement.tables import PRICES, NativePolicy, Rule, worth_tables
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from sharepod.scheduler.placement.mix import Kind, Mix
+    from sharepod.scheduler.placement.native import Board
+
+OFFERS: Final = 60
+"""Pods that come to a device before it is judged. Fewer, and holes for rare shares are kept too little; many more, and
+every hole seems to be filled in the end."""
+GRAIN_MILLI: Final = 20.0
+"""Losses are counted in these, and of equal ones the earlier node gets the pod: nodes are filled one after another,
+with what goes together, and none is preferred for a little."""
+CROWDING_WEIGHT: Final = 1.0
+CROWDING_POWER: Final = 4
+WIDE_WEIGHT: Final = 0.1
+DEAREST: Final = 7.0
+"""The highest price of a processor, in devices for as many processors as the cluster has for one."""
+TYPICAL: Final = 0.95
+"""FGD looks at the most frequent kinds that make up so much of the mix, those without devices among them, as its
+authors' simulator does: with all kinds it is off the published figures where there are many (gpuspec25, +0.8 pp)."""
+PRICE_STEP: Final = 0.8
+_ROOM_LEAST: Final = DEVICE_MILLI
+"""Nothing is infinitely scarce."""
+
+WEIGHTS: Final = {
+    "busy": 0.5,
+    "waited_latency": 0.5,
+    "waited": 0.25,
+    "latency": 0.5,
+    "promised": 0.01,
+    "promised_most": 2000.0,
+    "apart": 100.0,
+    "numa": 30.0,
+}
+"""What a place costs for what is measured and promised there, in milli of a device (`struct sp_weights`).
+
+A share that breaks an empty device loses some 100 to 300 milli of worth. A latency share is worth that much to keep off
+a device that works half of its time or more, and where others wait already: `busy`, `waited_latency`. Others wait
+without harm, so half of that: `waited`. A share that may use all of a device beside latency shares that hold half of
+it costs as much: `latency`. Limits are promised to be over-promised, so they decide among equals only, a grain at
+most: `promised`. Without links a device does some tenth less of a job that is spread over several, and less still over
+two memory nodes: `apart`, `numa`."""
+
+ROWS: Final = {
+    "worth": Rule.WORTH,
+    "fgd": Rule.FGD,
+    "binpack": Rule.BINPACK,
+    "consolidate": Rule.CONSOLIDATE,
+    "spread": Rule.SPREAD,
+}
+DEFAULT: Final = "worth"
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What of a board a policy's numbers depend on: a value, so that they may be made elsewhere."""
+
+    models: tuple[str, ...]
+    devices: int
+    cpu_milli: int
+    """Of the nodes that have devices."""
+
+    @classmethod
+    def of(cls, board: Board) -> Self:
+        """Return the outline of the nodes that are there."""
+        nodes = [node for node in board.nodes if node.devices]
+        return cls(board.models.names, sum(node.devices for node in nodes), sum(node.cpu_milli for node in nodes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """What takes long to make of a policy: values alone, made of values alone, in any thread or process."""
+
+    name: str
+    models: tuple[str, ...]
+    kinds: tuple[tuple[Kind, float, float], ...]
+    """With their part of the mix and what each is worth in milli."""
+    prices: tuple[float, ...]
+    tables: NDArray[np.float32] | None
+    """None for a rule that needs none."""
+
+    @classmethod
+    def of(cls, name: str, outline: Outline, mix: Mix) -> Self:
+        """Raises PlacementError for a name that is not there."""
+        if name not in ROWS:
+            raise PlacementError(f"policy {name!r} is not known: choose one of {', '.join(ROWS)}")
+        if ROWS[name] is not Rule.WORTH:
+            kinds = tuple((kind, part, 0.0) for kind, part in mix.most_frequent(TYPICAL).parts)
+            return cls(name, outline.models, kinds, (), None)
+        counted = mix.with_devices()
+        sizes = effective_sizes(counted.demand())
+        kinds = tuple((kind, part, DEVICE_MILLI * sizes.get(kind.milli, 0.0)) for kind, part in counted.parts)
+        prices = _prices(outline)
+        return cls(name, outline.models, kinds, prices, worth_tables(Models(outline.models), kinds, prices, OFFERS))
+
+
+class Policy:
+    """One of ROWS for one board and one mix."""
+
+    def __init__(self, name: str, board: Board, mix: Mix) -> None:
+        """Raises PlacementError for a name that is not there."""
+        self._adopt(Numbers.of(name, Outline.of(board), mix), board)
+
+    @classmethod
+    def made_of(cls, numbers: Numbers, board: Board) -> Self:
+        """Return the policy of numbers that were made elsewhere. Raises PlacementError for another board's."""
+        policy = cls.__new__(cls)
+        policy._adopt(numbers, board)  # noqa: SLF001 - its own
+        return policy
+
+    def _adopt(self, numbers: Numbers, board: Board) -> None:
+        if numbers.models != board.models.names:
+            raise PlacementError("the numbers are another board's: make them of this board's outline")
+        self.name = numbers.name
+        self._board = board
+        self._kinds = [kind for kind, _, _ in numbers.kinds]
+        self._loads = [part * kind.milli * kind.devices for kind, part, _ in numbers.kinds]
+        self._as_wide = [
+            sum(load for other, load in zip(self._kinds, self._loads, strict=True) if other.devices >= devices)
+            for devices in range(1 + max((kind.devices for kind in self._kinds), default=0))
+        ]
+        """By a number of devices: the load of all kinds that take so many or more."""
+        self.native = NativePolicy(ROWS[self.name], board.models, numbers.kinds, GRAIN_MILLI, WEIGHTS)
+        if numbers.tables is not None:
+            self.native.set_worth(numbers.prices, numbers.tables)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at what is scarce in the cluster: what is judged then depends on the board and the mix alone."""
+        if ROWS[self.name] is not Rule.WORTH:
+            return
+        self.native.set_crowding(self._crowding())
+        self.native.set_wanted({index: WIDE_WEIGHT * scarcity for index, scarcity in self._scarcities().items()})
+
+    def _crowding(self) -> dict[str, float]:
+        """Return for each model what a milli of it costs those who insist on it: the more, the surer they need it.
+
+        Their load comes evenly to all that is left of the models that each takes; where it is as much as that, whoever
+        could go elsewhere takes the place of one who cannot.
+        """
+        free, there = self._board.free_milli, self._board.devices
+        load_on = dict.fromkeys(free, 0.0)
+        total = sum(self._loads)
+        left = sum(free.values())
+        for kind, load in zip(self._kinds, self._loads, strict=True):
+            models = [model for model in kind.models if model in free]
+            room = sum(free[model] for model in models) + _ROOM_LEAST
+            for model in models if any(devices and name not in models for name, devices in there.items()) else ():
+                load_on[model] += load / total * left / room
+        return {model: CROWDING_WEIGHT * min(1.0, load) ** CROWDING_POWER for model, load in load_on.items()}
+
+    def _scarcities(self) -> dict[int, float]:
+        """Return for each kind that takes several devices, by index, how scarce room for it is.
+
+        The square of the load of all that is as wide, on the room for it, against the load of all on all that is left,
+        divided among those kinds by their load.
+        """
+        total = sum(self._loads)
+        left = sum(self._board.free_milli.values())
+        rooms = self._board.rooms(self.native)
+        scarcities = {}
+        for index, kind in enumerate(self._kinds):
+            if kind.devices < 2:
+                continue
+            as_wide = self._as_wide[kind.devices]
+            room = rooms[index] * kind.devices * kind.milli + _ROOM_LEAST
+            scarcities[index] = (as_wide / total * left / room) ** 2 * self._loads[index] / as_wide
+        return scarcities
+
+
+def _prices(outline: Outline) -> tuple[float, ...]:
+    """Return prices of a milli of a processor in milli of a device: none, then up to DEAREST, in equal ratios."""
+    even = outline.devices * DEVICE_MILLI / outline.cpu_milli if outline.cpu_milli else 0.0
+    return (0.0, *(even * DEAREST * PRICE_STEP ** (PRICES - 2 - step) for step in range(PRICES - 1)))

@@ -1,0 +1,1 @@
+"""Which pods make room for others."""

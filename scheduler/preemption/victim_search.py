@@ -1,0 +1,139 @@
+"""Who has to yield on one node so that a pod, or several of a gang, fit there, and what that costs. Pure.
+
+Pausing frees the time of devices. Evicting frees all, and loses work: it is for where memory, processors or the units
+that kubelet counts are short. Of few holders every set is tried (victims.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.placement.request import DEVICE_MILLI
+from sharepod.scheduler.preemption.victims import Room, least_set
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from sharepod.scheduler.preemption.preemption_units import Holder
+    from sharepod.scheduler.preemption.victims import Rest, Running
+    from sharepod.scheduler.state.cluster import Cluster
+    from sharepod.scheduler.state.pod import Pod
+
+LOOKS: Final = 300
+"""Sets of holders that are tried for one site: some milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Giving:
+    """Who yields on a node."""
+
+    node: str
+    paused: tuple[Holder, ...]
+    evicted: tuple[Holder, ...]
+    cost: tuple[int, int]
+    """Milliseconds of whole devices' work that are lost, then milli of devices that are paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node, or one device of it, with those there who would have to yield."""
+
+    node: str
+    units: int
+    """That kubelet has left."""
+    rest: Rest
+    lower: tuple[Holder, ...]
+    there: dict[str, Running]
+    """By uid, the pods of the node."""
+    short_milli: int
+    """Time of devices that is missing at least."""
+    lost_ms: int
+    """Work that is lost at least where somebody is evicted."""
+
+    def here(self, holders: Sequence[Holder], but: Sequence[Holder] = ()) -> list[Running]:
+        """Return the pods of holders that are there, without those of some others."""
+        others = {one.uid for holder in but for one in holder.pods}
+        uids = {one.uid: None for holder in holders for one in holder.pods}
+        return [self.there[uid] for uid in uids if uid in self.there and uid not in others]
+
+    def units_without(self, holders: Sequence[Holder]) -> int:
+        """Return the units that kubelet has left once these have gone."""
+        return self.units + sum(one.ask.milli * 100 // DEVICE_MILLI for one in self.here(holders))
+
+
+def site_of(cluster: Cluster, pod: Pod, node: str, lower: Sequence[Holder], now_s: float) -> Site | None:
+    """Return a node as a site for a pod; None: it takes no shares."""
+    found, row = cluster.rest(pod, node), cluster.row(node)
+    if found is None or row is None:
+        return None
+    rest, running = found
+    lost_ms = sum(holder.lost_ms(now_s) for holder in lower)
+    return Site(node, row.units, rest, tuple(lower), {one.uid: one for one in running}, DEVICE_MILLI, lost_ms)
+
+
+def devices_of(site: Site, pod: Pod, now_s: float) -> list[Site]:
+    """Return each device of a node as a site for a pod that needs one; none: it needs several."""
+    if [share.devices for share in pod.ask.shares] != [1]:
+        return []
+    found = []
+    for device, free_milli in enumerate(site.rest.free_milli):
+        on_it = tuple(
+            holder
+            for holder in site.lower
+            if any(
+                device in held for one in holder.pods if one.uid in site.there for held in site.there[one.uid].devices
+            )
+        )
+        if on_it and site.rest.allowed >> device & 1:
+            alone = replace(site.rest, allowed=1 << device)
+            short = max(0, pod.ask.shares[0].milli - free_milli)
+            lost_ms = min(holder.lost_ms(now_s) for holder in on_it)
+            found.append(replace(site, rest=alone, lower=on_it, short_milli=short, lost_ms=lost_ms))
+    return found
+
+
+def most_copies(cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], *, evict: bool) -> int:
+    """Return how many such pods with one share fit on a site at most, if everybody yields there who may."""
+    gone = _may_go(site, spared) if evict else []
+    copies = Room(site.rest, pod.ask).copies(site.here(gone), site.here(_may_pause(cluster, site), gone))
+    return min(copies, site.units_without(gone) // pod.units) if pod.units else copies
+
+
+def least_giving(
+    cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], now_s: float, *, evict: bool, copies: int = 1
+) -> Giving | None:
+    """Return the least that has to yield on a site so that pods fit, alike and as many as `copies`; None: they do not.
+
+    Without `evict` nobody is evicted; with it those who are `spared` (uids) are not.
+    """
+    room, here = Room(site.rest, pod.ask, copies), site.here
+    may_pause = _may_pause(cluster, site)
+    units = pod.units * copies
+    gone: list[Holder] = []
+    if evict:
+
+        def enough(chosen: Sequence[Holder]) -> bool:
+            return site.units_without(chosen) >= units and room.is_made_by(here(chosen), here(may_pause, chosen))
+
+        may_go = _may_go(site, spared)
+        if not enough(may_go):
+            return None
+        gone = least_set(enough, may_go, [holder.lost_ms(now_s) for holder in may_go], LOOKS)
+    elif site.units < units:
+        return None
+    rest = [holder for holder in may_pause if holder not in gone]
+    if not room.is_made_by(here(gone), here(rest, gone)):
+        return None
+    weights = [holder.milli for holder in rest]
+    paused = least_set(lambda chosen: room.is_made_by(here(gone), here(chosen, gone)), rest, weights, LOOKS)
+    cost = sum(one.lost_ms(now_s) for one in gone), sum(one.milli for one in paused)
+    return Giving(site.node, tuple(paused), tuple(gone), cost)
+
+
+def _may_pause(cluster: Cluster, site: Site) -> list[Holder]:
+    return [one for one in site.lower if one.may_pause and cluster.yields(one.pods[0]) != "pause"]
+
+
+def _may_go(site: Site, spared: Collection[str]) -> list[Holder]:
+    return [holder for holder in site.lower if not any(one.uid in spared for one in holder.pods)]

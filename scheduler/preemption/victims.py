@@ -1,0 +1,129 @@
+"""Which pods of a node have to go so that one of higher priority fits on its devices. Values in, values out.
+
+Sums over a node do not say on which device room comes to be: here the devices of each pod are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.placement.native import Board, Verdict
+from sharepod.scheduler.placement.request import DEVICE_MILLI
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sharepod.scheduler.placement.request import NodeSpec, PodAsk
+
+One = TypeVar("One")
+EXACT: Final = 12
+"""Of so many pods every set is looked at, the least first; of more, none goes that could stay beside the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A node and what is left of it; below 0 where it is over-booked."""
+
+    spec: NodeSpec
+    cpu_milli: int
+    memory_mib: int
+    free_milli: tuple[int, ...]
+    free_mib: tuple[int, ...]
+    allowed: int = 0xFFFF
+    """A bit for each device that the pod may have."""
+
+    def __post_init__(self) -> None:
+        if not len(self.free_milli) == len(self.free_mib) == self.spec.devices:
+            raise PlacementError(f"{self.spec.name} has {self.spec.devices} devices: say of each what is left")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A pod on the node."""
+
+    uid: str
+    ask: PodAsk
+    devices: tuple[tuple[int, ...], ...]
+    """Of each share, those that it has."""
+    paused: bool = False
+    """Its time of devices is others' already."""
+
+
+class Room:
+    """Whether a pod, or so many of a pod with one share, fits on a node without some others."""
+
+    def __init__(self, rest: Rest, ask: PodAsk, copies: int = 1) -> None:
+        self._rest, self._ask, self._copies = rest, ask, copies
+        self._board = Board([rest.spec])
+
+    def is_made_by(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> bool:
+        """Tell whether it fits once some pods have gone and others hold no time of devices any more."""
+        self._set(gone, paused)
+        if self._copies > 1:
+            return self._held() >= self._copies
+        return bool(self._board.fit_array(self._ask, [0], [self._rest.allowed])[0] == Verdict.FITS)
+
+    def copies(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> int:
+        """Return how many such pods with one share fit then."""
+        self._set(gone, paused)
+        return self._held()
+
+    def _held(self) -> int:
+        return int(self._board.copies_array(self._ask, [0], [self._rest.allowed])[0])
+
+    def _set(self, gone: Sequence[Running], paused: Sequence[Running]) -> None:
+        rest, spec = self._rest, self._rest.spec
+        cpu_milli = rest.cpu_milli + sum(pod.ask.cpu_milli for pod in gone)
+        memory_mib = rest.memory_mib + sum(pod.ask.memory_mib for pod in gone)
+        milli, mib = list(rest.free_milli), list(rest.free_mib)
+        for pod in gone:
+            for share, devices in zip(pod.ask.shares, pod.devices, strict=True):
+                own_mib = spec.device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+                for device in devices:
+                    milli[device] += 0 if pod.paused else share.milli
+                    mib[device] += own_mib
+        for pod in paused:
+            for share, devices in zip(pod.ask.shares, pod.devices, strict=True):
+                for device in devices:
+                    milli[device] += share.milli
+        self._board.set_left(0, cpu_milli, memory_mib, milli, mib)
+
+
+def least_set(
+    suffices: Callable[[Sequence[One]], bool],
+    candidates: Sequence[One],
+    weights: Sequence[int],
+    looks_max: int,
+) -> list[One]:
+    """Return the set of least weight that suffices; all candidates together do.
+
+    After `looks_max` looks the best that was found is good enough.
+    """
+    looks = 0
+
+    def look(chosen: Sequence[One]) -> bool:
+        nonlocal looks
+        looks += 1
+        return suffices(chosen)
+
+    order = sorted(range(len(candidates)), key=lambda index: -weights[index])
+    kept = set(range(len(candidates)))
+    for index in order:  # the dearest is spared first
+        if look([candidates[other] for other in sorted(kept - {index})]):
+            kept.remove(index)
+    spared = [candidates[index] for index in sorted(kept)]
+    if len(candidates) > EXACT:
+        return spared
+    sums = [0]
+    for weight in weights:
+        sums += [total + weight for total in sums]
+    most = sum(weights[index] for index in kept)
+    for bits in sorted((bits for bits, total in enumerate(sums) if total < most), key=sums.__getitem__):
+        if looks >= looks_max:
+            break
+        chosen = [one for index, one in enumerate(candidates) if bits >> index & 1]
+        if look(chosen):
+            return chosen
+    return spared

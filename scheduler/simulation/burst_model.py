@@ -1,0 +1,90 @@
+"""What running pods get of devices beyond what they ask for, as the arbiter gives it. Pure.
+
+What nobody asks for on a device goes to those below their limits, in proportion to what they ask for; to batch only
+what no other class takes. A pod on several devices works as fast as the slowest of them lets it; what it leaves of the
+others then is given to nobody.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.placement.request import DEVICE_MILLI
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharepod.scheduler.state.pod import Pod
+
+_NOTHING_MILLI: Final = 1e-6
+"""What rounding may leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one share asks for of one device, in milli, and the most that it may use."""
+
+    uid: str
+    milli: int
+    most_milli: int
+    batch: bool
+
+
+class Surplus:
+    """Who runs on which device, and how fast. Invariant: a pod that runs is on each of its devices once a share."""
+
+    def __init__(self) -> None:
+        self._parts: defaultdict[str, list[Part]] = defaultdict(list)
+        self._devices: dict[str, tuple[str, ...]] = {}
+        self._stirred: set[str] = set()
+        """Devices on which somebody has come or gone since `speeds` was asked."""
+
+    def run(self, pod: Pod) -> None:
+        """Take it that a pod runs, by its requests alone where it is limited; what it was before is forgotten."""
+        self.stop(pod.uid)
+        for share, devices in zip(pod.ask.shares, pod.chosen, strict=True):
+            most = share.milli if share.limit_milli is None or pod.yields == "limit" else share.limit_milli
+            for device in devices:
+                self._parts[device].append(Part(pod.uid, share.milli, most, share.share_class == "batch"))
+        self._devices[pod.uid] = tuple(dict.fromkeys(device for devices in pod.chosen for device in devices))
+        self._stirred.update(self._devices[pod.uid])
+
+    def stop(self, uid: str) -> None:
+        """Take it that a pod does not run."""
+        for device in self._devices.pop(uid, ()):
+            self._parts[device] = [part for part in self._parts[device] if part.uid != uid]
+            self._stirred.add(device)
+
+    def speeds(self) -> dict[str, float]:
+        """Return how fast the pods are of which that may have changed since last asked: 1 is what they ask for."""
+        uids = dict.fromkeys(part.uid for device in sorted(self._stirred) for part in self._parts[device])
+        self._stirred.clear()
+        given = {device: shared_out(self._parts[device]) for uid in uids for device in self._devices[uid]}
+        return {
+            uid: min(
+                got / part.milli
+                for device in self._devices[uid]
+                for part, got in zip(self._parts[device], given[device], strict=True)
+                if part.uid == uid
+            )
+            for uid in uids
+        }
+
+
+def shared_out(parts: Sequence[Part]) -> list[float]:
+    """Return for each part what it has of the device, in milli: what it asks for at least, its most at most."""
+    got = [float(part.milli) for part in parts]
+    left = DEVICE_MILLI - sum(got)
+    for batch in (False, True):
+        open_ones = [index for index, part in enumerate(parts) if part.batch == batch and part.most_milli > part.milli]
+        while open_ones and left > _NOTHING_MILLI:
+            each = left / sum(parts[index].milli for index in open_ones)
+            full = [index for index in open_ones if got[index] + each * parts[index].milli >= parts[index].most_milli]
+            for index in full or open_ones:
+                more = parts[index].most_milli - got[index] if full else each * parts[index].milli
+                got[index] += more
+                left -= more
+            open_ones = [index for index in open_ones if index not in full] if full else []
+    return got

@@ -1,0 +1,274 @@
+"""Plays tasks that come, run and end against decision rounds, in virtual time. Pure.
+
+The rounds are those of a live cluster, on the same view of it. Around them is the least that there has to be: a pod
+runs as soon as it is released, and does not while it is paused; what is evicted starts from the beginning, as a new
+pod. A gang works in proportion to how many of its members run, if these are at least its least; who may use more of a
+device than he asks for has that of what is left (surplus.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.controller.actions import Evict, Release, Yield
+from sharepod.scheduler.controller.controller_state import Memory
+from sharepod.scheduler.controller.gang_annotations import Gang
+from sharepod.scheduler.controller.scheduling_cycle import decide
+from sharepod.scheduler.placement.constraints import ANY_NODE
+from sharepod.scheduler.placement.mix import Mix
+from sharepod.scheduler.placement.policy import Policy
+from sharepod.scheduler.preemption.contention import CALM_S
+from sharepod.scheduler.simulation.burst_model import Surplus
+from sharepod.scheduler.simulation.job_run import Course, Step
+from sharepod.scheduler.state.capacity import capacity_of
+from sharepod.scheduler.state.cluster import Cluster
+from sharepod.scheduler.state.node import Node
+from sharepod.scheduler.state.pod import Pod
+from sharepod.scheduler.state.usage import DeviceFacts, DeviceUse, NodeFacts, NodeUse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from sharepod.scheduler.controller.actions import Order
+    from sharepod.scheduler.controller.queues import Queues
+    from sharepod.scheduler.placement.request import NodeSpec
+    from sharepod.scheduler.simulation.job_run import Task
+
+LOOK_S: Final = 30.0
+"""Between two rounds while nodes are kept free: what is kept is forgotten when it is not looked at for a minute."""
+ROUND_S: Final = 1.0
+"""Between two rounds at least."""
+_SEEN_S: Final = ROUND_S + 0.001
+"""After its release a pod is seen to run by the next round; too long is more than the rule says."""
+_UNITS: Final = 1_000_000
+"""Of a node: room for any number of paused pods, as where nodes offer spare units."""
+
+
+class Timeline:
+    """One play."""
+
+    def __init__(self, nodes: Sequence[NodeSpec], queues: Queues, policy: str = "worth") -> None:
+        """Raises PlacementError for nodes and policies that cannot be."""
+        self.cluster = Cluster(policy)
+        self.memory, self.queues = Memory(), queues
+        self.courses: dict[str, Course] = {}
+        self.rounds = 0
+        self._serial = 0
+        self._surplus = Surplus()
+        self.now_s = 0.0
+        self._tasks: dict[str, str] = {}
+        """Of a pod's uid, the task."""
+        self._uids: defaultdict[str, set[str]] = defaultdict(set)
+        """Of a task, those of its pods."""
+        self._wants: set[str] = set()
+        """Tasks of which pods do not run."""
+        self._looks: list[float] = []
+        """When somebody will have waited or run for too long."""
+        self._ends: list[tuple[float, int, str, int]] = []
+        rules = (queues.default, *queues.by_name.values())
+        self._ends_overruns = any(queue.overrun == "end" and queue.longest_run_s is not None for queue in rules)
+        for spec in nodes:
+            self.cluster.set_node(Node(spec.name, spec.cpu_milli, spec.memory_mib, _UNITS))
+            self.cluster.set_use(spec.name, _use(spec))
+
+    def expect(self, tasks: Iterable[Task]) -> None:
+        """Judge places by the mix of these tasks."""
+        mix = Mix.of(task.ask for task in tasks for _ in range(task.size))
+        self.cluster.settle(self.now_s)
+        self.cluster.renew(Policy(self.cluster.policy.name, self.cluster.board, mix), mix)
+
+    def play(
+        self, tasks: Iterable[Task], until_s: float, each_round: Callable[[float], None] = lambda _: None
+    ) -> list[Course]:
+        """Let tasks come, in any order, and return what became of them at a time, or when nothing happens any more."""
+        coming = sorted(tasks, key=lambda task: (task.arrive_s, task.name), reverse=True)
+        round_s, did = -ROUND_S, False
+        while True:
+            next_s = self._next_s(round_s, coming[-1].arrive_s if coming else math.inf, did=did)
+            if next_s > until_s or next_s == math.inf:
+                break
+            self.now_s = max(self.now_s, next_s)
+            while coming and coming[-1].arrive_s <= self.now_s:
+                self.come(coming.pop())
+            while self._ends and self._ends[0][0] <= self.now_s:
+                self._end(heapq.heappop(self._ends))
+            if self.now_s < round_s + ROUND_S:
+                did = True
+                continue
+            while self._looks and self._looks[0] <= self.now_s:
+                heapq.heappop(self._looks)
+            round_s = self.now_s
+            did = self.step()
+            each_round(self.now_s)
+        return list(self.courses.values())
+
+    def _next_s(self, round_s: float, comes_s: float, *, did: bool) -> float:
+        """Return when something happens next: what has happened since the last round is decided with the next one."""
+        while self._ends and self._ends[0][3] != self.courses[self._ends[0][2]].turn:
+            heapq.heappop(self._ends)
+        times = [comes_s, self._ends[0][0] if self._ends else math.inf]
+        if did or self.memory.tried:
+            times.append(round_s + ROUND_S)
+        elif self.memory.kept:
+            times.append(round_s + LOOK_S)
+        if self._looks and (self._wants or self._ends_overruns):
+            times.append(max(self._looks[0], round_s + ROUND_S))
+        return min(times)
+
+    def wanting(self) -> Iterator[Course]:
+        """Yield the tasks of which pods do not run."""
+        return (self.courses[name] for name in self._wants)
+
+    def fits(self, task: Task) -> bool:
+        """Tell whether a task would fit into the cluster if it were empty."""
+        self.cluster.settle(self.now_s)
+        return capacity_of(self.cluster, self.memory).holds(task.ask, ANY_NODE, task.least)
+
+    def come(self, task: Task) -> None:
+        """Let a task come now."""
+        self.courses[task.name] = Course(task, since_s=self.now_s)
+        self._wants.add(task.name)
+        for number in range(task.size):
+            self._add_pod(task, number, task.arrive_s)
+
+    def _add_pod(self, task: Task, number: int, since_s: float) -> None:
+        self._serial += 1
+        uid = f"{task.name}-{number}-{self._serial}"
+        gang = Gang(task.name, task.size, task.least, 0) if task.size > 1 else None
+        name = f"{task.name}-{number}" if gang else task.name
+        containers = ("main",) * len(task.ask.shares)
+        pod = Pod(
+            uid, task.user, name, "", task.priority, f"{self._serial:012d}", ended=False, deleting=False,
+            ask=task.ask, containers=containers, gang=gang, gated=True,
+        )  # fmt: skip
+        self._tasks[uid] = task.name
+        self._uids[task.name].add(uid)
+        self.memory.note(pod, since_s=since_s)
+        self.cluster.set_pod(pod)
+        heapq.heappush(self._looks, since_s + self.queues.of(task.user).longest_wait_s)
+
+    def step(self) -> bool:
+        """Decide, and do it; tell whether there was anything to do."""
+        self.rounds += 1
+        return self.obey(decide(self.cluster, self.memory, self.queues, self.now_s))
+
+    def obey(self, orders: Iterable[Order]) -> bool:
+        """Do what a round has decided; tell whether there was anything to do."""
+        touched: set[str] = set()
+        for order in orders:
+            if isinstance(order, Release):
+                for assumed in order.places:
+                    pod = assumed.pod
+                    self.cluster.set_pod(
+                        replace(pod, gated=False, node=assumed.node, chosen=assumed.devices, running=True, yields="")
+                    )
+                    touched.add(self._change(pod.uid, True))
+            elif isinstance(order, Yield):
+                there = self.cluster.pod(order.pod.uid)
+                if there is not None:
+                    self.cluster.set_pod(replace(there, yields=order.how))
+                    course = self._change(order.pod.uid, order.how != "pause")
+                    self.courses[course].paused += order.how == "pause"
+                    touched.add(course)
+            elif isinstance(order, Evict):
+                touched.add(self._evict(order.pod))
+        found = bool(touched)
+        self._go_on(touched)
+        return found
+
+    def _change(self, uid: str, runs: bool) -> str:
+        """Have a pod run, or not, from now on; return its task."""
+        course = self.courses[self._tasks[uid]]
+        self._count(course)
+        course.active[uid] = float(runs)
+        pod = self.cluster.pod(uid)
+        if runs and pod is not None:
+            self._surplus.run(pod)
+        else:
+            self._surplus.stop(uid)
+        if course.started_s is None and course.pace:
+            course.started_s = self.now_s
+        queue = self.queues.of(course.task.user)
+        if not runs:
+            heapq.heappush(self._looks, self.now_s + queue.longest_wait_s)
+            heapq.heappush(self._looks, self.now_s + CALM_S)
+        elif queue.longest_run_s is not None:
+            heapq.heappush(self._looks, self.now_s + queue.longest_run_s + _SEEN_S)
+        return course.task.name
+
+    def _go_on(self, changed: set[str]) -> None:
+        """Have these tasks, and those beside them, go on as fast as they do now."""
+        for uid, speed in self._surplus.speeds().items():
+            course = self.courses[self._tasks[uid]]
+            if course.active[uid] != speed:
+                self._count(course)
+                course.active[uid] = speed
+                changed.add(course.task.name)
+        for name in sorted(changed):
+            self._note_step(self.courses[name])
+            self._schedule(self.courses[name])
+
+    def _note_step(self, course: Course) -> None:
+        if course.steps and course.steps[-1].at_s == self.now_s:
+            course.steps.pop()
+        milli = course.task.ask.milli * sum(course.active.values())
+        course.steps.append(Step(self.now_s, course.running, milli))
+        (self._wants.add if course.running < course.task.size else self._wants.discard)(course.task.name)
+
+    def _evict(self, pod: Pod) -> str:
+        course = self.courses[self._tasks[pod.uid]]
+        self._count(course)
+        course.active.pop(pod.uid, None)
+        course.evicted += 1
+        if len(course.active) < course.task.least and course.done_s:
+            course.lost_s += course.done_s
+            course.done_s = 0.0
+        self._forget(pod.uid)
+        self._add_pod(course.task, int(pod.name.rpartition("-")[2]) if pod.gang else 0, self.now_s)
+        return course.task.name
+
+    def _count(self, course: Course) -> None:
+        """Count the work that was done since it was last counted."""
+        course.done_s += (self.now_s - course.since_s) * course.pace
+        course.since_s = self.now_s
+
+    def _schedule(self, course: Course) -> None:
+        """Note when a task will have ended, as it goes now."""
+        course.turn += 1
+        if course.pace:
+            ends_s = self.now_s + max(0.0, course.task.run_s - course.done_s) / course.pace
+            heapq.heappush(self._ends, (ends_s, self._serial, course.task.name, course.turn))
+
+    def _end(self, event: tuple[float, int, str, int]) -> None:
+        if event[3] == self.courses[event[2]].turn:
+            self.end(event[2])
+
+    def end(self, name: str) -> None:
+        """Let a task end now, whatever it has done."""
+        course = self.courses[name]
+        course.turn += 1
+        self._count(course)
+        course.ended_s = self.now_s
+        for uid in sorted(self._uids[course.task.name]):
+            self._forget(uid)
+        course.active.clear()
+        self._go_on({name})
+        self._wants.discard(course.task.name)
+        del self._uids[course.task.name]
+
+    def _forget(self, uid: str) -> None:
+        self._surplus.stop(uid)
+        self.cluster.remove_pod(uid)
+        self._uids[self._tasks.pop(uid)].discard(uid)
+
+
+def _use(spec: NodeSpec) -> NodeUse:
+    facts = [
+        DeviceFacts(index, f"{spec.name}/{index}", spec.model, spec.device_mib * 2**20, True, "", True, -1, ())
+        for index in range(spec.devices)
+    ]
+    return NodeUse(NodeFacts(spec.name, ""), tuple(map(DeviceUse, facts)))

@@ -1,0 +1,99 @@
+"""What a cluster's nodes would take if nobody were there: what can never fit, and where room is made soonest. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sharepod.scheduler.controller.job_order import Total
+from sharepod.scheduler.placement.native import Board
+from sharepod.scheduler.placement.request import DEVICE_MILLI
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.placement.constraints import Demands
+    from sharepod.scheduler.placement.request import PodAsk
+    from sharepod.scheduler.state.cluster import Cluster
+    from sharepod.scheduler.state.pod import Pod
+
+_KNOWN_MAX: Final = 65_536
+
+
+def capacity_of(cluster: Cluster, memory: Memory) -> Capacity:
+    """Return what the nodes would take, as it was last looked at where they are still the same."""
+    known, state = memory.capacity, (cluster.seats, cluster.seats.generation, cluster.nodes_version)
+    if known is None or known[0] != state:
+        known = memory.capacity = state, Capacity(cluster)
+    return known[1]
+
+
+class Capacity:
+    """The nodes of a cluster, as long as they are the same."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._specs = cluster.seats.specs()
+        specs = self._specs.values()
+        self.total = Total(
+            sum(spec.devices for spec in specs) * DEVICE_MILLI,
+            sum(spec.devices * spec.device_mib for spec in specs),
+            sum(spec.cpu_milli for spec in specs),
+            sum(spec.memory_mib for spec in specs),
+        )
+        devices = sum(spec.devices for spec in specs)
+        self.device_mib = self.total.device_mib // devices if devices else 0
+        """Of a device, on average."""
+        self.silent = sum(cluster.use(name) is None for name in cluster.names())
+        """Nodes that offer devices and whose agents do not report: what they would take is not counted."""
+        self._board: Board | None = None
+        self._can_hold: dict[object, int] = {}
+
+    def can_hold(self, pods: Sequence[Pod]) -> bool:
+        """Tell whether pods would fit together if nobody else were there; of several kinds, each kind alone."""
+        counts = Counter((pod.ask, pod.demands) for pod in pods)
+        return all(self.holds(ask, demands, count) for (ask, demands), count in counts.items())
+
+    def emptiest(self, pods: Sequence[Pod], names: Sequence[str]) -> tuple[str, ...]:
+        """Return the nodes on which the least has to end so that pods fit on them; none: they do not suffice."""
+        ask = max(pods, key=lambda pod: pod.ask.milli).ask
+        copies = dict(zip(self._specs, self._copies(ask).tolist(), strict=True))
+        taken = []
+        for name in names:
+            row = self._cluster.row(name)
+            if row is not None and copies.get(name):
+                busy = sum(DEVICE_MILLI - max(0, milli) for milli in row.free_milli)
+                taken.append((busy / copies[name], name))
+        chosen: list[str] = []
+        room = 0
+        for _, name in sorted(taken):
+            if room >= len(pods):
+                break
+            chosen.append(name)
+            room += copies[name]
+        return tuple(chosen) if room >= len(pods) else ()
+
+    def part(self, names: Collection[str]) -> float:
+        """Return the part of all devices that is on these nodes."""
+        devices = sum(spec.devices for name in names if (spec := self._specs.get(name)))
+        return devices * DEVICE_MILLI / max(1, self.total.device_milli)
+
+    def holds(self, ask: PodAsk, demands: Demands, count: int) -> bool:
+        """Tell whether so many pods that ask for the same would fit together if nobody else were there."""
+        key = ask, demands
+        if len(self._can_hold) >= _KNOWN_MAX:
+            self._can_hold.clear()
+        if key not in self._can_hold:
+            nodes = map(self._cluster.node, self._specs)
+            suited = [node is not None and node.suits(demands) for node in nodes]
+            self._can_hold[key] = int(self._copies(ask)[suited].sum(dtype=np.int64))
+        return self._can_hold[key] >= count
+
+    def _copies(self, ask: PodAsk) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        """Return how many such pods each node would take."""
+        if self._board is None:
+            self._board = Board(tuple(self._specs.values()))
+        return self._board.copies_array(ask, range(len(self._specs)))

@@ -1,0 +1,370 @@
+"""What is known of the cluster, and the board that follows from it. Pure: whoever watches tells it.
+
+A row of the board is a function of what is known of that node: the node and its pods as the API server has them, the
+devices and shares that its agent reports, and what is assumed. So it does not matter in which order one learns of them,
+and who starts anew comes to the same board.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sharepod.scheduler.placement.device_affinity import APART, WITH, Company
+from sharepod.scheduler.placement.mix import Census
+from sharepod.scheduler.placement.policy import DEFAULT, Policy
+from sharepod.scheduler.placement.request import NODE_DEVICES_MAX
+from sharepod.scheduler.preemption.victims import Rest, Running
+from sharepod.scheduler.state.assumed import Presumptions
+from sharepod.scheduler.state.node_index import Seats
+from sharepod.scheduler.state.node_info import Devices, Names, Row, row_of, spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from sharepod.scheduler.placement.mix import Mix
+    from sharepod.scheduler.placement.native import Board
+    from sharepod.scheduler.placement.request import NodeSpec
+    from sharepod.scheduler.state.node import Node
+    from sharepod.scheduler.state.pod import Pod
+    from sharepod.scheduler.state.usage import NodeUse
+
+ASSUMED_S: Final = 30.0
+"""How long a choice is counted that nobody has seen bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """A choice that the API server does not show yet."""
+
+    pod: Pod
+    node: str
+    devices: Names
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What is known of one node."""
+
+    node: Node | None = None
+    use: NodeUse | None = None
+    """None: its agent does not report."""
+    pods: dict[str, Pod] = field(default_factory=dict)
+    """By uid, those that are bound there and have not ended."""
+    assumed: dict[str, Assumed] = field(default_factory=dict)
+    """By the pod's uid."""
+    gone: set[str] = field(default_factory=set)
+    """Uids of pods that have ended and whose shares the agent still tells of."""
+    row: Row | None = None
+    """None: it is not on the board, it cannot take shares."""
+
+
+class Cluster:
+    """The view. Not for several threads."""
+
+    def __init__(self, policy: str = DEFAULT) -> None:
+        """Raises PlacementError for a policy that is not there."""
+        self._name = policy
+        self._facts: defaultdict[str, _Facts] = defaultdict(_Facts)
+        self._pods: dict[str, Pod] = {}
+        """By uid, all that have not ended."""
+        self._assumed: dict[str, Assumed] = {}
+        self._presumptions = Presumptions()
+        self._company = Company()
+        self._census = Census()
+        self._changed: set[str] | None = None
+        """Uids of pods that have changed since `take_changed` was last asked; None: it never was."""
+        self._gone: list[Pod] = []
+        """Members of gangs that live no more, as they were last seen, since `take_gone` was last asked."""
+        self._contended: set[str] = set()
+        """Nodes on which somebody has waited for a device."""
+        self._dirty: set[str] = set()
+        self.seats = Seats({})
+        self.version = 0
+        """Grows whenever an answer may be another one."""
+        self.nodes_version = 0
+        """Grows whenever the API server has a node otherwise."""
+        self.mix = self.expected()
+        self.policy = Policy(policy, self.board, self.mix)
+
+    @property
+    def board(self) -> Board:
+        """Return the board as it is now; with a new model of devices it is another one."""
+        return self.seats.board
+
+    # What is told.
+
+    def set_node(self, node: Node) -> None:
+        """Take a node as the API server has it."""
+        self.nodes_version += self._facts[node.name].node != node
+        self._facts[node.name].node = node
+        self._dirty.add(node.name)
+
+    def remove_node(self, name: str) -> None:
+        """Take it that the API server has a node no more."""
+        self._facts[name].node = None
+        self.nodes_version += 1
+        self._dirty.add(name)
+
+    def set_use(self, name: str, use: NodeUse | None) -> None:
+        """Take what an agent reports; None: it has been silent for too long."""
+        facts = self._facts[name]
+        facts.use = use
+        self._note_waits(name, use)
+        facts.gone &= use.pod_uids() if use else set()
+        self._dirty.add(name)
+
+    def measure(self, name: str, use: NodeUse) -> None:
+        """Take what an agent reports where only the numbers have changed. Counts at once."""
+        facts = self._facts[name]
+        facts.use = use
+        self._note_waits(name, use)
+        if name not in self._dirty and facts.row is not None:
+            row = facts.row.measured(use)
+            if row is not facts.row:
+                facts.row = row
+                self.version += 1
+                self.seats.put_strains(name, row)
+
+    def _note_waits(self, name: str, use: NodeUse | None) -> None:
+        if use and any(device.numbers.waited_1m_millipercent for device in use.devices):
+            self._contended.add(name)
+        else:
+            self._contended.discard(name)
+
+    def set_pod(self, pod: Pod) -> None:
+        """Take a pod as the API server has it."""
+        if pod.ended:
+            self.remove_pod(pod.uid)
+            return
+        self._drop(self._pods.get(pod.uid))
+        self._census.put(pod.ask)
+        self._company.put(pod)
+        pod = self._presumptions.applied(pod)
+        self._pods[pod.uid] = pod
+        self._note_change(pod.uid)
+        if pod.place:
+            self._facts[pod.place].pods[pod.uid] = pod
+            self._dirty.add(pod.place)
+            self.forget(pod.uid, but_on=pod.place)
+            if pod.chosen:
+                self.forget(pod.uid)
+
+    def remove_pod(self, uid: str) -> None:
+        """Take it that the API server has a pod no more, or that it has ended."""
+        pod = self._pods.pop(uid, None)
+        if pod is not None:
+            self._drop(pod)
+            self._presumptions.drop(uid)
+            self._note_change(uid)
+            if pod.gang is not None and self._changed is not None:
+                self._gone.append(pod)
+            facts = self._facts.get(pod.place)
+            if facts is not None and facts.use is not None and uid in facts.use.pod_uids():
+                facts.gone.add(uid)
+        self.forget(uid)
+
+    def _drop(self, pod: Pod | None) -> None:
+        if pod is None:
+            return
+        self._census.drop(pod.ask)
+        self._company.drop(pod)
+        if pod.place:
+            self._facts[pod.place].pods.pop(pod.uid, None)
+            self._dirty.add(pod.place)
+
+    def assume(self, pod: Pod, node: str, devices: Names, now_s: float) -> Assumed:
+        """Count a pod where it was chosen to go, until it is seen there, or elsewhere, or ASSUMED_S have passed."""
+        self.forget(pod.uid)
+        assumed = Assumed(pod, node, devices, now_s + ASSUMED_S)
+        self._assumed[pod.uid] = assumed
+        self._facts[node].assumed[pod.uid] = assumed
+        self._dirty.add(node)
+        self._note_change(pod.uid)
+        return assumed
+
+    def forget(self, uid: str, *, but_on: str = "") -> None:
+        """Count a choice no more, unless it is that node."""
+        assumed = self._assumed.get(uid)
+        if assumed is not None and assumed.node != but_on:
+            del self._assumed[uid]
+            self._facts[assumed.node].assumed.pop(uid, None)
+            self._dirty.add(assumed.node)
+            self._note_change(uid)
+
+    def presume(self, uid: str, yields: str, now_s: float) -> None:
+        """Count a pod as yielding so (Pod.yields), until it is seen to do so or ASSUMED_S have passed."""
+        pod = self._pods[uid]
+        if pod.yields != yields:
+            self.set_pod(self._presumptions.put(pod, yields, now_s + ASSUMED_S))
+
+    # What follows.
+
+    def settle(self, now_s: float) -> None:
+        """Bring the board up to what is known at this time."""
+        while self._assumed:  # in the order in which they were assumed
+            first = next(iter(self._assumed.values()))
+            if first.until_s > now_s:
+                break
+            self.forget(first.pod.uid)
+        for uid, yields in self._presumptions.expire(now_s):
+            self.set_pod(replace(self._pods[uid], yields=yields))
+        if not self._dirty:
+            return
+        self.version += 1
+        names, self._dirty = sorted(self._dirty), set()
+        specs = {name: spec for name in names if (spec := self._spec(name)) is not None}
+        fits = self.seats.have_place(specs)
+        if not fits:
+            names = sorted(self._facts)
+            self.seats = Seats({name: spec for name in names if (spec := self._spec(name)) is not None})
+        for name in names:
+            self._settle_row(name)
+        if fits:
+            self.policy.refresh()
+        else:
+            self.policy = Policy(self._name, self.board, self.mix)  # of the nodes that are there now
+
+    def renew(self, policy: Policy, mix: Mix) -> None:
+        """Judge by another mix from now on; the policy was made for this board."""
+        self.policy, self.mix = policy, mix
+        self.version += 1
+
+    def expected(self) -> Mix:
+        """Return the mix of all pods that are there, bound or waiting."""
+        return self._census.expected()
+
+    def node(self, name: str) -> Node | None:
+        """Return a node as the API server has it."""
+        facts = self._facts.get(name)
+        return facts.node if facts else None
+
+    def names(self) -> list[str]:
+        """Return the names of the nodes that offer devices to pods, or whose agent reports."""
+        return [
+            name for name, facts in self._facts.items() if facts.node and (facts.use is not None or facts.node.units)
+        ]
+
+    def contended(self) -> list[str]:
+        """Return the names of the nodes on which a share has waited for its device in the last minute."""
+        return [name for name in sorted(self._contended) if name in self._facts and self._facts[name].node]
+
+    def row(self, name: str) -> Row | None:
+        """Return what is left of a node, None when it cannot take shares."""
+        facts = self._facts.get(name)
+        return facts.row if facts else None
+
+    def named(self, name: str, devices: Devices) -> Names:
+        """Return the UUIDs of devices of a node that takes shares."""
+        row = self._facts[name].row
+        return row.named(devices) if row else ()
+
+    def use(self, name: str) -> NodeUse | None:
+        """Return what a node's agent reports."""
+        facts = self._facts.get(name)
+        return facts.use if facts else None
+
+    def pod(self, uid: str) -> Pod | None:
+        """Return a pod that has not ended."""
+        return self._pods.get(uid)
+
+    def yields(self, pod: Pod) -> str:
+        """Return what a pod yields now (Pod.yields)."""
+        return self._pods.get(pod.uid, pod).yields
+
+    def pods(self) -> Iterable[Pod]:
+        """Return all pods that have not ended."""
+        return self._pods.values()
+
+    def take_changed(self) -> set[str]:
+        """Return the uids of pods that have changed, come or gone since this was last asked; at first of all."""
+        changed = set(self._pods) if self._changed is None else self._changed
+        self._changed = set()
+        return changed
+
+    def take_gone(self) -> list[Pod]:
+        """Return the members of gangs that live no more, as they were last seen, since this was last asked."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def changed(self) -> frozenset[str]:
+        """Return the uids that `take_changed` would return."""
+        return frozenset(self._pods if self._changed is None else self._changed)
+
+    def _note_change(self, uid: str) -> None:
+        if self._changed is not None:
+            self._changed.add(uid)
+
+    def pods_on(self, name: str) -> Sequence[Pod]:
+        """Return the pods that are bound to a node and have not ended."""
+        facts = self._facts.get(name)
+        return tuple(facts.pods.values()) if facts else ()
+
+    def assumed(self, uid: str) -> Assumed | None:
+        """Return what is assumed of a pod."""
+        return self._assumed.get(uid)
+
+    def rest(self, pod: Pod, name: str) -> tuple[Rest, list[Running]] | None:
+        """Return what is left of a node for a pod, and who is there with shares; None: it takes no shares."""
+        facts = self._facts.get(name)
+        spec = self.seats.spec(name)
+        if facts is None or facts.row is None or spec is None:
+            return None
+        row, allowed = facts.row, self.allowed(pod, self.seats.indices([name]))
+        rest = Rest(spec, row.cpu_milli, row.memory_mib, row.free_milli, row.free_mib, int(allowed[0]))
+        running = [
+            Running(other.uid, other.ask, row.places[other.uid], other.yields == "pause")
+            for other in facts.pods.values()
+            if other.uid in row.places
+        ]
+        return rest, running
+
+    def allowed(self, pod: Pod, indices: NDArray[np.int32]) -> NDArray[np.uint16]:
+        """Return for each of these nodes a bit for each device that the pod may have."""
+        masks = self.seats.usable(indices)
+        if pod.affinity:
+            there = self._devices_of(self._company.uids(pod.namespace, WITH, pod.affinity), pod)
+            if there:
+                masks &= np.array([there.get(int(index), 0) for index in indices], dtype=np.uint16)
+        if pod.anti_affinity:
+            there = self._devices_of(self._company.uids(pod.namespace, APART, pod.anti_affinity), pod)
+            masks &= np.array([~there.get(int(index), 0) & 0xFFFF for index in indices], dtype=np.uint16)
+        return masks
+
+    def _devices_of(self, uids: Iterable[str], but: Pod) -> dict[int, int]:
+        """Return the bits of the devices of pods, by the index of their node."""
+        found: defaultdict[int, int] = defaultdict(int)
+        for uid in uids:
+            pod, assumed = self._pods[uid], self._assumed.get(uid)
+            node = pod.place or (assumed.node if assumed else "")
+            row = self.row(node) if node and uid != but.uid else None
+            if row is not None:
+                found[self.seats.index(node)] |= row.bits_of(uid)
+        return found
+
+    # The board.
+
+    def _spec(self, name: str) -> NodeSpec | None:
+        """Return a node as the board has it; None: it takes no shares."""
+        facts = self._facts[name]
+        return spec_of(facts.node, facts.use) if facts.node and facts.use else None
+
+    def _settle_row(self, name: str) -> None:
+        facts, spec = self._facts[name], self._spec(name)
+        facts.row = None
+        if facts.node is not None and facts.use is not None and spec is not None:
+            assumed = {uid: (item.pod, item.devices) for uid, item in facts.assumed.items()}
+            row = row_of(spec, facts.use, facts.pods.values(), assumed, facts.gone, facts.node.units)
+            devices = [device.facts for device in facts.use.devices[:NODE_DEVICES_MAX]]
+            if self.seats.put(name, spec, devices, row):
+                facts.row = row
+            return
+        self.seats.remove(name)
+        if facts.node is None and facts.use is None and not facts.pods and not facts.assumed:
+            del self._facts[name]

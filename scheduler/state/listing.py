@@ -1,0 +1,150 @@
+"""Reads lists of nodes and pods as a cluster has them (`kubectl get nodes -o json`), or as CSV (`trace.py`).
+
+Pods are read as the scheduler reads them; `nvidia.com/gpu` counts as whole devices, so that a cluster can be asked what
+would fit before it has shares. Pods that have ended are left out, and where a pod is bound does not matter. A file is
+anybody's: what cannot be is one line, and no text of it gets into that line as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.deviceplugin.core.terms import shown
+from sharepod.deviceplugin.core.unit import RESOURCE
+from sharepod.kube.objects import Object, at, entries
+from sharepod.kube.pod import read_draft
+from sharepod.scheduler.errors import PlacementError, TraceError
+from sharepod.scheduler.placement.request import NODE_DEVICES_MAX, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.state import trace
+from sharepod.scheduler.state.node import read_node
+from sharepod.scheduler.state.pod import read_pod
+from sharepod.scheduler.state.trace import NamedPod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sharepod.kube.pod import Pod
+
+WHOLE: Final = "nvidia.com/gpu"
+MODEL: Final = "nvidia.com/gpu.product"
+MEMORY: Final = "nvidia.com/gpu.memory"
+COUNT: Final = "nvidia.com/gpu.count"
+REPLICAS: Final = "nvidia.com/gpu.replicas"
+"""Labels of NVIDIA's feature discovery; the memory is of each device, in MiB. A device that is cut into slices of time
+counts for each of them, and its model has SLICED at its end."""
+SLICED: Final = "-SHARED"
+_AMOUNT_MAX: Final = 2**31 - 1
+_WORD_MAX: Final = 2 * 253
+_AGAIN: Final = "get it again with kubectl get {} -o json"
+
+
+def read_nodes(path: Path, told: Callable[[str], None] = lambda _: None) -> list[NodeSpec]:
+    """Return the nodes of a file; `told` hears of those with more devices than can be counted. Raises TraceError."""
+    text = trace.load(path)
+    items = _items(path, text, "Node")
+    if items is None:
+        return trace.read_nodes(path, text)
+    nodes = [_node(path, item, told) for item in items]
+    trace.check_names(path, [node.name for node in nodes])
+    if not any(node.devices for node in nodes):
+        raise TraceError(f"{path}: no node offers {RESOURCE} or {WHOLE}: get it while a device plugin runs")
+    return nodes
+
+
+def read_pods(path: Path, refused: Callable[[str], None] = lambda _: None) -> list[NamedPod]:
+    """Return the pods of a file; `refused` is told of those that ask for what cannot be. Raises TraceError."""
+    text = trace.load(path)
+    items = _items(path, text, "Pod")
+    if items is None:
+        return trace.read_pods(path, text)
+    pods = []
+    for item in items:
+        pod = _pod(path, item)
+        if isinstance(pod, str):
+            refused(pod)
+        elif pod is not None:
+            pods.append(pod)
+    if not pods:
+        raise TraceError(f"{path}: no pod of it can be placed: is it the right file?")
+    return pods
+
+
+def _items(path: Path, text: str, kind: str) -> list[Object] | None:
+    """Return the objects of a list, or the one that there is; None: it is CSV."""
+    again = _AGAIN.format("nodes" if kind == "Node" else "pods -A")
+    begin = text.lstrip()[:16]
+    if begin.startswith(("apiVersion:", "kind:", "items:", "---", "NAME ", "NAMESPACE ")):
+        raise TraceError(f"{path}: it is YAML or a table, JSON or CSV is needed: {again}")
+    if not begin.startswith(("{", "[")):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: {error}: it is cut off, or no JSON: {again}") from None
+    if not isinstance(value, dict):
+        raise TraceError(f"{path}: a list without its kind: {again}")
+    found = str(value.get("kind", ""))
+    items = entries(value, "items") if found.endswith("List") else [value]
+    wrong = next((str(item.get("kind")) for item in items if item.get("kind", kind) != kind), "")
+    if wrong or (found.endswith("List") and found not in ("List", f"{kind}List")):
+        raise TraceError(f"{path}: it has a {_word(wrong or found)}, {kind}s are needed: were the files mixed up?")
+    if not items:
+        raise TraceError(f"{path}: an empty list: is it the right file?")
+    return items
+
+
+def _node(path: Path, item: Object, told: Callable[[str], None]) -> NodeSpec:
+    node = read_node(item)
+    if node is None:
+        raise TraceError(f"{path}: a node without a name: {_AGAIN.format('nodes')}")
+    labels = at(at(item, "metadata"), "labels")
+    whole = _count(at(at(item, "status"), "allocatable").get(WHOLE)) // max(1, _count(labels.get(REPLICAS)))
+    devices, there = node.units // 100, _count(labels.get(COUNT))
+    devices = min(devices, there) if there else devices  # a device plugin may offer spare units
+    devices = devices or whole
+    if devices > NODE_DEVICES_MAX:
+        told(f"node {_word(node.name)} offers {devices} devices: {NODE_DEVICES_MAX} of them count")
+    model = str(labels.get(MODEL, "")).removesuffix(SLICED) if devices else ""
+    mib = min(_count(labels.get(MEMORY)), _AMOUNT_MAX)
+    return NodeSpec(node.name, node.cpu_milli, node.memory_mib, min(devices, NODE_DEVICES_MAX), model, mib)
+
+
+def _pod(path: Path, item: Object) -> NamedPod | str | None:
+    """Return a pod, or why it cannot be placed; None: it has ended."""
+    pod = read_pod(item, RESOURCE)
+    if pod is None:
+        raise TraceError(f"{path}: a pod without name, namespace or uid: {_AGAIN.format('pods -A')}")
+    if pod.ended:
+        return None
+    if pod.refusal:
+        return f"{_word(pod.title)}: {pod.refusal}"
+    try:
+        return NamedPod(pod.title, _with_whole(pod.ask, read_draft(item, WHOLE)))
+    except PlacementError as error:
+        return f"{_word(pod.title)}: {error}"
+
+
+def _with_whole(ask: PodAsk, pod: Pod) -> PodAsk:
+    """Return what a pod asks for with its whole devices. Raises PlacementError.
+
+    Init containers that end before the others begin have theirs before: they count where they need more.
+    """
+    wanted = [count for _, count in pod.units]
+    passing = max((count for _, count in pod.init_units), default=0)
+    counts = [passing] if passing > sum(wanted) else wanted
+    # The label of a node's model has a dash where the driver, and who asks for it, has a space.
+    models = frozenset(name.replace(" ", "-") for name in ask.models)
+    shares = ask.shares + tuple(ShareAsk(1000, count) for count in counts)
+    return replace(ask, shares=shares, models=models)
+
+
+def _count(value: object) -> int:
+    text = str(value or "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def _word(text: str) -> str:
+    return text if text.isascii() and text.isprintable() and len(text) <= _WORD_MAX else shown(text)

@@ -1,0 +1,53 @@
+"""What the scheduler needs of a node, out of the API server's JSON. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sharepod.deviceplugin.core.unit import RESOURCE
+from sharepod.kube import quantity
+from sharepod.kube.objects import at
+from sharepod.scheduler.placement.constraints import NO_TRAITS, Demands, Traits, read_traits
+
+HOSTNAME: Final = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node; its devices are the agent's to tell."""
+
+    name: str
+    cpu_milli: int
+    """For pods, as kubelet says."""
+    memory_mib: int
+    units: int
+    """Percents of devices that its device plugin offers to pods."""
+    hostname: str = ""
+    """Its label kubernetes.io/hostname, which pods can select."""
+    traits: Traits = NO_TRAITS
+    domains: tuple[str, ...] = ()
+    """The rack, switch, zone and so on that it is in, as its labels say, the narrowest first; "": no such label."""
+
+    def suits(self, demands: Demands) -> bool:
+        """Tell whether pods that demand this may be bound to it."""
+        return demands.suit(self.name, self.traits.labels, self.traits.taints)
+
+
+def read_node(item: object, resource: str = RESOURCE, domains: tuple[str, ...] = ()) -> Node | None:
+    """Return the node of an object from the API server; None when it is none.
+
+    `domains`: the labels that name what a node shares with its neighbours, the narrowest first.
+    """
+    if not isinstance(item, dict):
+        return None
+    name, allocatable = at(item, "metadata").get("name"), at(at(item, "status"), "allocatable")
+    if not isinstance(name, str) or not name:
+        return None
+    units = quantity.milli(str(allocatable.get(resource, "0"))) // 1000
+    cpu, memory = str(allocatable.get("cpu", "0")), str(allocatable.get("memory", "0"))
+    labels = at(at(item, "metadata"), "labels")
+    own = tuple(str(labels.get(label, "")) for label in domains)
+    return Node(
+        name, quantity.milli(cpu), quantity.mib(memory), units, str(labels.get(HOSTNAME, "")), read_traits(item), own
+    )

@@ -1,0 +1,274 @@
+"""One node of the board: what is left of it, and who is where. Pure: a function of what is known of that node.
+
+A share counts where the agent says that it is. Until it says so, it counts where it was chosen to be: the annotation
+of its pod, or what is assumed. Where nobody has chosen, it counts where the agent would put it: the fullest that fits.
+Whether it yields its time its pod says: that the agent has not paused it yet, or not resumed it yet, changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.placement.request import DEVICE_MILLI, NODE_DEVICES_MAX, NodeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from sharepod.scheduler.placement.request import ShareAsk
+    from sharepod.scheduler.state.node import Node
+    from sharepod.scheduler.state.pod import Pod
+    from sharepod.scheduler.state.usage import DeviceFacts, DeviceUse, NodeUse, ShareUse
+
+MILLIPERCENT: Final = 100_000 // DEVICE_MILLI
+"""Of a milli."""
+GONE: Final = "gone"
+"""What a pod yields (Pod.yields) while it is asked what there would be without it."""
+_MIB: Final = 2**20
+
+Devices = tuple[tuple[int, ...], ...]
+"""Of each share of a pod, the indices of its devices."""
+Names = tuple[tuple[str, ...], ...]
+"""Of each share of a pod, the UUIDs of its devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strain:
+    """How much a device is used, in milli of it."""
+
+    busy_milli: int
+    """What all that is there used: the most of the last second, minute and quarter of an hour."""
+    waited_milli: int
+    """Time that shares waited there in the last minute, all of them together."""
+    latency_milli: int
+    """What shares of class latency are promised."""
+    limits_milli: int
+    """What all shares together may use at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is left of a node."""
+
+    cpu_milli: int
+    """Less than 0, as of all that is left, where more is promised than there is."""
+    memory_mib: int
+    uuids: tuple[str, ...]
+    device_mib: int
+    """Memory of each device."""
+    free_milli: tuple[int, ...]
+    free_mib: tuple[int, ...]
+    usable: int
+    """A bit for each device that takes shares."""
+    strains: tuple[Strain, ...]
+    places: Mapping[str, Devices]
+    """By the pod's uid."""
+    presumed: frozenset[str]
+    """Uids of pods of which nobody has said where they are: they count where the agent would put them."""
+    homeless: frozenset[str]
+    """Uids of those among them that fit nowhere: they count with their processors alone."""
+    units: int = 0
+    """Percents of devices that kubelet has left to count: a pod that is paused holds its own as others do."""
+
+    def bits_of(self, uid: str) -> int:
+        """Return a bit for each device that a pod has."""
+        return sum(1 << device for device in {device for share in self.places.get(uid, ()) for device in share})
+
+    def named(self, devices: Devices) -> Names:
+        """Return the UUIDs of devices."""
+        return tuple(tuple(self.uuids[index] for index in share) for share in devices)
+
+    def measured(self, use: NodeUse) -> Row:
+        """Return the row with what the devices did since, all else unchanged."""
+        strains = tuple(
+            _strain(device, strain.latency_milli, strain.limits_milli)
+            for strain, device in zip(self.strains, use.devices, strict=False)
+        )
+        return self if strains == self.strains else replace(self, strains=strains)
+
+
+class _Tally:
+    """Takes shares off devices."""
+
+    def __init__(self, device_mib: int, devices: int) -> None:
+        self._device_mib = device_mib
+        self.free_milli, self.free_mib = [DEVICE_MILLI] * devices, [device_mib] * devices
+        self.latency_milli, self.limits_milli = [0] * devices, [0] * devices
+
+    def take(self, share: ShareAsk, devices: Iterable[int], yields: str) -> None:
+        """Take a share that is to be there."""
+        mib = self._device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+        limit = share.milli if share.limit_milli is None else share.limit_milli
+        for device in devices:
+            self._take(device, share.milli, mib, limit, share.share_class, yields)
+
+    def take_used(self, share: ShareUse, device: int, yields: str) -> None:
+        """Take a share that is there."""
+        terms = share.terms
+        mib = -(-terms.memory_limit_bytes // _MIB)
+        milli, limit = terms.request_millipercent // MILLIPERCENT, terms.limit_millipercent // MILLIPERCENT
+        self._take(device, milli, mib, limit, terms.share_class.name.lower(), yields)
+
+    def put(
+        self, shares: Sequence[ShareAsk], found: list[tuple[int, ...]], missing: Sequence[int], usable: int
+    ) -> bool:
+        """Take the missing shares where the agent would put them, and note it in `found`; False: there is no room."""
+        sums = self.free_milli, self.free_mib, self.latency_milli, self.limits_milli
+        before = [list(one) for one in sums]
+        for index in missing:
+            share = shares[index]
+            mib = self._device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+            fitting = [
+                device
+                for device, free in enumerate(self.free_milli)
+                if usable >> device & 1 and free >= share.milli and self.free_mib[device] >= mib
+            ]
+            if share.beside is not None:
+                fitting = [device for device in fitting if device in found[share.beside]]
+            fitting.sort(key=lambda device: (self.free_milli[device], device))
+            if len(fitting) < share.devices:
+                self.free_milli, self.free_mib, self.latency_milli, self.limits_milli = before
+                return False
+            found[index] = tuple(sorted(fitting[: share.devices]))
+            self.take(share, found[index], "")
+        return True
+
+    def _take(self, device: int, milli: int, mib: int, limit_milli: int, share_class: str, yields: str) -> None:
+        self.free_mib[device] -= mib
+        if yields == "pause":  # its memory stays, its time is others'
+            return
+        self.free_milli[device] -= milli
+        self.limits_milli[device] += milli if yields else limit_milli
+        if share_class == "latency":
+            self.latency_milli[device] += milli
+
+
+def spec_of(node: Node, use: NodeUse) -> NodeSpec:
+    """Return a node as the board has it; devices of several models count as the first one, with the least memory."""
+    devices = use.devices[:NODE_DEVICES_MAX]
+    model = devices[0].facts.model if devices else ""
+    mib = min((device.facts.memory_total_bytes for device in devices), default=0) // 2**20
+    return NodeSpec(node.name, node.cpu_milli, node.memory_mib, len(devices), model, mib)
+
+
+def links_of(devices: Sequence[DeviceFacts]) -> list[int]:
+    """Return for each device the bits of those that it has a fast link to, as both ends say."""
+    positions = {device.index: position for position, device in enumerate(devices)}
+    peers = [{positions[peer] for peer in device.nvlink_peers if peer in positions} for device in devices]
+    return [
+        sum(1 << other for other in found if other != position and position in peers[other])
+        for position, found in enumerate(peers)
+    ]
+
+
+def row_of(
+    spec: NodeSpec,
+    use: NodeUse,
+    pods: Collection[Pod],
+    assumed: Mapping[str, tuple[Pod, Names]],
+    gone: Collection[str] = (),
+    units: int = 0,
+) -> Row:
+    """Return the row of a node: `pods` are bound there, `assumed` (by uid) are to come or to be told their devices.
+
+    `units`: percents of devices that kubelet counts, taken or not.
+
+    Shares of pods that are `gone` (uids) count no more: the pod that comes in their place waits on the node until the
+    agent has released them.
+    """
+    devices = use.devices[: spec.devices]
+    uuids = tuple(device.facts.uuid for device in devices)
+    positions = {uuid: index for index, uuid in enumerate(uuids)}
+    tally = _Tally(spec.device_mib, len(devices))
+    there: dict[tuple[str, str], list[int]] = {}
+    yields = {pod.uid: pod.yields for pod in pods}
+    gone = {*gone, *(uid for uid, what in yields.items() if what == GONE)}
+    pods = [pod for pod in pods if pod.uid not in gone]
+    for index, device in enumerate(devices):
+        for share in device.shares:
+            if share.terms.pod_uid in gone:
+                continue
+            tally.take_used(share, index, yields.get(share.terms.pod_uid, "pause" if share.terms.yielding else ""))
+            if share.terms.pod_uid:
+                there.setdefault((share.terms.pod_uid, share.terms.container), []).append(index)
+    bound = {pod.uid for pod in pods}
+    everybody = [*pods, *(pod for uid, (pod, _) in assumed.items() if uid not in bound)]
+    usable = sum(1 << index for index, device in enumerate(devices) if device.facts.healthy and device.facts.offered)
+    places: dict[str, Devices] = {}
+    unplaced: list[tuple[Pod, list[tuple[int, ...]], list[int]]] = []
+    for pod in sorted(everybody, key=lambda item: (item.created, item.uid)):
+        if not pod.ask.shares:
+            continue
+        expected = assumed[pod.uid][1] if pod.uid in assumed else ()
+        chosen = _positions(pod.chosen, positions) or _positions(expected, positions)
+        found, missing = _found(pod, there, chosen)
+        if missing and not chosen:
+            unplaced.append((pod, found, missing))
+            continue
+        for index in missing:
+            tally.take(pod.ask.shares[index], found[index], pod.yields)
+        places[pod.uid] = tuple(found)
+    homeless = set()
+    for pod, found, missing in unplaced:  # after all of which somebody has said where they are
+        if not tally.put(pod.ask.shares, found, missing, usable & ~_neighbours(pod, everybody, places)):
+            homeless.add(pod.uid)
+        else:
+            places[pod.uid] = tuple(found)
+    return Row(
+        cpu_milli=spec.cpu_milli - sum(pod.ask.cpu_milli for pod in everybody),
+        memory_mib=spec.memory_mib - sum(pod.ask.memory_mib for pod in everybody),
+        uuids=uuids,
+        device_mib=spec.device_mib,
+        free_milli=tuple(tally.free_milli),
+        free_mib=tuple(tally.free_mib),
+        usable=usable,
+        strains=tuple(map(_strain, devices, tally.latency_milli, tally.limits_milli)),
+        places=places,
+        presumed=frozenset(pod.uid for pod, _, _ in unplaced),
+        homeless=frozenset(homeless),
+        units=units - sum(pod.units for pod in everybody),
+    )
+
+
+def _strain(device: DeviceUse, latency_milli: int, limits_milli: int) -> Strain:
+    numbers = device.numbers
+    busy = max(numbers.used_1s_millipercent, numbers.used_1m_millipercent, numbers.used_15m_millipercent)
+    waited = numbers.waited_1m_millipercent
+    return Strain(busy // MILLIPERCENT, waited // MILLIPERCENT, latency_milli, limits_milli)
+
+
+def _positions(names: Names, positions: Mapping[str, int]) -> Devices:
+    """Return the indices of devices; none when one of them is not here."""
+    if not all(name in positions for share in names for name in share):
+        return ()
+    return tuple(tuple(sorted(positions[name] for name in share)) for share in names)
+
+
+def _neighbours(pod: Pod, others: Iterable[Pod], places: Mapping[str, Devices]) -> int:
+    """Return a bit for each device of this node that pods have which the pod wants to be apart from."""
+    bits = 0
+    for other in others if pod.anti_affinity else ():
+        if (other.namespace, other.anti_affinity) == (pod.namespace, pod.anti_affinity) and other.uid != pod.uid:
+            for share in places.get(other.uid, ()):
+                bits |= sum(1 << device for device in share)
+    return bits
+
+
+def _found(
+    pod: Pod, there: Mapping[tuple[str, str], list[int]], chosen: Devices
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the devices of each share of a pod, and which shares the agent does not tell of yet.
+
+    An init container's share is the one of the container that gets its units.
+    """
+    holders: list[list[str]] = [[name] for name in pod.containers]
+    for name, index in pod.early:
+        holders[index].append(name)
+    found: list[tuple[int, ...]] = []
+    missing: list[int] = []
+    for index, names in enumerate(holders):
+        real = next((there[pod.uid, name] for name in names if (pod.uid, name) in there), None)
+        if real is None:
+            missing.append(index)
+        found.append(tuple(real) if real is not None else chosen[index] if chosen else ())
+    return found, missing

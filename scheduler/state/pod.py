@@ -1,0 +1,275 @@
+"""What the scheduler needs of a pod, out of the API server's JSON. Pure values.
+
+A pod's annotations are a tenant's text. What cannot be read of them is one clear refusal, and the pod still counts with
+its processors and memory.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from sharepod.deviceplugin.core.terms import PREFIX, YIELD, TermsError, read_terms, shown
+from sharepod.deviceplugin.core.unit import RESOURCE
+from sharepod.kube import pod as pods
+from sharepod.kube import quantity
+from sharepod.kube.objects import at
+from sharepod.scheduler.controller.gang_annotations import Gang, read_gang
+from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.placement.constraints import ANY_NODE, Demands, read_demands
+from sharepod.scheduler.placement.request import DEVICE_MILLI, SHARES_MAX, PodAsk, ShareAsk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from sharepod.deviceplugin.core.terms import PodTerms
+    from sharepod.kube.pod import Container
+
+MODEL: Final = PREFIX + "model"
+AFFINITY: Final = PREFIX + "device-affinity"
+ANTI_AFFINITY: Final = PREFIX + "device-anti-affinity"
+NODE: Final = PREFIX + "node"
+GATE: Final = PREFIX + "gate"
+"""Name of the scheduling gate."""
+MIB: Final = 2**20
+_DEVICE_KEY: Final = re.compile(re.escape(PREFIX) + r"(.+[.])?device")
+_GROUP: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_MODELS_TEXT_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod."""
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    """Where it is bound; empty: nowhere yet."""
+    priority: int
+    created: str
+    """When, as the API server writes it: sorts by time."""
+    ended: bool
+    """Its containers have ended for good."""
+    deleting: bool
+    ask: PodAsk
+    """What it asks of a node; its shares are empty where they cannot be read."""
+    containers: tuple[str, ...] = ()
+    """Of each share, the container that holds it."""
+    early: tuple[tuple[str, int], ...] = ()
+    """Init containers that hold a share and end before the others begin: name, and the share whose devices they use."""
+    chosen: tuple[tuple[str, ...], ...] = ()
+    """Of each share, the UUIDs that were chosen for it; empty: not all are chosen."""
+    device_keys: tuple[str, ...] = ()
+    """Its annotations that name devices."""
+    affinity: str = ""
+    """Pods of the namespace with the same word are on the same devices; empty: none."""
+    anti_affinity: str = ""
+    """Pods of the namespace with the same word are on no common device; empty: none."""
+    gang: Gang | None = None
+    """None: it is of none."""
+    gated: bool = False
+    """Nobody binds it before its gate is removed."""
+    withheld: bool = False
+    """Others hold it by gates of theirs, as Kueue does until there is quota: it does not wait for us yet."""
+    destined: str = ""
+    """The node that its gate was removed for; empty once it is bound."""
+    yields: str = ""
+    """One of terms.YIELDS: what it does for others for the time being; empty: nothing."""
+    demands: Demands = ANY_NODE
+    """What it demands of its node beside room."""
+    controller: str = ""
+    """Uid of the object that makes another pod in its place; empty: nothing does."""
+    preempts: bool = True
+    """Others may yield for it."""
+    running: bool = False
+    """Its containers have started."""
+    started: str = ""
+    """When kubelet took it on, as the API server writes it."""
+    refusal: str = ""
+    """Why its shares cannot be placed anywhere."""
+
+    @property
+    def created_s(self) -> float:
+        """Return when it was made, in seconds since 1970; 0 where that cannot be read."""
+        return _unix_s(self.created)
+
+    @property
+    def started_s(self) -> float:
+        """Return when kubelet took it on, in seconds since 1970; 0 where that cannot be read."""
+        return _unix_s(self.started)
+
+    @property
+    def place(self) -> str:
+        """Return the node on which it counts: where it is bound or destined to be; empty: nowhere."""
+        return self.node or self.destined
+
+    @property
+    def units(self) -> int:
+        """Return how many percents of devices kubelet counts for it."""
+        return self.ask.milli * 100 // DEVICE_MILLI
+
+    @property
+    def title(self) -> str:
+        """Return namespace/name."""
+        return f"{self.namespace}/{self.name}"
+
+
+def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
+    """Return the pod of an object from the API server; None when it is none."""
+    found = pods.read_pod(item, resource)
+    if found is None or not isinstance(item, dict):
+        return None
+    pod = Pod(
+        uid=found.uid,
+        namespace=found.namespace,
+        name=found.name,
+        node=found.node,
+        priority=found.priority,
+        created=found.created,
+        ended=found.phase in pods.FINISHED,
+        deleting=found.deleting,
+        ask=PodAsk(_effective(found, "cpu", quantity.milli), _effective(found, "memory", quantity.mib)),
+        withheld=any(gate != GATE for gate in found.gates),
+        gated=GATE in found.gates,
+        demands=read_demands(at(item, "spec")),
+        controller=found.controller,
+        preempts=found.preempts,
+        running=found.phase == "Running",
+        started=found.started,
+    )
+    if not any(one.units for one in found.all_containers):
+        return pod
+    try:
+        return _with_shares(pod, found)
+    except (TermsError, PlacementError) as error:
+        return replace(pod, refusal=str(error))
+
+
+def _unix_s(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
+    """Raises TermsError, PlacementError."""
+    annotations, names = found.annotations, [one.name for one in found.all_containers]
+
+    def held(asking: Iterable[Container]) -> list[tuple[str, PodTerms]]:
+        return [
+            (one.name, read_terms(annotations, one.name, one.units, containers=names)) for one in asking if one.units
+        ]
+
+    main = held(one for one in found.all_containers if one.stays)
+    if len(main) > SHARES_MAX:
+        raise PlacementError(f"{len(main)} containers hold shares: at most {SHARES_MAX} of a pod can be placed")
+    shares = [_share(terms) for _, terms in main]
+    _beside(shares, [terms for _, terms in main])
+    early: list[tuple[str, int]] = []
+    begun: set[str] = set()
+    for one in found.init_containers:
+        if one.stays:
+            begun.add(one.name)
+            continue
+        for name, terms in held([one]):
+            still = {index for index, (other, _) in enumerate(main) if other in begun}
+            early.append((name, _carry(shares, _share(terms), still)))
+    containers = tuple(name for name, _ in main) + ("",) * (len(shares) - len(main))
+    chosen = tuple(terms.chosen for _, terms in main)
+    return replace(
+        pod,
+        ask=replace(pod.ask, shares=tuple(shares), models=_models(annotations.get(MODEL, ""))),
+        containers=containers,
+        early=tuple(early),
+        chosen=chosen if chosen and all(chosen) else (),
+        device_keys=tuple(sorted(key for key in annotations if _DEVICE_KEY.fullmatch(key))),
+        affinity=_group(annotations, AFFINITY),
+        anti_affinity=_group(annotations, ANTI_AFFINITY),
+        gang=read_gang(annotations),
+        destined="" if pod.node or pod.gated else annotations.get(NODE, ""),
+        yields=annotations.get(YIELD, ""),
+    )
+
+
+def _share(terms: PodTerms) -> ShareAsk:
+    memory = terms.memory_limit_bytes
+    return ShareAsk(
+        milli=terms.request_millipercent * DEVICE_MILLI // 100_000,
+        devices=terms.devices,
+        mib=None if memory is None else -(-memory // MIB),
+        share_class=terms.share_class,
+        limit_milli=terms.limit_millipercent * DEVICE_MILLI // 100_000,
+    )
+
+
+def _beside(shares: list[ShareAsk], terms: list[PodTerms]) -> None:
+    """Put shares that are to be on one device beside the first of them."""
+    together = [index for index, one in enumerate(terms) if one.same_device]
+    for index in together[1:]:
+        shares[index] = replace(shares[index], beside=together[0])
+
+
+def _carry(shares: list[ShareAsk], passing: ShareAsk, begun: Collection[int]) -> int:
+    """Return the share on whose devices an init container runs, made large enough for it.
+
+    It has ended before the others begin, but for sidecars that have `begun`: kubelet gives its units to one of those.
+    """
+    fitting = [index for index, share in enumerate(shares) if share.devices == passing.devices and index not in begun]
+    if not fitting:
+        if len(shares) == SHARES_MAX:
+            raise PlacementError(f"containers and init containers hold more than {SHARES_MAX} kinds of shares")
+        shares.append(passing)
+        return len(shares) - 1
+    index = max(fitting, key=lambda number: (shares[number].milli, -number))
+    share = shares[index]
+    caps = [cap for cap in (share.mib, passing.mib) if cap is not None]
+    shares[index] = replace(share, milli=max(share.milli, passing.milli), mib=max(caps) if len(caps) == 2 else None)
+    return index
+
+
+def _models(text: str) -> frozenset[str]:
+    """Return the models of an annotation, separated by commas. Raises PlacementError."""
+    if not text:
+        return frozenset()
+    if len(text) > _MODELS_TEXT_MAX:
+        raise PlacementError(f"{MODEL} has {len(text)} characters: at most {_MODELS_TEXT_MAX} are read")
+    names = frozenset(name.strip() for name in text.split(","))
+    if not all(names):
+        raise PlacementError(f"{MODEL} is {shown(text)}: give names of models with commas between them")
+    return names
+
+
+def _group(annotations: Mapping[str, str], key: str) -> str:
+    text = annotations.get(key, "")
+    if text and not _GROUP.fullmatch(text):
+        raise PlacementError(f"{key} is {shown(text)}: give one word of letters, digits, -, _ and ., at most 63")
+    return text
+
+
+def _effective(found: pods.Pod, name: str, read: Callable[[str], int]) -> int:
+    """Return what a pod takes of its node, as `read` counts it.
+
+    Containers and sidecars together; or an init container with the sidecars before it, when that is more (KEP-753).
+    """
+    most = beside = 0
+    for one in found.init_containers:
+        own = read(one.requested(name))
+        if one.stays:
+            beside += own
+        most = max(most, beside if one.stays else beside + own)
+    together = beside + sum(read(one.requested(name)) for one in found.containers)
+    return min(max(most, together) + read(found.overhead.get(name, "0")), 2**31 - 1)
+
+
+def device_annotations(pod: Pod, devices: tuple[tuple[str, ...], ...]) -> dict[str, str | None]:
+    """Return the annotations that tell a pod's devices, with None for those of before that are to go."""
+    holders = list(zip(pod.containers, devices, strict=True)) + [(name, devices[index]) for name, index in pod.early]
+    texts = {name: ",".join(uuids) for name, uuids in holders if name}
+    fresh: dict[str, str | None] = dict.fromkeys(pod.device_keys)
+    if len(set(texts.values())) == 1:
+        return fresh | {f"{PREFIX}device": next(iter(texts.values()))}
+    return fresh | {f"{PREFIX}{name}.device": text for name, text in texts.items()}

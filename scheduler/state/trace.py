@@ -1,0 +1,169 @@
+"""Reads lists of nodes and pods: CSV as openb has it, plain or gzip'ed. A line that cannot be is named, none is used.
+
+Nodes: `sn, cpu_milli, memory_mib, gpu, model`. Pods: `name, cpu_milli, memory_mib, num_gpu, gpu_milli` and, if there,
+`gpu_spec` (models, `|` between them; empty: any) and `gpu_limit_milli` (empty: no more than `gpu_milli`). Pods that
+come and go: also `creation_time, deletion_time` in seconds (no deletion: it stays) and, if there, `user`, `priority`,
+`qos`, `gang_size`, `gang_min` (a gang's members are one line). Further columns are passed over.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sharepod.scheduler.errors import PlacementError, TraceError
+from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import TypeVar
+
+    Item = TypeVar("Item")
+
+_NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+_POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+_TIMED_COLUMNS: Final = (*_POD_COLUMNS, "creation_time", "deletion_time")
+_PRIORITIES: Final = {"LS": 1000, "Guaranteed": 100, "Burstable": 100, "BE": 0}
+"""Of openb's classes of service, where no priority is given: latency-sensitive, best effort, and those between."""
+_PRIORITY_MAX: Final = 2**31 - 1
+_GANG_MAX: Final = 4096
+_GZIP: Final = b"\x1f\x8b"
+_DIGITS_MAX: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPod:
+    """A pod of a list."""
+
+    name: str
+    ask: PodAsk
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPod:
+    """A pod of a list, or a gang of pods that are alike, that comes and goes."""
+
+    pod: NamedPod
+    user: str
+    """Its queue; empty: nobody's in particular."""
+    priority: int
+    came_s: float
+    ended_s: float | None
+    """None: it stays."""
+    size: int
+    least: int
+
+
+def load(path: Path) -> str:
+    """Return the text of a file, plain or gzip'ed. Raises TraceError."""
+    try:
+        content = path.read_bytes()  # once: it may be a pipe
+        return (gzip.decompress(content) if content.startswith(_GZIP) else content).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def read_nodes(path: Path, text: str | None = None) -> list[NodeSpec]:
+    """Return the nodes of a file, of its text when that is given. Raises TraceError."""
+    nodes = list(_read(path, text, _NODE_COLUMNS, _node))
+    check_names(path, [node.name for node in nodes])
+    return nodes
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise TraceError for a node that is there twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise TraceError(f"{path}: node {name} is there twice: give each its own name")
+        seen.add(name)
+
+
+def read_pods(path: Path, text: str | None = None) -> list[NamedPod]:
+    """Return the pods of a file, of its text when that is given. Raises TraceError."""
+    return list(_read(path, text, _POD_COLUMNS, _pod))
+
+
+def read_timed_pods(path: Path, text: str | None = None) -> list[TimedPod]:
+    """Return the pods of a file that come and go, of its text when that is given. Raises TraceError."""
+    return list(_read(path, text, _TIMED_COLUMNS, _timed))
+
+
+def _node(row: Mapping[str, str]) -> NodeSpec:
+    return NodeSpec(
+        row["sn"], _number(row, "cpu_milli"), _number(row, "memory_mib"), _number(row, "gpu"), row["model"].strip()
+    )
+
+
+def _pod(row: Mapping[str, str]) -> NamedPod:
+    devices, milli = _number(row, "num_gpu"), _number(row, "gpu_milli")
+    limit = _number(row, "gpu_limit_milli") if (row.get("gpu_limit_milli") or "").strip() else None
+    # The lists count no memory of devices.
+    shares = (ShareAsk(milli, devices, mib=0, limit_milli=limit),) if devices else ()
+    models = frozenset(name.strip() for name in (row.get("gpu_spec") or "").split("|") if name.strip())
+    return NamedPod(row["name"], PodAsk(_number(row, "cpu_milli"), _number(row, "memory_mib"), shares, models))
+
+
+def _timed(row: Mapping[str, str]) -> TimedPod:
+    came_s = _number(row, "creation_time")
+    ended_s = _number(row, "deletion_time") if row["deletion_time"].strip() else None
+    if ended_s is not None and ended_s < came_s:
+        raise PlacementError(f"deletion_time {ended_s} is before creation_time {came_s}: were the columns mixed up?")
+    qos = (row.get("qos") or "").strip()
+    priority = _number(row, "priority") if (row.get("priority") or "").strip() else _PRIORITIES.get(qos, 0)
+    if priority > _PRIORITY_MAX:
+        raise PlacementError(f"priority is {priority}: at most {_PRIORITY_MAX} is possible")
+    size = _number(row, "gang_size") if (row.get("gang_size") or "").strip() else 1
+    least = _number(row, "gang_min") if (row.get("gang_min") or "").strip() else size
+    if not 1 <= least <= size <= _GANG_MAX:
+        raise PlacementError(
+            f"gang_size {size}, gang_min {least}: give 1 to {_GANG_MAX}, and a least of at most the size"
+        )
+    return TimedPod(_pod(row), (row.get("user") or "").strip() or qos, priority, came_s, ended_s, size, least)
+
+
+def _number(row: Mapping[str, str], column: str) -> int:
+    text = row[column].strip()
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX:
+        raise PlacementError(f"{column} is {text[:_DIGITS_MAX]!r}: a whole number from 0 is needed")
+    return int(text)
+
+
+def _read(
+    path: Path, text: str | None, columns: tuple[str, ...], item: Callable[[Mapping[str, str]], Item]
+) -> Iterator[Item]:
+    try:
+        rows = csv.DictReader(io.StringIO(load(path) if text is None else text, newline=""), strict=True)
+        rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        missing = [column for column in columns if column not in rows.fieldnames]
+        if not rows.fieldnames:
+            raise TraceError(f"{path}: it is empty: line 1 names the columns {', '.join(columns)}")
+        if missing:
+            raise TraceError(f"{path}: line 1: column {missing[0]} is missing: {', '.join(columns)} are needed")
+        empty = True
+        for row in rows:
+            empty = False
+            try:
+                yield item(_whole(row, rows.fieldnames))
+            except PlacementError as error:
+                raise TraceError(f"{path}: line {rows.line_num}: {error}") from None
+        if empty:
+            raise TraceError(f"{path}: nothing but its first line: is it the right file?")
+    except csv.Error as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> TraceError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return TraceError(f"{path}: {reason}: give a CSV file, plain or gzip'ed, or what kubectl get -o json prints")
+
+
+def _whole(row: Mapping[str | None, Any], columns: Sequence[str]) -> dict[str, str]:
+    if None in row or any(row[column] is None for column in columns):
+        raise PlacementError(f"{len(columns)} columns are in line 1, not so many here")
+    return {column: row[column] for column in columns}

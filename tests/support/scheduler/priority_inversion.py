@@ -1,0 +1,129 @@
+"""Whether tasks of a play waited while nobody but lower priorities held the room that they needed. Pure.
+
+It asks no round: who is where follows from the pods alone. A task could have begun where its least members would all
+fit if every pod of lower priority were gone. A round that is before the one in which it begins, and one in which who is
+evicted ends, are two: what lasts for longer is somebody's fault.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sharepod.scheduler.controller.reservations import AGED_TWICE
+from sharepod.scheduler.placement.native import Board
+from sharepod.scheduler.placement.request import DEVICE_MILLI
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharepod.scheduler.placement.request import NodeSpec
+    from sharepod.scheduler.simulation.job_run import Task
+    from sharepod.scheduler.simulation.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """A stretch of time in which a task could have begun, and did not."""
+
+    task: str
+    priority: int
+    since_s: float
+    lasted_s: float
+    kept: bool
+    """Somebody waited all the while for twice as long as his queue lets anyone: without what was free, which may be
+    kept for him then, the task did not fit."""
+
+
+class Witness:
+    """Looks at a play after each of its rounds."""
+
+    def __init__(self, line: Timeline, nodes: Sequence[NodeSpec], above: int) -> None:
+        """`above`: of what priority tasks are not looked at."""
+        self._line, self._nodes, self._above = line, nodes, above
+        self._board = Board(tuple(nodes))
+        self._looked_s = 0.0
+        self._since: dict[str, tuple[float, bool]] = {}
+        """By task, since when it could have begun."""
+        self._seen: set[str] = set()
+        self.denials: list[Denial] = []
+
+    def look(self, now_s: float) -> None:
+        """Look at what a round has left."""
+        waiting = {
+            course.task.name: course.task
+            for course in self._line.wanting()
+            if course.task.priority > self._above and course.started_s is None
+        }
+        for name in [name for name in self._since if name not in waiting]:
+            self._end(name, now_s)
+        aged = bool(waiting) and self._somebody_aged_twice(now_s)
+        for name, task in waiting.items():
+            if not self._could_begin(task, idle=True):
+                self._end(name, self._looked_s)
+            else:
+                kept = aged and not self._could_begin(task, idle=False)
+                if name in self._since and self._since[name][1] != kept:
+                    self._end(name, now_s)
+                self._since.setdefault(name, (now_s if name in self._seen else task.arrive_s, kept))
+            self._seen.add(name)
+        self._looked_s = now_s
+
+    def longest(self, priority: int) -> Denial | None:
+        """Return the longest stretch of tasks of a priority, of those for which nobody's keeping was the reason."""
+        own = [denial for denial in self.denials if denial.priority == priority and not denial.kept]
+        return max(own, key=lambda denial: denial.lasted_s, default=None)
+
+    def end(self) -> None:
+        """Count those that wait still."""
+        for name in list(self._since):
+            self._end(name, self._line.now_s)
+
+    def _end(self, name: str, end_s: float) -> None:
+        since_s, kept = self._since.pop(name, (end_s, False))
+        if end_s > since_s:
+            priority = self._line.courses[name].task.priority
+            self.denials.append(Denial(name, priority, since_s, end_s - since_s, kept))
+
+    def _somebody_aged_twice(self, now_s: float) -> bool:
+        return any(
+            now_s - course.task.arrive_s >= AGED_TWICE * self._line.queues.of(course.task.user).longest_wait_s
+            for course in self._line.wanting()
+        )
+
+    def _could_begin(self, task: Task, *, idle: bool) -> bool:
+        """Tell whether a task would fit if lower ones were gone; without `idle` only into the time that they have."""
+        milli: defaultdict[str, int] = defaultdict(lambda: DEVICE_MILLI)
+        yielded: defaultdict[str, int] = defaultdict(int)
+        mib: defaultdict[str, int] = defaultdict(int)
+        cpu_milli: defaultdict[str, int] = defaultdict(int)
+        memory_mib: defaultdict[str, int] = defaultdict(int)
+        sizes = {node.name: node.device_mib for node in self._nodes}
+        for pod in self._line.cluster.pods():
+            if not pod.place:
+                continue
+            lower = pod.priority < task.priority
+            if not lower:
+                cpu_milli[pod.place] += pod.ask.cpu_milli
+                memory_mib[pod.place] += pod.ask.memory_mib
+            for share, devices in zip(pod.ask.shares, pod.chosen, strict=True):
+                own_mib = sizes[pod.place] * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+                for device in devices:
+                    runs_milli = share.milli if pod.yields != "pause" else 0
+                    if lower:
+                        yielded[device] += runs_milli
+                    else:
+                        milli[device] -= runs_milli
+                        mib[device] += own_mib
+        for index, node in enumerate(self._nodes):
+            names = [f"{node.name}/{device}" for device in range(node.devices)]
+            self._board.set_left(
+                index,
+                node.cpu_milli - cpu_milli[node.name],
+                node.memory_mib - memory_mib[node.name],
+                [milli[name] if idle else yielded[name] for name in names],
+                [node.device_mib - mib[name] for name in names],
+            )
+        copies = self._board.copies_array(task.ask, range(len(self._nodes)))
+        return int(copies.sum()) >= task.least
