@@ -5,8 +5,8 @@ of the expected mix were offered to it, one by one, and each taken when that is 
 after it (a stochastic knapsack); a share counts with its size in effect (`cutting_stock.py`), less the price of its
 processors. Of the prices that one counts which makes the whole node, its processors and its devices, worth least
 (`expected_value.c`). So a share goes where it fills a hole that little else fills, and pods that need many processors
-go where those are not what runs out. To that come two prices that are the cluster's, not the node's, and that grow with a
-power of how scarce a thing is: room for pods that take several devices, and devices of models that some insist on.
+go where those are not what runs out. Two more prices are the cluster's, not the node's. They grow with a power of how
+scarce a thing is: room for pods that take several devices, and devices of models that some pods insist on.
 """
 
 from __future__ import annotations
