@@ -27,7 +27,7 @@ from rig.node import Node
 from rig.programs import Program, ProgramFailed, hostile_command, load_command, storm_command
 from rig.truth import Held, Kernel
 from sharepod.cli.errors import CliError
-from sharepod.cli.turns import Turn
+from sharepod.cli.render.turns import Turn
 
 IDLE_BOUND_NS = 150_000_000
 """A device that idles longer than this beside a waiting program has lost a wake-up: the drain bound is 100 ms."""

@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from sharepod.cli import control, device, view
+from sharepod.cli.commands import control, device, view
+from sharepod.cli.commands.doctor import doctor
+from sharepod.cli.commands.queue import queue
+from sharepod.cli.commands.run import run
+from sharepod.cli.commands.simulate import simulate
 from sharepod.cli.console import error_line, flush, open_streams
-from sharepod.cli.demo import demo
-from sharepod.cli.doctor import doctor
+from sharepod.cli.demo.command import demo
 from sharepod.cli.errors import EXIT_FAILURE, CliError
-from sharepod.cli.run import run
-from sharepod.cli.simulate import simulate
-from sharepod.cli.waiting import queue
 
 app = typer.Typer(
     name="sharepod",
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from sharepod.cli.about import version_text
+        from sharepod.cli.commands.about import version_text
 
         typer.echo(version_text())
         raise typer.Exit

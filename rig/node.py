@@ -14,11 +14,11 @@ from rig.gpu import SimulatedGpu
 from rig.loads import Load, Terms
 from rig.programs import Program, load_command
 from rig.truth import Held, Kernel, Sample
-from sharepod.cli.client import Client
-from sharepod.cli.launch import program_environment
-from sharepod.cli.messages import class_of
+from sharepod.cli.commands.launch import program_environment
+from sharepod.cli.connection.client import Client
+from sharepod.cli.render.messages import class_of
+from sharepod.cli.render.turns import Turn
 from sharepod.cli.scratch import Scratch
-from sharepod.cli.turns import Turn
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 

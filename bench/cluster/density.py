@@ -27,7 +27,7 @@ from bench.table import Line, milli
 from rig.cluster import apiserver
 from rig.cluster.node import plugin_node
 from rig.programs import Program, load_command
-from sharepod.cli.launch import program_environment
+from sharepod.cli.commands.launch import program_environment
 from sharepod.cli.scratch import Scratch
 from sharepod.proto import v1_pb2
 

@@ -8,7 +8,7 @@ import grpc
 
 from rig.node import Node
 from rig.programs import Program
-from sharepod.cli.launch import program_environment
+from sharepod.cli.commands.launch import program_environment
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 

@@ -30,7 +30,7 @@ def gpu_pod(name: str, units: int, annotations: Mapping[str, str] | None = None,
         "name": "main",
         "image": IMAGE,
         "imagePullPolicy": "IfNotPresent",
-        "command": [PYTHON, "-m", "sharepod.cli.demo_program", "--seconds", "36000"],
+        "command": [PYTHON, "-m", "sharepod.cli.demo.program", "--seconds", "36000"],
         "resources": {"limits": {"sharepod.io/gpu": units}},
         **more.pop("container", {}),
     }

@@ -35,7 +35,7 @@ ALSO = {
     "agent/*.c": ("hook",),
     "hook/*.c": ("agent", "simgpu"),
     "region/*.c": ("hook", "agent"),
-    "cli/pod*.py": ("scheduler",),
+    "cli/*/pod*.py": ("scheduler",),
 }
 """Rooms beside a file's own whose tests a change of it needs, in the order in which they run."""
 UNBUILT = 90

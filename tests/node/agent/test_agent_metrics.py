@@ -275,7 +275,7 @@ def test_two_programs_at_work_show_what_they_used_and_how_long_they_waited(make_
 
 def test_the_launches_of_a_turn_that_does_not_end_are_counted_meanwhile(agent: RunningAgent) -> None:
     # Work is always queued behind the one that runs, and nobody else wants the device: the turn has no end.
-    command = [sys.executable, "-m", "sharepod.cli.demo_program", "--seconds", "60", "--kernel-us", "2000"]
+    command = [sys.executable, "-m", "sharepod.cli.demo.program", "--seconds", "60", "--kernel-us", "2000"]
     with subprocess.Popen(command, env=metered(agent.register(50, name="steady")), stdout=subprocess.DEVNULL) as busy:
         try:
             until(lambda: usage(agent, "steady").launches > 100)

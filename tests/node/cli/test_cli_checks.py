@@ -12,7 +12,7 @@ from cli_fixtures import Agent, Sharepod
 
 from sharepod import hook
 from sharepod.agent.devices.device import MODE_REASONS, MPS_REASON
-from sharepod.cli import checks
+from sharepod.cli.commands import checks
 from sharepod.proto import v1_pb2 as pb
 
 MOUNTS = """\

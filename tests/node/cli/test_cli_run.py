@@ -19,9 +19,10 @@ from hosts import Host
 from rig.pid_namespaces import alone, first_of
 from rig.until import until
 from sharepod.agent.devices.lock import HostLock
-from sharepod.cli import connect, launch
+from sharepod.cli.commands import launch
+from sharepod.cli.commands.run import warn_of_unmetered
+from sharepod.cli.connection import connect
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE, CliError
-from sharepod.cli.run import warn_of_unmetered
 from sharepod.cli.scratch import Scratch
 
 
@@ -238,7 +239,7 @@ def test_a_private_agent_has_a_cgroup_of_its_own_where_systemd_makes_it_one(
     path = f"{host.directory}/agent.sock"
     connect.ensure_agent(path, "1xH200")
     asked = (tmp_path / "asked").read_text().split()
-    assert (asked[: len(words)], asked[-3:]) == (words, ["sharepod.cli.private", path, "1xH200"])
+    assert (asked[: len(words)], asked[-3:]) == (words, ["sharepod.cli.connection.private", path, "1xH200"])
     with connect.connect(path) as client:
         os.kill(client.node().agent_pid, signal.SIGTERM)
     until(lambda: leftovers(host.directory) == [])
@@ -396,7 +397,7 @@ def test_an_output_that_takes_nothing_is_one_line_and_a_closed_one_none(node: Ho
 
 
 def test_two_programs_take_turns_and_their_trace_has_them(node: Host) -> None:
-    program = [sys.executable, "-m", "sharepod.cli.demo_program", "--seconds", "60"]
+    program = [sys.executable, "-m", "sharepod.cli.demo.program", "--seconds", "60"]
     pair = [node.start(*run(*program, gpu=gpu, name=name)) for name, gpu in (("a", "70"), ("b", "30"))]
 
     def turns() -> int:
@@ -413,7 +414,7 @@ def test_two_programs_take_turns_and_their_trace_has_them(node: Host) -> None:
 
 
 def test_the_demo_program_waits_for_its_kernels_and_says_in_one_line_what_refused_it(node: Host) -> None:
-    program = [sys.executable, "-m", "sharepod.cli.demo_program", "--seconds", "0.01"]
+    program = [sys.executable, "-m", "sharepod.cli.demo.program", "--seconds", "0.01"]
     answer = node.sharepod(*run(*program, "--kernel-us", "200000", gpu="100"))
     kernels, seconds = (float(answer.stdout.split()[place]) for place in (0, 6))
     assert 0.2 * kernels <= seconds + 0.05

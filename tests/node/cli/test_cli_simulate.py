@@ -17,7 +17,7 @@ from cli_fixtures import Sharepod
 from cluster_world import node_body, pod_body
 from reference import check_placements
 
-from sharepod.cli.simulate import POLICIES
+from sharepod.cli.commands.simulate import POLICIES
 from sharepod.scheduler.placement.policy import DEFAULT, ROWS
 from sharepod.scheduler.simulation.replay import Placed
 from sharepod.scheduler.state.trace import read_nodes, read_pods

@@ -31,7 +31,7 @@ async def program(node: PluginNode, name: str) -> AsyncIterator[asyncio.subproce
         there = await stub.RegisterShare(request, timeout=10)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SHAREPOD_", "SIMGPU_"))}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sharepod.cli.demo_program", "--seconds", "600", "--kernel-us", "2000",
+        sys.executable, "-m", "sharepod.cli.demo.program", "--seconds", "600", "--kernel-us", "2000",
         env={**inherited, **there.environment, "LD_PRELOAD": there.hook_path}, stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:

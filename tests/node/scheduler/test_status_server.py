@@ -18,7 +18,7 @@ from server_certificates import Certificates
 from yarl import URL
 
 from rig.until import eventually
-from sharepod.cli import pods
+from sharepod.cli.commands import pods
 from sharepod.cli.errors import CliError
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import SettingsError

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from cli_fixtures import Agent, Sharepod
 
-from sharepod.cli import console, stage
+from sharepod.cli import console
+from sharepod.cli.commands.launch import find_program, program_environment
+from sharepod.cli.demo import stage
 from sharepod.cli.errors import CliError
-from sharepod.cli.launch import find_program, program_environment
 
 
 def test_a_program_is_found_as_a_shell_finds_it(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from sharepod.cli.errors import EXIT_USAGE, UsageError
-from sharepod.cli.quantities import (
+from sharepod.cli.render.quantities import (
     format_bytes,
     format_duration,
     format_percent,

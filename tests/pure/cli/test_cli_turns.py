@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from sharepod.cli.account import Reading, outcome
-from sharepod.cli.picture import svg, text_rows
-from sharepod.cli.trace import chrome_trace
-from sharepod.cli.turns import Turn, Window, held_fractions, share_names, span
+from sharepod.cli.demo.account import Reading, outcome
+from sharepod.cli.render.picture import svg, text_rows
+from sharepod.cli.render.trace import chrome_trace
+from sharepod.cli.render.turns import Turn, Window, held_fractions, share_names, span
 
 MS = 1_000_000
 FIRST = Turn(1, "a", "GPU-1", 0, 10 * MS, 18 * MS, 20 * MS, 10 * MS, "quantum", cogranted=False)

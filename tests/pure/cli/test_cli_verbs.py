@@ -10,7 +10,8 @@ import pytest
 from cli_fixtures import Agent, Sharepod
 
 from sharepod.agent import settings
-from sharepod.cli import connect, console
+from sharepod.cli import console
+from sharepod.cli.connection import connect
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_USAGE, CliError
 from sharepod.proto import v1_pb2 as pb
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cluster_world import World, pod_body
 
-from sharepod.cli.pods import lines
+from sharepod.cli.commands.pods import lines
 from sharepod.scheduler.explain.explanation import EXAMPLES, LISTED, Explanation, explain
 from sharepod.scheduler.explain.neighbours import LISTED as NEIGHBOURS_LISTED
 from sharepod.scheduler.state.cluster import Cluster

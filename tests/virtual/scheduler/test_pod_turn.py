@@ -10,9 +10,9 @@ import pytest
 from rounds_world import ask, nodes, pod_of, task
 from typer.testing import CliRunner
 
+from sharepod.cli.commands.pods import lines
 from sharepod.cli.errors import CliError
 from sharepod.cli.main import app
-from sharepod.cli.pods import lines
 from sharepod.scheduler.controller.queues import Queue, Queues
 from sharepod.scheduler.explain.explanation import explain
 from sharepod.scheduler.explain.pending_status import LISTED, NEVER, NOBODY, UNLISTED, Turn, turn_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rounds_world import DEFAULT, nodes, task
 
-from sharepod.cli.play import listed
+from sharepod.cli.commands.play import listed
 from sharepod.scheduler.errors import TraceError
 from sharepod.scheduler.placement.request import PodAsk, ShareAsk
 from sharepod.scheduler.simulation.burst_model import Part, shared_out

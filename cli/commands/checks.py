@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sharepod import __version__, hook
-from sharepod.cli.messages import is_simulated
+from sharepod.cli.render.messages import is_simulated
 
 if TYPE_CHECKING:
     from sharepod.cli.errors import CliError

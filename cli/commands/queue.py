@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sharepod.cli import scheduler as cluster_scheduler
+from sharepod.cli.connection import scheduler as cluster_scheduler
 from sharepod.cli.console import note, show, show_json
 from sharepod.cli.errors import CliError
 from sharepod.cli.options import Output, OutputOption
-from sharepod.cli.quantities import format_duration
+from sharepod.cli.render.quantities import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -69,7 +69,7 @@ def _unknown(namespace: str, names: list[str]) -> str:
 def _tables(waiting: list[dict[str, Any]], queues: list[dict[str, Any]]) -> Group:
     from rich.console import Group
 
-    from sharepod.cli.tables import table
+    from sharepod.cli.render.tables import table
 
     jobs = table(">", "~JOB", ">PRIORITY", ">PODS", ">DEVICES", ">WAITED", "~WHY")
     for job in waiting:

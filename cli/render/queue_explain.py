@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sharepod.cli.quantities import format_duration
+from sharepod.cli.render.quantities import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

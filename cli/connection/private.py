@@ -1,7 +1,8 @@
 """A private agent: the node's backend for as long as it has shares. `sharepod run --private` starts it.
 
-Run as `python -m sharepod.cli.private SOCKET [DEVICES]`. It detaches itself, then runs the agent's own main in this
-process; a thread looks whether directories of shares are left, and stops the agent as an operator would, by SIGTERM.
+Run as `python -m sharepod.cli.connection.private SOCKET [DEVICES]`. It detaches itself, then runs the agent's own main
+in this process. A thread looks whether directories of shares are left; when none is, it stops the agent as an operator
+would, by SIGTERM.
 """
 
 from __future__ import annotations

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.settings import SOCKET_NAME
-from sharepod.cli.account import Reading
-from sharepod.cli.connect import connect, listens
+from sharepod.cli.connection.connect import connect, listens
+from sharepod.cli.demo.account import Reading
 from sharepod.cli.ending import command_that_ends_with_us, undisturbed
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError
-from sharepod.cli.messages import is_simulated
+from sharepod.cli.render.messages import is_simulated
 from sharepod.cli.scratch import Scratch
 
 if TYPE_CHECKING:
-    from sharepod.cli.client import Client
+    from sharepod.cli.connection.client import Client
     from sharepod.proto import v1_pb2 as pb
 
-PROGRAM: Final = Path(__file__).with_name("demo_program.py")
+PROGRAM: Final = Path(__file__).with_name("program.py")
 _STOP_S: Final = 5.0
 _FIRST_LAUNCH_S: Final = 15.0
 _START_S: Final = 30.0

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from sharepod.cli import launch, quantities
-from sharepod.cli.connect import check_devices, check_simulate, connect, ensure_agent, socket_path
+from sharepod.cli.commands import launch
+from sharepod.cli.connection.connect import check_devices, check_simulate, connect, ensure_agent, socket_path
+from sharepod.cli.connection.init import stay_first
 from sharepod.cli.console import note
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, CliError, UsageError
-from sharepod.cli.init import stay_first
-from sharepod.cli.messages import class_of
 from sharepod.cli.options import Limit, Memory, ShareClass, Socket
+from sharepod.cli.render import quantities
+from sharepod.cli.render.messages import class_of
 
 if TYPE_CHECKING:
     from sharepod.proto import v1_pb2 as pb

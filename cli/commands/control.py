@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from sharepod.cli import quantities
-from sharepod.cli.connect import connect, socket_path
+from sharepod.cli.connection.connect import connect, socket_path
 from sharepod.cli.console import note, show
 from sharepod.cli.errors import UsageError
-from sharepod.cli.messages import class_of, label
 from sharepod.cli.options import Limit, Memory, ShareClass, ShareName, Socket  # noqa: TC001 - typer reads it
+from sharepod.cli.render import quantities
+from sharepod.cli.render.messages import class_of, label
 
 
 def pause(share: ShareName, socket: Socket = None) -> None:
@@ -59,7 +59,7 @@ def change(
             memory_limit_bytes=memory_bytes,
         )
         after = client.update(pb.UpdateShareRequest(share=share, devices=[terms], share_class=class_of(share_class)))
-    from sharepod.cli import tables
+    from sharepod.cli.render import tables
 
     show(tables.share_table([after]))
 

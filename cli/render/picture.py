@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 from xml.sax.saxutils import escape
 
-from sharepod.cli.quantities import format_duration
-from sharepod.cli.turns import Turn, Window, held_fractions, share_names
+from sharepod.cli.render.quantities import format_duration
+from sharepod.cli.render.turns import Turn, Window, held_fractions, share_names
 
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 COLORS: Final = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d")

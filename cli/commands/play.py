@@ -144,7 +144,7 @@ def _play(given: _Play) -> Played:
 def _tables(done: Sequence[Played]) -> Group:
     from rich.console import Group
 
-    from sharepod.cli.tables import table
+    from sharepod.cli.render.tables import table
 
     totals = table("POLICY", ">DEVICES", ">USED", ">UNENDED", ">UNFIT")
     times = table("POLICY", ">PRIORITY", ">JOBS", ">MEDIAN", ">P95", ">P99", ">LONGEST", ">PAUSED", ">EVICTED", ">LOST")

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from sharepod.cli.connect import connect, socket_path
+from sharepod.cli.connection.connect import connect, socket_path
 from sharepod.cli.console import note
-from sharepod.cli.messages import label
 from sharepod.cli.options import Socket  # noqa: TC001 - typer reads it
+from sharepod.cli.render.messages import label
 
 app = typer.Typer(no_args_is_help=True, help="Release a device for a reset or a change of MIG; take it back.")
 DeviceName = Annotated[str, typer.Argument(metavar="DEVICE", help="Index or UUID, as `sharepod top` shows it.")]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from sharepod.cli.commands.play import play
 from sharepod.cli.console import check_writable, note, show, show_json, write_bytes, write_file
 from sharepod.cli.ending import end_in_order
 from sharepod.cli.errors import CliError, UsageError
 from sharepod.cli.options import Output, OutputOption
-from sharepod.cli.play import play
 from sharepod.cli.workers import side_by_side
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _counts(failed: int, came: int) -> dict[str, int]:
 def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float | None) -> Group:
     from rich.console import Group
 
-    from sharepod.cli.tables import table
+    from sharepod.cli.render.tables import table
 
     marks = [arrive] if arrive is None or arrive <= WHOLE else [WHOLE, arrive]
     sizes = sorted({size for outcome in outcomes for size, _, _ in outcome.points[-1].failed}, key=_size_order)
@@ -319,7 +319,7 @@ def _draw(path: Path, outcomes: Sequence[Outcome], names: Sequence[str]) -> None
 
 def _curve() -> Callable[[Mapping[str, Sequence[tuple[float, float]]]], bytes]:
     try:
-        from sharepod.cli.curve import png
+        from sharepod.cli.render.curve import png
     except ImportError as error:
         raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler,curves]'") from None
     return png

@@ -14,9 +14,10 @@ from typing import Final, Self, TypeVar, cast
 
 import grpc
 
-from sharepod.cli import errors, token
-from sharepod.cli.messages import word
-from sharepod.cli.turns import Turn
+from sharepod.cli import errors
+from sharepod.cli.connection import token
+from sharepod.cli.render.messages import word
+from sharepod.cli.render.turns import Turn
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 

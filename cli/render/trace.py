@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sharepod.cli.turns import Turn
+    from sharepod.cli.render.turns import Turn
 
 Event = dict[str, object]
 

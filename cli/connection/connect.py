@@ -25,7 +25,7 @@ from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 from sharepod.process.errors import SettingsError
 
 if TYPE_CHECKING:
-    from sharepod.cli.client import Client
+    from sharepod.cli.connection.client import Client
     from sharepod.proto import v1_pb2 as pb
 
 _START_TIMEOUT_S: Final = 20.0
@@ -81,7 +81,7 @@ def connect(path: str) -> Client:
     """Return a connection to the agent at `path`; raises CliError when there is none."""
     # Before the library is loaded: its own log would stand between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from sharepod.cli.client import Client
+    from sharepod.cli.connection.client import Client
 
     places = default_directories()
     looked = str(Path(path).parent)
@@ -126,7 +126,7 @@ def ensure_agent(path: str, simulate: str | None) -> None:
 
 def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
     """Start a private agent; return why none listens, "" when one does, ours or another's."""
-    command = [sys.executable, "-m", "sharepod.cli.private", str(Path(path).absolute())]
+    command = [sys.executable, "-m", "sharepod.cli.connection.private", str(Path(path).absolute())]
     command += [simulate] if simulate else []
     ended, alive = os.pipe()
     with tempfile.TemporaryFile() as log, open(ended, "rb"):  # noqa: PTH123 - a descriptor

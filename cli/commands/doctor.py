@@ -6,7 +6,7 @@ from collections import Counter
 
 import typer
 
-from sharepod.cli.connect import connect, socket_path
+from sharepod.cli.connection.connect import connect, socket_path
 from sharepod.cli.console import show, show_json
 from sharepod.cli.errors import EXIT_FAILURE, CliError
 from sharepod.cli.options import Output, OutputOption, Socket
@@ -17,7 +17,7 @@ def doctor(output: OutputOption = Output.table, socket: Socket = None) -> None:
 
     Exit code: 1 when a check fails, 0 otherwise (a warning is no failure).
     """
-    from sharepod.cli import checks
+    from sharepod.cli.commands import checks
     from sharepod.hook import LIBRARY
 
     node, refusal = None, None
@@ -30,7 +30,7 @@ def doctor(output: OutputOption = Output.table, socket: Socket = None) -> None:
     if output is Output.json:
         show_json({"checks": found})
     else:
-        from sharepod.cli import tables
+        from sharepod.cli.render import tables
 
         show(tables.check_table(found))
     if Counter(check.status for check in found)[checks.FAIL]:

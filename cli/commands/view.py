@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sharepod.cli.connect import connect, socket_path
+from sharepod.cli.connection.connect import connect, socket_path
 from sharepod.cli.console import check_writable, console, note, show, show_json, write_file
-from sharepod.cli.messages import label, plain
 from sharepod.cli.options import Output, OutputOption, Socket
+from sharepod.cli.render.messages import label, plain
 
 if TYPE_CHECKING:
-    from sharepod.cli.client import Client
-    from sharepod.cli.turns import Turn
+    from sharepod.cli.connection.client import Client
+    from sharepod.cli.render.turns import Turn
 
 
 def ps(output: OutputOption = Output.table, socket: Socket = None) -> None:
@@ -30,7 +30,7 @@ def ps(output: OutputOption = Output.table, socket: Socket = None) -> None:
     if output is Output.json:
         show_json(plain(snapshot))
         return
-    from sharepod.cli import tables
+    from sharepod.cli.render import tables
 
     show(tables.share_table(snapshot.shares))
 
@@ -43,7 +43,7 @@ def top(
 
     Without a terminal it prints what it sees once.
     """
-    from sharepod.cli import live, tables
+    from sharepod.cli.render import live, tables
 
     with connect(socket_path(socket)) as client:
         live.watch(lambda: tables.overview(client.snapshot()), interval)
@@ -67,7 +67,7 @@ def explain(
     """
     kind, slash, name = share.partition("/")
     if slash and kind in ("pod", "pods", "po"):
-        from sharepod.cli import pods
+        from sharepod.cli.commands import pods
 
         found = pods.ask(scheduler, namespace, name)
         if output is Output.json:
@@ -82,7 +82,7 @@ def explain(
     if output is Output.json:
         show_json(plain(answer))
         return
-    from sharepod.cli import tables
+    from sharepod.cli.render import tables
 
     show(tables.explanation(answer, labels))
 
@@ -99,7 +99,7 @@ def trace(
 
     Examples: sharepod trace -o turns.json; sharepod trace --seconds 5 -o turns.json
     """
-    from sharepod.cli.trace import chrome_trace
+    from sharepod.cli.render.trace import chrome_trace
 
     if str(output) != "-":
         check_writable(output)

@@ -7,9 +7,9 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from sharepod.cli import pod_turn as turns
-from sharepod.cli import scheduler
+from sharepod.cli.connection import scheduler
 from sharepod.cli.errors import EXIT_USAGE, CliError
+from sharepod.cli.render import queue_explain as turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,12 +11,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from sharepod.cli.checks import FAIL, OK, WARN, Check
-from sharepod.cli.messages import label, word
-from sharepod.cli.quantities import MILLIPERCENT, format_bytes, format_duration, format_percent
+from sharepod.cli.commands.checks import FAIL, OK, WARN, Check
+from sharepod.cli.render.messages import label, word
+from sharepod.cli.render.quantities import MILLIPERCENT, format_bytes, format_duration, format_percent
 
 if TYPE_CHECKING:
-    from sharepod.cli.account import Result
+    from sharepod.cli.demo.account import Result
     from sharepod.proto import v1_pb2 as pb
 
 _STATE_STYLES: Final = {

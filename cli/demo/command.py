@@ -14,9 +14,9 @@ from sharepod.cli.ending import end_in_order
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sharepod.cli.account import Outcome
-    from sharepod.cli.stage import Part, Stage
-    from sharepod.cli.turns import Turn, Window
+    from sharepod.cli.demo.account import Outcome
+    from sharepod.cli.demo.stage import Part, Stage
+    from sharepod.cli.render.turns import Turn, Window
 
 _SIMULATED: Final = "1xH200"
 _PROGRAMS: Final = (("train", 50, 500), ("serve", 30, 2000), ("late", 20, 100))
@@ -40,7 +40,7 @@ def demo(
 
     Uses a real GPU if there is one, else a simulated one. Leaves nothing behind.
     """
-    from sharepod.cli.stage import Part, open_stage
+    from sharepod.cli.demo.stage import Part, open_stage
 
     end_in_order()
     if picture is not None:
@@ -65,7 +65,7 @@ def demo(
 
 
 def _real_gpu() -> bool:
-    from sharepod.cli import checks
+    from sharepod.cli.commands import checks
 
     return checks.check_driver({}, simulated=False).status == checks.OK
 
@@ -92,7 +92,7 @@ class Act:
         return alone, self._measure(self._parts, until=end)
 
     def _measure(self, parts: list[Part], until: float) -> Outcome:
-        from sharepod.cli.account import outcome
+        from sharepod.cli.demo.account import outcome
 
         self._watch(time.monotonic() + _SETTLE_S)
         before = self._stage.read()
@@ -103,8 +103,8 @@ class Act:
         """Show the live table until the clock says so."""
         from rich.live import Live
 
-        from sharepod.cli import tables
         from sharepod.cli.console import console
+        from sharepod.cli.render import tables
 
         with Live(console=console(), auto_refresh=False, transient=True) as live:
             while (left := until - time.monotonic()) > 0:
@@ -116,8 +116,8 @@ class Act:
 
 def _show_turns(turns: list[Turn], joined_ns: int, picture: Path | None) -> None:
     from sharepod.cli.console import note, write_file
-    from sharepod.cli.picture import svg
-    from sharepod.cli.turns import Window
+    from sharepod.cli.render.picture import svg
+    from sharepod.cli.render.turns import Window
 
     # The join is taken when the late share's first turn is granted; half of the picture lies before it.
     joined_ns = next((turn.granted_ns for turn in turns if turn.share == _PROGRAMS[-1][0]), joined_ns)
@@ -130,7 +130,7 @@ def _show_turns(turns: list[Turn], joined_ns: int, picture: Path | None) -> None
 
 
 def _show_outcome(outcome: Outcome) -> None:
-    from sharepod.cli import tables
+    from sharepod.cli.render import tables
 
     show(tables.result_table(outcome.shares))
     show(f"Together they used {outcome.used:.1f} % of the device's time; GOT is of that.")
@@ -142,7 +142,7 @@ def _picture(turns: list[Turn], window: Window) -> RenderableType:
     from rich.text import Text
 
     from sharepod.cli.console import console
-    from sharepod.cli.picture import STYLES, text_rows
+    from sharepod.cli.render.picture import STYLES, text_rows
 
     text = Text()
     columns = max(20, min(_PICTURE_COLUMNS, console().width - 8))

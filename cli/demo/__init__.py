@@ -1,0 +1,1 @@
+"""`sharepod demo`."""

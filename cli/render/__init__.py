@@ -1,0 +1,1 @@
+"""How what the command says looks: tables, pictures, traces, words."""
