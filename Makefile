@@ -15,7 +15,7 @@ WORKERS ?= 8
 # Python keeps what it has compiled: else each of the workers, and each program that a test starts, does it all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-SOURCES := setup.py $(wildcard region/*.[ch] hook/*/*.[chS] simgpu/*.[ch] simgpu/*.def simgpu/*.inc driver/*.h driver/*.def \
+SOURCES := setup.py $(wildcard region/*.[ch] hook/*/*.[chS] simgpu/*/*.[ch] simgpu/*/*.def simgpu/*/*.inc driver/*.h driver/*.def \
 	agent/*/*.[ch] agent/*/*.def scheduler/placement/csrc/*.[ch] \
 	agent/build_native.py scheduler/build_native.py proto/*.proto)
 # The set of sources: a file added or removed rebuilds too, although no remaining file is newer.

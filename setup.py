@@ -24,9 +24,11 @@ LDFLAGS = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-nee
 # and initial-exec TLS costs nothing where the default model calls into the loader.
 HOOK_CFLAGS = ["-fno-builtin", "-ftls-model=initial-exec"]
 LIBS = ["-lpthread", "-ldl"]
+# What of the simulator's model the driver alone has.
+DRIVERS_ALONE = ("simgpu/model/project.c", "simgpu/model/truth.c")
 # The hook's part of the region; the agent's are in agent/build_native.py.
 HOOK_REGION = [f"region/{part}.c" for part in ("region", "guard", "attach", "look")]
-INCLUDES = ["-I.", "-Isimgpu", "-Irig/c", "-Ibench/programs"]
+INCLUDES = ["-I.", "-Irig/c", "-Ibench/programs"]
 
 
 def sources(*patterns: str, without: tuple[str, ...] = ()) -> list[str]:
@@ -171,11 +173,11 @@ class LintC(Command):
 
 def extensions() -> list[Extension]:
     """Return the shared objects whose sources are in the tree."""
-    simgpu_depends = sources("driver/*.h", "driver/*.def", "simgpu/*.h", "simgpu/*.def", "simgpu/*.inc")
+    simgpu_depends = sources("driver/*.h", "driver/*.def", "simgpu/**/*.h", "simgpu/**/*.def", "simgpu/**/*.inc")
     hook_depends = sources("driver/*.h", "driver/*.def", "region/*.h", "hook/**/*.h")
     hook_flags = [*HOOK_CFLAGS, "-Wl,-soname,libsharepod.so"]
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
-    nvml = sources("simgpu/nvml*.c")
+    nvml = sources("simgpu/nvml/*.c")
     parts = [
         PlainSharedObject(
             "sharepod.hook.libsharepod",
@@ -187,7 +189,7 @@ def extensions() -> list[Extension]:
         PlainSharedObject(
             "sharepod.simgpu.lib.libcuda",
             "libcuda.so.1",
-            sources("simgpu/*.c", without=("simgpu/nvml*.c",)),
+            sources("simgpu/**/*.c", without=("simgpu/nvml/*.c",)),
             # As NVIDIA's: its own calls and cuGetProcAddress answer with its own functions, whoever interposes.
             ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
             simgpu_depends,
@@ -195,23 +197,8 @@ def extensions() -> list[Extension]:
         PlainSharedObject(
             "sharepod.simgpu.lib.libnvidia_ml",
             "libnvidia-ml.so.1",
-            [
-                *nvml,
-                *sources(
-                    "simgpu/state.c",
-                    "simgpu/client.c",
-                    "simgpu/owner.c",
-                    "simgpu/catalogue.c",
-                    "simgpu/model.c",
-                    "simgpu/nodes.c",
-                    "simgpu/slice.c",
-                    "simgpu/profile.c",
-                    "simgpu/repair.c",
-                    "simgpu/settings.c",
-                ),
-            ]
-            if nvml
-            else [],
+            # Beside its own sources, those of the state that it shares with the driver.
+            [*nvml, *sources("simgpu/config/*.c", "simgpu/model/*.c", without=DRIVERS_ALONE)] if nvml else [],
             ["-Wl,-soname,libnvidia-ml.so.1", "-Wl,-Bsymbolic"],
             simgpu_depends,
         ),

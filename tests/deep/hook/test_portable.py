@@ -174,7 +174,7 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the simulated driver, and the program that calls every symbol, for aarch64."""
     cc = [need_tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu")]
     directory = tmp_path_factory.mktemp("aarch64")
-    sources = sorted(path for path in SIMGPU.glob("*.c") if not path.name.startswith("nvml"))
+    sources = sorted(path for path in SIMGPU.glob("*/*.c") if path.parent.name != "nvml")
     bound = ["-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
     driver = compile_c(directory / "libcuda.so.1", *STRICT, *bound, *sources, "-lpthread", "-ldl", cc=cc)
     compile_c(directory / "unlinked", *EVERY, cc=cc)

@@ -45,7 +45,7 @@ def test_a_driver_symbol_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         copytree(REPO_ROOT / room, tmp_path / room)
     table = tmp_path / "driver" / "driver.def"
     table.write_text(f"{table.read_text()}{chr(10).join(recipe('A driver symbol'))}\n")
-    sources = [path for path in (tmp_path / "simgpu").glob("*.c") if not path.name.startswith("nvml")]
+    sources = [path for path in (tmp_path / "simgpu").glob("*/*.c") if path.parent.name != "nvml"]
     library = tmp_path / "libcuda.so.1"
     flags = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic", f"-I{tmp_path}"]
     command = ["cc", *flags, "-o", library, *sources, "-lpthread"]

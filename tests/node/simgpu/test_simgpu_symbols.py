@@ -105,7 +105,7 @@ def test_it_exports_every_function_that_a_driver_for_linux_has() -> None:
     assert rows == sorted(set(rows))
     assert exported(NVML) == set(rows)
     said = f"{len(rows)}, of which {len(exported(NVML, 'T'))} have a model"
-    assert said in (REPO_ROOT / "simgpu" / "README.md").read_text()
+    assert said in (REPO_ROOT / "docs" / "simulated-gpu.md").read_text()
 
 
 def test_a_library_is_loaded_once_under_its_name_with_and_without_a_version(new_gpu: NewGpu) -> None:
@@ -114,7 +114,7 @@ def test_a_library_is_loaded_once_under_its_name_with_and_without_a_version(new_
 
 
 def test_a_function_that_has_a_model_is_the_one_that_is_exported() -> None:
-    sources = "".join(path.read_text() for path in (REPO_ROOT / "simgpu").glob("*.c"))
+    sources = "".join(path.read_text() for path in (REPO_ROOT / "simgpu").glob("*/*.c"))
     written = set(re.findall(r"^(?:NVML_)?EXPORT \w+ (cu\w+|nvml\w+)\(", sources, re.MULTILINE))
     assert len(written) > 300
     assert written & (exported(CUDA, "W") | exported(NVML, "W")) == set()

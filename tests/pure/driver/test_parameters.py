@@ -106,7 +106,7 @@ def test_the_simulated_driver_has_nvidias_parameters(theirs: Signatures) -> None
     info = DebugInfo(LIBRARY_DIR / "libcuda.so.1")
     rows = {function.name for function in read_functions()}
     # That source has those that answer only that they are not simulated.
-    functions = {name: entry for name, entry in info.named("subprogram") if entry.source != "simgpu/symbols.c"}
+    functions = {name: entry for name, entry in info.named("subprogram") if entry.source != "simgpu/api/symbols.c"}
     ours = {name: info.signature(functions[name]) for name in rows & functions.keys()}
     assert len(ours) > 430
     assert ours.keys() - theirs.keys() == WITHOUT_TYPE

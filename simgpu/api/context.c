@@ -1,0 +1,306 @@
+#include "simgpu/api/process.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define STACK 64
+
+/* Each thread has its own stack of contexts; the top one is current. */
+static __thread struct {
+  struct context *stack[STACK];
+  uint32_t depth;
+} thread;
+
+struct context *current_context(void) {
+  struct context *context = thread.depth ? thread.stack[thread.depth - 1] : NULL;
+  return context && context->handle.type == CONTEXT_HANDLE && context->slot != SG_NONE ? context : NULL;
+}
+
+CUresult context_error(const struct context *context) {
+  if (context->slot == SG_NONE) /* another thread has ended it */
+    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return (CUresult)shared_of(context)->lost_error;
+}
+
+/* With process.lock: give the context a slot in the shared state. */
+static CUresult activate(struct context *context) {
+  struct sg_state *state = &process.state;
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  sg_lock_advanced(state);
+  struct sg_device *device = &state->shared->devices[context->device];
+  if (device->lost_error) {
+    result = (CUresult)device->lost_error;
+  } else if (fits_context(context->device)) {
+    context->slot = sg_context_create(state, context->device);
+    if (context->slot == SG_NONE) {
+      sg_reap(state);
+      context->slot = sg_context_create(state, context->device);
+    }
+    if (context->slot != SG_NONE) {
+      struct sg_lane *legacy = &state->shared->contexts[context->slot].lanes[0];
+      legacy->used = legacy->blocking = 1;
+      result = CUDA_SUCCESS;
+    }
+  }
+  sg_unlock(state);
+  if (result)
+    return result;
+  context->legacy = (struct stream){.handle.type = STREAM_HANDLE, .context = context, .id = ++process.next_id};
+  context->next = process.contexts;
+  process.contexts = context;
+  memset(context->limits, 0, sizeof context->limits);
+  context->limits[0] = 1024;    /* stack */
+  context->limits[1] = 1048576; /* printf FIFO */
+  context->limits[2] = 8388608; /* heap */
+  return CUDA_SUCCESS;
+}
+
+/* With process.lock: its memory, work and slot go. Work that is not done is not waited for. */
+static void deactivate(struct context *context) {
+  capture_forget(&context->legacy);
+  sg_lock_advanced(&process.state);
+  uint32_t slot = context->slot;
+  sg_drop_work(process.state.shared, slot);
+  sg_context_drop(&process.state, slot);
+  context->slot = SG_NONE;
+  sg_unlock(&process.state);
+  drop_thread_streams(context);
+  pools_forget(context);
+  free_blocks_of(context);
+  graph_memory_forget(context);
+  for (struct context **link = &process.contexts; *link; link = &(*link)->next)
+    if (*link == context) {
+      *link = context->next;
+      break;
+    }
+}
+
+static CUresult device_index(CUdevice ordinal, uint32_t *index) {
+  CUresult result = ready();
+  if (result)
+    return result;
+  if (ordinal < 0 || (uint32_t)ordinal >= process.device_count)
+    return CUDA_ERROR_INVALID_DEVICE;
+  *index = process.devices[ordinal];
+  return CUDA_SUCCESS;
+}
+
+static CUresult push(struct context *context) {
+  if (thread.depth == STACK)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  thread.stack[thread.depth++] = context;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice ordinal) {
+  uint32_t index;
+  CUresult result = device_index(ordinal, &index);
+  if (result || !out)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  struct context *context = handle_new(CONTEXT_HANDLE, sizeof *context);
+  if (!context)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  context->device = index;
+  context->flags = flags;
+  context->slot = SG_NONE;
+  pthread_mutex_lock(&process.lock);
+  result = activate(context);
+  pthread_mutex_unlock(&process.lock);
+  if (result) {
+    handle_free(context);
+    return result;
+  }
+  *out = context;
+  return push(context);
+}
+
+EXPORT CUresult cuCtxCreate(CUcontext *out, unsigned flags, CUdevice ordinal) {
+  return cuCtxCreate_v2(out, flags, ordinal);
+}
+
+EXPORT CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int count, unsigned flags, CUdevice ordinal) {
+  return affinity || count ? not_supported("cuCtxCreate_v3 with execution affinity")
+                           : cuCtxCreate_v2(out, flags, ordinal);
+}
+
+EXPORT CUresult cuCtxCreate_v4(CUcontext *out, void *params, unsigned flags, CUdevice ordinal) {
+  return params ? not_supported("cuCtxCreate_v4 with parameters") : cuCtxCreate_v2(out, flags, ordinal);
+}
+
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
+  CUresult result = ready();
+  if (result)
+    return result;
+  if (!is_handle(context, CONTEXT_HANDLE))
+    return CUDA_ERROR_INVALID_CONTEXT;
+  if (context->primary)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  pthread_mutex_lock(&process.lock);
+  deactivate(context);
+  pthread_mutex_unlock(&process.lock);
+  if (thread.depth && thread.stack[thread.depth - 1] == context)
+    thread.depth--;
+  handle_free(context);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuCtxDestroy(CUcontext context) {
+  return cuCtxDestroy_v2(context);
+}
+
+/* A context is used once, by who has made it: more than that, cuCtxAttach, is not simulated. */
+EXPORT CUresult cuCtxDetach(CUcontext context) {
+  bool current = thread.depth && thread.stack[thread.depth - 1] == context;
+  return current ? cuCtxDestroy_v2(context) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  CUresult result = ready();
+  if (result)
+    return result;
+  return is_handle(context, CONTEXT_HANDLE) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
+}
+EXPORT CUresult cuCtxPushCurrent(CUcontext context) {
+  return cuCtxPushCurrent_v2(context);
+}
+
+EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out) {
+  CUresult result = ready();
+  if (result || !thread.depth)
+    return result ? result : CUDA_ERROR_INVALID_CONTEXT;
+  thread.depth--;
+  if (out)
+    *out = thread.stack[thread.depth];
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuCtxPopCurrent(CUcontext *out) {
+  return cuCtxPopCurrent_v2(out);
+}
+
+EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
+  CUresult result = ready();
+  if (result)
+    return result;
+  if (context && !is_handle(context, CONTEXT_HANDLE))
+    return CUDA_ERROR_INVALID_CONTEXT;
+  thread.depth -= thread.depth > 0;
+  return context ? push(context) : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetCurrent(CUcontext *out) {
+  CUresult result = ready();
+  if (result || !out)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  *out = thread.depth ? thread.stack[thread.depth - 1] : NULL;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetDevice(CUdevice *ordinal) {
+  struct context *context = current_context();
+  CUresult result = ready();
+  if (result || !context || !ordinal)
+    return result ? result : context ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
+  return device_ordinal(context->device, ordinal);
+}
+
+EXPORT CUresult cuCtxGetDevice_v2(CUdevice *ordinal, CUcontext context) {
+  if (!context)
+    return cuCtxGetDevice(ordinal);
+  return is_handle(context, CONTEXT_HANDLE) && ordinal ? device_ordinal(context->device, ordinal)
+                                                       : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+EXPORT CUresult cuCtxSynchronize(void) {
+  struct context *context;
+  CUresult result = enter(&context);
+  return result ? result : wait_context(context);
+}
+
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext context) {
+  if (!context)
+    return cuCtxSynchronize();
+  CUresult result = ready();
+  if (result)
+    return result;
+  return is_handle(context, CONTEXT_HANDLE) && context->slot != SG_NONE ? wait_context(context)
+                                                                        : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* --- primary contexts -------------------------------------------------------------------------------------------- */
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
+  uint32_t index;
+  CUresult result = device_index(ordinal, &index);
+  if (result || !out)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&process.lock);
+  struct context *context = process.primary[index];
+  if (!context) {
+    context = handle_new(CONTEXT_HANDLE, sizeof *context);
+    if (context) {
+      context->device = index;
+      context->primary = true;
+      context->slot = SG_NONE;
+      process.primary[index] = context;
+    }
+  }
+  result = !context ? CUDA_ERROR_OUT_OF_MEMORY : context->slot == SG_NONE ? activate(context) : context_error(context);
+  if (!result) {
+    context->retained++;
+    *out = context;
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+static CUresult primary_release(CUdevice ordinal, bool all) {
+  uint32_t index;
+  CUresult result = device_index(ordinal, &index);
+  if (result)
+    return result;
+  pthread_mutex_lock(&process.lock);
+  struct context *context = process.primary[index];
+  if (!context || context->slot == SG_NONE) {
+    result = all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+  } else if (all || --context->retained == 0) {
+    context->retained = 0;
+    deactivate(context);
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
+  return primary_release(ordinal, false);
+}
+EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
+  return primary_release(ordinal, false);
+}
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
+  return primary_release(ordinal, true);
+}
+EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
+  return primary_release(ordinal, true);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active) {
+  uint32_t index;
+  CUresult result = device_index(ordinal, &index);
+  if (result || !flags || !active)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  struct context *context = process.primary[index];
+  *active = context && context->slot != SG_NONE;
+  *flags = context ? context->flags : 0;
+  return CUDA_SUCCESS;
+}
+
+static CUresult primary_flags(CUdevice ordinal, unsigned flags) {
+  uint32_t index;
+  (void)flags;
+  return device_index(ordinal, &index); /* the flags say how a thread waits: here it always sleeps */
+}
+EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) {
+  return primary_flags(ordinal, flags);
+}
+EXPORT CUresult cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned flags) {
+  return primary_flags(ordinal, flags);
+}

@@ -1,0 +1,368 @@
+#include "simgpu/api/process.h"
+#include "simgpu/api/symbols.h"
+#include "simgpu/config/settings.h"
+
+#include <stdio.h>
+#include <string.h>
+
+EXPORT CUresult cuDriverGetVersion(int *version) {
+  if (!version)
+    return CUDA_ERROR_INVALID_VALUE;
+  *version = (int)sg_setting("SIMGPU_DRIVER_VERSION", DRIVER_VERSION);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetCount(int *count) {
+  CUresult result = ready();
+  if (result || !count)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  *count = (int)process.device_count;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGet(CUdevice *out, int ordinal) {
+  CUresult result = ready();
+  if (result || !out)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  if (ordinal < 0 || (uint32_t)ordinal >= process.device_count)
+    return CUDA_ERROR_INVALID_DEVICE;
+  *out = ordinal;
+  return CUDA_SUCCESS;
+}
+
+static CUresult find_device(CUdevice ordinal, const struct sg_device **device) {
+  CUdevice same;
+  CUresult result = cuDeviceGet(&same, ordinal);
+  if (!result)
+    *device = &process.state.shared->devices[process.devices[ordinal]];
+  return result;
+}
+
+#define FIND_DEVICE(ordinal, out)                                                                                      \
+  const struct sg_device *device;                                                                                      \
+  CUresult result = find_device(ordinal, &device);                                                                     \
+  if (result || !(out))                                                                                                \
+  return result ? result : CUDA_ERROR_INVALID_VALUE
+
+EXPORT CUresult cuDeviceGetName(char *out, int bytes, CUdevice ordinal) {
+  FIND_DEVICE(ordinal, out && bytes > 0);
+  snprintf(out, (size_t)bytes, "%s", device->name);
+  return CUDA_SUCCESS;
+}
+
+/* Of a MIG instance: its own. */
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice ordinal) {
+  FIND_DEVICE(ordinal, out);
+  memcpy(out, device->uuid, sizeof device->uuid);
+  return CUDA_SUCCESS;
+}
+/* Older than MIG: of an instance it tells the GPU. */
+EXPORT CUresult cuDeviceGetUuid(CUuuid *out, CUdevice ordinal) {
+  FIND_DEVICE(ordinal, out);
+  if (device->parent != SG_NONE)
+    device = &process.state.shared->devices[device->parent];
+  memcpy(out, device->uuid, sizeof device->uuid);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice ordinal) {
+  FIND_DEVICE(ordinal, out);
+  *out = device->memory_total_bytes;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice ordinal) {
+  FIND_DEVICE(ordinal, major && minor);
+  *major = (int)device->major;
+  *minor = (int)device->minor;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetPCIBusId(char *out, int bytes, CUdevice ordinal) {
+  FIND_DEVICE(ordinal, out && bytes > 0);
+  snprintf(out, (size_t)bytes, "%04X:%02X:%02X.0", device->pci_domain, device->pci_bus, device->pci_device);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text) {
+  CUresult result = ready();
+  unsigned domain = 0, bus, slot;
+  if (result || !out || !text ||
+      (sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3 && (domain = 0, sscanf(text, "%x:%x", &bus, &slot)) != 2))
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  for (uint32_t n = 0; n < process.device_count; n++)
+    if (process.state.shared->devices[process.devices[n]].pci_bus == bus && !domain && !slot) {
+      *out = (CUdevice)n;
+      return CUDA_SUCCESS;
+    }
+  return CUDA_ERROR_INVALID_DEVICE;
+}
+
+/* CUdevice_attribute by number; what is not here is 0: absent, unsupported or unlimited. */
+static int attribute_of(const struct sg_device *device, int attribute) {
+  bool small = device->major == 7 || (device->major == 8 && device->minor); /* T4, A10, L4 against A100 and later */
+  switch (attribute) {
+  case 20:
+    return (int)device->compute_mode;
+  case 1:
+    return 1024;
+  case 2:
+  case 3:
+    return 1024;
+  case 4:
+    return 64;
+  case 5:
+    return 2147483647;
+  case 6:
+  case 7:
+    return 65535;
+  case 8:
+    return 49152;
+  case 9:
+    return 65536;
+  case 10:
+    return 32;
+  case 11:
+    return 2147483647;
+  case 12:
+  case 82:
+    return 65536;
+  case 13:
+    return (int)device->clock_khz;
+  case 14:
+    return 512;
+  case 16:
+    return (int)device->sm_count;
+  case 19:
+  case 31:
+  case 32:
+  case 41:
+  case 43:
+    return 1;
+  case 15:
+    return 1;
+  case 21:
+    return 131072;
+  case 22:
+    return 131072;
+  case 23:
+    return 65536;
+  case 24:
+  case 25:
+  case 26:
+    return 16384;
+  case 27:
+  case 28:
+    return 32768;
+  case 29:
+    return 2048;
+  case 30:
+    return 512;
+  case 33:
+    return (int)device->pci_bus;
+  case 34:
+    return (int)device->pci_device;
+  case 36:
+    return (int)device->memory_clock_khz;
+  case 37:
+    return (int)device->bus_bits;
+  case 38:
+    return (int)device->l2_bytes;
+  case 39:
+    return device->major == 7 ? 1024 : small ? 1536 : 2048;
+  case 40:
+    return 3;
+  case 50:
+    return (int)device->pci_domain;
+  case 51:
+    return 32;
+  case 75:
+    return (int)device->major;
+  case 76:
+    return (int)device->minor;
+  case 78:
+  case 79:
+  case 80:
+  case 83:
+    return 1;
+  case 81:
+    return device->major == 9 ? 233472 : small ? 102400 : 167936;
+  case 87:
+    return small ? 64 : 2;
+  case 90:
+  case 91:
+  case 92:
+  case 93:
+  case 94:
+  case 95:
+  case 99:
+  case 102:
+  case 103:
+  case 112:
+  case 115:
+  case 119:
+  case 121:
+  case 122:
+  case 123:
+    return 1;
+  case 97:
+    return device->major == 9 ? 232448 : small ? 101376 : 166912;
+  case 106:
+    return small ? 16 : 32;
+  case 111:
+    return 1024;
+  case 120:
+    return device->major >= 9;
+  case 126:
+    return device->major >= 9 ? 4 : 1;
+  case 129:
+    return 1;
+  case 134:
+    return -1;
+  case 139:
+    return (int)device->pci_id;
+  default:
+    return 0;
+  }
+}
+
+EXPORT CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice ordinal) {
+  FIND_DEVICE(ordinal, out && attribute > 0);
+  *out = attribute_of(device, attribute);
+  return CUDA_SUCCESS;
+}
+
+typedef struct {
+  int maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3], sharedMemPerBlock, totalConstantMemory, SIMDWidth, memPitch,
+      regsPerBlock, clockRate, textureAlign;
+} CUdevprop;
+
+EXPORT CUresult cuDeviceGetProperties(CUdevprop *out, CUdevice ordinal) {
+  FIND_DEVICE(ordinal, out);
+  *out = (CUdevprop){
+      1024, {1024, 1024, 64}, {2147483647, 65535, 65535}, 49152, 65536, 32, 2147483647, 65536, (int)device->clock_khz,
+      512};
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice ordinal, CUdevice peer) {
+  FIND_DEVICE(ordinal, out);
+  result = find_device(peer, &device);
+  *out = !result && ordinal != peer;
+  return result;
+}
+
+EXPORT CUresult cuDeviceGetP2PAttribute(int *out, int attribute, CUdevice ordinal, CUdevice peer) {
+  FIND_DEVICE(ordinal, out && ordinal != peer);
+  *out = attribute == 2 || attribute == 3; /* access and native atomics */
+  return find_device(peer, &device);
+}
+
+EXPORT CUresult cuDeviceGetExecAffinitySupport(int *out, int type, CUdevice ordinal) {
+  FIND_DEVICE(ordinal, out);
+  (void)type;
+  *out = 0;
+  return CUDA_SUCCESS;
+}
+
+/* Memory of every device is address space of this process anyway: peer access only has to be asked for. */
+EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+  struct context *context;
+  CUresult result = enter(&context);
+  return result                             ? result
+         : !is_handle(peer, CONTEXT_HANDLE) ? CUDA_ERROR_INVALID_CONTEXT
+         : flags                            ? CUDA_ERROR_INVALID_VALUE
+                                            : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peer) {
+  struct context *context;
+  CUresult result = enter(&context);
+  return result ? result : is_handle(peer, CONTEXT_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* --- settings of the current context ----------------------------------------------------------------------------- */
+
+EXPORT CUresult cuCtxGetFlags(unsigned *out) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (!result)
+    *out = context->flags;
+  return result;
+}
+
+EXPORT CUresult cuCtxSetFlags(unsigned flags) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (!result)
+    context->flags = flags;
+  return result;
+}
+
+EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *out) {
+  CUresult result = ready();
+  context = context ? context : current_context();
+  if (result || !out || !is_handle(context, CONTEXT_HANDLE) || context->slot == SG_NONE)
+    return result ? result : CUDA_ERROR_INVALID_CONTEXT;
+  *out = shared_of(context)->id;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
+  CUresult result = ready();
+  (void)context;
+  if (result || !version)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  *version = 3020;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (result || !out || limit < 0 || limit >= 16)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  *out = context->limits[limit];
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (result || limit < 0 || limit >= 16)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  context->limits[limit] = value;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (least)
+    *least = 0;
+  if (greatest)
+    *greatest = -5;
+  return result;
+}
+
+EXPORT CUresult cuCtxGetCacheConfig(int *out) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (!result)
+    *out = 0;
+  return result;
+}
+
+EXPORT CUresult cuCtxSetCacheConfig(int config) {
+  struct context *context;
+  (void)config;
+  return enter(&context);
+}
+
+EXPORT CUresult cuProfilerStart(void) {
+  return ready();
+}
+
+EXPORT CUresult cuProfilerStop(void) {
+  return ready();
+}

@@ -1,0 +1,30 @@
+/* How a program asks for functions: by their names, and for the private tables of NVIDIA's runtime. */
+#include "simgpu/api/process.h"
+#include "simgpu/api/symbols.h"
+
+#include <string.h>
+
+#define PER_THREAD_DEFAULT_STREAM 2u
+
+EXPORT CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
+  if (!name || !*name || !out || flags > PER_THREAD_DEFAULT_STREAM)
+    return CUDA_ERROR_INVALID_VALUE;
+  int (*function)(void);
+  enum lookup lookup = find_symbol(name, version, flags == PER_THREAD_DEFAULT_STREAM && version >= 7000, &function);
+  memcpy(out, &function, sizeof function);
+  if (status)
+    *status = (int)lookup;
+  return lookup == SYMBOL_FOUND ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags) {
+  return cuGetProcAddress_v2(name, out, version, flags, NULL);
+}
+
+/* The validity check of NVIDIA's runtime finds no answer here. */
+EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id) {
+  (void)id;
+  if (table)
+    *table = NULL;
+  return not_supported("cuGetExportTable");
+}

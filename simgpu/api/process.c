@@ -1,0 +1,132 @@
+#define _GNU_SOURCE
+#include "simgpu/api/process.h"
+
+#include "simgpu/config/settings.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct process process = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* --- handles ----------------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct handle *free_handles[HANDLE_END - CONTEXT_HANDLE];
+
+void *handle_new(enum handle_type type, size_t bytes) {
+  pthread_mutex_lock(&handles_lock);
+  struct handle **list = &free_handles[type - CONTEXT_HANDLE], *handle = *list;
+  if (handle)
+    *list = handle->next_free;
+  pthread_mutex_unlock(&handles_lock);
+  if (handle)
+    memset(handle, 0, bytes);
+  else
+    handle = calloc(1, bytes);
+  if (handle)
+    handle->type = (uint32_t)type;
+  return handle;
+}
+
+void handle_free(void *pointer) {
+  struct handle *handle = pointer;
+  pthread_mutex_lock(&handles_lock);
+  struct handle **list = &free_handles[handle->type - CONTEXT_HANDLE];
+  handle->type = 0;
+  handle->next_free = *list;
+  *list = handle;
+  pthread_mutex_unlock(&handles_lock);
+}
+
+/* --- start ------------------------------------------------------------------------------------------------------- */
+
+/* A forked child shares nothing with the driver it inherited: as with the real one, every call fails. */
+static void in_child(void) {
+  process.forked = true;
+  if (process.initialized)
+    sg_abandon(&process.state);
+}
+
+EXPORT CUresult cuInit(unsigned flags) {
+  if (process.forked)
+    return CUDA_ERROR_NOT_INITIALIZED;
+  if (flags)
+    return CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&process.lock);
+  if (!process.initialized && !process.init_error) {
+    int error = sg_open(&process.state, NULL);
+    if (error) {
+      process.init_error = error == -EINVAL ? CUDA_ERROR_NO_DEVICE : CUDA_ERROR_OPERATING_SYSTEM;
+      not_supported(error == -EPROTO ? "a state file of another build: remove it"
+                                     : "these settings or this state file");
+    } else {
+      const struct sg_profile *profile = &process.state.shared->model.profile;
+      process.settings = (struct settings){
+          .launch_cost_ns = sg_setting("SIMGPU_LAUNCH_COST_NS", (uint64_t)profile->launch_cost_ns),
+          .record_cost_ns = sg_setting("SIMGPU_RECORD_COST_NS", (uint64_t)profile->record_cost_ns),
+          .plain_record_cost_ns = sg_setting("SIMGPU_PLAIN_RECORD_COST_NS", (uint64_t)profile->plain_record_cost_ns),
+          .write_cost_ns = sg_setting("SIMGPU_WRITE_COST_NS", (uint64_t)profile->write_cost_ns),
+          .query_cost_ns = sg_setting("SIMGPU_QUERY_COST_NS", (uint64_t)profile->query_cost_ns),
+      };
+      if (sg_find_hidden(&process.state))
+        find_visible();
+      if (!process.device_count)
+        process.init_error = CUDA_ERROR_NO_DEVICE;
+      pthread_atfork(NULL, NULL, in_child);
+      __atomic_store_n(&process.initialized, true, __ATOMIC_RELEASE);
+    }
+  }
+  pthread_mutex_unlock(&process.lock);
+  return process.init_error;
+}
+
+CUresult ready(void) {
+  if (process.forked || !__atomic_load_n(&process.initialized, __ATOMIC_ACQUIRE))
+    return CUDA_ERROR_NOT_INITIALIZED;
+  return process.init_error;
+}
+
+static CUresult permitted(void) {
+  CUresult result = ready();
+  return result ? result : inside_host_function() ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+}
+
+CUresult enter_anywhere(void) {
+  CUresult result = permitted();
+  if (!result)
+    run_effects();
+  return result;
+}
+
+CUresult enter(struct context **context) {
+  CUresult result = permitted();
+  if (result)
+    return result;
+  *context = current_context();
+  if (!*context)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  result = context_error(*context);
+  if (!result)
+    run_effects();
+  return result;
+}
+
+/* A driver call costs CPU time from its entry on; without it, extra calls would look free. */
+void burn(uint64_t from_ns, uint64_t cost_ns) {
+  while (sg_now() < from_ns + cost_ns)
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+/* SIMGPU_LOG names the file; a client's own output is not ours to write to. */
+CUresult not_supported(const char *what) {
+  const char *path = sg_setting_text("SIMGPU_LOG");
+  FILE *log = path ? fopen(path, "ae") : NULL;
+  if (log) {
+    fprintf(log, "simgpu: not simulated: %s\n", what);
+    fclose(log);
+  }
+  return CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -1,0 +1,210 @@
+/* The devices of the machine: SIMGPU_DEVICES and what is known of each model and of each MIG instance of it. */
+#include "simgpu/config/settings.h"
+#include "simgpu/model/state.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB            1048576ull
+#define COMPUTE_SLICES 7u
+#define MEMORY_SLICES  8u
+
+struct model_row {
+  const char *setting, *name;
+  uint64_t memory_mib;
+  uint32_t sm_count, major, minor, clock_khz, memory_clock_khz, bus_bits, l2_bytes;
+  uint64_t bandwidth_bytes_per_s;
+  uint32_t pci_id, power_limit_w, nvlinks;
+};
+static const struct model_row catalogue[] = {
+#include "simgpu/config/catalogue.inc"
+};
+
+static const struct sg_mig_profile profiles[] = {
+#include "simgpu/config/mig.inc"
+};
+#define PROFILES (uint32_t)(sizeof profiles / sizeof *profiles)
+
+static bool is(const char *name, const char *text, size_t length) {
+  return strlen(name) == length && !strncmp(name, text, length);
+}
+
+/* GPU-53474750-ssss-ssss-8000-0000000000mi: the same device has the same UUID in every process and after a restart.
+ * m: 0 for a GPU, the place of a MIG instance counted from 1. */
+static void name_device(struct sg_device *device, uint32_t index, uint32_t instance) {
+  uint32_t seed = (uint32_t)sg_setting("SIMGPU_SEED", 0);
+  const uint8_t uuid[16] = {0x53,
+                            0x47,
+                            0x47,
+                            0x50,
+                            (uint8_t)(seed >> 24),
+                            (uint8_t)(seed >> 16),
+                            (uint8_t)(seed >> 8),
+                            (uint8_t)seed,
+                            0x80,
+                            0,
+                            0,
+                            0,
+                            0,
+                            0,
+                            0,
+                            (uint8_t)(instance << 4 | index)};
+  memcpy(device->uuid, uuid, sizeof uuid);
+}
+
+/* Without instances. */
+static uint32_t gpu_count(const struct sg_shared *shared) {
+  uint32_t count = 0;
+  for (uint32_t n = 0; n < shared->device_count; n++)
+    count += shared->devices[n].parent == SG_NONE;
+  return count;
+}
+
+static struct sg_device *add_gpu(struct sg_shared *shared, const struct model_row *row) {
+  if (shared->device_count == SG_MAX_DEVICES)
+    return NULL;
+  uint32_t index = gpu_count(shared);
+  struct sg_device *device = &shared->devices[shared->device_count++];
+  *device = (struct sg_device){
+      .sm_count = row->sm_count,
+      .major = row->major,
+      .minor = row->minor,
+      .clock_khz = row->clock_khz,
+      .memory_clock_khz = row->memory_clock_khz,
+      .bus_bits = row->bus_bits,
+      .l2_bytes = row->l2_bytes,
+      .pci_bus = 0x10 + index * 8,
+      .pci_id = row->pci_id,
+      .model = (uint32_t)(row - catalogue),
+      .power_limit_mw = row->power_limit_w * 1000,
+      .nvlinks = row->nvlinks,
+      .memory_total_bytes = sg_setting("SIMGPU_MEMORY_MIB", row->memory_mib) * MIB,
+      .bandwidth_bytes_per_s = row->bandwidth_bytes_per_s,
+      .current = SG_NONE,
+      .parent = SG_NONE,
+      .number = index,
+  };
+  snprintf(device->name, sizeof device->name, "%s", row->name);
+  name_device(device, index, 0);
+  return device;
+}
+
+uint64_t sg_mig_profile_memory_mib(const struct sg_device *gpu, const struct sg_mig_profile *profile) {
+  return gpu->memory_total_bytes / MIB * profile->memory_slices / MEMORY_SLICES;
+}
+
+/* An instance has its slices of the GPU to itself: it is a device of its own to the model. */
+static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, const char *model, uint32_t number,
+                         const struct sg_mig_profile *row) {
+  if (shared->device_count == SG_MAX_DEVICES)
+    return false;
+  struct sg_device *device = &shared->devices[shared->device_count++];
+  *device = *gpu;
+  device->sm_count = row->sm_count;
+  device->bus_bits = gpu->bus_bits * row->memory_slices / MEMORY_SLICES;
+  device->l2_bytes = gpu->l2_bytes / MEMORY_SLICES * row->memory_slices;
+  device->bandwidth_bytes_per_s = gpu->bandwidth_bytes_per_s / MEMORY_SLICES * row->memory_slices;
+  device->memory_total_bytes = sg_mig_profile_memory_mib(gpu, row) * MIB;
+  device->mig = 0;
+  device->parent = (uint32_t)(gpu - shared->devices);
+  device->number = number;
+  device->profile = (uint32_t)(row - profiles);
+  snprintf(device->name, sizeof device->name, "%s MIG %s", model, row->name);
+  name_device(device, gpu->number, number + 1);
+  return true;
+}
+
+uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile) {
+  return (COMPUTE_SLICES - profile->compute_slices) / profile->memory_slices * profile->memory_slices;
+}
+
+/* Each instance gets the highest place that is free, as the driver gives them out, and larger ones come first: then all
+ * combinations whose sums fit find their places. The rows of a model in mig.inc grow. */
+static void place_instances(struct sg_shared *shared, const struct sg_device *gpu) {
+  uint32_t taken = 0;
+  for (uint32_t row = PROFILES; row--;)
+    for (struct sg_device *device = shared->devices; device < shared->devices + shared->device_count; device++) {
+      if (device->parent != (uint32_t)(gpu - shared->devices) || device->profile != row)
+        continue;
+      uint32_t size = profiles[row].memory_slices, slices = (1u << size) - 1;
+      device->start = sg_mig_profile_last_start(&profiles[row]);
+      while (device->start && taken & slices << device->start)
+        device->start -= size;
+      taken |= slices << device->start;
+    }
+}
+
+/* "3g.40gb+4g.40gb"; "mig": MIG is on and nothing is cut. What the hardware would refuse is refused. */
+static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct model_row *model, const char *text,
+               size_t length) {
+  uint32_t compute = 0, memory = 0;
+  bool known = false;
+  for (uint32_t n = 0; n < PROFILES; n++)
+    known |= !strcmp(profiles[n].setting, model->setting);
+  gpu->mig = 1;
+  if (known && is("mig", text, length))
+    return 0;
+  const char *end = text + length;
+  for (uint32_t number = 0; text < end; number++) {
+    size_t part = strcspn(text, "+,");
+    const struct sg_mig_profile *row = NULL;
+    for (uint32_t n = 0; n < PROFILES; n++)
+      if (!strcmp(profiles[n].setting, model->setting) && is(profiles[n].name, text, part))
+        row = &profiles[n];
+    if (!row || (compute += row->compute_slices) > COMPUTE_SLICES || (memory += row->memory_slices) > MEMORY_SLICES ||
+        !add_instance(shared, gpu, model->name, number, row))
+      return -EINVAL;
+    text += part + (text[part] == '+');
+  }
+  place_instances(shared, gpu);
+  return compute ? 0 : -EINVAL;
+}
+
+/* "H100" or "H100:3g.40gb+4g.40gb" */
+static int add_device(struct sg_shared *shared, const char *text, size_t length) {
+  size_t model = strcspn(text, ":,");
+  const struct model_row *row = NULL;
+  for (size_t n = 0; n < sizeof catalogue / sizeof *catalogue; n++)
+    if (is(catalogue[n].setting, text, model))
+      row = &catalogue[n];
+  struct sg_device *gpu = row ? add_gpu(shared, row) : NULL;
+  if (!gpu)
+    return -EINVAL;
+  return model == length ? 0 : cut(shared, gpu, row, text + model + 1, length - model - 1);
+}
+
+int sg_add_devices(struct sg_shared *shared, const char *text) {
+  if (strlen(text) >= sizeof shared->devices_setting)
+    return -EINVAL;
+  shared->device_count = 0; /* a maker may have died in here */
+  snprintf(shared->devices_setting, sizeof shared->devices_setting, "%s", text);
+  while (*text) {
+    char *rest;
+    unsigned long count = strtoul(text, &rest, 10);
+    if (rest == text)
+      count = 1;
+    else if (*rest == 'x')
+      text = rest + 1;
+    else
+      return -EINVAL;
+    size_t length = strcspn(text, ",");
+    for (unsigned long n = 0; n < count; n++)
+      if (add_device(shared, text, length))
+        return -EINVAL;
+    text += length + (text[length] == ',');
+  }
+  return shared->device_count ? 0 : -EINVAL;
+}
+
+const struct sg_mig_profile *sg_mig_profile_numbered(const struct sg_device *device, uint32_t number) {
+  for (uint32_t n = 0; n < PROFILES; n++)
+    if (profiles[n].number == number && !strcmp(profiles[n].setting, catalogue[device->model].setting))
+      return &profiles[n];
+  return NULL;
+}
+
+const struct sg_mig_profile *sg_mig_profile_of(const struct sg_device *instance) {
+  return &profiles[instance->profile];
+}

@@ -1,0 +1,130 @@
+#include "simgpu/config/profile.h"
+
+#include "simgpu/config/settings.h"
+#include "simgpu/model/state.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAMED_PROFILES 3
+#define MAX_FILE       (1 << 20) /* a result of a calibration has more than the profile in it */
+
+static const struct property {
+  const char *name;
+  size_t offset;
+  int64_t values[NAMED_PROFILES];
+} properties[] = {
+#define PROPERTY(name, ideal, typical, harsh) {#name, offsetof(struct sg_profile, name), {ideal, typical, harsh}},
+#include "simgpu/config/profile.def"
+#undef PROPERTY
+};
+#define PROPERTIES (sizeof properties / sizeof *properties)
+
+static int64_t *value_of(struct sg_profile *profile, const struct property *property) {
+  return (int64_t *)((char *)profile + property->offset);
+}
+
+static void set_named(struct sg_profile *profile, int column) {
+  for (size_t n = 0; n < PROPERTIES; n++)
+    *value_of(profile, &properties[n]) = properties[n].values[column];
+}
+
+static const char *skip_space(const char *text) {
+  return text + strspn(text, " \t\r\n");
+}
+
+/* One `"name": number`; returns what comes after it, NULL if it is not one or the name is none of ours. */
+static const char *read_member(struct sg_profile *profile, const char *text) {
+  if (*text != '"')
+    return NULL;
+  size_t length = strcspn(++text, "\"");
+  const struct property *found = NULL;
+  for (size_t n = 0; n < PROPERTIES; n++)
+    if (strlen(properties[n].name) == length && !strncmp(properties[n].name, text, length))
+      found = &properties[n];
+  text += length;
+  if (!found || *text != '"' || *(text = skip_space(text + 1)) != ':')
+    return NULL;
+  char *end;
+  text = skip_space(text + 1);
+  *value_of(profile, found) = strtoll(text, &end, 10);
+  return end == text ? NULL : skip_space(end);
+}
+
+static int read_object(struct sg_profile *profile, const char *text) {
+  const char *inner = strstr(text, "\"profile\"");
+  text = strchr(inner ? inner : text, '{');
+  if (!text)
+    return -EINVAL;
+  text = skip_space(text + 1);
+  while (text && *text != '}') {
+    text = read_member(profile, text);
+    if (text && *text == ',')
+      text = skip_space(text + 1);
+    else if (text && *text != '}')
+      text = NULL;
+  }
+  return text ? 0 : -EINVAL;
+}
+
+static int read_file(struct sg_profile *profile, const char *path) {
+  FILE *file = fopen(path, "re");
+  if (!file)
+    return -EINVAL;
+  char *text = malloc(MAX_FILE);
+  size_t read = text ? fread(text, 1, MAX_FILE - 1, file) : 0;
+  fclose(file);
+  if (text)
+    text[read] = 0;
+  int result = text ? read_object(profile, text) : -ENOMEM;
+  free(text);
+  return result;
+}
+
+/* Negative or zero where the model divides by it or where time would run backwards. */
+static bool sane(const struct sg_profile *profile) {
+  for (size_t n = 0; n < PROPERTIES; n++) {
+    int64_t value = *value_of((struct sg_profile *)profile, &properties[n]);
+    bool drift = properties[n].offset == offsetof(struct sg_profile, event_drift_ppm);
+    if (value < (drift ? -1000 : 0) || value > (drift ? 1000 : 1000000000))
+      return false;
+  }
+  return profile->slice_us && profile->pcie_mb_s && profile->event_resolution_ns;
+}
+
+int sg_profile_read(struct sg_profile *profile) {
+  static const char *const names[NAMED_PROFILES] = {"ideal", "typical", "harsh"};
+  const char *wanted = sg_setting_text("SIMGPU_PROFILE");
+  int result = wanted ? -EINVAL : 0;
+  set_named(profile, 1);
+  for (int n = 0; wanted && n < NAMED_PROFILES; n++)
+    if (!strcmp(wanted, names[n])) {
+      set_named(profile, n);
+      result = 0;
+    }
+  if (result)
+    result = read_file(profile, wanted);
+  for (size_t n = 0; n < PROPERTIES; n++) {
+    char variable[64] = "SIMGPU_";
+    for (size_t at = 0; properties[n].name[at]; at++)
+      variable[7 + at] = (char)toupper(properties[n].name[at]);
+    int64_t *value = value_of(profile, &properties[n]);
+    *value = (int64_t)sg_setting(variable, (uint64_t)*value);
+  }
+  return result ? result : sane(profile) ? 0 : -EINVAL;
+}
+
+int64_t sg_event_clock(const struct sg_profile *profile, uint32_t index, uint64_t now_ns) {
+  int64_t now = (int64_t)now_ns, ahead = now, period = profile->event_drift_period_s * 1000000000;
+  if (period) { /* ahead for one period, and back to the host's clock in the next */
+    int64_t within = now % (2 * period);
+    ahead = within < period ? within : 2 * period - within;
+  }
+  int64_t drift = ahead / 1000 * profile->event_drift_ppm / 1000;
+  int64_t clock = now + (index % 2 ? -drift : drift);
+  return clock - clock % profile->event_resolution_ns;
+}

@@ -1,0 +1,55 @@
+/*
+ * Settings come from the environment. Those that it lacks come from the file simgpu.conf in the folder from which the
+ * library was loaded: the hooks of container runtimes run without an environment.
+ *
+ * The file has lines NAME=VALUE. Of two lines with one name the first counts, and a line without a known name, such as
+ * a comment, is never asked for. The file is read once, when a setting is first missing in the environment.
+ */
+#define _GNU_SOURCE
+#include "simgpu/config/settings.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static char *lines, *lines_end; /* of the file, each ended by a NUL; the same: there is no file */
+
+static void read_file(void) {
+  Dl_info library;
+  char path[4096];
+  if (!dladdr(&once, &library))
+    return;
+  const char *slash = strrchr(library.dli_fname, '/');
+  int folder = slash ? (int)(slash + 1 - library.dli_fname) : 0;
+  snprintf(path, sizeof path, "%.*ssimgpu.conf", folder, library.dli_fname);
+  FILE *file = fopen(path, "re");
+  if (!file)
+    return;
+  size_t room = 0;
+  ssize_t length = getdelim(&lines, &room, 0, file);
+  fclose(file);
+  lines_end = length > 0 ? lines + length : lines;
+  for (char *at = lines; at < lines_end; at++)
+    if (*at == '\n' || *at == '\r')
+      *at = 0;
+}
+
+const char *sg_setting_text(const char *name) {
+  const char *text = getenv(name);
+  if (text && *text)
+    return text;
+  pthread_once(&once, read_file);
+  size_t length = strlen(name);
+  for (const char *line = lines; line < lines_end; line += strlen(line) + 1)
+    if (!strncmp(line, name, length) && line[length] == '=' && line[length + 1])
+      return line + length + 1;
+  return NULL;
+}
+
+uint64_t sg_setting(const char *name, uint64_t otherwise) {
+  const char *text = sg_setting_text(name);
+  return text ? strtoull(text, NULL, 0) : otherwise;
+}

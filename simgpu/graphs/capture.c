@@ -1,0 +1,436 @@
+/* Stream capture, with the driver's rules on what may not happen meanwhile. */
+#include "simgpu/graphs/graph.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One capture sequence; all guarded by process.lock. */
+struct capture {
+  uint64_t id;
+  int mode;
+  const void *thread;
+  bool invalid;
+  bool into; /* a graph that was there before */
+  struct graph *graph;
+  struct stream *origin;
+  struct stream **streams; /* the origin and those that joined */
+  uint32_t count;
+  struct capture *next;
+};
+static struct capture *captures;
+
+static __thread int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+static __thread char thread_mark; /* its address names the thread */
+
+bool is_capturing(const struct stream *stream) {
+  return __atomic_load_n(&stream->capture, __ATOMIC_RELAXED);
+}
+
+static bool none_open(void) {
+  return !__atomic_load_n(&process.captures, __ATOMIC_ACQUIRE);
+}
+
+static bool set_frontier(struct node ***nodes, uint32_t *count, struct node *const *with, uint32_t with_count) {
+  struct node **copy = malloc((with_count + 1) * sizeof *copy);
+  if (!copy)
+    return false;
+  if (with_count)
+    memcpy(copy, with, with_count * sizeof *copy);
+  free(*nodes);
+  *nodes = copy;
+  *count = with_count;
+  return true;
+}
+
+static bool add_frontier(struct stream *stream, struct node *const *with, uint32_t with_count) {
+  struct node **grown = realloc(stream->frontier, (stream->frontier_count + with_count + 1) * sizeof *grown);
+  if (!grown)
+    return false;
+  stream->frontier = grown;
+  for (uint32_t n = 0; n < with_count; n++) {
+    bool there = false;
+    for (uint32_t m = 0; m < stream->frontier_count; m++)
+      there |= stream->frontier[m] == with[n];
+    if (!there)
+      stream->frontier[stream->frontier_count++] = with[n];
+  }
+  return true;
+}
+
+static bool join(struct capture *capture, struct stream *stream) {
+  struct stream **grown = realloc(capture->streams, (capture->count + 1) * sizeof *grown);
+  if (!grown)
+    return false;
+  capture->streams = grown;
+  capture->streams[capture->count++] = stream;
+  stream->frontier_count = 0;
+  __atomic_store_n(&stream->capture, capture, __ATOMIC_RELAXED);
+  return true;
+}
+
+/* Its streams are free again. The graph is the caller's. */
+static void close_capture(struct capture *capture) {
+  capture->graph->capturing--;
+  for (uint32_t n = 0; n < capture->count; n++) {
+    __atomic_store_n(&capture->streams[n]->capture, NULL, __ATOMIC_RELAXED);
+    free(capture->streams[n]->frontier);
+    capture->streams[n]->frontier = NULL;
+    capture->streams[n]->frontier_count = 0;
+  }
+  for (struct capture **link = &captures; *link; link = &(*link)->next)
+    if (*link == capture) {
+      *link = capture->next;
+      break;
+    }
+  free(capture->streams);
+  free(capture);
+  __atomic_fetch_sub(&process.captures, 1, __ATOMIC_RELEASE);
+}
+
+/* A stream that is destroyed takes its capture with it, or leaves it invalid when it only joined. The caller holds
+ * process.lock or is alone with the stream. */
+void capture_forget(struct stream *stream) {
+  struct capture *capture = stream->capture;
+  if (!capture)
+    return;
+  if (capture->origin == stream) {
+    struct graph *graph = capture->into ? NULL : capture->graph;
+    close_capture(capture);
+    if (graph)
+      graph_free(graph);
+    return;
+  }
+  capture->invalid = true;
+  for (uint32_t n = 0; n < capture->count; n++)
+    if (capture->streams[n] == stream)
+      capture->streams[n] = capture->streams[--capture->count];
+  stream->capture = NULL;
+  free(stream->frontier);
+  stream->frontier = NULL;
+}
+
+CUresult unsafe_call(void) {
+  if (none_open() || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+    return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&process.lock);
+  for (struct capture *capture = captures; capture; capture = capture->next) {
+    bool mine = capture->thread == &thread_mark && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool others = thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    if (mine || others) {
+      capture->invalid = true;
+      result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+/* With process.lock: does the capture hold a stream of this context that the legacy stream would wait for? */
+static bool blocks_legacy(const struct capture *capture, const struct context *context) {
+  for (uint32_t n = 0; n < capture->count; n++)
+    if (capture->streams[n]->context == context && !(capture->streams[n]->flags & CU_STREAM_NON_BLOCKING))
+      return true;
+  return false;
+}
+
+static CUresult check_legacy(const struct stream *stream, bool invalidate) {
+  if (stream->lane || none_open())
+    return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&process.lock);
+  for (struct capture *capture = captures; capture; capture = capture->next)
+    if (blocks_legacy(capture, stream->context)) {
+      capture->invalid |= invalidate;
+      result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+CUresult legacy_conflict(const struct stream *stream) {
+  return check_legacy(stream, true);
+}
+
+CUresult capture_sync(const struct context *context, const struct stream *stream) {
+  if (none_open())
+    return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&process.lock);
+  for (struct capture *capture = captures; capture; capture = capture->next)
+    for (uint32_t n = 0; n < capture->count; n++)
+      if (stream ? capture->streams[n] == stream : capture->streams[n]->context == context) {
+        capture->invalid = true;
+        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+      }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+CUresult capture_node(struct stream *stream, const struct body *body) {
+  pthread_mutex_lock(&process.lock);
+  struct capture *capture = stream->capture;
+  CUresult result = !capture || capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  if (!result && body->params.type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+    result = graph_memory_freed_by(body->memory, capture->graph);
+  if (!result) {
+    struct node *node = graph_add(capture->graph, body, stream->frontier, stream->frontier_count);
+    if (!node || !set_frontier(&stream->frontier, &stream->frontier_count, &node, 1))
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+CUresult captured_event(const struct event *event) {
+  pthread_mutex_lock(&process.lock);
+  for (struct capture *capture = captures; capture; capture = capture->next)
+    capture->invalid |= capture->id == event->capture_id;
+  pthread_mutex_unlock(&process.lock);
+  return CUDA_ERROR_CAPTURED_EVENT;
+}
+
+CUresult capture_record(struct stream *stream, struct event *event) {
+  pthread_mutex_lock(&process.lock);
+  struct capture *capture = stream->capture;
+  CUresult result = !capture || capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  if (!result) {
+    event->capture_id = capture->id;
+    if (!set_frontier(&event->frontier, &event->frontier_count, stream->frontier, stream->frontier_count))
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+CUresult capture_wait(struct stream *stream, struct event *event, bool *handled) {
+  if (!event->capture_id && !is_capturing(stream))
+    return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&process.lock);
+  struct capture *mine = stream->capture, *theirs = captures;
+  while (theirs && theirs->id != event->capture_id)
+    theirs = theirs->next;
+  *handled = true;
+  if (mine && mine->invalid) {
+    result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  } else if (mine && !event->capture_id) {
+    mine->invalid = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  } else if (!theirs) {
+    result = CUDA_ERROR_CAPTURED_EVENT; /* its capture is over */
+  } else if (theirs->invalid) {
+    result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  } else if (mine && mine != theirs) {
+    mine->invalid = theirs->invalid = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_MERGE;
+  } else if (!mine && !stream->lane) {
+    theirs->invalid = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  } else if ((!mine && !join(theirs, stream)) || !add_frontier(stream, event->frontier, event->frontier_count)) {
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+
+#define FIND_STREAM(handle)                                                                                            \
+  struct context *context;                                                                                             \
+  struct stream *stream;                                                                                               \
+  CUresult result = enter(&context);                                                                                   \
+  if (!result)                                                                                                         \
+    result = find_stream(handle, context, &stream);                                                                    \
+  if (result)                                                                                                          \
+  return result
+
+static bool nodes_of(const struct graph *graph, CUgraphNode const *nodes, size_t count) {
+  for (size_t n = 0; n < count; n++)
+    if (!is_handle(nodes[n], NODE_HANDLE) || nodes[n]->graph != graph)
+      return false;
+  return true;
+}
+
+/* `into`: NULL makes a graph. */
+static CUresult begin(CUstream handle, struct graph *into, CUgraphNode const *on, size_t count, int mode) {
+  FIND_STREAM(handle);
+  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED || (count && !on) ||
+      (into && !nodes_of(into, on, count)))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!stream->lane)
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  struct capture *capture = calloc(1, sizeof *capture);
+  struct graph *graph = into ? into : graph_new();
+  pthread_mutex_lock(&process.lock);
+  if (stream->capture) {
+    stream->capture->invalid = true;
+    result = CUDA_ERROR_ILLEGAL_STATE;
+  } else if (!capture || !graph || !join(capture, stream) ||
+             !set_frontier(&stream->frontier, &stream->frontier_count, on, (uint32_t)count)) {
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  } else {
+    capture->id = __atomic_add_fetch(&process.next_id, 1, __ATOMIC_RELAXED);
+    capture->mode = mode;
+    capture->thread = &thread_mark;
+    capture->graph = graph;
+    capture->into = into != NULL;
+    capture->origin = stream;
+    capture->next = captures;
+    captures = capture;
+    graph->capturing++;
+    __atomic_fetch_add(&process.captures, 1, __ATOMIC_RELEASE); /* pairs with none_open */
+  }
+  pthread_mutex_unlock(&process.lock);
+  if (result) {
+    free(capture);
+    if (graph && !into)
+      graph_free(graph);
+  }
+  return result;
+}
+
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
+  return begin(stream, NULL, NULL, 0, mode);
+}
+EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, CUgraphNode const *on,
+                                            const CUgraphEdgeData *edges, size_t count, int mode) {
+  CUresult result = graph_valid(graph);
+  (void)edges;
+  return result ? result : begin(stream, graph, on, count, mode);
+}
+EXPORT CUresult cuStreamBeginCapture(CUstream stream) {
+  return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+/* With process.lock: is the last work of every stream that joined the capture something that the origin waits for? */
+static bool joined(struct capture *capture) {
+  struct graph *graph = capture->graph;
+  for (uint32_t n = 0; n < graph->count; n++)
+    graph->nodes[n]->visit = 0;
+  for (uint32_t n = 0; n < capture->origin->frontier_count; n++)
+    capture->origin->frontier[n]->visit = 1;
+  /* Captured nodes depend on earlier ones: one pass from the end reaches all ancestors, but for edges added by hand. */
+  for (bool again = true; again;) {
+    again = false;
+    for (uint32_t n = graph->count; n-- > 0;)
+      for (uint32_t m = 0; graph->nodes[n]->visit && m < graph->nodes[n]->on_count; m++) {
+        struct node *on = graph->nodes[n]->on[m];
+        again |= !on->visit && graph_index(graph, on) > n;
+        on->visit = 1;
+      }
+  }
+  for (uint32_t n = 0; n < capture->count; n++)
+    for (uint32_t m = 0; m < capture->streams[n]->frontier_count; m++)
+      if (!capture->streams[n]->frontier[m]->visit)
+        return false;
+  return true;
+}
+
+EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
+  FIND_STREAM(handle);
+  struct graph *lost = NULL;
+  pthread_mutex_lock(&process.lock);
+  struct capture *capture = stream->capture;
+  if (!capture) {
+    result = CUDA_ERROR_ILLEGAL_STATE;
+  } else if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != &thread_mark) {
+    result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+  } else if (capture->origin != stream) {
+    capture->invalid = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+  } else {
+    result = capture->invalid   ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+             : !joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                                : CUDA_SUCCESS;
+    struct graph *graph = capture->graph;
+    lost = result && !capture->into ? graph : NULL;
+    close_capture(capture);
+    if (out)
+      *out = result ? NULL : graph;
+  }
+  pthread_mutex_unlock(&process.lock);
+  if (lost)
+    graph_free(lost); /* which may call the program */
+  return result;
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
+  FIND_STREAM(handle);
+  result = check_legacy(stream, false);
+  if (result || !status)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&process.lock);
+  *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+            : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  pthread_mutex_unlock(&process.lock);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
+                                          struct node *const **nodes, size_t *count) {
+  FIND_STREAM(handle);
+  result = check_legacy(stream, false);
+  if (result || !status)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&process.lock);
+  struct capture *capture = stream->capture;
+  *status = !capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+            : capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                               : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  if (id)
+    *id = capture ? capture->id : 0;
+  if (graph)
+    *graph = capture ? capture->graph : NULL;
+  if (nodes)
+    *nodes = stream->frontier;
+  if (count)
+    *count = stream->frontier_count;
+  pthread_mutex_unlock(&process.lock);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
+                                          struct node *const **nodes, const void **edges, size_t *count) {
+  if (edges)
+    *edges = NULL;
+  return cuStreamGetCaptureInfo_v2(stream, status, id, graph, nodes, count);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, int *status, uint64_t *id) {
+  return cuStreamGetCaptureInfo_v2(stream, status, id, NULL, NULL, NULL);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, size_t count, unsigned flags) {
+  FIND_STREAM(handle);
+  if (flags > 1 || (count && !nodes))
+    return CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&process.lock);
+  if (!stream->capture)
+    result = CUDA_ERROR_ILLEGAL_STATE;
+  else if (stream->capture->invalid)
+    result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  else if (!nodes_of(stream->capture->graph, nodes, count))
+    result = CUDA_ERROR_INVALID_VALUE;
+  else if (!(flags ? set_frontier(&stream->frontier, &stream->frontier_count, nodes, (uint32_t)count)
+                   : add_frontier(stream, nodes, (uint32_t)count)))
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges,
+                                                     size_t count, unsigned flags) {
+  (void)edges;
+  return cuStreamUpdateCaptureDependencies(stream, nodes, count, flags);
+}
+
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+  CUresult result = ready();
+  if (result || !mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  int before = thread_mode;
+  thread_mode = *mode;
+  *mode = before;
+  return CUDA_SUCCESS;
+}

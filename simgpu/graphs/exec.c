@@ -1,0 +1,315 @@
+/* Executable graphs: made of a graph, launched, changed. How one is cut into steps is in graphs/steps.c. */
+#include "simgpu/graphs/graph.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct exec {
+  struct handle handle;
+  struct graph *graph; /* its own */
+  uint64_t flags;
+  struct step *steps;
+  uint32_t count;
+};
+
+/* What the executable did before is dropped only on success. */
+CUresult exec_rebuild(CUgraphExec exec) {
+  struct step *steps;
+  uint32_t count;
+  CUresult result = steps_read(exec->graph, &steps, &count);
+  if (result)
+    return result;
+  steps_free(exec->steps, exec->count);
+  exec->steps = steps;
+  exec->count = count;
+  return CUDA_SUCCESS;
+}
+
+struct node *exec_node(CUgraphExec exec, CUgraphNode node) {
+  return is_handle(exec, EXEC_HANDLE) && is_handle(node, NODE_HANDLE) ? graph_find(exec->graph, node) : NULL;
+}
+
+/* --- making and ending -------------------------------------------------------------------------------------------- */
+
+static void exec_free(struct exec *exec) {
+  steps_free(exec->steps, exec->count);
+  if (exec->graph)
+    graph_free(exec->graph);
+  handle_free(exec);
+}
+
+EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle);
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
+
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
+  CUresult result = graph_valid(graph);
+  if (result || !out || flags & ~(unsigned long long)INSTANTIATE_ALL || graph->capturing)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
+    return not_supported("graphs launched from the device");
+  struct exec *exec = handle_new(EXEC_HANDLE, sizeof *exec);
+  if (!exec)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  exec->flags = flags;
+  exec->graph = graph_clone(graph);
+  result = exec->graph ? exec_rebuild(exec) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (!result)
+    result = graph_memory_instantiate(exec->graph);
+  if (result)
+    exec_free(exec);
+  else
+    *out = exec;
+  return result;
+}
+
+EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+  if (!params)
+    return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = cuGraphInstantiateWithFlags(out, graph, params->flags);
+  if (!result && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+    if ((result = cuGraphUpload(*out, params->hUploadStream)))
+      cuGraphExecDestroy(*out);
+  params->hErrNode_out = NULL;
+  params->result_out = result ? result == CUDA_ERROR_NOT_SUPPORTED ? 3 : 1 : 0; /* CUgraphInstantiateResult */
+  return result;
+}
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
+                                                  CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+  if (params && !params->hUploadStream)
+    params->hUploadStream = CU_STREAM_PER_THREAD;
+  return cuGraphInstantiateWithParams(out, graph, params);
+}
+EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error, char *log, size_t bytes) {
+  if (error)
+    *error = NULL;
+  if (log && bytes)
+    *log = 0;
+  return cuGraphInstantiateWithFlags(out, graph, 0);
+}
+EXPORT CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *error, char *log, size_t bytes) {
+  return cuGraphInstantiate_v2(out, graph, error, log, bytes);
+}
+
+/* Launches in flight have copies of the effects. */
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
+  if (!is_handle(exec, EXEC_HANDLE))
+    return CUDA_ERROR_INVALID_VALUE;
+  graph_memory_retire(exec->graph);
+  exec_free(exec);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags) {
+  if (!is_handle(exec, EXEC_HANDLE) || !flags)
+    return CUDA_ERROR_INVALID_VALUE;
+  *flags = exec->flags;
+  return CUDA_SUCCESS;
+}
+
+/* --- launching ---------------------------------------------------------------------------------------------------- */
+
+static CUresult find(CUgraphExec exec, CUstream handle, struct stream **stream) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (!result)
+    result = find_stream(handle, context, stream);
+  return result ? result : is_handle(exec, EXEC_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult launch_work(struct stream *stream, const struct step *step) {
+  static uint32_t name = SG_NONE; /* the same for every launch of this process */
+  if (name == SG_NONE) {
+    sg_lock(&process.state);
+    name = sg_intern(process.state.shared, "graph");
+    sg_unlock(&process.state);
+  }
+  /* Branches that do not fit on the SMs together share them: then the graph takes the sum of their work. */
+  uint64_t whole_ns = step->whole_device_ns, duration_ns = step->duration_ns;
+  if (process.state.shared->model.profile.streams_share_sms && whole_ns > duration_ns)
+    duration_ns = whole_ns;
+  uint64_t demand = duration_ns ? (whole_ns * SG_ALL_SMS + duration_ns - 1) / duration_ns : 1;
+  struct sg_item item = {.kind = SG_GRAPH,
+                         .flags = SG_LOGGED,
+                         .name = name,
+                         .demand = demand < 1            ? 1
+                                   : demand < SG_ALL_SMS ? (uint32_t)demand
+                                                         : SG_ALL_SMS,
+                         .duration_ns = duration_ns};
+  struct effect watching = {.kind = EFFECT_LIST};
+  if (step->spin) {
+    item.flags |= SG_SPIN;
+    item.watch = step->watch;
+  }
+  return submit(stream, item, step->effects ? step->effects : step->spin ? &watching : NULL, NULL);
+}
+
+static CUresult launch_words(struct stream *stream, const CUDA_BATCH_MEM_OP_NODE_PARAMS *batch) {
+  CUresult result = CUDA_SUCCESS;
+  for (unsigned n = 0; !result && n < batch->count; n++)
+    result = submit_operation(stream, &batch->paramArray[n]);
+  return result;
+}
+
+static CUresult launch_step(struct stream *stream, const struct step *step) {
+  const struct body *body = step->node ? &step->node->body : NULL;
+  if (step->kind == STEP_WORK)
+    return launch_work(stream, step);
+  switch (body->params.type) {
+  case CU_GRAPH_NODE_TYPE_HOST:
+    return submit(stream, (struct sg_item){.kind = SG_HOST}, body->effect, NULL);
+  case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+    return submit_record(stream, body->params.eventWait.event);
+  case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+    return submit_wait(stream, body->params.eventWait.event);
+  default:
+    return launch_words(stream, &body->params.memOp);
+  }
+}
+
+/* Into a capture a launch goes as a child graph. */
+static CUresult capture_launch(CUgraphExec exec, struct stream *stream) {
+  CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph.graph = exec->graph};
+  struct body body;
+  CUresult result = body_make(&params, &body);
+  if (!result)
+    result = capture_node(stream, &body);
+  if (result)
+    body_free(&body);
+  return result;
+}
+
+EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
+  uint64_t entry_ns = sg_now();
+  struct stream *stream;
+  CUresult result = find(exec, handle, &stream);
+  if (!result)
+    result = legacy_conflict(stream);
+  if (result)
+    return result;
+  if (is_capturing(stream))
+    return capture_launch(exec, stream);
+  result = graph_memory_reserve(exec->graph, stream->context);
+  if (!result)
+    result = graph_memory_launch(exec->graph, exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+  if (result)
+    return result;
+  burn(entry_ns, process.settings.launch_cost_ns);
+  for (uint32_t n = 0; !result && n < exec->count; n++)
+    result = launch_step(stream, &exec->steps[n]);
+  return result;
+}
+EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
+  return cuGraphLaunch(exec, stream ? stream : CU_STREAM_PER_THREAD);
+}
+
+/* The memory is all that there is to upload. */
+EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle) {
+  struct stream *stream;
+  CUresult result = find(exec, handle, &stream);
+  if (!result)
+    result = legacy_conflict(stream);
+  if (!result && is_capturing(stream))
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return result ? result : graph_memory_reserve(exec->graph, stream->context);
+}
+EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
+  return cuGraphUpload(exec, stream ? stream : CU_STREAM_PER_THREAD);
+}
+
+/* --- changing ----------------------------------------------------------------------------------------------------- */
+
+/* Only what has a cost and a result of its own can be left out. */
+static CUresult find_switchable(CUgraphExec exec, CUgraphNode original, struct node **node) {
+  *node = exec_node(exec, original);
+  return *node && (*node)->body.params.type <= CU_GRAPH_NODE_TYPE_MEMSET ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode original, unsigned enabled) {
+  struct node *node;
+  CUresult result = find_switchable(exec, original, &node);
+  if (!result) {
+    node->disabled = !enabled;
+    result = exec_rebuild(exec);
+  }
+  return result;
+}
+
+EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode original, unsigned *enabled) {
+  struct node *node;
+  CUresult result = enabled ? find_switchable(exec, original, &node) : CUDA_ERROR_INVALID_VALUE;
+  if (!result)
+    *enabled = !node->disabled;
+  return result;
+}
+
+static CUgraphExecUpdateResultInfo refused(int why, struct node *node, struct node *from) {
+  return (CUgraphExecUpdateResultInfo){why, node, from};
+}
+
+/* Nodes are paired in the order in which they were added. */
+static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *with) {
+  if (own->count != with->count)
+    return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, NULL, NULL);
+  for (uint32_t n = 0; n < own->count; n++) {
+    struct node *a = own->nodes[n], *b = with->nodes[n];
+    if (a->body.params.type != b->body.params.type)
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, b, NULL);
+    if (a->on_count != b->on_count)
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, b, NULL);
+    for (uint32_t m = 0; m < a->on_count; m++)
+      if (graph_index(own, a->on[m]) != graph_index(with, b->on[m]))
+        return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, b, b->on[m]);
+    if (a->body.memory != b->body.memory)
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED, b, NULL);
+    if (a->body.params.type == CU_GRAPH_NODE_TYPE_MEMCPY && a->body.item.kind != b->body.item.kind)
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, b, NULL);
+    CUgraphExecUpdateResultInfo child = {0};
+    if (a->body.child)
+      child = compare(a->body.child, b->body.child);
+    if (child.result)
+      return child;
+  }
+  return (CUgraphExecUpdateResultInfo){0};
+}
+
+/* Takes the bodies of the graph's nodes; the executable's nodes stay those of the graph that it was made from. */
+static bool replace(struct graph *own, struct graph *with) {
+  for (uint32_t n = 0; n < own->count; n++) {
+    struct body body, *old = &own->nodes[n]->body;
+    if (old->child) {
+      if (!replace(old->child, with->nodes[n]->body.child))
+        return false;
+      continue;
+    }
+    if (!body_copy(&with->nodes[n]->body, &body))
+      return false;
+    body_free(old);
+    *old = body;
+  }
+  return true;
+}
+
+EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
+  CUgraphExecUpdateResultInfo own = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
+  CUresult result = graph_valid(graph);
+  if (!result)
+    result = is_handle(exec, EXEC_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (!result)
+    own = compare(exec->graph, graph);
+  if (!result && own.result)
+    result = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  if (!result)
+    result = replace(exec->graph, graph) ? exec_rebuild(exec) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (info)
+    *info = own;
+  return result;
+}
+EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *verdict) {
+  CUgraphExecUpdateResultInfo info;
+  CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
+  if (error)
+    *error = info.errorNode;
+  if (verdict)
+    *verdict = info.result;
+  return result;
+}

@@ -1,0 +1,125 @@
+/* Graphs: nodes are the same items and effects that streams take, with dependencies instead of an order. */
+#ifndef SIMGPU_GRAPH_H
+#define SIMGPU_GRAPH_H
+
+#include "simgpu/api/abi.h"
+#include "simgpu/api/process.h"
+
+/* What a node does. */
+struct body {
+  CUgraphNodeParams params; /* as given; a batch's array is our own */
+  struct sg_item item;
+  struct effect *effect; /* NULL: none */
+  struct graph *child;
+  struct graph_memory *memory;
+};
+
+struct node {
+  struct handle handle;
+  struct graph *graph;
+  struct body body;
+  struct node **on; /* dependencies */
+  uint32_t on_count;
+  uint64_t id;
+  uint64_t origin; /* the id of the node that this is a clone of */
+  bool disabled;
+  /* scratch of one walk */
+  uint32_t visit;
+  uint32_t level;    /* steps (what is no device work) that come before */
+  uint64_t until_ns; /* end of the longest path to here since the last of them */
+};
+
+struct graph {
+  struct handle handle;
+  struct node **nodes;
+  uint32_t count, room;
+  uint32_t capturing; /* captures into it that are open */
+  struct node *owner; /* of a child graph: its node */
+  struct kept *kept;  /* the user objects that it has references to */
+};
+
+/* One piece of what a launch of an executable gives to its stream. */
+struct step {
+  enum { STEP_WORK, STEP_RECORD, STEP_WORDS, STEP_HOST, STEP_WAIT } kind;
+  bool there;               /* work: there is any at this level */
+  const struct node *node;  /* steps other than work: of the executable's own graph */
+  uint64_t duration_ns;     /* work: of the longest path */
+  uint64_t whole_device_ns; /* work: of all of it, if each part had every SM */
+  uint64_t watch;           /* work with a spin node: the word */
+  bool spin;
+  struct effect *effects; /* in order; NULL: none */
+};
+
+/* graph.c */
+struct graph *graph_new(void);
+void graph_free(struct graph *graph);
+/* Add a node that depends on `on`. The body is the node's on success. NULL: out of memory. */
+struct node *graph_add(struct graph *graph, const struct body *body, struct node *const *on, uint32_t count);
+struct graph *graph_clone(struct graph *graph);
+uint32_t graph_index(const struct graph *graph, const struct node *node); /* graph->count: it is not there */
+bool graph_has_memory(const struct graph *graph);
+/* The node in `graph`, or in a child of it, that was cloned from `node`; NULL: there is none. */
+struct node *graph_find(struct graph *graph, const struct node *node);
+/* The nodes in an order that respects their dependencies; false: there is a cycle. */
+bool graph_order(struct graph *graph, struct node **order);
+CUresult graph_valid(CUgraph graph);
+
+/* graphs/nodes.c */
+CUresult body_make(const CUgraphNodeParams *params, struct body *body);
+bool body_copy(const struct body *from, struct body *to);
+void body_free(struct body *body);
+/* The body of what a stream was about to be given; its parameters are told as well as they are known. */
+CUresult body_of_item(const struct sg_item *item, const struct effect *effect, struct body *body);
+
+/* conditional.c */
+CUresult conditional_body(struct body *body);
+/* Whether what the node has runs with its graph: false of a condition that is not met. */
+bool body_runs(const struct body *body);
+
+/* user_object.c */
+/* Let a graph have references to all that another one has. false: out of memory. */
+bool graph_keep_all(struct graph *graph, const struct graph *from);
+void graph_drop_all(struct graph *graph);
+
+/* graphs/memory.c: allocations that belong to graphs. Their addresses are fixed when the node is made; the device's
+ * memory behind them is taken when an executable of the graph is uploaded or first launched. */
+CUresult graph_memory_new(uint32_t device, size_t bytes, struct graph_memory **out);
+uintptr_t graph_memory_address(const struct graph_memory *memory);
+void graph_memory_hold(struct graph_memory *memory);
+void graph_memory_drop(struct graph_memory *memory);
+/* A free node is about to be added to `graph`. */
+CUresult graph_memory_freed_by(struct graph_memory *memory, struct graph *graph);
+/* An executable of the graph is made / goes. */
+CUresult graph_memory_instantiate(struct graph *graph);
+void graph_memory_retire(struct graph *graph);
+/* Take the device's memory for all allocations of an executable's graph. */
+CUresult graph_memory_reserve(struct graph *graph, struct context *context);
+/* Every allocation and free of the graph happens now, in the order of the calls. */
+CUresult graph_memory_launch(struct graph *graph, bool auto_free);
+/* Stream-ordered: the work before the free is done. An EFFECT_CALL. */
+void graph_memory_over(void *memory);
+
+/* batch.c */
+/* Is it a list of operations that can be simulated? */
+CUresult check_operations(const CUstreamBatchMemOpParams *operations, unsigned count);
+CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams *operation);
+static inline bool waits_for_word(const CUstreamBatchMemOpParams *operation) {
+  return operation->operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ||
+         operation->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64;
+}
+
+/* capture.c */
+/* Add a node to the stream's capture; the body is the node's on success. */
+CUresult capture_node(struct stream *stream, const struct body *body);
+
+/* graphs/steps.c: what an executable does, in order. The steps refer to nodes of the graph. */
+CUresult steps_read(struct graph *graph, struct step **steps, uint32_t *count);
+void steps_free(struct step *steps, uint32_t count);
+
+/* exec.c */
+/* Read an executable's own graph anew. */
+CUresult exec_rebuild(CUgraphExec exec);
+/* The executable's own copy of a node of the graph that it was made from; NULL: it has none. */
+struct node *exec_node(CUgraphExec exec, CUgraphNode node);
+
+#endif

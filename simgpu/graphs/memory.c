@@ -1,0 +1,343 @@
+/*
+ * Memory that belongs to graphs.
+ *
+ * An allocation has its address from the making of its node on, for as long as a node, an executable or the program
+ * holds it. The device's memory behind it is taken when an executable is uploaded or first launched, and kept until the
+ * executable goes or the program trims what no launch uses; never while the allocation is alive.
+ */
+#define _GNU_SOURCE
+#include "simgpu/graphs/graph.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct graph_memory {
+  uintptr_t address;
+  size_t bytes;
+  uint32_t device;
+  uint32_t refs;           /* nodes that allocate or free it, executables' own ones too */
+  uint32_t execs;          /* executables that allocate it: one at most */
+  struct context *charged; /* to whom the device's memory behind it is counted; NULL: there is none */
+  struct graph *freed_by;  /* the graph with its free node; the allocating one means: by every launch */
+  bool freed_inside;
+  bool owned;    /* allocated, and no call that frees it has been made */
+  uint32_t live; /* allocations that the device has not passed the end of */
+  struct graph_memory *next;
+};
+
+enum { USED_CURRENT, USED_HIGH, RESERVED_CURRENT, RESERVED_HIGH, GRAPH_MEMORY_ATTRIBUTES };
+
+/* All guarded by memory_lock, which comes after process.lock and before memory.c's and the state's. */
+static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct graph_memory *memories;
+static uint64_t amounts[SG_MAX_DEVICES][GRAPH_MEMORY_ATTRIBUTES];
+
+/* With memory_lock, all of these. */
+
+static void count(uint32_t device, int attribute, int64_t bytes) {
+  uint64_t *amount = amounts[device];
+  amount[attribute] += (uint64_t)bytes;
+  if (amount[attribute + 1] < amount[attribute])
+    amount[attribute + 1] = amount[attribute];
+}
+
+/* It lies on its own device, whichever the one is that it is launched on; a context has memory of its device only. */
+static bool lies_elsewhere(const struct graph_memory *memory, const struct context *context) {
+  return context->device != memory->device;
+}
+
+static void give_back(struct graph_memory *memory) {
+  if (!memory->charged || memory->live || memory->owned)
+    return;
+  if (lies_elsewhere(memory, memory->charged))
+    refund_process(memory->device, SG_POOLS, memory->bytes);
+  else
+    refund(memory->charged, memory->bytes);
+  memory->charged = NULL;
+  count(memory->device, RESERVED_CURRENT, -(int64_t)memory->bytes);
+}
+
+static void settle(struct graph_memory *memory) {
+  if (!memory->execs)
+    give_back(memory);
+  if (memory->refs || memory->live || memory->owned)
+    return;
+  struct block block;
+  take_block(memory->address, &block);
+  munmap((void *)memory->address, memory->bytes);
+  struct graph_memory **link = &memories;
+  while (*link != memory)
+    link = &(*link)->next;
+  *link = memory->next;
+  free(memory);
+}
+
+static void allocated(struct graph_memory *memory) {
+  if (!memory->live++)
+    count(memory->device, USED_CURRENT, (int64_t)memory->bytes);
+}
+
+static void ended(struct graph_memory *memory) {
+  if (!--memory->live)
+    count(memory->device, USED_CURRENT, -(int64_t)memory->bytes);
+  settle(memory);
+}
+
+/* --- nodes ------------------------------------------------------------------------------------------------------- */
+
+CUresult graph_memory_new(uint32_t device, size_t bytes, struct graph_memory **out) {
+  struct graph_memory *memory = calloc(1, sizeof *memory);
+  void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  struct block block = {
+      .address = (uintptr_t)at, .bytes = bytes, .device = device, .kind = CU_MEMORYTYPE_DEVICE, .graph = memory};
+  if (!memory || at == MAP_FAILED || !add_block(block)) {
+    if (at != MAP_FAILED)
+      munmap(at, bytes);
+    free(memory);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *memory = (struct graph_memory){.address = (uintptr_t)at, .bytes = bytes, .device = device, .refs = 1};
+  pthread_mutex_lock(&memory_lock);
+  memory->next = memories;
+  memories = memory;
+  pthread_mutex_unlock(&memory_lock);
+  *out = memory;
+  return CUDA_SUCCESS;
+}
+
+uintptr_t graph_memory_address(const struct graph_memory *memory) {
+  return memory->address;
+}
+
+void graph_memory_hold(struct graph_memory *memory) {
+  pthread_mutex_lock(&memory_lock);
+  memory->refs++;
+  pthread_mutex_unlock(&memory_lock);
+}
+
+void graph_memory_drop(struct graph_memory *memory) {
+  pthread_mutex_lock(&memory_lock);
+  memory->refs--;
+  settle(memory);
+  pthread_mutex_unlock(&memory_lock);
+}
+
+static bool allocates(const struct graph *graph, const struct graph_memory *memory) {
+  for (uint32_t n = 0; n < graph->count; n++)
+    if (graph->nodes[n]->body.memory == memory && graph->nodes[n]->body.params.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+      return true;
+  return false;
+}
+
+CUresult graph_memory_freed_by(struct graph_memory *memory, struct graph *graph) {
+  pthread_mutex_lock(&memory_lock);
+  bool inside = allocates(graph, memory);
+  bool refused = memory->freed_by && (memory->freed_by == graph || memory->freed_inside || inside);
+  if (!refused) {
+    memory->freed_by = graph;
+    memory->freed_inside = inside;
+  }
+  pthread_mutex_unlock(&memory_lock);
+  return refused ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+/* --- executables: of `graph` and of the children in it ------------------------------------------------------------ */
+
+typedef bool visitor(struct graph_memory *memory, int type, void *argument);
+
+/* With memory_lock; ends at the first node for which the visitor says no. */
+static bool each(struct graph *graph, visitor *visit, void *argument) {
+  for (uint32_t n = 0; n < graph->count; n++) {
+    struct body *body = &graph->nodes[n]->body;
+    if (body->child && !each(body->child, visit, argument))
+      return false;
+    if (body->memory && !visit(body->memory, body->params.type, argument))
+      return false;
+  }
+  return true;
+}
+
+static bool all(struct graph *graph, visitor *visit, void *argument) {
+  pthread_mutex_lock(&memory_lock);
+  bool agreed = each(graph, visit, argument);
+  pthread_mutex_unlock(&memory_lock);
+  return agreed;
+}
+
+static bool is_free(struct graph_memory *memory, int type, void *unused) {
+  (void)unused;
+  return type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || !memory->execs;
+}
+static bool instantiate(struct graph_memory *memory, int type, void *unused) {
+  (void)unused;
+  memory->execs += type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  return true;
+}
+static bool retire(struct graph_memory *memory, int type, void *unused) {
+  (void)unused;
+  memory->execs -= type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  if (!memory->execs)
+    give_back(memory);
+  return true;
+}
+
+CUresult graph_memory_instantiate(struct graph *graph) {
+  if (!all(graph, is_free, NULL))
+    return CUDA_ERROR_NOT_SUPPORTED; /* one executable at a time */
+  all(graph, instantiate, NULL);
+  return CUDA_SUCCESS;
+}
+
+void graph_memory_retire(struct graph *graph) {
+  all(graph, retire, NULL);
+}
+
+static bool reserve(struct graph_memory *memory, int type, void *context) {
+  if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || memory->charged)
+    return true;
+  if (lies_elsewhere(memory, context) ? charge_process(memory->device, SG_POOLS, memory->bytes)
+                                      : charge(context, memory->bytes))
+    return false;
+  memory->charged = context;
+  count(memory->device, RESERVED_CURRENT, (int64_t)memory->bytes);
+  return true;
+}
+static bool unreserve(struct graph_memory *memory, int type, void *unused) {
+  (void)type, (void)unused;
+  give_back(memory);
+  return true;
+}
+
+CUresult graph_memory_reserve(struct graph *graph, struct context *context) {
+  if (all(graph, reserve, context))
+    return CUDA_SUCCESS;
+  all(graph, unreserve, NULL); /* an executable that does not fit keeps nothing */
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static bool may_launch(struct graph_memory *memory, int type, void *auto_free) {
+  if (type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+    return memory->owned || memory->freed_inside;
+  return memory->freed_inside || !memory->owned || *(bool *)auto_free;
+}
+static bool launch(struct graph_memory *memory, int type, void *unused) {
+  (void)unused;
+  if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && !memory->freed_inside)
+    memory->owned = false; /* it ends when the launch gets there */
+  if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || memory->owned)
+    return true; /* freed and allocated anew: the same as kept */
+  allocated(memory);
+  memory->owned = !memory->freed_inside;
+  return true;
+}
+
+CUresult graph_memory_launch(struct graph *graph, bool auto_free) {
+  if (!all(graph, may_launch, &auto_free))
+    return CUDA_ERROR_INVALID_VALUE;
+  all(graph, launch, NULL);
+  return CUDA_SUCCESS;
+}
+
+void graph_memory_over(void *memory) {
+  pthread_mutex_lock(&memory_lock);
+  ended(memory);
+  pthread_mutex_unlock(&memory_lock);
+}
+
+/* --- frees by the program ---------------------------------------------------------------------------------------- */
+
+static CUresult disown(struct graph_memory *memory) {
+  pthread_mutex_lock(&memory_lock);
+  bool owned = memory->owned;
+  memory->owned = false;
+  pthread_mutex_unlock(&memory_lock);
+  return owned ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult graph_memory_free(struct graph_memory *memory, struct context *context) {
+  CUresult result = wait_context(memory->charged ? memory->charged : context);
+  if (!result)
+    result = disown(memory);
+  if (!result)
+    graph_memory_over(memory);
+  return result;
+}
+
+CUresult graph_memory_free_async(struct graph_memory *memory, struct stream *stream) {
+  CUresult result = disown(memory);
+  struct effect effect = {.kind = EFFECT_CALL, .call = graph_memory_over, .data = memory};
+  return result ? result : issue(stream, (struct sg_item){.kind = SG_WRITE}, &effect, NULL);
+}
+
+/* The device has none of the context's memory any more, and no work in it will end. */
+void graph_memory_forget(const struct context *context) {
+  pthread_mutex_lock(&memory_lock);
+  for (struct graph_memory *memory = memories, *next; memory; memory = next) {
+    next = memory->next;
+    if (memory->charged != context)
+      continue;
+    if (memory->live)
+      count(memory->device, USED_CURRENT, -(int64_t)memory->bytes);
+    count(memory->device, RESERVED_CURRENT, -(int64_t)memory->bytes);
+    if (lies_elsewhere(memory, context))
+      refund_process(memory->device, SG_POOLS, memory->bytes);
+    memory->charged = NULL;
+    memory->owned = false;
+    memory->live = 0;
+    settle(memory);
+  }
+  pthread_mutex_unlock(&memory_lock);
+}
+
+/* --- calls about a device ---------------------------------------------------------------------------------------- */
+
+static CUresult find_device(CUdevice ordinal, uint32_t *device) {
+  CUresult result = ready();
+  if (!result && (ordinal < 0 || (uint32_t)ordinal >= process.device_count))
+    result = CUDA_ERROR_INVALID_DEVICE;
+  if (!result)
+    *device = process.devices[ordinal];
+  return result;
+}
+
+/* As cuMemPoolTrimTo while a capture is open. */
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice ordinal) {
+  uint32_t device;
+  CUresult result = find_device(ordinal, &device);
+  if (!result)
+    result = unsafe_call();
+  if (result)
+    return result;
+  run_effects(); /* frees that the device has passed */
+  pthread_mutex_lock(&memory_lock);
+  for (struct graph_memory *memory = memories; memory; memory = memory->next)
+    if (memory->device == device)
+      give_back(memory);
+  pthread_mutex_unlock(&memory_lock);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, void *value) {
+  uint32_t device;
+  CUresult result = find_device(ordinal, &device);
+  if (result || attribute < 0 || attribute >= GRAPH_MEMORY_ATTRIBUTES || !value)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  run_effects();
+  pthread_mutex_lock(&memory_lock);
+  *(uint64_t *)value = amounts[device][attribute];
+  pthread_mutex_unlock(&memory_lock);
+  return CUDA_SUCCESS;
+}
+
+/* Only the highest amounts can be set, to what there is now. */
+EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, int attribute, void *value) {
+  uint32_t device;
+  CUresult result = find_device(ordinal, &device);
+  if (result || (attribute != USED_HIGH && attribute != RESERVED_HIGH) || !value || *(uint64_t *)value)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  run_effects();
+  pthread_mutex_lock(&memory_lock);
+  amounts[device][attribute] = amounts[device][attribute - 1];
+  pthread_mutex_unlock(&memory_lock);
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,168 @@
+/*
+ * From a graph to steps. What takes the device's time becomes one piece of work as long as its longest path, with its
+ * memory effects at its end. Host functions, event records and waits, and operations on words are steps of their own
+ * between such pieces: what depends on a step comes after it, what does not comes before it where it can.
+ */
+#include "simgpu/graphs/graph.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void steps_free(struct step *steps, uint32_t count) {
+  for (uint32_t n = 0; n < count; n++)
+    effect_free(steps[n].effects);
+  free(steps);
+}
+
+/* One reading of a graph: work by level, and the other steps with the level that they end. */
+struct reading {
+  struct step *steps; /* in the order found; sorted at the end */
+  uint32_t *levels;   /* of each */
+  uint32_t count, room;
+};
+
+/* A level is a stage, the number of waits before it, and in that the number of other steps: waits end their stage, so
+ * that they hold up nothing that does not depend on them. */
+#define STAGE_END 0xffffu
+struct position {
+  uint32_t level;
+  uint64_t ns;
+};
+
+static struct position later(struct position a, struct position b) {
+  return a.level > b.level || (a.level == b.level && a.ns > b.ns) ? a : b;
+}
+
+static struct step *step_new(struct reading *reading, uint32_t level, struct step step) {
+  if (reading->count == reading->room) {
+    uint32_t room = reading->room ? 2 * reading->room : 16;
+    struct step *steps = realloc(reading->steps, room * sizeof *steps);
+    uint32_t *levels = steps ? realloc(reading->levels, room * sizeof *levels) : NULL;
+    reading->steps = steps ? steps : reading->steps;
+    reading->levels = levels ? levels : reading->levels;
+    if (!levels)
+      return NULL;
+    reading->room = room;
+  }
+  reading->levels[reading->count] = level;
+  reading->steps[reading->count] = step;
+  return &reading->steps[reading->count++];
+}
+
+static struct step *work_at(struct reading *reading, uint32_t level) {
+  for (uint32_t n = 0; n < reading->count; n++)
+    if (reading->levels[n] == level && reading->steps[n].kind == STEP_WORK)
+      return &reading->steps[n];
+  return step_new(reading, level, (struct step){.kind = STEP_WORK});
+}
+
+static bool add_effect(struct step *step, const struct effect *effect) {
+  struct effect **link = &step->effects;
+  while (*link)
+    link = &(*link)->next;
+  *link = effect_copy_of(effect);
+  return *link != NULL;
+}
+
+static bool has_wait(const CUDA_BATCH_MEM_OP_NODE_PARAMS *batch) {
+  for (unsigned n = 0; n < batch->count; n++)
+    if (waits_for_word(&batch->paramArray[n]))
+      return true;
+  return false;
+}
+
+/* What a node is besides work of the device; STEP_WORK: nothing. */
+static int step_of(const struct node *node) {
+  switch (node->body.params.type) {
+  case CU_GRAPH_NODE_TYPE_HOST:
+    return STEP_HOST;
+  case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+    return STEP_RECORD;
+  case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+    return STEP_WAIT;
+  case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+    return has_wait(&node->body.params.memOp) ? STEP_WAIT : STEP_WORDS;
+  default:
+    return STEP_WORK;
+  }
+}
+
+static bool read_work(struct reading *reading, const struct node *node, struct position *at) {
+  const struct body *body = &node->body;
+  struct step *work = work_at(reading, at->level);
+  if (!work)
+    return false;
+  work->there = true;
+  if (node->disabled)
+    return true;
+  at->ns += body->item.duration_ns;
+  work->whole_device_ns += body->item.duration_ns * body->item.demand / SG_ALL_SMS;
+  work->duration_ns = at->ns > work->duration_ns ? at->ns : work->duration_ns;
+  if (body->item.flags & SG_SPIN) {
+    work->spin = true;
+    work->watch = body->item.watch;
+  }
+  struct effect over = {.kind = EFFECT_CALL, .call = graph_memory_over, .data = body->memory};
+  if (body->params.type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+    return add_effect(work, &over);
+  return !body->effect || add_effect(work, body->effect);
+}
+
+static CUresult read_graph(struct reading *reading, struct graph *graph, struct position *at) {
+  struct node **order = malloc((graph->count + 1) * sizeof *order);
+  struct position from = *at;
+  if (!order)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = graph_order(graph, order) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  for (uint32_t n = 0; !result && n < graph->count; n++) {
+    struct node *node = order[n];
+    struct position here = from;
+    for (uint32_t m = 0; m < node->on_count; m++)
+      here = later(here, (struct position){node->on[m]->level, node->on[m]->until_ns});
+    int kind = step_of(node);
+    if (node->body.child && body_runs(&node->body)) {
+      result = read_graph(reading, node->body.child, &here);
+    } else if (kind == STEP_WORK) {
+      result = read_work(reading, node, &here) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    } else {
+      uint32_t level = kind == STEP_WAIT ? here.level | STAGE_END : here.level;
+      if (!step_new(reading, level, (struct step){.kind = kind, .there = true, .node = node}))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+      here = (struct position){level + 1, 0};
+    }
+    node->level = here.level;
+    node->until_ns = here.ns;
+    *at = later(*at, here);
+  }
+  free(order);
+  return result;
+}
+
+/* By level, and inside it by kind. Stable. */
+static void sort(struct reading *reading) {
+  for (uint32_t n = 1; n < reading->count; n++)
+    for (uint32_t m = n; m; m--) {
+      struct step *b = &reading->steps[m], *a = b - 1, step = *a;
+      uint32_t *levels = &reading->levels[m - 1], level = levels[0];
+      if (levels[0] < levels[1] || (levels[0] == levels[1] && a->kind <= b->kind))
+        break;
+      *a = *b;
+      *b = step;
+      levels[0] = levels[1];
+      levels[1] = level;
+    }
+}
+
+CUresult steps_read(struct graph *graph, struct step **steps, uint32_t *count) {
+  struct reading reading = {0};
+  struct position at = {0};
+  CUresult result = read_graph(&reading, graph, &at);
+  if (result)
+    steps_free(reading.steps, reading.count);
+  else
+    sort(&reading);
+  free(reading.levels);
+  *steps = reading.steps;
+  *count = reading.count;
+  return result;
+}

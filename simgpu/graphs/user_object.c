@@ -1,0 +1,125 @@
+/* Objects of the program that graphs keep. The last reference that goes calls the program's function: with the real
+ * driver in a thread of the driver's, here in the thread that drops the reference. */
+#include "simgpu/graphs/graph.h"
+
+#include <limits.h>
+#include <stdlib.h>
+
+struct user_object {
+  struct handle handle;
+  CUhostFn destroy;
+  void *data;
+  uint64_t references;
+};
+
+/* The references that a graph has to one object. */
+struct kept {
+  struct kept *next;
+  struct user_object *object;
+  uint64_t count;
+};
+
+static CUresult check(const struct user_object *object, uint64_t count) {
+  CUresult result = ready();
+  bool valid = is_handle(object, USER_OBJECT_HANDLE) && count && count <= INT_MAX;
+  return result ? result : valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static void retain(struct user_object *object, uint64_t count) {
+  __atomic_fetch_add(&object->references, count, __ATOMIC_RELAXED);
+}
+
+static void release(struct user_object *object, uint64_t count) {
+  if (__atomic_sub_fetch(&object->references, count, __ATOMIC_ACQ_REL))
+    return;
+  CUhostFn destroy = object->destroy;
+  void *data = object->data;
+  handle_free(object);
+  destroy(data);
+}
+
+static bool keep(struct graph *graph, struct user_object *object, uint64_t count) {
+  struct kept *kept = graph->kept;
+  while (kept && kept->object != object)
+    kept = kept->next;
+  if (!kept && (kept = calloc(1, sizeof *kept))) {
+    kept->object = object;
+    kept->next = graph->kept;
+    graph->kept = kept;
+  }
+  if (kept)
+    kept->count += count;
+  return kept != NULL;
+}
+
+bool graph_keep_all(struct graph *graph, const struct graph *from) {
+  bool whole = true;
+  for (const struct kept *kept = from->kept; whole && kept; kept = kept->next)
+    if ((whole = keep(graph, kept->object, kept->count)))
+      retain(kept->object, kept->count);
+  return whole;
+}
+
+void graph_drop_all(struct graph *graph) {
+  for (struct kept *kept = graph->kept; kept;) {
+    struct kept *next = kept->next;
+    if (kept->count)
+      release(kept->object, kept->count);
+    free(kept);
+    kept = next;
+  }
+}
+
+EXPORT CUresult cuUserObjectCreate(struct user_object **out, void *data, CUhostFn destroy, unsigned count,
+                                   unsigned flags) {
+  CUresult result = ready();
+  if (result || !out || !destroy || !count || count > INT_MAX || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  struct user_object *object = handle_new(USER_OBJECT_HANDLE, sizeof *object);
+  if (!object)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  object->destroy = destroy;
+  object->data = data;
+  object->references = count;
+  *out = object;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuUserObjectRetain(struct user_object *object, unsigned count) {
+  CUresult result = check(object, count);
+  if (!result)
+    retain(object, count);
+  return result;
+}
+
+EXPORT CUresult cuUserObjectRelease(struct user_object *object, unsigned count) {
+  CUresult result = check(object, count);
+  if (!result && count > object->references)
+    result = CUDA_ERROR_INVALID_VALUE;
+  if (!result)
+    release(object, count);
+  return result;
+}
+
+EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, struct user_object *object, unsigned count, unsigned flags) {
+  CUresult result = check(object, count);
+  if (!result && (!is_handle(graph, GRAPH_HANDLE) || flags & ~(unsigned)CU_GRAPH_USER_OBJECT_MOVE))
+    result = CUDA_ERROR_INVALID_VALUE;
+  if (!result && !keep(graph, object, count))
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  if (!result && !(flags & CU_GRAPH_USER_OBJECT_MOVE))
+    retain(object, count);
+  return result;
+}
+
+EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph, struct user_object *object, unsigned count) {
+  CUresult result = check(object, count);
+  struct kept *kept = !result && is_handle(graph, GRAPH_HANDLE) ? graph->kept : NULL;
+  while (kept && kept->object != object)
+    kept = kept->next;
+  if (!kept || kept->count < count)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  kept->count -= count;
+  release(object, count);
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,109 @@
+/* Counting device memory against the device's capacity, which all processes share. */
+#include "simgpu/api/process.h"
+
+/* With the state locked: is there so much on the device? */
+static bool has_room(uint32_t device, uint64_t bytes) {
+  const struct sg_shared *shared = process.state.shared;
+  uint64_t total = shared->devices[device].memory_total_bytes;
+  return bytes <= total && sg_memory_used(shared, device) + bytes <= total;
+}
+
+/* With the state locked: does it fit, when what the dead held is free again? */
+static bool fits(uint32_t device, uint64_t bytes) {
+  if (has_room(device, bytes))
+    return true;
+  sg_reap(&process.state);
+  return has_room(device, bytes);
+}
+
+bool fits_context(uint32_t device) {
+  return fits(device, process.state.shared->model.context_bytes);
+}
+
+CUresult charge(struct context *context, uint64_t bytes) {
+  bool fit;
+  do {
+    sg_lock_advanced(&process.state);
+    fit = context->slot != SG_NONE && fits(context->device, bytes);
+    if (fit)
+      shared_of(context)->memory_bytes += bytes;
+    sg_unlock(&process.state);
+  } while (!fit && pools_give_back(context->device));
+  return fit ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void refund(struct context *context, uint64_t bytes) {
+  if (context->slot == SG_NONE)
+    return;
+  sg_lock(&process.state);
+  shared_of(context)->memory_bytes -= bytes;
+  sg_unlock(&process.state);
+}
+
+bool try_charge(uint32_t device, enum sg_holding holding, uint64_t bytes) {
+  sg_lock_advanced(&process.state);
+  struct sg_client *client = sg_client_own(&process.state);
+  bool fit = client && fits(device, bytes);
+  if (fit)
+    client->memory_bytes[holding][device] += bytes;
+  sg_unlock(&process.state);
+  return fit;
+}
+
+CUresult charge_process(uint32_t device, enum sg_holding holding, uint64_t bytes) {
+  do
+    if (try_charge(device, holding, bytes))
+      return CUDA_SUCCESS;
+  while (pools_give_back(device));
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void refund_process(uint32_t device, enum sg_holding holding, uint64_t bytes) {
+  sg_lock(&process.state);
+  sg_client_own(&process.state)->memory_bytes[holding][device] -= bytes;
+  sg_unlock(&process.state);
+}
+
+/* With the state locked: one more holder; the page at the descriptor's end says of what. */
+static bool new_piece(int fd, struct exported *exported) {
+  exported->piece = sg_piece_new(&process.state, exported->device, exported->bytes);
+  if (exported->piece == SG_NONE)
+    return false;
+  exported->id = process.state.shared->pieces[exported->piece].id;
+  if (exported_write(fd, exported))
+    return true;
+  sg_piece_drop(&process.state, exported->piece);
+  return false;
+}
+
+/* The private count goes first: whoever dies in between dies with both. */
+CUresult charge_shared(int fd, struct exported *exported) {
+  sg_lock(&process.state);
+  struct sg_client *client = sg_client_own(&process.state);
+  client->memory_bytes[SG_PHYSICAL][exported->device] -= exported->bytes;
+  bool made = new_piece(fd, exported);
+  if (!made)
+    client->memory_bytes[SG_PHYSICAL][exported->device] += exported->bytes;
+  sg_unlock(&process.state);
+  return made ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* When nobody holds it any more, and only a descriptor had kept the bytes, it must fit anew. */
+CUresult hold_shared(int fd, struct exported *exported) {
+  bool held;
+  do {
+    sg_lock_advanced(&process.state);
+    sg_reap(&process.state);
+    held = exported_read(fd, EXPORTED_PHYSICAL, exported) &&
+           (sg_piece_hold(&process.state, exported->piece, exported->id) ||
+            (fits(exported->device, exported->bytes) && new_piece(fd, exported)));
+    sg_unlock(&process.state);
+  } while (!held && pools_give_back(exported->device));
+  return held ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void drop_shared(uint32_t piece) {
+  sg_lock(&process.state);
+  sg_piece_drop(&process.state, piece);
+  sg_unlock(&process.state);
+}

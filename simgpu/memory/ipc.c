@@ -1,0 +1,194 @@
+/* Linear memory that another process maps: it moves into the arena's file, and the handle says where that is. */
+#define _GNU_SOURCE
+#include "simgpu/api/process.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define IPC_MAGIC 0x63706975706773ull
+#define PAGE      4096u
+#define STEP      (4096u * PAGE) /* how much is looked at in one go */
+
+struct place {
+  uint64_t magic;
+  struct sg_owner owner;
+  int32_t fd;
+  uint64_t file; /* inode: a descriptor of that number may be another file by now */
+  uint64_t offset, bytes, id;
+  uint32_t device, reserved;
+};
+_Static_assert(sizeof(struct place) <= sizeof(CUipcMemHandle), "cuda.h");
+
+/* What this process has opened; guarded by lock. */
+struct opened {
+  struct place place;
+  uintptr_t address;
+  uint64_t block; /* id: the context may have taken it along */
+  uint32_t references;
+  struct opened *next;
+};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct opened *opened;
+
+/* Only pages that were ever touched are copied: the rest of the file reads as zero anyway. */
+static bool copy_touched(const char *from, uint64_t bytes, int fd, uint64_t offset) {
+  for (uint64_t at = 0; at < bytes; at += STEP) {
+    unsigned char resident[STEP / PAGE];
+    uint64_t length = bytes - at < STEP ? bytes - at : STEP;
+    if (mincore((void *)(uintptr_t)(from + at), length, resident))
+      return false;
+    for (uint64_t n = 0; n * PAGE < length; n++)
+      if (resident[n] & 1 && pwrite(fd, from + at + n * PAGE, PAGE, (off_t)(offset + at + n * PAGE)) != PAGE)
+        return false;
+  }
+  return true;
+}
+
+/* With the effects held: nothing writes to the block meanwhile. */
+static bool move_to_file(struct block *block) {
+  uint64_t offset;
+  int fd = arena_take(block->bytes, &offset);
+  if (fd < 0 || !copy_touched((const char *)block->address, block->bytes, fd, offset) ||
+      !file_map((void *)block->address, fd, offset, block->bytes))
+    return false;
+  block->in_file = true;
+  block->fd = fd;
+  block->offset = offset;
+  change_block(block);
+  return true;
+}
+
+EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
+  struct context *context;
+  struct block block;
+  struct stat info;
+  CUresult result = enter(&context);
+  if (result)
+    return result;
+  hold_effects(true);
+  pthread_mutex_lock(&lock);
+  if (!out || !find_block(address, &block) || block.address != address || block.source != BLOCK_LINEAR || block.graph ||
+      block.kind != CU_MEMORYTYPE_DEVICE)
+    result = CUDA_ERROR_INVALID_VALUE;
+  else if ((!block.in_file && !move_to_file(&block)) || fstat(block.fd, &info))
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  pthread_mutex_unlock(&lock);
+  hold_effects(false);
+  if (result)
+    return result;
+  struct place place = {.magic = IPC_MAGIC,
+                        .owner = process.state.owner, /* it has a context */
+                        .fd = block.fd,
+                        .file = info.st_ino,
+                        .offset = block.offset,
+                        .bytes = block.bytes,
+                        .id = block.id,
+                        .device = block.device};
+  memset(out, 0, sizeof *out);
+  memcpy(out, &place, sizeof place);
+  return CUDA_SUCCESS;
+}
+
+static void *map(const struct place *place) {
+  char path[64];
+  struct stat info;
+  sg_lock(&process.state);
+  int32_t pid = sg_seen_pid(&process.state, &place->owner);
+  sg_unlock(&process.state);
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, place->fd);
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0)
+    return NULL;
+  void *at = fstat(fd, &info) || info.st_ino != place->file ? NULL : file_map(NULL, fd, place->offset, place->bytes);
+  close(fd);
+  return at;
+}
+
+/* With the lock. */
+static struct opened *find_opened(const struct place *place, uintptr_t address) {
+  struct block block;
+  for (struct opened **link = &opened; *link;) {
+    struct opened *one = *link;
+    if (!find_block(one->address, &block) || block.id != one->block) {
+      *link = one->next;
+      free(one);
+      continue;
+    }
+    if (place ? !memcmp(&one->place, place, sizeof *place) : one->address == address)
+      return one;
+    link = &one->next;
+  }
+  return NULL;
+}
+
+static CUresult open_new(const struct place *place, struct context *context, CUdeviceptr *out) {
+  struct opened *one = calloc(1, sizeof *one);
+  void *at = one ? map(place) : NULL;
+  struct block block = {.address = (uintptr_t)at,
+                        .bytes = place->bytes,
+                        .context = context,
+                        .device = place->device,
+                        .kind = CU_MEMORYTYPE_DEVICE,
+                        .source = BLOCK_IPC,
+                        .in_file = true};
+  if (!at || !add_block(block) || !find_block(block.address, &block)) {
+    if (at)
+      munmap(at, place->bytes);
+    free(one);
+    return at ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_HANDLE;
+  }
+  *one = (struct opened){.place = *place, .address = block.address, .block = block.id, .references = 1, .next = opened};
+  opened = one;
+  *out = block.address;
+  return CUDA_SUCCESS;
+}
+
+/* Counted already, on the exporter's account. Its own process may not open it, as on the real driver. */
+EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags) {
+  struct context *context;
+  struct place place;
+  CUresult result = enter(&context);
+  memcpy(&place, &handle, sizeof place);
+  if (result || !out || flags > 1)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  if (place.magic != IPC_MAGIC || place.device >= process.state.shared->device_count)
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (place.owner.id == process.state.owner.id)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  pthread_mutex_lock(&lock);
+  struct opened *one = find_opened(&place, 0);
+  if (one) {
+    one->references++;
+    *out = one->address;
+  } else {
+    result = open_new(&place, context, out);
+  }
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags) {
+  return cuIpcOpenMemHandle_v2(out, handle, flags);
+}
+
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+  struct context *context;
+  struct block block;
+  CUresult result = enter(&context);
+  if (!result)
+    result = wait_context(context);
+  if (result)
+    return result;
+  pthread_mutex_lock(&lock);
+  struct opened *one = find_opened(NULL, address);
+  if (!one)
+    result = CUDA_ERROR_INVALID_VALUE;
+  else if (!--one->references && take_block(address, &block))
+    release_block(&block); /* the entry goes when the list is next looked at */
+  pthread_mutex_unlock(&lock);
+  return result;
+}

@@ -1,0 +1,223 @@
+/* Reserved addresses, and the physical memory that is mapped there. */
+#define _GNU_SOURCE
+#include "simgpu/memory/vmm.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct range {
+  uintptr_t address;
+  uint64_t bytes;
+  struct mapping *mappings;
+  struct range *next;
+};
+static struct range *ranges; /* guarded by vmm_lock */
+
+static struct range *range_of(CUdeviceptr address, uint64_t bytes) {
+  struct range *range = ranges;
+  while (range &&
+         !(address >= range->address && bytes <= range->bytes && address - range->address <= range->bytes - bytes))
+    range = range->next;
+  return range;
+}
+
+/* Readable and writable also while nothing is mapped: work in flight that a program unmapped memory under would be a
+ * fault of the device, and must not be one of the program. New calls are refused such addresses. */
+static void *reserve(uint64_t bytes, void *at) {
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
+  return mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+}
+
+bool is_reserved(uintptr_t address) {
+  if (!__atomic_load_n(&ranges, __ATOMIC_RELAXED))
+    return false;
+  pthread_mutex_lock(&vmm_lock);
+  bool reserved = range_of(address, 1);
+  pthread_mutex_unlock(&vmm_lock);
+  return reserved;
+}
+
+/* The hint is not followed: wherever it goes is as good. */
+EXPORT CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr hint,
+                                    unsigned long long flags) {
+  CUresult result = ready();
+  (void)hint;
+  alignment = alignment > GRANULARITY ? alignment : GRANULARITY;
+  if (result || !out || !bytes || bytes % GRANULARITY || bytes > 1ull << 46 || alignment > 1ull << 40 ||
+      alignment & (alignment - 1) || flags)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  struct range *range = calloc(1, sizeof *range);
+  char *wide = range ? reserve(bytes + alignment, NULL) : MAP_FAILED;
+  if (wide == MAP_FAILED) {
+    free(range);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  size_t before = (alignment - (uintptr_t)wide % alignment) % alignment;
+  if (before)
+    munmap(wide, before);
+  if (alignment - before)
+    munmap(wide + before + bytes, alignment - before);
+  range->address = (uintptr_t)wide + before;
+  range->bytes = bytes;
+  pthread_mutex_lock(&vmm_lock);
+  range->next = ranges;
+  ranges = range;
+  pthread_mutex_unlock(&vmm_lock);
+  *out = range->address;
+  return CUDA_SUCCESS;
+}
+
+/* Only a whole reservation, with nothing mapped. */
+EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
+  CUresult result = ready();
+  if (result)
+    return result;
+  result = CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&vmm_lock);
+  for (struct range **link = &ranges; *link; link = &(*link)->next) {
+    struct range *range = *link;
+    if (range->address != address || range->bytes != bytes || range->mappings)
+      continue;
+    *link = range->next;
+    munmap((void *)range->address, range->bytes);
+    free(range);
+    result = CUDA_SUCCESS;
+    break;
+  }
+  pthread_mutex_unlock(&vmm_lock);
+  return result;
+}
+
+static bool overlaps(const struct mapping *mapping, uintptr_t address, uint64_t bytes) {
+  return mapping->address < address + bytes && address < mapping->address + mapping->bytes;
+}
+
+/* With the lock. */
+static CUresult map(uintptr_t address, uint64_t bytes, struct physical *physical) {
+  struct range *range = range_of(address, bytes);
+  if (!range || !physical || bytes > physical->bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (const struct mapping *other = range->mappings; other; other = other->next)
+    if (overlaps(other, address, bytes))
+      return CUDA_ERROR_INVALID_VALUE;
+  struct mapping *mapping = calloc(1, sizeof *mapping);
+  if (!mapping || !file_map((void *)address, physical->fd, physical->offset, bytes)) {
+    free(mapping);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *mapping = (struct mapping){.address = address, .bytes = bytes, .physical = physical, .next = range->mappings};
+  struct block block = {.address = address,
+                        .bytes = bytes,
+                        .device = physical->device == SG_NONE ? 0 : physical->device,
+                        .kind = physical->device == SG_NONE ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
+                        .source = BLOCK_MAPPED,
+                        .in_file = true,
+                        .no_access = true,
+                        .owner = mapping};
+  if (!add_block(block)) {
+    reserve(bytes, (void *)address);
+    free(mapping);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  physical->mappings++;
+  range->mappings = mapping;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                         unsigned long long flags) {
+  CUresult result = ready();
+  if (result || !bytes || bytes % GRANULARITY || address % GRANULARITY || offset || flags)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&vmm_lock);
+  result = map(address, bytes, find_physical(handle));
+  pthread_mutex_unlock(&vmm_lock);
+  return result;
+}
+
+/* With the lock: how much of these addresses is mapped; all of them belong to whole mappings if it is `bytes`. */
+static uint64_t mapped(const struct range *range, uintptr_t address, uint64_t bytes) {
+  uint64_t sum = 0;
+  for (const struct mapping *mapping = range->mappings; mapping; mapping = mapping->next)
+    if (mapping->address >= address && mapping->address + mapping->bytes <= address + bytes)
+      sum += mapping->bytes;
+  return sum;
+}
+
+static void unmap(struct mapping **link) {
+  struct mapping *mapping = *link;
+  struct block block;
+  *link = mapping->next;
+  take_block(mapping->address, &block);
+  reserve(mapping->bytes, (void *)mapping->address);
+  mapping->physical->mappings--;
+  physical_end(mapping->physical);
+  free(mapping);
+}
+
+EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  CUresult result = ready();
+  if (result)
+    return result;
+  pthread_mutex_lock(&vmm_lock);
+  struct range *range = range_of(address, bytes);
+  if (!range || !bytes || mapped(range, address, bytes) != bytes)
+    result = CUDA_ERROR_INVALID_VALUE;
+  for (struct mapping **link = result ? NULL : &range->mappings; !result && *link;)
+    if (overlaps(*link, address, bytes))
+      unmap(link);
+    else
+      link = &(*link)->next;
+  pthread_mutex_unlock(&vmm_lock);
+  return result;
+}
+
+/* --- access ------------------------------------------------------------------------------------------------------ */
+
+static void allow(struct mapping *mapping, uint32_t place, int flags) {
+  struct block block;
+  bool any = false;
+  mapping->access[place] = flags;
+  for (int n = 0; n <= SG_MAX_DEVICES; n++)
+    any |= mapping->access[n] != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  if (find_block(mapping->address, &block)) {
+    block.no_access = !any;
+    change_block(&block);
+  }
+}
+
+EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *accesses, size_t count) {
+  CUresult result = ready();
+  if (result || !bytes || (count && !accesses))
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&vmm_lock);
+  struct range *range = range_of(address, bytes);
+  if (!range || mapped(range, address, bytes) != bytes)
+    result = CUDA_ERROR_INVALID_VALUE;
+  for (size_t n = 0; !result && n < count; n++) {
+    uint32_t place;
+    result = location_place(&accesses[n].location, &place);
+    for (struct mapping *mapping = range->mappings; !result && mapping; mapping = mapping->next)
+      if (overlaps(mapping, address, bytes))
+        allow(mapping, place, accesses[n].flags);
+  }
+  pthread_mutex_unlock(&vmm_lock);
+  return result;
+}
+
+EXPORT CUresult cuMemGetAccess(unsigned long long *out, const CUmemLocation *location, CUdeviceptr address) {
+  uint32_t place;
+  struct block block;
+  CUresult result = ready();
+  if (!result)
+    result = out && location ? location_place(location, &place) : CUDA_ERROR_INVALID_VALUE;
+  if (result)
+    return result;
+  pthread_mutex_lock(&vmm_lock);
+  if (find_block(address, &block) && block.source == BLOCK_MAPPED)
+    *out = (unsigned long long)((const struct mapping *)block.owner)->access[place];
+  else
+    result = CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_unlock(&vmm_lock);
+  return result;
+}

@@ -1,0 +1,114 @@
+/* What an address is. */
+#include "simgpu/api/process.h"
+
+#include <string.h>
+
+/* Arrays have no address that a program could know. */
+static bool find_pointer(CUdeviceptr address, struct block *block) {
+  return find_block(address, block) && block->source != BLOCK_ARRAY;
+}
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+  struct context *context;
+  struct block block;
+  CUresult result = enter(&context);
+  if (result || !find_pointer(address, &block))
+    return result ? result : CUDA_ERROR_NOT_FOUND;
+  if (base)
+    *base = block.address;
+  if (bytes)
+    *bytes = block.bytes;
+  return CUDA_SUCCESS;
+}
+
+/* One CUpointer_attribute of a known block. */
+static CUresult attribute_of(const struct block *block, int attribute, CUdeviceptr address, void *out) {
+  switch (attribute) {
+  case 1:
+    *(CUcontext *)out = block->context;
+    break;
+  case 2:
+    *(unsigned *)out = block->kind == CU_MEMORYTYPE_HOST ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    break;
+  case 3:
+    *(CUdeviceptr *)out = address;
+    break;
+  case 4:
+    *(void **)out = block->kind == CU_MEMORYTYPE_DEVICE ? NULL : (void *)(uintptr_t)address;
+    break;
+  case 6:
+    *(unsigned *)out = 1;
+    break; /* SYNC_MEMOPS */
+  case 7:
+    *(unsigned long long *)out = block->id;
+    break;
+  case 8:
+    *(unsigned *)out = block->kind == CU_MEMORYTYPE_UNIFIED;
+    break;
+  case 9:
+    *(int *)out = 0;
+    device_ordinal(block->device, out);
+    break;
+  case 10:
+    *(int *)out = block->source == BLOCK_LINEAR && block->kind == CU_MEMORYTYPE_DEVICE;
+    break; /* legacy IPC */
+  case 11:
+    *(CUdeviceptr *)out = block->address;
+    break;
+  case 12:
+    *(size_t *)out = block->bytes;
+    break;
+  case 13:
+    *(unsigned *)out = 1;
+    break; /* mapped */
+  case 14:
+    *(unsigned *)out = 0;
+    break; /* allowed handle types */
+  case 15:
+    *(unsigned *)out = 0;
+    break; /* GPU direct RDMA */
+  case 16:
+    *(unsigned *)out = 3;
+    break; /* read and write */
+  case 17:
+    *(void **)out = pool_of(block);
+    break;
+  default:
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address) {
+  struct block block;
+  CUresult result = ready();
+  if (result || !out || !find_pointer(address, &block) || (attribute == 4 && block.kind == CU_MEMORYTYPE_DEVICE) ||
+      (attribute == 1 && block.kind == CU_MEMORYTYPE_HOST))
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  return attribute_of(&block, attribute, address, out);
+}
+
+/* Unknown addresses are no error here: their attributes are zero. */
+EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, void **out, CUdeviceptr address) {
+  static const uint8_t bytes[] = {0, 8, 4, 8, 8, 0, 4, 8, 4, 4, 4, 8, 8, 4, 4, 4, 4, 8};
+  struct block block;
+  CUresult result = ready();
+  if (result || !attributes || !out)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  bool found = find_pointer(address, &block);
+  for (unsigned n = 0; !result && n < count; n++) {
+    int attribute = attributes[n];
+    if (found)
+      result = attribute_of(&block, attribute, address, out[n]);
+    else if (attribute > 0 && (size_t)attribute < sizeof bytes)
+      memset(out[n], attribute == 9 ? 0xfe : 0, bytes[attribute]); /* CU_DEVICE_INVALID is -2 */
+    if (!found && attribute == 9)
+      *(int *)out[n] = -2;
+  }
+  return result;
+}
+
+EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr address) {
+  struct block block;
+  return value && attribute == 6 && find_pointer(address, &block) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,371 @@
+#define _GNU_SOURCE
+#include "simgpu/memory/pool.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define ALIGNMENT  512u
+#define CHUNK      (32ull << 20) /* a pool grows by whole ones, also where the device has less than one left */
+#define FILE_BYTES (1ull << 50)
+
+pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pool *pools; /* those that have chunks, or may get some */
+
+static uint64_t round_up(uint64_t bytes, uint64_t to) {
+  return (bytes + to - 1) / to * to;
+}
+
+struct pool *pool_new(uint32_t device, int location, int handle_types, uint64_t max_bytes) {
+  struct pool *pool = handle_new(POOL_HANDLE, sizeof *pool);
+  if (!pool)
+    return NULL;
+  pool->device = device;
+  pool->location = location;
+  pool->handle_types = handle_types;
+  pool->max_bytes = max_bytes;
+  pool->fd = -1;
+  for (int n = 0; n < 3; n++)
+    pool->reuse[n] = 1;
+  if (device != SG_NONE)
+    pool->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  struct exported exported = {.magic = EXPORTED_MAGIC,
+                              .kind = EXPORTED_POOL,
+                              .device = device == SG_NONE ? 0 : device,
+                              .bytes = FILE_BYTES,
+                              .location = location,
+                              .max_bytes = max_bytes};
+  if (handle_types) {
+    pool->fd = exported_file("simgpu-pool", FILE_BYTES, &exported);
+    if (pool->fd < 0) {
+      handle_free(pool);
+      return NULL;
+    }
+  }
+  pthread_mutex_lock(&pools_lock);
+  pool->next = pools;
+  pools = pool;
+  pthread_mutex_unlock(&pools_lock);
+  return pool;
+}
+
+/* --- chunks ------------------------------------------------------------------------------------------------------ */
+
+struct chunk *pool_chunk(struct pool *pool, uint64_t offset, uint64_t bytes) {
+  struct chunk *chunk = calloc(1, sizeof *chunk);
+  struct span *span = calloc(1, sizeof *span);
+  void *at = pool->fd >= 0
+                 ? file_map(NULL, pool->fd, offset, bytes)
+                 : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (!chunk || !span || !at || at == MAP_FAILED) {
+    if (at && at != MAP_FAILED)
+      munmap(at, bytes);
+    free(chunk);
+    free(span);
+    return NULL;
+  }
+  span->bytes = bytes;
+  *chunk = (struct chunk){.pool = pool, .address = (uintptr_t)at, .bytes = bytes, .offset = offset, .free = span};
+  struct chunk **link = &pool->chunks;
+  while (*link)
+    link = &(*link)->next;
+  *link = chunk;
+  return chunk;
+}
+
+static void drop_chunk(struct chunk **link) {
+  struct chunk *chunk = *link;
+  struct pool *pool = chunk->pool;
+  *link = chunk->next;
+  munmap((void *)chunk->address, chunk->bytes);
+  if (!pool->imported) {
+    if (pool->fd >= 0)
+      file_forget(pool->fd, chunk->offset, chunk->bytes);
+    pool->reserved -= chunk->bytes;
+    if (pool->device != SG_NONE)
+      refund_process(pool->device, SG_POOLS, chunk->bytes);
+  }
+  for (struct span *span = chunk->free; span;) {
+    struct span *next = span->next;
+    free(span);
+    span = next;
+  }
+  free(chunk);
+}
+
+uint64_t pool_trim(struct pool *pool, uint64_t keep) {
+  uint64_t before = pool->reserved;
+  for (struct chunk **link = &pool->chunks; *link && pool->reserved > keep;)
+    if ((*link)->used)
+      link = &(*link)->next;
+    else
+      drop_chunk(link);
+  return before - pool->reserved;
+}
+
+void pool_end(struct pool *pool) {
+  if (!pool->destroyed || pool->used)
+    return;
+  while (pool->chunks)
+    drop_chunk(&pool->chunks);
+  for (struct pool **link = &pools; *link; link = &(*link)->next)
+    if (*link == pool) {
+      *link = pool->next;
+      break;
+    }
+  if (pool->fd >= 0)
+    close(pool->fd);
+  pool->handle.type = POOL_HANDLE; /* destroying it took the type away */
+  handle_free(pool);
+}
+
+static bool trim_device(uint32_t device) {
+  uint64_t given = 0;
+  for (struct pool *pool = pools; pool; pool = pool->next)
+    if (pool->device == device && !pool->imported)
+      given += pool_trim(pool, 0);
+  return given;
+}
+
+bool pools_give_back(uint32_t device) {
+  pthread_mutex_lock(&pools_lock);
+  bool given = trim_device(device);
+  pthread_mutex_unlock(&pools_lock);
+  return given;
+}
+
+void pools_synchronized(void) {
+  pthread_mutex_lock(&pools_lock);
+  for (struct pool *pool = pools; pool; pool = pool->next)
+    if (!pool->imported)
+      pool_trim(pool, pool->threshold);
+  pthread_mutex_unlock(&pools_lock);
+}
+
+/* With the lock: one more chunk, charged; NULL: it does not fit, neither in the pool nor on the device. */
+static struct chunk *grow_by(struct pool *pool, uint64_t bytes) {
+  bool counted = pool->device != SG_NONE;
+  if (pool->max_bytes && pool->reserved + bytes > pool->max_bytes)
+    return NULL;
+  if (counted && !try_charge(pool->device, SG_POOLS, bytes))
+    return NULL;
+  struct chunk *chunk = pool_chunk(pool, pool->file_end, bytes);
+  if (!chunk) {
+    if (counted)
+      refund_process(pool->device, SG_POOLS, bytes);
+    return NULL;
+  }
+  pool->file_end += pool->fd >= 0 ? bytes : 0;
+  pool->reserved += bytes;
+  pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
+  return chunk;
+}
+
+/* If it does not fit, again with what the pools do not use. */
+static struct chunk *grow(struct pool *pool, uint64_t bytes) {
+  struct chunk *chunk;
+  do {
+    chunk = grow_by(pool, round_up(bytes, CHUNK));
+  } while (!chunk && pool->device != SG_NONE && trim_device(pool->device));
+  return chunk;
+}
+
+/* --- parts of chunks --------------------------------------------------------------------------------------------- */
+
+/* The front of the first span that is long enough. */
+static bool take_span(struct chunk *chunk, uint64_t bytes, uint64_t *offset) {
+  for (struct span **link = &chunk->free; *link; link = &(*link)->next) {
+    struct span *span = *link;
+    if (span->bytes < bytes)
+      continue;
+    *offset = span->offset;
+    span->offset += bytes;
+    span->bytes -= bytes;
+    chunk->used += bytes;
+    if (!span->bytes) {
+      *link = span->next;
+      free(span);
+    }
+    return true;
+  }
+  return false;
+}
+
+static void add_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
+  struct span **link = &chunk->free, *before = NULL;
+  while (*link && (*link)->offset < offset) {
+    before = *link;
+    link = &before->next;
+  }
+  struct span *after = *link;
+  if (before && before->offset + before->bytes == offset) {
+    before->bytes += bytes;
+    if (after && before->offset + before->bytes == after->offset) {
+      before->bytes += after->bytes;
+      before->next = after->next;
+      free(after);
+    }
+  } else if (after && offset + bytes == after->offset) {
+    after->offset = offset;
+    after->bytes += bytes;
+  } else if ((*link = malloc(sizeof **link))) {
+    **link = (struct span){.offset = offset, .bytes = bytes, .next = after};
+  } else { /* no memory to remember it with: it stays unused until the chunk goes */
+    *link = after;
+  }
+}
+
+static void free_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
+  struct pool *pool = chunk->pool;
+  chunk->used -= bytes;
+  pool->used -= bytes;
+  if (!pool->imported)
+    add_span(chunk, offset, bytes);
+  pool_end(pool);
+}
+
+/* What this stream freed it may have again, although it has not got there yet: it comes to the free first. */
+static struct chunk *take_pending(struct pool *pool, uint64_t bytes, const struct stream *stream, uint64_t *offset) {
+  for (struct pending **link = &pool->pending; *link; link = &(*link)->next) {
+    struct pending *pending = *link;
+    struct chunk *chunk = pending->chunk;
+    if (pending->context != stream->context || pending->lane != stream->lane || pending->bytes < bytes)
+      continue;
+    *offset = pending->offset;
+    pending->offset += bytes;
+    pending->bytes -= bytes;
+    if (!pending->bytes) {
+      *link = pending->next;
+      pending->chunk = NULL;
+    }
+    return chunk;
+  }
+  return NULL;
+}
+
+/* With the lock. */
+static struct chunk *take(struct pool *pool, uint64_t bytes, const struct stream *stream, uint64_t *offset) {
+  struct chunk *chunk = take_pending(pool, bytes, stream, offset);
+  if (chunk)
+    return chunk;
+  for (chunk = pool->chunks; chunk; chunk = chunk->next)
+    if (take_span(chunk, bytes, offset))
+      break;
+  if (!chunk && (chunk = grow(pool, bytes)))
+    take_span(chunk, bytes, offset);
+  if (chunk) {
+    pool->used += bytes;
+    pool->used_high = pool->used > pool->used_high ? pool->used : pool->used_high;
+  }
+  return chunk;
+}
+
+CUresult pool_allocate(struct pool *pool, size_t bytes, const struct stream *stream, CUdeviceptr *out) {
+  if (!bytes || !out || pool->imported)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (bytes > 1ull << 48)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  uint64_t offset, length = round_up(bytes, ALIGNMENT);
+  pthread_mutex_lock(&pools_lock);
+  struct chunk *chunk = take(pool, length, stream, &offset);
+  if (chunk) {
+    struct block block = {.address = chunk->address + offset,
+                          .bytes = bytes,
+                          .device = pool->device == SG_NONE ? stream->context->device : pool->device,
+                          .kind = pool->device == SG_NONE ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
+                          .source = BLOCK_POOL,
+                          .in_file = pool->fd >= 0,
+                          .owner = chunk};
+    if (add_block(block)) {
+      *out = block.address;
+      result = CUDA_SUCCESS;
+    } else {
+      free_span(chunk, offset, length);
+    }
+  }
+  pthread_mutex_unlock(&pools_lock);
+  return result;
+}
+
+/* Its span is the exporter's to choose: only what is used counts here. */
+bool pool_import(struct chunk *chunk, uint64_t offset, size_t bytes) {
+  struct pool *pool = chunk->pool;
+  struct block block = {.address = chunk->address + offset,
+                        .bytes = bytes,
+                        .device = pool->device == SG_NONE ? 0 : pool->device,
+                        .kind = pool->device == SG_NONE ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
+                        .source = BLOCK_POOL,
+                        .in_file = true,
+                        .owner = chunk};
+  if (!add_block(block))
+    return false;
+  chunk->used += round_up(bytes, ALIGNMENT);
+  pool->used += round_up(bytes, ALIGNMENT);
+  return true;
+}
+
+void pool_release(const struct block *block) {
+  struct chunk *chunk = block->owner;
+  pthread_mutex_lock(&pools_lock);
+  free_span(chunk, block->address - chunk->address, round_up(block->bytes, ALIGNMENT));
+  pthread_mutex_unlock(&pools_lock);
+}
+
+struct pool *pool_of(const struct block *block) {
+  return block->source == BLOCK_POOL ? ((struct chunk *)block->owner)->pool : NULL;
+}
+
+/* --- frees in streams -------------------------------------------------------------------------------------------- */
+
+struct pending *pool_pend(const struct block *block, const struct stream *stream) {
+  struct pending *pending = malloc(sizeof *pending);
+  struct chunk *chunk = block->owner;
+  if (!pending)
+    return NULL;
+  pthread_mutex_lock(&pools_lock);
+  *pending = (struct pending){.chunk = chunk,
+                              .offset = block->address - chunk->address,
+                              .bytes = round_up(block->bytes, ALIGNMENT),
+                              .context = stream->context,
+                              .lane = stream->lane,
+                              .next = chunk->pool->pending};
+  chunk->pool->pending = pending;
+  pthread_mutex_unlock(&pools_lock);
+  return pending;
+}
+
+/* With the lock: off its pool's list, and what is left of it free. */
+static void settle(struct pending *pending) {
+  struct chunk *chunk = pending->chunk;
+  for (struct pending **link = &chunk->pool->pending; *link; link = &(*link)->next)
+    if (*link == pending) {
+      *link = pending->next;
+      break;
+    }
+  pending->chunk = NULL;
+  free_span(chunk, pending->offset, pending->bytes);
+}
+
+void pool_got_there(void *data) {
+  struct pending *pending = data;
+  pthread_mutex_lock(&pools_lock);
+  if (pending->chunk)
+    settle(pending);
+  pthread_mutex_unlock(&pools_lock);
+  free(pending);
+}
+
+/* The records stay: another thread may be at the very free that one stands for. */
+void pools_forget(const struct context *context) {
+  pthread_mutex_lock(&pools_lock);
+  for (struct pool *pool = pools, *next; pool; pool = next) {
+    next = pool->next; /* the pool may end here */
+    for (struct pending *pending = pool->pending, *rest; pending; pending = rest) {
+      rest = pending->next;
+      if (pending->context == context)
+        settle(pending);
+    }
+  }
+  pthread_mutex_unlock(&pools_lock);
+}

@@ -1,0 +1,127 @@
+/* Processes as holders of device memory: what belongs to none of their contexts, and what several of them share. */
+#define _GNU_SOURCE
+#include "simgpu/model/state.h"
+
+#include <fcntl.h>
+#include <string.h>
+
+/* The slot's byte is locked before the slot is seen, and a slot without its lock is nobody's. */
+static void claim(struct sg_state *state) {
+  struct sg_shared *shared = state->shared;
+  for (uint32_t slot = 0; state->client == SG_NONE && slot < SG_MAX_CLIENTS; slot++) {
+    struct sg_client *client = &shared->clients[slot];
+    if (sg_bit(shared->clients_alive, slot) || sg_lock_byte(state->fd, F_WRLCK, SG_CLIENT_BYTE + slot, F_OFD_SETLK))
+      continue;
+    memset(client, 0, sizeof *client);
+    client->owner = *sg_owner_own(state);
+    state->client = slot;
+    sg_set(shared->clients_alive, slot);
+  }
+}
+
+struct sg_client *sg_client_own(struct sg_state *state) {
+  struct sg_shared *shared = state->shared;
+  claim(state);
+  if (state->client == SG_NONE) {
+    sg_clients_reap(state);
+    claim(state);
+  }
+  return state->client == SG_NONE ? NULL : &shared->clients[state->client];
+}
+
+static void drop(struct sg_shared *shared, uint32_t slot) {
+  for (uint32_t n = 0; n < shared->piece_count; n++)
+    sg_clear(shared->pieces[n].holders, slot);
+  memset(&shared->clients[slot], 0, sizeof shared->clients[slot]);
+  sg_clear(shared->clients_alive, slot);
+}
+
+void sg_clients_reap(struct sg_state *state) {
+  struct sg_shared *shared = state->shared;
+  for
+    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS) {
+      struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SG_CLIENT_BYTE + slot, .l_len = 1};
+      if (slot != state->client && !fcntl(state->fd, F_OFD_GETLK, &lock) && lock.l_type == F_UNLCK)
+        drop(shared, slot);
+    }
+}
+
+/* --- pieces ------------------------------------------------------------------------------------------------------ */
+
+static bool held(const struct sg_piece *piece) {
+  return sg_next_bit(piece->holders, 0, SG_MAX_CLIENTS) < SG_MAX_CLIENTS;
+}
+
+/* On whose account: the exporter's, or when it has let go the first holder's. */
+static uint32_t account_of(const struct sg_piece *piece) {
+  return sg_bit(piece->holders, piece->exporter) ? piece->exporter : sg_next_bit(piece->holders, 0, SG_MAX_CLIENTS);
+}
+
+uint32_t sg_piece_new(struct sg_state *state, uint32_t device, uint64_t bytes) {
+  struct sg_shared *shared = state->shared;
+  uint32_t n = 0;
+  while (n < shared->piece_count && held(&shared->pieces[n]))
+    n++;
+  if (n == SG_MAX_PIECES || !sg_client_own(state))
+    return SG_NONE;
+  struct sg_piece *piece = &shared->pieces[n];
+  *piece = (struct sg_piece){.id = ++shared->last_piece, .bytes = bytes, .device = device, .exporter = state->client};
+  shared->piece_count = n < shared->piece_count ? shared->piece_count : n + 1;
+  sg_set(piece->holders, state->client);
+  return n;
+}
+
+bool sg_piece_hold(struct sg_state *state, uint32_t index, uint64_t id) {
+  struct sg_piece *piece = &state->shared->pieces[index];
+  if (index >= state->shared->piece_count || piece->id != id || !held(piece) || !sg_client_own(state))
+    return false;
+  sg_set(piece->holders, state->client);
+  return true;
+}
+
+void sg_piece_drop(struct sg_state *state, uint32_t index) {
+  sg_clear(state->shared->pieces[index].holders, state->client);
+}
+
+/* --- sums -------------------------------------------------------------------------------------------------------- */
+
+uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device) {
+  uint64_t used = 0;
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
+  if (shared->contexts[slot].device == device)
+    used += shared->contexts[slot].memory_bytes;
+  for
+    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
+  for (int holding = 0; holding < SG_HOLDINGS; holding++)
+    used += shared->clients[slot].memory_bytes[holding][device];
+  for (uint32_t n = 0; n < shared->piece_count; n++)
+    if (shared->pieces[n].device == device && held(&shared->pieces[n]))
+      used += shared->pieces[n].bytes;
+  return used;
+}
+
+uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t owner, enum sg_holding holding) {
+  uint64_t bytes = 0;
+  for
+    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
+  if (shared->clients[slot].owner.id == owner)
+    bytes += shared->clients[slot].memory_bytes[holding][device];
+  for (uint32_t n = 0; holding == SG_PHYSICAL && n < shared->piece_count; n++) {
+    const struct sg_piece *piece = &shared->pieces[n];
+    if (piece->device == device && held(piece) && shared->clients[account_of(piece)].owner.id == owner)
+      bytes += piece->bytes;
+  }
+  return bytes;
+}
+
+uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t owner) {
+  uint64_t bytes = 0;
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
+  if (shared->contexts[slot].device == device && shared->contexts[slot].owner.id == owner)
+    bytes += shared->contexts[slot].memory_bytes;
+  for (int holding = 0; holding < SG_HOLDINGS; holding++)
+    bytes += sg_holding_of(shared, device, owner, (enum sg_holding)holding);
+  return bytes;
+}

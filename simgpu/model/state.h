@@ -1,0 +1,423 @@
+/*
+ * The shared state of all simulated devices: one memory-mapped file that every process maps.
+ *
+ * There is no server and no thread. Whoever calls into the simulator takes the lock and advances the model to now;
+ * nobody else runs. The lock is a robust mutex: a process that dies while it holds it leaves a state that
+ * sg_lock repairs (state.c lists what is derived and how it is rebuilt).
+ *
+ *   file:  [ header | devices | names | past contexts | clients | pieces | context 0 | context 1 | ... ]     (sparse)
+ *   beside it, with SIMGPU_LOG_KERNELS=N: <file>.kernels, a ring of N records
+ *   and for processes in containers: <file>.pids, see owner.h
+ *
+ * A context lives in a slot. Its owner holds an OFD lock on the file's byte 1 + slot, so that anyone, in any pid
+ * namespace, sees its death; byte 0 is locked while the file is made. A process that holds device memory beside its
+ * contexts (pools, physical memory, imports) is a client and has a slot and a byte of its own in the same way. Times
+ * are CLOCK_MONOTONIC nanoseconds.
+ */
+#ifndef SIMGPU_STATE_H
+#define SIMGPU_STATE_H
+
+#include "simgpu/config/profile.h"
+#include "simgpu/model/owner.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SG_MAGIC        0x31757067736d6973ull /* "simsgpu1" */
+#define SG_VERSION      8u
+#define SG_MAX_DEVICES  16
+#define SG_MAX_CONTEXTS 256  /* alive at a time, all devices together */
+#define SG_MAX_LANES    128  /* streams of one context */
+#define SG_MAX_ITEMS    8192 /* pieces of work pending in one context */
+#define SG_MAX_EVENTS   8192 /* events of one context */
+#define SG_MAX_CLIENTS  256  /* processes at a time that hold memory beside their contexts */
+#define SG_MAX_PIECES   4096 /* exported pieces of physical memory */
+#define SG_MAX_PAST     8192 /* dead contexts remembered; the oldest are forgotten */
+#define SG_MAX_NAMES    2048 /* distinct kernel names in the log */
+#define SG_NAME_BYTES   64
+#define SG_QUEUE        1024 /* launches pending in one stream before a launch blocks */
+#define SG_BUCKETS      64   /* utilisation history: SG_BUCKETS spans of SG_BUCKET_NS */
+#define SG_BUCKET_NS    100000000ull
+#define SG_MAX_XIDS     64
+#define SG_NONE         UINT32_MAX
+#define SG_NEVER        UINT64_MAX
+#define SG_US           1000ull
+#define SG_ALL_SMS      1024u /* the demand of work that fills the device */
+
+/* Busy time per span of SG_BUCKET_NS; a span's entry is valid when its stamp equals time / SG_BUCKET_NS. */
+struct sg_history {
+  uint64_t stamp[SG_BUCKETS];
+  uint64_t busy_ns[SG_BUCKETS];
+};
+
+enum sg_kind {
+  SG_KERNEL = 1, /* these three take device time, in turns with other contexts */
+  SG_GRAPH,
+  SG_MEMSET,
+  SG_COPY_DEVICE, /* device to device: takes device time */
+  SG_COPY,        /* to or from the host: a copy engine, beside the turns */
+  SG_RECORD,      /* these take no time of the SMs */
+  SG_WAIT,
+  SG_WRITE,
+  SG_HOST,  /* blocks its stream until the owning process has run it */
+  SG_WATCH, /* blocks its stream until a word has a value */
+};
+
+enum sg_comparison { SG_AT_LEAST, SG_EQUAL, SG_ANY_BIT, SG_NEITHER }; /* of the word with a value: as the driver's */
+
+enum sg_phase {
+  SG_VACANT,   /* not in use */
+  SG_QUEUED,   /* in its lane */
+  SG_READY,    /* at the head, waits for its context to hold the device */
+  SG_RUNNING,  /* has started */
+  SG_CALLING,  /* host function, handed to the owner */
+  SG_FINISHED, /* complete; only its effect is outstanding */
+  SG_TAKEN,    /* complete, and the owner is at its effect */
+};
+
+#define SG_SPIN     1u  /* runs until released, not for duration_ns */
+#define SG_RELEASED 2u  /* the word a spin kernel watches has become non-zero */
+#define SG_EFFECT   4u  /* on completion the owning process has something to do in its own memory (effect.c) */
+#define SG_LOGGED   8u  /* goes to the kernel log */
+#define SG_TURN     16u /* needs its context to hold the device; set by sg_submit */
+#define SG_INLINE                                                                                                      \
+  32u                  /* a copy that goes with the commands of its channel: needs the turn where intrusion_us says so \
+                        */
+#define SG_INWARD 64u  /* a copy from the host */
+#define SG_FAULT  128u /* its end is an illegal address: the context is lost */
+
+/* One piece of work in a stream. */
+struct sg_item {
+  uint8_t kind;
+  uint8_t phase;
+  uint16_t flags;
+  uint32_t next;        /* in its lane, in the effects list, or in the free list */
+  uint32_t next_effect; /* the next item of the same lane with SG_EFFECT */
+  uint32_t name;        /* kernels: index in names; records and waits: event slot */
+  uint32_t peer;        /* waits: context slot of the event; watches: how the word compares */
+  uint32_t demand;      /* of the SMs, in parts of SG_ALL_SMS; 0: runs on none */
+  uint32_t lane;
+  uint64_t order; /* submission number inside its context: orders the legacy stream against blocking ones */
+  uint64_t duration_ns;
+  uint64_t left_ns;
+  uint64_t part;         /* of a nanosecond, worked and not yet taken off left_ns, see model.c */
+  uint64_t mark_ns;      /* lane's submitted_ns including this item: what must be done when it is complete */
+  uint64_t submitted_ns; /* clock */
+  uint64_t ready_ns;     /* clock: not before this (launch latency) */
+  uint64_t started_ns;   /* clock: the device first worked on it */
+  uint64_t busy_ns;      /* device time so far */
+  uint64_t seq;          /* records and waits: the record's number in its event slot; writes, watches: the value */
+  uint64_t watch;        /* spins, watches: address of the word; writes, memsets: first address written, 0 = none */
+  uint64_t watch_bytes;  /* watches: of the word; writes: bytes written; memsets: with a non-zero value */
+  uint64_t effect;       /* owner's pointer to what to do */
+};
+
+/* One stream: a FIFO of items. Lane 0 is the legacy default stream. */
+struct sg_lane {
+  uint32_t used;     /* 1; 2 = given back by its client, free when empty */
+  uint32_t blocking; /* synchronises with the legacy stream */
+  uint32_t head, tail;
+  uint32_t effect_head, effect_tail; /* items with SG_EFFECT or SG_HOST that are not complete */
+  uint32_t pending;
+  uint32_t blockers; /* pending items that may stall for a time unknown: waits, host functions, spins, host copies */
+  uint64_t submitted_ns; /* sum of the durations of all work ever submitted */
+  uint64_t done_ns;      /* sum of the durations of all work completed */
+  uint64_t handle;       /* the client's stream handle, for the log */
+  uint64_t completed;    /* items ever completed */
+  uint64_t appended;     /* items ever appended */
+};
+
+/* One event slot. Numbers never go back, also when the slot is given to another event. */
+struct sg_event {
+  uint32_t lane; /* of the newest record */
+  uint32_t next_free;
+  uint64_t mark_ns;      /* of the newest record, see sg_item */
+  uint64_t recorded;     /* records ever submitted */
+  uint64_t completed;    /* the newest record completed */
+  uint64_t completed_ns; /* clock: when */
+};
+
+enum sg_context_state { SG_FREE = 0, SG_ALIVE = 1 };
+
+struct sg_context {
+  uint32_t state;
+  uint32_t device;
+  struct sg_owner owner;
+  uint32_t id;         /* never reused */
+  uint32_t lost_error; /* sticky CUresult, 0 = healthy */
+  uint64_t created_ns;
+  uint64_t memory_bytes; /* allocations and the context's own overhead */
+  uint64_t busy_ns;
+  uint64_t order;
+  uint64_t active[SG_MAX_LANES / 64]; /* lanes with pending items */
+  uint32_t free_item, used_items, fresh_item;
+  uint32_t free_event, fresh_event;
+  uint32_t effects_head, effects_tail; /* completed items whose effect the owner has not had yet, in order */
+  struct sg_history history;
+  struct sg_lane lanes[SG_MAX_LANES];
+  struct sg_event events[SG_MAX_EVENTS];
+  struct sg_item items[SG_MAX_ITEMS];
+};
+
+/* Device memory that belongs to a process, not to one of its contexts. */
+enum sg_holding { SG_POOLS, SG_PHYSICAL, SG_EXTERNAL, SG_HOLDINGS };
+
+/* One process that has such memory. Only it changes its counters, each with one store: whatever it dies in the middle
+ * of, its slot goes as a whole and takes everything back that it had counted. */
+struct sg_client {
+  struct sg_owner owner;
+  uint32_t reserved;
+  uint64_t memory_bytes[SG_HOLDINGS][SG_MAX_DEVICES];
+};
+
+/* Physical memory that several processes may hold: counted while any of them does, on account of the exporter as long
+ * as it is one of them. A holder's bit is set last and goes with its death, so that no half-made piece is counted. */
+struct sg_piece {
+  uint64_t id; /* never reused */
+  uint64_t bytes;
+  uint32_t device;
+  uint32_t exporter;                     /* client slot */
+  uint64_t holders[SG_MAX_CLIENTS / 64]; /* client slots; none: the entry is free */
+};
+
+/* A context that is gone: its busy time stays on the record. */
+struct sg_past {
+  uint32_t device;
+  uint32_t id;
+  struct sg_owner owner;
+  uint32_t reserved;
+  uint64_t busy_ns;
+  uint64_t ended_ns;
+};
+
+/* A GPU or a MIG instance: to the model both are devices. */
+struct sg_device {
+  char name[96];
+  uint8_t uuid[16];
+  uint32_t sm_count;
+  uint32_t major, minor; /* compute capability */
+  uint32_t clock_khz, memory_clock_khz, bus_bits, l2_bytes;
+  uint32_t pci_domain, pci_bus, pci_device, pci_id; /* pci_id: device id << 16 | vendor id */
+  uint32_t model;                                   /* row of catalogue.inc */
+  uint32_t power_limit_mw, nvlinks;
+  uint32_t lost_error; /* CUresult that new calls get, 0 = healthy */
+  uint64_t memory_total_bytes;
+  uint64_t bandwidth_bytes_per_s; /* device memory */
+  uint64_t busy_ns;
+  uint64_t switches;
+  uint32_t current;         /* context slot that holds or last held the device */
+  uint32_t current_id;      /* and its id: a slot may have been given to another since */
+  uint64_t switch_until_ns; /* the device changes contexts until then */
+  uint64_t slice_end_ns;
+  uint64_t worked_ns;    /* when the current context last had work */
+  uint64_t hold_busy_ns; /* busy_ns when the current context got the device */
+  struct sg_history history;
+  uint32_t parent;       /* a MIG instance: the index of its GPU; SG_NONE: a GPU */
+  uint32_t number;       /* of a GPU on the machine, of an instance on its GPU */
+  uint32_t mig;          /* a GPU in MIG mode: nothing runs on it but in its instances */
+  uint32_t mps_pid;      /* the MPS server that serves it, 0 = none */
+  uint32_t graphics_pid; /* a process that draws on it, 0 = none */
+  uint32_t compute_mode; /* 0: many processes may use it; as NVML counts them */
+  uint32_t hangs;        /* calls of NVML that talk to the hardware do not come back */
+  uint32_t profile;      /* an instance: row of mig.inc */
+  uint32_t start;        /* and its first memory slice */
+};
+
+struct sg_xid {
+  uint64_t seq; /* 1, 2, ...; 0 = empty */
+  uint32_t device;
+  uint32_t xid;
+  uint64_t time_ns;
+};
+
+/* Fixed when the file is made: every process must run the same model. */
+struct sg_model {
+  struct sg_profile profile;
+  uint64_t context_bytes; /* device memory that a context itself takes */
+  uint64_t module_bytes;  /* and that each loaded module takes */
+  uint64_t log_records;
+  uint64_t driver_release; /* 580: of the driver that NVML speaks of */
+};
+
+struct sg_shared {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t context_bytes; /* sizeof(struct sg_context): another build must not map this file */
+  uint64_t total_bytes;
+  pthread_mutex_t lock;
+  uint32_t generation; /* futex: bumped when waiting may end earlier than was projected */
+  uint32_t device_count;
+  uint32_t last_id;
+  uint32_t last_owner;
+  uint32_t name_count;
+  uint32_t driver_loads;     /* beneath programs that had opened NVML: their calls fail until they open it anew */
+  uint32_t nvml_refuses;     /* and nobody can open it */
+  uint64_t made_ns;          /* the model began here */
+  uint64_t now_ns;           /* the model stands here; never goes back */
+  uint64_t reaped_ns;        /* last look for dead processes */
+  uint64_t blocked_until_ns; /* until then some waiter cannot know when it will be done: wake it on every submission */
+  uint64_t logged;           /* kernel records ever written */
+  uint64_t past_count;
+  uint64_t xid_seq;
+  uint64_t alive[SG_MAX_CONTEXTS / 64];
+  uint64_t active[SG_MAX_CONTEXTS / 64]; /* alive and with pending items */
+  char devices_setting[256];
+  struct sg_model model;
+  struct sg_device devices[SG_MAX_DEVICES];
+  struct sg_xid xids[SG_MAX_XIDS];  /* ring, entry (seq - 1) % SG_MAX_XIDS */
+  struct sg_past past[SG_MAX_PAST]; /* ring, entry n % SG_MAX_PAST */
+  uint64_t clients_alive[SG_MAX_CLIENTS / 64];
+  uint64_t last_piece;  /* id */
+  uint32_t piece_count; /* entries ever used: no piece is at or after it */
+  struct sg_client clients[SG_MAX_CLIENTS];
+  struct sg_piece pieces[SG_MAX_PIECES];
+  char names[SG_MAX_NAMES][SG_NAME_BYTES];
+  struct sg_context contexts[SG_MAX_CONTEXTS];
+};
+
+/* One record of <file>.kernels. */
+struct sg_log_record {
+  uint32_t context; /* id */
+  uint32_t device;
+  struct sg_owner owner;
+  uint32_t name;
+  uint64_t stream;
+  uint64_t submitted_ns;
+  uint64_t started_ns;
+  uint64_t ended_ns;
+  uint64_t busy_ns;
+};
+_Static_assert(sizeof(struct sg_log_record) == 64, "truth.py reads this layout");
+
+/* This process's hold on one state file. */
+struct sg_state {
+  struct sg_shared *shared;
+  struct sg_log_record *log; /* NULL without a log */
+  int fd;
+  int pids_fd;                        /* of <file>.pids, -1: not needed yet; guarded by the lock, never closed */
+  uint32_t pid_namespace;             /* of this process */
+  uint64_t file;                      /* inode of the state file */
+  struct sg_owner owner;              /* this process, id 0: not one yet; guarded by the lock */
+  uint64_t own[SG_MAX_CONTEXTS / 64]; /* slots of this hold; guarded by the lock */
+  uint32_t client;                    /* of this hold, SG_NONE: not one yet; guarded by the lock */
+  uint32_t hidden;                    /* bit n: device n has no node that this process can open */
+  char path[240];
+};
+
+/* --- state.c: open, lock, tables ------------------------------------------------------------------------------- */
+
+/* Map the state file. With a path: that file, which must be there. NULL: SIMGPU_STATE or /dev/shm/simgpu-<uid>, which
+ * is made from the settings if it is not there, and made anew if SIMGPU_DEVICES is set to something else
+ * and no process has it open. Returns 0 or -errno; -EPROTO: made by another build; -EINVAL: a setting is wrong. */
+int sg_open(struct sg_state *state, const char *path);
+/* Unmap. OFD locks, and so the contexts of this process, are lost with it. */
+void sg_close(struct sg_state *state);
+/* Drop the mapping and the descriptor in a forked child, whose parent keeps both. */
+void sg_abandon(struct sg_state *state);
+
+/* Nanoseconds of CLOCK_MONOTONIC as the machine has it: the same in every time namespace. */
+uint64_t sg_now(void);
+/* The same instant as this process's time namespace has it. */
+uint64_t sg_own_clock(uint64_t now_ns);
+void sg_lock(struct sg_state *state);
+/* sg_lock, then advance to now; now and then also drop the contexts of dead processes. */
+void sg_lock_advanced(struct sg_state *state);
+void sg_unlock(struct sg_state *state);
+/* With the lock: drop every context and every client whose process is gone. */
+void sg_reap(struct sg_state *state);
+
+/* --- catalogue.c: what is installed ------------------------------------------------------------------------------ */
+
+/* Fill the devices from "2xH200,1xH100:3g.40gb+4g.40gb": counts, models, and MIG instances behind a colon. An instance
+ * follows its GPU. 0 or -EINVAL. */
+int sg_add_devices(struct sg_shared *shared, const char *text);
+/* What a GPU can be cut into: mig.inc. */
+struct sg_mig_profile {
+  const char *setting, *name;
+  uint32_t compute_slices, memory_slices, sm_count;
+  uint32_t number, id; /* as NVML counts profiles of every GPU, and as the GPU does */
+  uint32_t copy_engines, decoders, jpegs, ofas;
+};
+/* The profile of the device's model with this number, or NULL. */
+const struct sg_mig_profile *sg_mig_profile_numbered(const struct sg_device *device, uint32_t number);
+/* The profile of an instance. */
+const struct sg_mig_profile *sg_mig_profile_of(const struct sg_device *instance);
+/* What an instance of it has of the GPU's memory. */
+uint64_t sg_mig_profile_memory_mib(const struct sg_device *gpu, const struct sg_mig_profile *profile);
+/* Where a profile's instances may begin: each multiple of its memory slices from 0 to this one. */
+uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile);
+
+/* --- nodes.c: which devices a process may use --------------------------------------------------------------------- */
+
+/* Fill state->hidden. False: this process cannot open the node of the driver itself. */
+bool sg_find_hidden(struct sg_state *state);
+static inline bool sg_hidden(const struct sg_state *state, uint32_t device) {
+  return state->hidden >> device & 1;
+}
+
+/* --- state.c: contexts, faults ----------------------------------------------------------------------------------- */
+
+/* With the lock: a slot for a new context of this process, locked by it, or SG_NONE. */
+uint32_t sg_context_create(struct sg_state *state, uint32_t device);
+/* With the lock: drop its work and memory, remember its busy time. */
+void sg_context_drop(struct sg_state *state, uint32_t slot);
+/* With the lock: the number of `name` in the table of kernel names; a full table gives the last entry, "...". */
+uint32_t sg_intern(struct sg_shared *shared, const char *name);
+/* With the lock: busy time between two instants, at most SG_BUCKETS spans back; whole spans only, scaled. */
+uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uint64_t to_ns);
+/* With the lock: wake every waiter to look again. */
+void sg_kick(struct sg_shared *shared);
+/* With the lock: report an XID. Those that lose the device (48 79 94 95 119 ...) also fail every context on it, and
+ * those of a GPU the instances of it. */
+void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid);
+/* Without the lock: sleep until an XID is reported after number `seq`, or for the timeout. */
+void sg_await_xid(const struct sg_shared *shared, uint64_t seq, uint64_t timeout_ns);
+/* With the lock: the device works again for new contexts. */
+void sg_recover(struct sg_state *state, uint32_t device);
+
+/* --- client.c: memory of processes ------------------------------------------------------------------------------- */
+
+/* With the lock: this process's entry among the clients, made if there is none; NULL: the table is full. */
+struct sg_client *sg_client_own(struct sg_state *state);
+/* With the lock: drop the clients whose process is gone. */
+void sg_clients_reap(struct sg_state *state);
+/* With the lock: device memory in use, by contexts, by processes beside them, and in pieces. */
+uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device);
+/* With the lock: the same for one process, the owner with that id, as its clients' pieces and contexts have it. */
+uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t owner);
+/* With the lock: what a process has of one kind, pieces that are on its account included. */
+uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t owner, enum sg_holding holding);
+/* With the lock: a new piece that this process holds, or SG_NONE. Its bytes are not checked against the capacity. */
+uint32_t sg_piece_new(struct sg_state *state, uint32_t device, uint64_t bytes);
+/* With the lock: hold a piece that another process may have made; false: it is gone. */
+bool sg_piece_hold(struct sg_state *state, uint32_t piece, uint64_t id);
+/* With the lock: this process lets go of it. */
+void sg_piece_drop(struct sg_state *state, uint32_t piece);
+
+/* A lock on one byte of the state file: 0, or -errno. */
+int sg_lock_byte(int fd, short type, int64_t byte, int command);
+#define SG_PRESENCE_BYTE (1 + SG_MAX_CONTEXTS)          /* read-locked by everyone who has the file open */
+#define SG_CLIENT_BYTE   (2 + (int64_t)SG_MAX_CONTEXTS) /* of client 0 */
+
+static inline bool sg_bit(const uint64_t *bits, uint32_t n) {
+  return (bits[n / 64] >> (n % 64)) & 1;
+}
+static inline void sg_set(uint64_t *bits, uint32_t n) {
+  bits[n / 64] |= 1ull << (n % 64);
+}
+static inline void sg_clear(uint64_t *bits, uint32_t n) {
+  bits[n / 64] &= ~(1ull << (n % 64));
+}
+/* The first set bit at or after n, or `size`. */
+static inline uint32_t sg_next_bit(const uint64_t *bits, uint32_t n, uint32_t size) {
+  for (; n < size; n = (n / 64 + 1) * 64) {
+    uint64_t rest = bits[n / 64] >> (n % 64);
+    if (rest)
+      return n + (uint32_t)__builtin_ctzll(rest);
+  }
+  return size;
+}
+#define SG_EACH(n, bits, size) (uint32_t n = sg_next_bit(bits, 0, size); n < (size); n = sg_next_bit(bits, n + 1, size))
+
+#endif

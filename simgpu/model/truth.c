@@ -1,0 +1,216 @@
+/* What truth.py reads: plain functions on the state, for observers that are no clients of the driver. */
+#include "simgpu/api/abi.h"
+#include "simgpu/model/model.h"
+#include "simgpu/model/state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct truth_device {
+  char name[96];
+  uint8_t uuid[16];
+  uint64_t busy_ns, switches, memory_used_bytes, memory_total_bytes;
+  uint32_t parent, reserved; /* parent: UINT32_MAX: a GPU */
+};
+
+struct truth_context {
+  uint32_t id;
+  int32_t pid;
+  uint64_t busy_ns, memory_bytes;
+  uint32_t alive, lost;
+};
+
+struct truth_process {
+  int32_t pid;
+  uint32_t owner; /* id */
+  uint64_t contexts_bytes, pools_bytes, physical_bytes, external_bytes;
+};
+
+EXPORT struct sg_state *simgpu_truth_open(const char *path, int *error) {
+  struct sg_state *state = malloc(sizeof *state);
+  *error = state ? -sg_open(state, path) : 12;
+  if (*error) {
+    free(state);
+    return NULL;
+  }
+  return state;
+}
+
+EXPORT void simgpu_truth_close(struct sg_state *state) {
+  sg_close(state);
+  free(state);
+}
+
+static void look(struct sg_state *state) {
+  sg_lock_advanced(state);
+  sg_reap(state);
+}
+
+EXPORT uint32_t simgpu_truth_devices(struct sg_state *state, struct truth_device *out, uint32_t room) {
+  look(state);
+  uint32_t count = state->shared->device_count;
+  for (uint32_t n = 0; n < count && n < room; n++) {
+    const struct sg_device *device = &state->shared->devices[n];
+    out[n] = (struct truth_device){.busy_ns = device->busy_ns,
+                                   .switches = device->switches,
+                                   .memory_used_bytes = sg_memory_used(state->shared, n),
+                                   .memory_total_bytes = device->memory_total_bytes,
+                                   .parent = device->parent};
+    memcpy(out[n].name, device->name, sizeof device->name);
+    memcpy(out[n].uuid, device->uuid, sizeof device->uuid);
+  }
+  sg_unlock(state);
+  return count;
+}
+
+/* Live contexts first, then those that are gone, each id once. Returns how many there are; at most `room` are written.
+ */
+EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, struct truth_context *out,
+                                      uint32_t room) {
+  uint32_t count = 0;
+  look(state);
+  const struct sg_shared *shared = state->shared;
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+      const struct sg_context *context = &shared->contexts[slot];
+      if (context->device == device && count++ < room)
+        out[count - 1] = (struct truth_context){
+            context->id,        sg_pid_of(state, &context->owner), context->busy_ns, context->memory_bytes, 1,
+            context->lost_error};
+    }
+  uint64_t first = shared->past_count > SG_MAX_PAST ? shared->past_count - SG_MAX_PAST : 0;
+  for (uint64_t n = first; n < shared->past_count; n++) {
+    const struct sg_past *past = &shared->past[n % SG_MAX_PAST];
+    bool again = n > first && shared->past[(n - 1) % SG_MAX_PAST].id == past->id;
+    if (past->device == device && !again && count++ < room)
+      out[count - 1] = (struct truth_context){past->id, sg_pid_of(state, &past->owner), past->busy_ns, 0, 0, 0};
+  }
+  sg_unlock(state);
+  return count;
+}
+
+/* With the state locked: a process with its memory on a device, once, if it has any. */
+static void add_process(struct sg_state *state, uint32_t device, const struct sg_owner *owner,
+                        struct truth_process *out, uint32_t room, uint32_t *count) {
+  const struct sg_shared *shared = state->shared;
+  for (uint32_t n = 0; n < *count && n < room; n++)
+    if (out[n].owner == owner->id)
+      return;
+  struct truth_process found = {
+      .pid = sg_pid_of(state, owner),
+      .owner = owner->id,
+      .pools_bytes = sg_holding_of(shared, device, owner->id, SG_POOLS),
+      .physical_bytes = sg_holding_of(shared, device, owner->id, SG_PHYSICAL),
+      .external_bytes = sg_holding_of(shared, device, owner->id, SG_EXTERNAL),
+  };
+  uint64_t all = sg_memory_of(shared, device, owner->id);
+  found.contexts_bytes = all - found.pools_bytes - found.physical_bytes - found.external_bytes;
+  if (all && (*count)++ < room)
+    out[*count - 1] = found;
+}
+
+/* Returns how many processes have memory on the device; at most `room` are written. */
+EXPORT uint32_t simgpu_truth_processes(struct sg_state *state, uint32_t device, struct truth_process *out,
+                                       uint32_t room) {
+  uint32_t count = 0;
+  look(state);
+  const struct sg_shared *shared = state->shared;
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
+  add_process(state, device, &shared->contexts[slot].owner, out, room, &count);
+  for
+    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
+  add_process(state, device, &shared->clients[slot].owner, out, room, &count);
+  sg_unlock(state);
+  return count;
+}
+
+/* With the state locked: records name processes as their readers do. A few processes have most of them. */
+static void tell_pids(struct sg_state *state, struct sg_log_record *records, uint64_t count) {
+  struct sg_owner known[64] = {0};
+  for (uint64_t n = 0; n < count; n++) {
+    struct sg_owner *owner = &records[n].owner, *one = &known[owner->id % 64];
+    if (one->id != owner->id)
+      *one = (struct sg_owner){.id = owner->id, .pid = sg_pid_of(state, owner)};
+    owner->pid = one->pid;
+  }
+}
+
+/* Copies the newest records, oldest first, of all devices. */
+EXPORT uint64_t simgpu_truth_kernels(struct sg_state *state, struct sg_log_record *out, uint64_t room) {
+  uint64_t count = 0;
+  look(state);
+  if (state->log) {
+    uint64_t size = state->shared->model.log_records, logged = state->shared->logged;
+    count = logged < size ? logged : size;
+    for (uint64_t n = 0; n < count && n < room; n++)
+      out[n] = state->log[(logged - (count < room ? count : room) + n) % size];
+    tell_pids(state, out, count < room ? count : room);
+  }
+  sg_unlock(state);
+  return count;
+}
+
+EXPORT const char *simgpu_truth_name(struct sg_state *state, uint32_t name) {
+  return name < SG_MAX_NAMES ? state->shared->names[name] : "";
+}
+
+EXPORT void simgpu_truth_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
+  look(state);
+  if (device < state->shared->device_count)
+    sg_inject_xid(state, device, xid);
+  sg_unlock(state);
+}
+
+EXPORT void simgpu_truth_recover(struct sg_state *state, uint32_t device) {
+  look(state);
+  if (device < state->shared->device_count)
+    sg_recover(state, device);
+  sg_unlock(state);
+}
+
+/* An MPS server with this pid serves the device from now on; 0: none does. */
+EXPORT void simgpu_truth_serve_by_mps(struct sg_state *state, uint32_t device, uint32_t pid) {
+  look(state);
+  if (device < state->shared->device_count)
+    state->shared->devices[device].mps_pid = pid;
+  sg_unlock(state);
+}
+
+/* The device has this compute mode from now on, and says so; contexts are made all the same. */
+EXPORT void simgpu_truth_set_compute_mode(struct sg_state *state, uint32_t device, uint32_t mode) {
+  look(state);
+  if (device < state->shared->device_count)
+    state->shared->devices[device].compute_mode = mode;
+  sg_unlock(state);
+}
+
+/* The process with this pid draws on the device from now on; 0: none does. */
+EXPORT void simgpu_truth_draw(struct sg_state *state, uint32_t device, uint32_t pid) {
+  look(state);
+  if (device < state->shared->device_count)
+    state->shared->devices[device].graphics_pid = pid;
+  sg_unlock(state);
+}
+
+/* The driver is loaded anew: NVML's calls fail in programs that opened it before. */
+EXPORT void simgpu_truth_reload_driver(struct sg_state *state) {
+  look(state);
+  state->shared->driver_loads++;
+  sg_unlock(state);
+}
+
+/* NVML cannot be opened from now on, and none of its calls works; 0: it can be opened again. */
+EXPORT void simgpu_truth_refuse_nvml(struct sg_state *state, uint32_t refuses) {
+  look(state);
+  state->shared->nvml_refuses = refuses;
+  sg_unlock(state);
+}
+
+/* NVML's calls that talk to the device hang from now on; 0: they come back. */
+EXPORT void simgpu_truth_hang(struct sg_state *state, uint32_t device, uint32_t hangs) {
+  look(state);
+  if (device < state->shared->device_count)
+    state->shared->devices[device].hangs = hangs;
+  sg_unlock(state);
+}

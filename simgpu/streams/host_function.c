@@ -1,0 +1,81 @@
+/*
+ * Host functions run in a thread of the driver's own, one after the other. So a function that takes long keeps no
+ * thread of the program: only what its stream was given behind it stands.
+ */
+#include "simgpu/api/process.h"
+
+#include <signal.h>
+#include <stdlib.h>
+
+struct call {
+  struct effect *effect;
+  struct sg_item *item;
+  uint32_t slot;
+  struct call *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct call *first, **last = &first; /* guarded by the lock */
+static bool started;                        /* so is this */
+
+static void make(const struct call *call) {
+  struct sg_state *state = &process.state;
+  host_function(call->effect);
+  sg_lock(state);
+  sg_host_returned(state->shared, call->slot, call->item, sg_now());
+  sg_unlock(state);
+  effect_free(call->effect);
+  __atomic_fetch_sub(&process.effects, 1, __ATOMIC_RELAXED);
+}
+
+static void *run(void *unused) {
+  (void)unused;
+  pthread_mutex_lock(&lock);
+  for (;;) {
+    struct call *call = first;
+    if (!call) {
+      pthread_cond_wait(&changed, &lock);
+      continue;
+    }
+    first = call->next;
+    if (!first)
+      last = &first;
+    pthread_mutex_unlock(&lock);
+    make(call);
+    free(call);
+    pthread_mutex_lock(&lock);
+  }
+  return NULL;
+}
+
+/* With the lock held. Signals are the program's. */
+static bool start(void) {
+  sigset_t all, before;
+  pthread_t thread;
+  if (started)
+    return true;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  started = !pthread_create(&thread, NULL, run, NULL);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (started)
+    pthread_detach(thread);
+  return started;
+}
+
+void host_function_call(struct effect *effect, uint32_t slot, struct sg_item *item) {
+  struct call now = {.effect = effect, .item = item, .slot = slot}, *later = malloc(sizeof *later);
+  pthread_mutex_lock(&lock);
+  if (later && start()) {
+    *later = now;
+    *last = later;
+    last = &later->next;
+    pthread_cond_signal(&changed);
+    pthread_mutex_unlock(&lock);
+    return;
+  }
+  pthread_mutex_unlock(&lock);
+  free(later);
+  make(&now); /* no more threads: this one makes it */
+}

@@ -1,0 +1,283 @@
+#include "simgpu/api/process.h"
+
+#include <stdlib.h>
+
+#define THREAD_STREAMS 16
+
+/* This thread's per-thread default streams, one for each context that it used one in. */
+static __thread struct stream *thread_streams[THREAD_STREAMS];
+static pthread_key_t thread_key;
+static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
+
+static CUresult stream_open(struct context *context, unsigned flags, int priority, struct stream **out) {
+  struct stream *stream = handle_new(STREAM_HANDLE, sizeof *stream);
+  if (!stream)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  struct sg_context *shared = shared_of(context);
+  uint32_t lane = 1;
+  sg_lock(&process.state);
+  while (lane < SG_MAX_LANES && shared->lanes[lane].used)
+    lane++;
+  if (lane < SG_MAX_LANES) {
+    shared->lanes[lane].used = 1;
+    shared->lanes[lane].blocking = !(flags & CU_STREAM_NON_BLOCKING);
+    shared->lanes[lane].handle = (uintptr_t)stream;
+  }
+  sg_unlock(&process.state);
+  if (lane == SG_MAX_LANES) {
+    handle_free(stream);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  stream->context = context;
+  stream->lane = lane;
+  stream->flags = flags;
+  stream->priority = priority < -5 ? -5 : priority > 0 ? 0 : priority;
+  stream->id = __atomic_add_fetch(&process.next_id, 1, __ATOMIC_RELAXED);
+  *out = stream;
+  return CUDA_SUCCESS;
+}
+
+/* Pending work goes on; the lane is free when it is through. */
+static void stream_close(struct stream *stream) {
+  capture_forget(stream);
+  if (stream->context->slot != SG_NONE) {
+    sg_lock(&process.state);
+    struct sg_lane *lane = &shared_of(stream->context)->lanes[stream->lane];
+    lane->used = lane->head == SG_NONE ? 0 : 2;
+    sg_unlock(&process.state);
+  }
+  handle_free(stream);
+}
+
+static void thread_exit(void *unused) {
+  (void)unused;
+  for (int n = 0; n < THREAD_STREAMS; n++)
+    if (thread_streams[n] && !process.forked)
+      stream_close(thread_streams[n]);
+}
+
+static void make_key(void) {
+  pthread_key_create(&thread_key, thread_exit);
+}
+
+/* A context is going: this thread's stream in it goes too; other threads' are found stale when they look. */
+void drop_thread_streams(struct context *context) {
+  for (int n = 0; n < THREAD_STREAMS; n++)
+    if (thread_streams[n] && thread_streams[n]->context == context) {
+      handle_free(thread_streams[n]);
+      thread_streams[n] = NULL;
+    }
+}
+
+static CUresult thread_stream(struct context *context, struct stream **stream) {
+  int room = -1;
+  pthread_once(&thread_once, make_key);
+  for (int n = 0; n < THREAD_STREAMS; n++) {
+    if (thread_streams[n] && thread_streams[n]->context == context) {
+      *stream = thread_streams[n];
+      return CUDA_SUCCESS;
+    }
+    if (!thread_streams[n])
+      room = n;
+  }
+  if (room < 0)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = stream_open(context, 0, 0, stream);
+  if (!result) {
+    thread_streams[room] = *stream;
+    pthread_setspecific(thread_key, thread_streams);
+  }
+  return result;
+}
+
+CUresult find_stream(CUstream handle, struct context *context, struct stream **stream) {
+  if (!handle || handle == CU_STREAM_LEGACY) {
+    *stream = &context->legacy;
+    return CUDA_SUCCESS;
+  }
+  if (handle == CU_STREAM_PER_THREAD)
+    return thread_stream(context, stream);
+  if (!is_handle(handle, STREAM_HANDLE) || handle->context->slot == SG_NONE)
+    return CUDA_ERROR_INVALID_HANDLE;
+  *stream = handle;
+  return context_error(handle->context);
+}
+
+/* --- work -------------------------------------------------------------------------------------------------------- */
+
+CUresult submit(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count) {
+  struct effect *own = effect ? effect_copy_of(effect) : NULL;
+  if (effect && !own)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  struct sg_item *item;
+  sg_lock(&process.state);
+  CUresult result = take_item(stream->context, stream->lane, &item);
+  if (!result) {
+    what.next = what.next_effect = SG_NONE;
+    what.effect = (uintptr_t)own;
+    what.flags = (uint16_t)(what.flags | (own && what.kind != SG_HOST ? SG_EFFECT : 0));
+    *item = what;
+    if (own)
+      __atomic_fetch_add(&process.effects, 1, __ATOMIC_RELAXED);
+    sg_submit(process.state.shared, stream->context->slot, stream->lane, item, sg_now());
+    if (own)
+      effect_submitted(stream->context, stream->lane);
+    if (count)
+      *count = shared_of(stream->context)->lanes[stream->lane].appended;
+  }
+  sg_unlock(&process.state);
+  if (result)
+    effect_free(own);
+  return result;
+}
+
+CUresult issue(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count) {
+  if (count)
+    *count = 0;
+  CUresult result = legacy_conflict(stream);
+  if (result)
+    return result;
+  return is_capturing(stream) ? capture_add(stream, &what, effect) : submit(stream, what, effect, count);
+}
+
+static CUresult wait_stream(struct stream *stream) {
+  return wait_lane(stream->context, stream->lane, shared_of(stream->context)->lanes[stream->lane].appended);
+}
+
+CUresult wait_context(struct context *context) {
+  CUresult result = capture_sync(context, NULL);
+  if (!result)
+    result = unsafe_call();
+  for (uint32_t lane = 0; !result && lane < SG_MAX_LANES; lane++) {
+    const struct sg_lane *shared = &shared_of(context)->lanes[lane];
+    if (shared->head != SG_NONE)
+      result = wait_lane(context, lane, shared->appended);
+  }
+  if (!result)
+    run_effects();
+  pools_synchronized();
+  return result ? result : context_error(context);
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (result)
+    return result;
+  if (!out || flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
+    return CUDA_ERROR_INVALID_VALUE;
+  return stream_open(context, flags, priority, out);
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags) {
+  return cuStreamCreateWithPriority(out, flags, 0);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (result)
+    return result;
+  if (!is_handle(stream, STREAM_HANDLE) || !stream->lane)
+    return CUDA_ERROR_INVALID_HANDLE;
+  stream_close(stream);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuStreamDestroy(CUstream stream) {
+  return cuStreamDestroy_v2(stream);
+}
+
+#define FIND_STREAM(handle)                                                                                            \
+  struct context *context;                                                                                             \
+  struct stream *stream;                                                                                               \
+  CUresult result = enter(&context);                                                                                   \
+  if (!result)                                                                                                         \
+    result = find_stream(handle, context, &stream);                                                                    \
+  if (result)                                                                                                          \
+  return result
+
+EXPORT CUresult cuStreamSynchronize(CUstream handle) {
+  FIND_STREAM(handle);
+  result = capture_sync(stream->context, stream);
+  if (!result)
+    result = legacy_conflict(stream);
+  if (!result)
+    result = unsafe_call();
+  if (!result)
+    result = wait_stream(stream);
+  if (!result)
+    pools_synchronized();
+  return result;
+}
+
+EXPORT CUresult cuStreamQuery(CUstream handle) {
+  uint64_t entry_ns = sg_now();
+  FIND_STREAM(handle);
+  burn(entry_ns, process.settings.query_cost_ns);
+  result = capture_sync(stream->context, stream);
+  if (!result)
+    result = legacy_conflict(stream);
+  if (!result)
+    result = unsafe_call();
+  if (result)
+    return result;
+  sg_lock_advanced(&process.state);
+  bool empty = shared_of(stream->context)->lanes[stream->lane].head == SG_NONE;
+  sg_unlock(&process.state);
+  run_effects();
+  return empty ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
+  FIND_STREAM(handle);
+  *priority = stream->priority;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
+  FIND_STREAM(handle);
+  *flags = stream->flags;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
+  FIND_STREAM(handle);
+  *id = stream->id;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) {
+  FIND_STREAM(handle);
+  *out = stream->context;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green) {
+  if (green)
+    *green = NULL;
+  return cuStreamGetCtx(handle, out);
+}
+
+EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *ordinal) {
+  FIND_STREAM(handle);
+  return device_ordinal(stream->context->device, ordinal);
+}
+
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn call, void *data) {
+  FIND_STREAM(handle);
+  if (!call)
+    return CUDA_ERROR_INVALID_VALUE;
+  struct effect effect = {.kind = EFFECT_CALL, .call = call, .data = data};
+  return issue(stream, (struct sg_item){.kind = SG_HOST}, &effect, NULL);
+}
+
+EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned flags) {
+  FIND_STREAM(handle);
+  if (!callback || flags)
+    return CUDA_ERROR_INVALID_VALUE;
+  result = capture_sync(stream->context, stream);
+  struct effect effect = {.kind = EFFECT_CALLBACK, .callback = callback, .stream = handle, .data = data};
+  return result ? result : issue(stream, (struct sg_item){.kind = SG_HOST}, &effect, NULL);
+}

@@ -1,0 +1,220 @@
+#define _GNU_SOURCE
+#include "simgpu/api/process.h"
+
+#include <linux/futex.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LOOK_NS 10000000ull /* look for processes that died this often while waiting */
+
+/* Memory effects happen in the order the model passed them, one at a time; host functions run outside this lock. */
+static pthread_mutex_t effects_lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread bool in_host_function;
+
+static bool effects_due(void) {
+  for
+    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS)
+  if (process.state.shared->contexts[slot].effects_head != SG_NONE)
+    return true;
+  return false;
+}
+
+static bool has_its_word(const struct sg_item *item) {
+  const void *at = (const void *)(uintptr_t)item->watch;
+  if (item->kind != SG_WATCH)
+    return !at || __atomic_load_n((const uint32_t *)at, __ATOMIC_ACQUIRE);
+  return sg_satisfied(item, item->watch_bytes == 8 ? __atomic_load_n((const uint64_t *)at, __ATOMIC_ACQUIRE)
+                                                   : __atomic_load_n((const uint32_t *)at, __ATOMIC_ACQUIRE));
+}
+
+/* With the state locked: spin kernels and watches of this process look at their words. While the process has not yet
+ * done what the model has passed, a word may still be what it was: a watch would take it for what it is. */
+static void look_at_words(void) {
+  struct sg_shared *shared = process.state.shared;
+  bool stale = effects_due();
+  for
+    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
+      struct sg_context *context = &shared->contexts[slot];
+    for
+      SG_EACH(lane, context->active, SG_MAX_LANES) {
+        struct sg_item *item = &context->items[context->lanes[lane].head];
+        bool looks = (sg_spins(item) && item->phase >= SG_READY) || (sg_watches(item) && !stale);
+        if (looks && has_its_word(item))
+          sg_release(shared, slot, item);
+      }
+    }
+}
+
+/* With the state locked: the next thing that this process must do, or NULL. */
+static struct sg_item *take(uint32_t *from) {
+  for
+    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
+      struct sg_item *item = sg_effect_take(&process.state.shared->contexts[slot]);
+      *from = slot;
+      if (item)
+        return item;
+    }
+  return NULL;
+}
+
+void run_effects(void) {
+  struct sg_state *state = &process.state;
+  if (!__atomic_load_n(&process.effects, __ATOMIC_RELAXED) || in_host_function)
+    return;
+  pthread_mutex_lock(&effects_lock);
+  for (;;) {
+    uint32_t slot;
+    sg_lock_advanced(state);
+    look_at_words();
+    struct sg_item *item = take(&slot);
+    sg_unlock(state);
+    if (!item)
+      break;
+    struct effect *effect = (struct effect *)(uintptr_t)item->effect;
+    if (item->kind == SG_HOST) {
+      pthread_mutex_unlock(&effects_lock);
+      host_function_call(effect, slot, item);
+      pthread_mutex_lock(&effects_lock);
+      continue;
+    }
+    effect_apply(effect);
+    sg_lock(state);
+    sg_item_free(&state->shared->contexts[slot], item);
+    sg_unlock(state);
+    effect_free(effect);
+    __atomic_fetch_sub(&process.effects, 1, __ATOMIC_RELAXED);
+  }
+  pthread_mutex_unlock(&effects_lock);
+}
+
+void host_function(const struct effect *effect) {
+  int cancellation;
+  /* None of the program's threads is cancelled in one, should it be made there. */
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellation);
+  in_host_function = true;
+  effect_apply(effect);
+  in_host_function = false;
+  pthread_setcancelstate(cancellation, NULL);
+}
+
+void hold_effects(bool hold) {
+  if (hold)
+    pthread_mutex_lock(&effects_lock);
+  else
+    pthread_mutex_unlock(&effects_lock);
+}
+
+bool inside_host_function(void) {
+  return in_host_function;
+}
+
+/* Sleep until `until_ns` or a kick that came after `generation` was read. */
+static void sleep_until(uint64_t until_ns, uint32_t generation) {
+  until_ns = sg_own_clock(until_ns);
+  struct timespec t = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
+  int slack = prctl(PR_GET_TIMERSLACK);
+  prctl(PR_SET_TIMERSLACK, 1);
+  syscall(SYS_futex, &process.state.shared->generation, FUTEX_WAIT_BITSET, generation, &t, NULL,
+          FUTEX_BITSET_MATCH_ANY);
+  prctl(PR_SET_TIMERSLACK, slack);
+}
+
+/* With the state locked and advanced: unlock, and sleep until something that matters to this process may have happened:
+ * the lane reaches `mark_ns`, an effect is due, or another process's death is to be noticed. */
+static void sleep_for(struct context *context, uint32_t lane, uint64_t mark_ns) {
+  struct sg_shared *shared = process.state.shared;
+  uint64_t until_ns = sg_bound(shared, context->slot, lane, mark_ns), look_ns = shared->now_ns + LOOK_NS;
+  for
+    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
+      uint64_t effect_ns = sg_effect_bound(shared, slot);
+      until_ns = effect_ns < until_ns ? effect_ns : until_ns;
+    }
+  until_ns = until_ns < look_ns ? until_ns : look_ns;
+  process.wake_ns = process.sleepers++ && process.wake_ns < until_ns ? process.wake_ns : until_ns;
+  uint32_t generation = __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE);
+  sg_unlock(&process.state);
+  sleep_until(until_ns, generation);
+  sg_lock(&process.state);
+  process.sleepers--;
+  sg_unlock(&process.state);
+}
+
+/* Arrivals only delay what a thread waits for, but they can bring effects that are due before it wakes. */
+void effect_submitted(const struct context *context, uint32_t lane) {
+  struct sg_shared *shared = process.state.shared;
+  if (!process.sleepers)
+    return;
+  uint64_t due_ns = sg_bound(shared, context->slot, lane, shared->contexts[context->slot].lanes[lane].submitted_ns);
+  if (due_ns < process.wake_ns || process.wake_ns <= sg_now())
+    sg_kick(shared);
+}
+
+/* `done` is a counter in the shared state that only grows. */
+static CUresult wait_for(struct context *context, const uint64_t *done, uint64_t count, uint32_t lane,
+                         uint64_t mark_ns) {
+  for (;;) {
+    sg_lock_advanced(&process.state);
+    CUresult result = context_error(context);
+    if (result || !sg_bit(process.state.own, context->slot)) {
+      sg_unlock(&process.state);
+      return result;
+    }
+    look_at_words();
+    if (!in_host_function && effects_due()) {
+      sg_unlock(&process.state);
+      run_effects();
+      continue;
+    }
+    if (*done >= count)
+      break;
+    sleep_for(context, lane, mark_ns);
+  }
+  sg_unlock(&process.state);
+  /* Another thread may be at the effect of what we waited for. */
+  if (!in_host_function && __atomic_load_n(&process.effects, __ATOMIC_RELAXED)) {
+    pthread_mutex_lock(&effects_lock);
+    pthread_mutex_unlock(&effects_lock);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult wait_lane(struct context *context, uint32_t lane, uint64_t count) {
+  if (context->slot == SG_NONE)
+    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  struct sg_lane *shared = &shared_of(context)->lanes[lane];
+  return wait_for(context, &shared->completed, count, lane, shared->submitted_ns);
+}
+
+CUresult wait_event(struct context *context, uint32_t event, uint64_t seq) {
+  if (context->slot == SG_NONE)
+    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  struct sg_event *shared = &shared_of(context)->events[event];
+  return wait_for(context, &shared->completed, seq, shared->lane, shared->mark_ns);
+}
+
+CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item) {
+  struct sg_context *shared = shared_of(context);
+  for (bool advanced = false;; advanced = true) {
+    CUresult result = context_error(context);
+    if (result)
+      return result;
+    if (shared->lanes[lane].pending < SG_QUEUE && (*item = sg_item_new(shared)))
+      return CUDA_SUCCESS;
+    if (!advanced) {
+      sg_advance(&process.state, sg_now());
+      continue;
+    }
+    look_at_words();
+    if (effects_due() && !in_host_function) {
+      sg_unlock(&process.state);
+      run_effects();
+    } else {
+      /* Room for one: the head's end. When the context's items ran out, that is as good a guess as any. */
+      const struct sg_lane *full = &shared->lanes[lane];
+      sleep_for(context, lane, full->head == SG_NONE ? full->done_ns : shared->items[full->head].mark_ns);
+    }
+    sg_lock_advanced(&process.state);
+  }
+}
