@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -244,14 +245,17 @@ def another_abi(directory: Path) -> None:
 
 @pytest.mark.parametrize("ruin", [cut_short, another_abi, lambda directory: (directory / "terms").unlink(), None])
 def test_without_a_usable_region_the_librarys_answers_pass(
-    share: Shares, use: Use, smi: Smi, ruin: Callable[[Path], None] | None
+    share: Shares, use: Use, smi: Smi, ruin: Callable[[Path], None] | None, tmp_path: Path
 ) -> None:
     ours = share({0: CAP})
     other = use(0, 1000, 9000, 64 * MIB)
+    region = tmp_path / "ruined"  # the agent would mend its own
+    shutil.copytree(ours["SHAREPOD_REGION"], region, ignore=shutil.ignore_patterns("bell"))
     if ruin is None:
-        ours |= {"SHAREPOD_REGION": "/nowhere"}
+        shutil.rmtree(region)
     else:
-        ruin(Path(ours["SHAREPOD_REGION"]))
+        ruin(region)
+    ours |= {"SHAREPOD_REGION": str(region)}
     shown = smi(ours)[0]
     assert shown["memory"] == [H200, 64 * MIB, H200 - 64 * MIB]
     assert shown["lists"]["ComputeRunningProcesses_v3"] == said([other.pid])
