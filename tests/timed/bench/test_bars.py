@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from bench.bars import costs, figures, memory, neighbours, pauses, shares, streams
-from bench.bars.bar import BILL, BILL_ABOVE, KEPT, LATENCY, LAUNCH, LIMIT_ERROR, LIMIT_PAUSE, STALL
+from bench.bars.bar import ALLOCATION, BILL, BILL_ABOVE, KEPT, LATENCY, LAUNCH, LIMIT_ERROR, LIMIT_PAUSE, STALL
 from bench.bars.rig import run
 from bench.bars.simulated import SimulatedRig
 from bench.scale import TEST
+from bench.table import Line
 from rig.loads import MS, SECOND, Case
 
 pytestmark = pytest.mark.timeout(240)
@@ -52,8 +53,8 @@ def test_saturated_shares_get_and_pay_for_what_they_asked_for_and_lose_little(ca
     within_twice(measured)
 
 
-# A slow host has a microsecond of each launch into an empty stream billed where launches take 5 µs to arrive: 2 % of the
-# shortest bursts, which are judged on the device where they arrive at once. `make bench` judges them on the other, too.
+# A slow host has a microsecond of each launch into an empty stream billed where launches take 5 µs to arrive: 2 % of
+# the shortest bursts. Those are judged where launches arrive at once; `make bench` judges them on the other device too.
 @pytest.mark.parametrize(
     ("number", "profile"),
     [(0, "ideal"), (1, "typical"), (3, "typical"), (5, "typical"), (7, "ideal"), (9, "ideal")],
@@ -93,10 +94,21 @@ def test_a_limit_holds_on_an_idle_device_and_is_smooth() -> None:
     within_twice(measured)
 
 
-def test_a_launch_through_the_open_gate_costs_nanoseconds() -> None:
+@pytest.fixture(scope="module")
+def launch() -> Line:
+    """What the hook adds to a launch on an empty driver."""
     line, *_ = costs.launch(RIG)
-    slowness = max(1, figures.median(line.detail["bare_ns"]) / BARE_LAUNCH_NS)
-    assert float(line.result.split()[0]) <= 2 * LAUNCH.bound * slowness, line.detail
+    return line
+
+
+@pytest.fixture(scope="module")
+def slowness(launch: Line) -> float:
+    """How much longer a call takes on this machine than on that of bench/results, at least 1."""
+    return max(1, figures.median(launch.detail["bare_ns"]) / BARE_LAUNCH_NS)
+
+
+def test_a_launch_through_the_open_gate_costs_nanoseconds(launch: Line, slowness: float) -> None:
+    assert float(launch.result.split()[0]) <= 2 * LAUNCH.bound * slowness, launch.detail
 
 
 def test_a_latency_share_beside_batch_stays_near_its_solo_latency() -> None:
@@ -109,12 +121,12 @@ def test_a_latency_share_beside_batch_stays_near_its_solo_latency() -> None:
     within_twice(measured)
 
 
-def test_the_memory_cap_is_exact_and_nothing_leaks() -> None:
+def test_the_memory_cap_is_exact_and_nothing_leaks(slowness: float) -> None:
     lines, (pair, anywhere) = memory.caps(RIG), memory.beside_many(RIG)
     assert [line for line in lines if line.met is False] == []
-    assert float(pair.result.split()[0]) <= 200, pair.detail
+    assert float(pair.result.split()[0]) <= 2 * ALLOCATION.bound * slowness, pair.detail
     added, cold = (int(word) for word in anywhere.result.split() if word.isdigit())
-    assert added - cold <= 200, anywhere.detail
+    assert added - cold <= 2 * ALLOCATION.bound * slowness, anywhere.detail
     exact = [line.what.split(": ")[1].split(",")[0] for line in lines if line.met and "memory cap" in line.what]
     assert set(exact) >= {"linear", "managed", "pitched"}
 
