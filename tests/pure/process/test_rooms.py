@@ -47,3 +47,8 @@ def test_the_readme_of_a_room_is_short_and_names_every_file(room: str) -> None:
     told = readme + "".join(path.read_text() for path in (REPO_ROOT / room).glob("*/README.md"))
     missing = [path.name for path in code(room) if not re.search(rf"`[^`]*\b{re.escape(path.name)}`", told)]
     assert [name for name in missing if not name.startswith("trampoline")] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_image_is_built_of_all_rooms(room: str) -> None:
+    assert f"!{room}" in (REPO_ROOT / ".dockerignore").read_text().splitlines()
