@@ -227,15 +227,24 @@ void sp_bill_closed(struct sp_node_device *device, struct sp_member *member) {
   charge(device, member, mine_ns, charged_ns, device->billed_until_ns);
 }
 
+/* When the last of what a member's processes tell now had run, as they say. */
+static uint64_t beside_until(const struct sp_member *member, uint64_t now_ns) {
+  int32_t ago_us = (int32_t)((uint32_t)(now_ns / 1000) - member->beside_until_us);
+  return ago_us > 0 ? now_ns - (uint64_t)ago_us * 1000 : now_ns;
+}
+
 /* Work that had stood behind a wait ran outside every turn of its share: that pays for it, and the turn beside which it
- * ran does not. */
+ * ran does not. No more is believed than has passed since the end of what was told before: the news of that may have
+ * come late. */
 void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns) {
   if (member->beside_ns == 0)
     return;
-  uint64_t most_ns = now_ns - member->beside_billed_ns;
+  uint64_t most_ns = now_ns - member->beside_billed_ns, until_ns = beside_until(member, now_ns);
   int64_t beside_ns = (int64_t)(member->beside_ns < most_ns ? member->beside_ns : most_ns);
   member->beside_ns = 0;
-  member->beside_billed_ns = now_ns;
+  member->beside_billed_ns += (uint64_t)beside_ns; /* however long ago it is said to have ended */
+  if (member->beside_billed_ns < until_ns)
+    member->beside_billed_ns = until_ns;
   sp_bill(device, now_ns);
   member->usage.beside_ns += (uint64_t)beside_ns;
   book(device, member, beside_ns, beside_ns, now_ns);
@@ -245,7 +254,6 @@ void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uin
   struct sp_member *payer = payers[0];
   if (payer == member || !payer->begun_ns)
     return;
-  uint64_t until_ns = now_ns - (uint64_t)((uint32_t)(now_ns / 1000) - member->beside_until_us) * 1000;
   int64_t part_ns = (int64_t)until_ns - (int64_t)payer->begun_ns; /* before that it was another's turn */
   part_ns = part_ns < beside_ns ? part_ns : beside_ns;
   if (part_ns > (int64_t)payer->turn_charged_ns)

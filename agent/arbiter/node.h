@@ -128,7 +128,7 @@ struct sp_member {
   int64_t owed_used_ns, owed_charged_ns; /* <= 0: counted too much, to be left out of what comes next */
   uint64_t beside_ns;                    /* so much ran outside every turn and is not billed yet */
   uint32_t beside_until_us;              /* … and had ended then: the lower half */
-  uint64_t beside_billed_ns;             /* when that was billed last: no more than passed since is believed */
+  uint64_t beside_billed_ns;             /* up to when that is billed: no more than passed since is believed */
   int64_t put_off_ns;                    /* by which its processes' work of known lengths took longer */
   int64_t beside_turn_ns;                /* work of others beside this turn */
   int64_t changes_ns;                    /* for so long at most the device has changed to that and back */

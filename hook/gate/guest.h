@@ -90,6 +90,7 @@ struct sp_lane {
   CUevent events[SP_LANE_EVENTS]; /* a ring: created on demand, reused in order */
   uint32_t next_event;
   uint32_t pieces;     /* launches and markers that the driver was given up to the last marker */
+  bool start_idle;     /* … behind nothing: stamped at once */
   uint64_t start_ns;   /* when … */
   CUevent start_event; /* recorded ahead of the first work of a turn */
   /* the keeper's own */
@@ -179,7 +180,9 @@ struct sp_device {
     int64_t offset_ns[2];     /* smallest (host - device) in this second and in the one before */
     int64_t least_ns[2];      /* what it is at least */
     int64_t guess_ns;         /* the nearest guess of it, … */
-    bool tight;               /* … between two bounds near each other; else it may be too large */
+    bool idle[2];             /* an idle stream's event is among what least_ns is of: it is near the mapping */
+    bool tight;               /* … between two such bounds near each other; else it may be too large */
+    int64_t low_ns;           /* it is no less, where the bounds are near each other; else guess_ns */
     int64_t record_ns;        /* what the record of an event into an empty stream takes to be stamped, by that guess */
     int64_t arrival_ns;       /* the usual (host at a launch into an empty stream - device at its start), … */
     uint64_t arrival_seen_ns; /* … as seen for a launch at this time last; 0: never */

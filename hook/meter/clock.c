@@ -4,7 +4,8 @@
  * between host and device that wake-ups saw in the last one to two seconds bounds the mapping from above (a wake-up can
  * be late, never early): work is said to have finished then, never too early. The largest difference that the recording
  * of an event saw bounds it from below (no event is stamped before it is recorded; behind an empty stream it is at
- * once): where the two are near each other, that is the better guess of when it ended, for the account alone.
+ * once): where it saw such a stream and the two are near each other, that is the better guess of when it ended, for the
+ * account alone.
  *
  * The driver tells elapsed times between events of one context alone. So each context has a scale of its own, and the
  * host's clock joins them.
@@ -17,6 +18,7 @@
 #include "hook/gate/guest.h"
 
 #define WINDOW_NS 1000000000u
+#define EVENT_NS  5000    /* an event takes less on the device */
 #define EARLY_NS  2000    /* what the bounds of the clocks are wrong by at most */
 #define TIGHT_NS  100000u /* an event recorded on an idle device is stamped at once: so near it is believed */
 
@@ -39,7 +41,8 @@ static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
     clock->waits[1] = clock->waits[0];
     clock->offset_ns[0] = offset_ns;
     clock->least_ns[0] = INT64_MIN;
-    clock->waits[0] = false;
+    clock->idle[1] = clock->idle[0];
+    clock->waits[0] = clock->idle[0] = false;
     clock->window_ns = now_ns;
   } else if (offset_ns < clock->offset_ns[0]) {
     clock->offset_ns[0] = offset_ns;
@@ -57,14 +60,22 @@ static int64_t least(const struct sp_clock *clock) {
   return clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
 }
 
-/* At `host_ns` the device's clock showed `device_ns`, or more. */
-static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device_ns) {
+/* At `host_ns` the device's clock showed `device_ns`, or more; about as much if the stream was `idle`. */
+static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device_ns, bool idle) {
+  clock->idle[0] |= idle;
   int64_t least_ns = (int64_t)host_ns - device_ns;
   if (least_ns > clock->least_ns[0])
     clock->least_ns[0] = least_ns;
   for (int second = 0; second < 2; second++)
     if (clock->offset_ns[second] < least_ns)
       clock->offset_ns[second] = least_ns;
+}
+
+/* An edge alone that is stamped well after what its stream was given before: nothing ran there when it was recorded. */
+static bool was_idle(const struct sp_clock *clock, const struct sp_marker *marker) {
+  const struct sp_lane *lane = marker->lane;
+  return !marker->launches && !marker->awaits &&
+         (lane->scale != clock->scale || clock->device_ns - lane->ended_ns > EVENT_NS);
 }
 
 static bool knows_arrival(const struct sp_clock *clock, uint64_t launched_ns) {
@@ -128,22 +139,24 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
     clock->least_ns[0] = clock->least_ns[1] = INT64_MIN;
     clock->arrival_seen_ns = 0;
-    clock->waits[0] = clock->waits[1] = false;
+    clock->waits[0] = clock->waits[1] = clock->idle[0] = clock->idle[1] = false;
     clock->window_ns = now_ns;
     before_ns = 0;
   }
-  learn_least(clock, marker->recorded_ns, clock->device_ns);
+  learn_least(clock, marker->recorded_ns, clock->device_ns, was_idle(clock, marker));
   clock->started = start && !sp_load(&start->dead) && start->context == clock->context &&
                    sp_clock_elapsed_ns(start->start_event, marker->event, &start_ns) && start_ns >= 0;
   clock->start_ns = clock->device_ns - start_ns;
   if (clock->started)
-    learn_least(clock, start->start_ns, clock->start_ns);
+    learn_least(clock, start->start_ns, clock->start_ns, start->start_idle);
   if (clock->device_ns > clock->latest_ns)
     clock->latest_ns = clock->device_ns;
   int64_t most_ns = sp_clock_most_ns(clock), least_ns = least(clock);
-  clock->tight = least_ns > most_ns - TIGHT_NS;
+  bool near = least_ns > most_ns - TIGHT_NS;
+  clock->tight = near && (clock->idle[0] || clock->idle[1]);
   clock->sure = clock->tight || clock->waits[0] || clock->waits[1];
-  clock->guess_ns = clock->tight && least_ns < most_ns ? least_ns : most_ns;
+  clock->low_ns = near && least_ns < most_ns ? least_ns : most_ns;
+  clock->guess_ns = clock->tight ? clock->low_ns : most_ns;
   uint64_t finished_ns = (uint64_t)(clock->latest_ns + most_ns);
   if (finished_ns < before_ns) /* work ends in the order of its markers, whatever the mapping says */
     finished_ns = before_ns;

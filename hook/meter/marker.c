@@ -54,7 +54,7 @@ static struct sp_bounds bounds_of(const struct sp_device *device, const struct s
   const struct sp_lane *lane = marker->lane;
   bool exact = is_exact(marker);
   int64_t first_ns = (int64_t)marker->first_ns - clock->guess_ns;
-  int64_t recorded_ns = (int64_t)marker->recorded_ns - clock->guess_ns;
+  int64_t recorded_ns = (int64_t)marker->recorded_ns - clock->low_ns;
   struct sp_bounds bounds = {
       .from_ns = sp_clock_arrived_ns(clock, marker->first_ns), .end_ns = clock->device_ns, .empty = true};
   bounds.least_ns = exact ? (int64_t)marker->first_ns - sp_clock_most_ns(clock) : first_ns;

@@ -160,6 +160,7 @@ void sp_lane_start(struct sp_lane *lane) {
   if (!driver->cuEventCreate || !driver->cuEventRecord || pthread_mutex_trylock(&lane->lock))
     return;
   bool entered = sp_context_enter(lane->context);
+  lane->start_idle = !sp_load(&lane->awaits);
   lane->start_ns = sp_now_ns();
   if (lane->live && !lane->dead &&
       (lane->start_event || driver->cuEventCreate(&lane->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&

@@ -257,6 +257,29 @@ def test_a_turn_that_goes_on_with_the_last_ones_work_has_used_what_ran_before_it
     assert bill.paid(0)[:2] == (10 * MS, 10 * MS)
 
 
+def test_late_news_of_what_ran_beside_takes_nothing_from_what_is_told_next(bill: Bill) -> None:
+    for round_ns in (0, 10 * MS, 20 * MS):
+        bill.now_ns = round_ns + 6 * MS  # a slow host: it hears of the first when the second has ended, too
+        bill.beside(0, 2 * MS, ended_ns=round_ns + 4 * MS)
+        bill.now_ns = round_ns + 6 * MS + MS // 10
+        bill.beside(0, 2 * MS, ended_ns=round_ns + 6 * MS)
+    assert bill.paid(0)[:2] == (12 * MS, 12 * MS)
+
+
+@pytest.mark.parametrize(
+    ("ended_ns", "billed_ns"),
+    [(0, 7 * MS), (3 * MS, 7 * MS), (99 * MS, 6 * MS)],
+    ids=["long ago", "before", "to come"],
+)
+def test_no_more_ran_beside_than_has_passed_whenever_it_is_said_to_have_ended(
+    bill: Bill, ended_ns: int, billed_ns: int
+) -> None:
+    for now_ns in (5 * MS, 6 * MS, 7 * MS):
+        bill.now_ns = now_ns
+        bill.beside(0, 4 * MS, ended_ns=ended_ns)
+    assert bill.paid(0)[:2] == (billed_ns, billed_ns)
+
+
 def test_no_more_ran_beside_than_has_passed_since_that_was_billed_last(bill: Bill) -> None:
     bill.now_ns = 5 * MS
     bill.beside(0, 99 * MS, ended_ns=5 * MS)

@@ -105,6 +105,10 @@ class Meter:
         self._call("await", stream)
         self.launch(stream, key, takes_ns)
 
+    def calls(self, ns: int) -> None:
+        """Let each call of the driver take so long of the program's time."""
+        self._call("calls", ns)
+
     def drift(self, part: float) -> None:
         self._library.meter_drift(ctypes.c_double(part))
 
@@ -374,6 +378,27 @@ def test_a_kernel_that_still_runs_when_it_is_marked_is_not_taken_for_one_that_ha
         billed += meter.billed
         meter.pause(1000 * US)
     assert billed / 300 == pytest.approx(20 * US, abs=unsure_ns(delays) + 1500)
+
+
+@EACH
+@pytest.mark.parametrize("call_us", [2, 5, 30])
+@pytest.mark.parametrize("rest_us", [0, 12, 38, 90])
+@pytest.mark.parametrize("length_us", [20, 500])
+def test_what_is_left_of_each_wait_at_its_record_is_not_taken_from_what_runs_behind_it(
+    library: ctypes.CDLL, length_us: int, rest_us: int, call_us: int, delays: tuple[float, ...]
+) -> None:
+    meter, key, billed = Meter(library, *delays), next(KEYS), 0
+    dice = random.Random(7)
+    for _ in range(200):
+        meter.calls(dice.choice((1, 1, call_us)) * US)  # now and then the host is slow, and comes when the wait is over
+        meter.turn()
+        meter.launch_behind(0, rest_us * US, key, length_us * US)
+        meter.synchronize()
+        billed += meter.billed
+        meter.pause(1000 * US)
+    few_ns = unsure_ns(delays) + 1500
+    assert -100 <= meter.predicted(key) - length_us * US <= few_ns
+    assert -100 <= billed / 200 - length_us * US <= few_ns
 
 
 @EACH

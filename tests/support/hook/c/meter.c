@@ -18,7 +18,6 @@ static int sleep_virtually(const struct timespec *span, struct timespec *rest);
 #define SKEW_NS 86400000000000
 #define EVENTS  4096u
 #define GONE    INT64_MIN
-#define CALL_NS 1000 /* of the program's time, for each call of the driver */
 
 struct sp_guest sp_guest;
 static CUcontext current, contexts[STREAMS];
@@ -29,6 +28,7 @@ static struct sp_driver driver;
 static double drift;                /* of the device's clock, as a part of the time */
 static int64_t now_ns = 1000000000; /* no stream had an edge lately */
 static int64_t free_ns[STREAMS], stamps[EVENTS], launch_ns, record_ns, event_ns, late_ns, slept_ns;
+static int64_t call_ns; /* of the program's time, for each call of the driver */
 static uint32_t event_count;
 
 static struct sp_device *device(void) {
@@ -57,7 +57,7 @@ static CUresult event_record(CUevent event, CUstream stream) {
   int64_t *free = &free_ns[(uintptr_t)stream - 3], at_ns = later(now_ns + record_ns, *free);
   *(int64_t *)(void *)event = at_ns + (int64_t)(drift * (double)at_ns) + SKEW_NS;
   *free = at_ns + event_ns;
-  now_ns += CALL_NS;
+  now_ns += call_ns;
   return CUDA_SUCCESS;
 }
 
@@ -195,6 +195,7 @@ void meter_start(int64_t launch, int64_t record, int64_t event, int64_t late) {
   event_ns = event;
   late_ns = late;
   slept_ns = 0;
+  call_ns = 1000;
   drift = 0;
   event_count = 0;
   driver.cuEventCreate = event_create;
@@ -268,7 +269,7 @@ int64_t meter_launch(uint32_t stream, uint64_t key, int64_t takes_ns) {
   sp_gate_enter(&pass, (void *)(uintptr_t)(stream + 3), false, key);
   int64_t begin_ns = later(now_ns + launch_ns, free_ns[stream]);
   free_ns[stream] = begin_ns + takes_ns;
-  now_ns += CALL_NS;
+  now_ns += call_ns;
   sp_gate_leave(&pass, CUDA_SUCCESS);
   return begin_ns;
 }
@@ -363,6 +364,10 @@ int64_t meter_stretch(void) {
 
 int64_t meter_predicted(uint64_t key) {
   return (int64_t)sp_unit_find(key)->predicted_ns;
+}
+
+void meter_calls(int64_t ns) {
+  call_ns = ns;
 }
 
 void meter_drift(double part) {
