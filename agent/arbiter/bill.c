@@ -78,12 +78,20 @@ static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
   return used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
 }
 
-/* What passed until then while the share paid for it. */
-static int64_t paid_ns(const struct sp_member *member, uint64_t until_ns) {
+/* Until when its work ran, but no later than then. */
+static uint64_t ran_until(const struct sp_member *member, uint64_t until_ns) {
   const struct sp_view *view = &member->view;
-  if (!view->running && view->entered && view->ended_ns < until_ns)
-    until_ns = view->ended_ns;
-  return (int64_t)until_ns - (int64_t)member->begun_ns - member->others_ns;
+  return !view->running && view->entered && view->ended_ns < until_ns ? view->ended_ns : until_ns;
+}
+
+/* What passed until then while the share paid for it. What others have paid after its end they have not paid of that.
+ */
+static int64_t paid_ns(const struct sp_member *member, uint64_t until_ns) {
+  int64_t end_ns = (int64_t)ran_until(member, until_ns), others_ns = member->others_ns;
+  int64_t late_ns = end_ns - (int64_t)member->cogranted_ns;
+  if (member->cogranted && late_ns < member->others_late_ns)
+    others_ns -= member->others_late_ns - (late_ns > 0 ? late_ns : 0);
+  return end_ns - (int64_t)member->begun_ns - others_ns;
 }
 
 /* What the turn has used until then: what its processes say, but no more than passed while the share paid for it. A
@@ -99,7 +107,8 @@ void sp_bill_begin(struct sp_member *member) {
   member->cut = NULL;
   member->cut_ns = 0;
   member->turn_used_ns = member->turn_charged_ns = member->begun_ns = 0;
-  member->others_ns = member->turn_alone_ns = member->turn_idle_ns = member->turn_forgiven_ns = 0;
+  member->others_ns = member->others_late_ns = member->turn_alone_ns = member->turn_idle_ns = member->turn_forgiven_ns =
+      0;
   member->put_off_ns = member->beside_turn_ns = member->changes_ns = 0;
   int64_t grace_ns = member->grace_ns + SP_FREE_NS;
   member->grace_ns = grace_ns < SP_GRACE_NS ? grace_ns : SP_GRACE_NS;
@@ -141,6 +150,7 @@ static void bill(struct sp_node_device *device, uint64_t until_ns) {
     int64_t charged_ns = elapsed_ns / count, used_ns = charged_ns;
     if (count > 1) {
       member->others_ns += elapsed_ns - charged_ns;
+      member->others_late_ns += member->cogranted ? elapsed_ns - charged_ns : 0;
       member->usage.estimated_ns += (uint64_t)charged_ns;
     } else if (!member->by_clock && !member->view.torn) {
       if (member->holding && !member->view.entered)
@@ -271,10 +281,53 @@ void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uin
   charge(device, payer, used_ns < 0 ? used_ns : 0, -part_ns, now_ns);
 }
 
-void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
+/* Time that a share was billed and has not used: it goes to who used it. */
+struct refund {
+  int64_t used_ns, charged_ns;
+};
+
+static int64_t take(int64_t *from_ns, int64_t most_ns) {
+  int64_t part_ns = *from_ns < most_ns ? *from_ns : most_ns;
+  *from_ns -= part_ns;
+  return part_ns;
+}
+
+/* The turn has ended before the drain of an earlier one, as far as is known. */
+static void note_unpaid(const struct sp_node_device *device, struct sp_member *member) {
+  int64_t ran_ns = (int64_t)ran_until(member, device->billed_until_ns) - (int64_t)member->granted_ns;
+  int64_t used_ns = said_used(member, device->billed_until_ns);
+  if (!member->by_clock && !member->view.torn)
+    member->unpaid_ns = (used_ns < ran_ns ? used_ns : ran_ns) - (int64_t)member->turn_used_ns;
+}
+
+static void pay_unpaid(struct sp_node_device *device, struct refund *refund) {
+  for (int index = 0; index < device->policy.top; index++) {
+    struct sp_member *member = device->members[index];
+    if (!member || member->unpaid_ns <= 0)
+      continue;
+    int64_t part_ns = take(&refund->used_ns, member->unpaid_ns);
+    member->unpaid_ns = 0; /* the rest was an earlier drain's, or never used */
+    book(device, member, part_ns, take(&refund->charged_ns, part_ns), device->billed_until_ns);
+  }
+}
+
+static void pay_holder(struct sp_node_device *device, struct refund *refund) {
+  struct sp_member *holder = device->holder;
+  uint64_t begun_ns = holder->begun_ns ? holder->begun_ns : device->billed_until_ns;
+  int64_t most_ns = holder->others_ns; /* what passed before its grant was never its own */
+  if (begun_ns > holder->granted_ns)
+    most_ns += (int64_t)(begun_ns - holder->granted_ns);
+  int64_t part_ns = take(&refund->used_ns, most_ns), back_ns = take(&refund->charged_ns, part_ns);
+  if (holder->begun_ns) /* else it begins where the drain has ended */
+    holder->others_ns -= part_ns;
+  charge(device, holder, 0, back_ns - forgive(holder, back_ns), device->billed_until_ns);
+}
+
+/* Returns what was taken back. */
+static struct refund take_back(struct sp_node_device *device, struct sp_member *member) {
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
-  if (member->by_clock || member->view.torn || over_ns <= 0)
-    return;
+  if (over_ns <= 0 || member->by_clock || member->view.torn)
+    return (struct refund){0};
   /* What kept nobody out and was not used after all is not charged either. */
   int64_t alone_ns = over_ns < member->turn_alone_ns ? over_ns : member->turn_alone_ns;
   if (member->cogranted)
@@ -282,16 +335,16 @@ void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
   member->turn_alone_ns -= alone_ns;
   int64_t forgiven_ns = forgive(member, over_ns - alone_ns);
   charge(device, member, -over_ns, -alone_ns - forgiven_ns, device->billed_until_ns);
-  if (member->cogranted && device->holder) { /* its drain was not late, only the news of it: the time was another's */
-    struct sp_member *holder = device->holder;
-    uint64_t begun_ns = holder->begun_ns ? holder->begun_ns : device->billed_until_ns;
-    int64_t most_ns = holder->others_ns; /* what passed before its grant was never its own */
-    if (begun_ns > holder->granted_ns)
-      most_ns += (int64_t)(begun_ns - holder->granted_ns);
-    int64_t part_ns = over_ns < most_ns ? over_ns : most_ns;
-    int64_t back_ns = forgiven_ns < part_ns ? forgiven_ns : part_ns;
-    if (holder->begun_ns) /* else it begins where this one ended */
-      holder->others_ns -= part_ns;
-    charge(device, holder, 0, back_ns - forgive(holder, back_ns), device->billed_until_ns);
+  return (struct refund){.used_ns = over_ns, .charged_ns = forgiven_ns};
+}
+
+void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
+  struct refund refund = take_back(device, member);
+  if (member->draining && device->drains[0] != member) {
+    note_unpaid(device, member);
+    return;
   }
+  pay_unpaid(device, &refund); /* its drain was not late, only the news of it: the time was another's */
+  if (member->cogranted && device->holder)
+    pay_holder(device, &refund);
 }

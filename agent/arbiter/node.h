@@ -108,19 +108,22 @@ struct sp_member {
   /* the turn; valid while holding or draining */
   bool holding;
   bool draining;
-  bool late;      /* granted while its last turn had not drained */
-  bool overdue;   /* … and others ran beside that */
-  bool cogranted; /* its drain is late: others run beside it */
-  bool reserves;  /* the device, for its gang: the policy has chosen it, and counts it as idle */
-  bool lent;      /* its turn is on a device that another one reserves */
-  bool follows;   /* its turn is for what another device of its gang spins for */
-  uint32_t turn;  /* the odd word */
+  bool late;             /* granted while its last turn had not drained */
+  bool overdue;          /* … and others ran beside that */
+  bool cogranted;        /* its drain is late: others run beside it, … */
+  uint64_t cogranted_ns; /* … since then */
+  bool reserves;         /* the device, for its gang: the policy has chosen it, and counts it as idle */
+  bool lent;             /* its turn is on a device that another one reserves */
+  bool follows;          /* its turn is for what another device of its gang spins for */
+  uint32_t turn;         /* the odd word */
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
   uint64_t slices_ns; /* when the hardware's slices of the turn began: with the end of the work before it */
   /* the turn's account, see bill.c */
   uint64_t turn_used_ns, turn_charged_ns;
   uint64_t begun_ns;                     /* since when it pays for the device's time; 0: not yet */
   int64_t others_ns;                     /* what others have paid of the time since then */
+  int64_t others_late_ns;                /* … of which since its drain was late */
+  int64_t unpaid_ns;                     /* > 0: used in its last turn while an earlier one's drain lasted, they said */
   int64_t turn_alone_ns;                 /* charged as used while nobody waited */
   int64_t turn_idle_ns;                  /* while others waited: not used */
   int64_t turn_forgiven_ns;              /* of that, not charged */

@@ -116,6 +116,7 @@ void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_bill(device, now_ns);
   member->cogranted = true;
+  member->cogranted_ns = now_ns;
   member->usage.cogrants++;
   sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->gang->paused, now_ns);
   sp_policy_end(&device->policy, member->policy, now_ns);

@@ -28,6 +28,7 @@ void lab_begin(uint64_t now_ns) {
                                         .deadline_ns = UINT64_MAX,
                                         .beside_billed_ns = now_ns,
                                         .policy = sp_policy_add(&device.policy, 25000, SP_POLICY_WHOLE, 1, now_ns)};
+    device.members[members[index].policy] = &members[index];
   }
 }
 
@@ -69,24 +70,33 @@ void lab_say(int share, uint64_t now_ns, uint64_t used_ns, uint32_t running, uin
   member->scanned_ns = now_ns;
 }
 
-void lab_close(int share) {
+void lab_close(int share, uint64_t now_ns) {
+  sp_bill(&device, now_ns);
   members[share].holding = false;
   members[share].draining = true;
   device.holder = NULL;
   device.drains[device.draining++] = &members[share];
 }
 
-void lab_cogrant(int share) {
+void lab_cogrant(int share, uint64_t now_ns) {
+  sp_bill(&device, now_ns);
   members[share].cogranted = true;
+  members[share].cogranted_ns = now_ns;
 }
 
-/* As the end of a turn does it: `share` drains alone. */
+/* As the end of a turn does it. */
 void lab_drained(int share, uint64_t now_ns) {
+  struct sp_member *member = &members[share];
   sp_bill(&device, now_ns);
-  sp_bill_correct(&device, &members[share]);
-  members[share].draining = members[share].cogranted = false;
-  device.drained_ns = device.ended_ns = now_ns;
-  device.draining = 0;
+  sp_bill_correct(&device, member);
+  device.drained_ns = now_ns;
+  device.ended_ns = member->view.entered && member->view.ended_ns < now_ns ? member->view.ended_ns : now_ns;
+  uint32_t left = 0;
+  for (uint32_t index = 0; index < device.draining; index++)
+    if (device.drains[index] != member)
+      device.drains[left++] = device.drains[index];
+  device.draining = left;
+  member->draining = member->cogranted = false;
 }
 
 /* Its work took so much longer than is known of it. */

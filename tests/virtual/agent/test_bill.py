@@ -39,9 +39,18 @@ class Bill:
     def grant(self, share: int, *, contended: bool = True) -> None:
         self.lab.lab_grant(share, self.at(self.now_ns), contended)
 
-    def say(self, share: int, used_ns: int, running: int = 0) -> None:
-        """Have its processes say what they have used in this turn, and how many of them still run."""
-        self.lab.lab_say(share, self.at(self.now_ns), ctypes.c_uint64(used_ns), running, self.at(self.now_ns))
+    def say(self, share: int, used_ns: int, running: int = 0, ended_ns: int | None = None) -> None:
+        """Have its processes say what they have used in this turn, how many of them still run, and when that ended."""
+        until = self.at(self.now_ns if ended_ns is None else ended_ns)
+        self.lab.lab_say(share, self.at(self.now_ns), ctypes.c_uint64(used_ns), running, until)
+
+    def close(self, share: int) -> None:
+        """End its turn; its work runs on."""
+        self.lab.lab_close(share, self.at(self.now_ns))
+
+    def drained(self, share: int) -> None:
+        """Hear of the end of its turn."""
+        self.lab.lab_drained(share, self.at(self.now_ns))
 
     def bill(self, passed_ns: int) -> None:
         self.now_ns += passed_ns
@@ -52,8 +61,8 @@ class Bill:
         self.grant(share)
         self.now_ns += lasts_ns
         self.say(share, used_ns)
-        self.lab.lab_close(share)
-        self.lab.lab_drained(share, self.at(self.now_ns))
+        self.close(share)
+        self.drained(share)
 
     def beside(self, share: int, ran_ns: int, ended_ns: int) -> None:
         self.lab.lab_beside(share, self.at(self.now_ns), ctypes.c_uint64(ran_ns), self.at(ended_ns))
@@ -106,10 +115,10 @@ def test_idle_time_that_is_told_late_is_charged_only_where_it_kept_others_out(
     if contended_ns:
         bill.lab.lab_contend(0, True)
         bill.bill(contended_ns)
-    bill.lab.lab_close(0)
+    bill.close(0)
     bill.bill(drained_ns)
     bill.say(0, 20_000)
-    bill.lab.lab_drained(0, bill.at(bill.now_ns))
+    bill.drained(0)
     bill.turn(0, 20 * MS, used_ns=20 * MS)  # counters never fall: it is left out of what comes next
     assert bill.paid(0)[:2] == (20 * MS + 20_000, 20 * MS + charged_ns + 20_000 * (not charged_ns))
 
@@ -164,8 +173,8 @@ def test_shares_that_overlap_pay_for_their_part_and_it_is_estimated(bill: Bill) 
     bill.grant(0)
     bill.say(0, 0, running=1)
     bill.bill(10 * MS)
-    bill.lab.lab_close(0)
-    bill.lab.lab_cogrant(0)
+    bill.close(0)
+    bill.lab.lab_cogrant(0, bill.at(bill.now_ns))
     bill.grant(1)
     bill.say(1, 0, running=1)
     bill.bill(6 * MS)
@@ -177,7 +186,7 @@ def test_a_drain_that_is_not_late_pays_alone(bill: Bill) -> None:
     bill.grant(0)
     bill.say(0, 0, running=1)
     bill.bill(10 * MS)
-    bill.lab.lab_close(0)
+    bill.close(0)
     bill.grant(1)
     bill.bill(2 * MS)
     assert bill.paid(0)[:2] == (12 * MS, 12 * MS)
@@ -221,8 +230,8 @@ def test_nobody_pays_for_the_time_in_which_the_device_changes_to_what_runs_besid
     bill.beside(0, 3 * MS, ended_ns=8 * MS)
     bill.lab.lab_put_off(1, ctypes.c_uint64(put_off_ns))
     bill.bill(10 * MS)
-    bill.lab.lab_close(1)
-    bill.lab.lab_drained(1, bill.at(bill.now_ns))
+    bill.close(1)
+    bill.drained(1)
     bill.turn(1, 10 * MS, used_ns=10 * MS)  # counters never fall: it is left out of what comes next
     assert (bill.paid(0).used, bill.paid(1).used) == (3 * MS, 27 * MS - changed_ns)
 
@@ -241,10 +250,10 @@ def test_what_runs_beside_a_drain_is_left_out_of_its_turn_too(bill: Bill) -> Non
     bill.grant(1)
     bill.say(1, 0, running=1)
     bill.bill(10 * MS)
-    bill.lab.lab_close(1)
+    bill.close(1)
     bill.beside(0, 3 * MS, ended_ns=8 * MS)
     bill.now_ns += 10 * MS
-    bill.lab.lab_drained(1, bill.at(bill.now_ns))
+    bill.drained(1)
     assert (bill.paid(0).used, bill.paid(1).used) == (3 * MS, 17 * MS)
 
 
@@ -255,6 +264,30 @@ def test_a_turn_that_goes_on_with_the_last_ones_work_has_used_what_ran_before_it
     bill.say(0, 0, running=1)  # entered, and granted 2 ms before
     bill.bill(8 * MS)
     assert bill.paid(0)[:2] == (10 * MS, 10 * MS)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["within its bound", "beyond it"])
+@pytest.mark.parametrize("others", [1, 2])
+def test_who_ran_before_the_news_came_that_the_turn_before_had_ended_is_billed_for_that(
+    bill: Bill, others: int, late: bool
+) -> None:
+    bill.grant(0)
+    bill.say(0, 0, running=1)
+    bill.bill(10 * MS)
+    bill.close(0)
+    for share in range(1, 1 + others):
+        bill.grant(share)  # early: its first launch is to follow at once
+        bill.bill(3 * MS // 2)
+        if late:
+            bill.lab.lab_cogrant(0, bill.at(bill.now_ns))
+        bill.bill(MS // 2)
+        bill.say(share, MS, ended_ns=bill.now_ns - MS // 2)
+        bill.close(share)
+        bill.drained(share)
+    bill.say(0, 10 * MS, ended_ns=10 * MS)  # its keeper had no core
+    bill.drained(0)
+    bill.turn(0, 10 * MS, used_ns=10 * MS)  # counters never fall: it is left out of what comes next
+    assert [bill.paid(share).used for share in range(3)] == [20 * MS, MS, MS * (others - 1)]
 
 
 def test_late_news_of_what_ran_beside_takes_nothing_from_what_is_told_next(bill: Bill) -> None:
