@@ -23,8 +23,6 @@ from rig.node import Node
 from rig.programs import Program, fill_command, load_command
 from rig.until import until
 
-pytestmark = pytest.mark.timeout(240)
-
 INTERVAL_S = 1.0
 RUN_S = 14
 RATE_S = 8.0

@@ -55,7 +55,6 @@ async def program(environment: Mapping[str, str], allocations: int) -> AsyncIter
 
 
 @pytest.mark.early
-@pytest.mark.timeout(240)
 async def test_denied_memory_a_stranger_and_a_lost_share_are_told() -> None:
     async with plugin_node() as node:
         pod = await node.admit("pod", {"main": 30})

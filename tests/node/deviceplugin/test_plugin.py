@@ -19,7 +19,6 @@ from rig.until import eventually
 from sharepod.scheduler.feed.usage_server import UsageServer
 from sharepod.scheduler.state.usage import NodeFacts, NodeUse, UsageBook
 
-pytestmark = pytest.mark.timeout(240)
 GIB = 1 << 30
 
 

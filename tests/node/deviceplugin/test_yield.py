@@ -16,7 +16,6 @@ from rig.until import eventually
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
-pytestmark = pytest.mark.timeout(240)
 LIMIT, PAUSE = {"sharepod.io/yield": "limit"}, {"sharepod.io/yield": "pause"}
 MEMORY = {"sharepod.io/memory": "20Gi"}
 

@@ -70,7 +70,16 @@ def test_timed_tests_run_alone_after_the_rest_and_the_status_tells_of_both(
 
 
 LONG = """
+import pathlib, time
 import pytest
+
+@pytest.fixture(scope="session", autouse=True)
+def all_are_here(worker_id):  # else the first worker to start takes over the others' first tests
+    pathlib.Path(f"{worker_id}.here").touch()
+    for _ in range(6000):
+        if len(list(pathlib.Path().glob("*.here"))) == 4:
+            return
+        time.sleep(0.01)
 
 @pytest.mark.parametrize("number", range(20))
 def test_some(number):

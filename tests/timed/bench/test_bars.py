@@ -15,8 +15,6 @@ from bench.scale import TEST
 from bench.table import Line
 from rig.loads import MS, SECOND, Case
 
-pytestmark = pytest.mark.timeout(240)
-
 RIG = SimulatedRig(TEST)
 STREAMS_S = 2
 BARE_LAUNCH_NS = 3

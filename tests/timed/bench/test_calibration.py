@@ -12,8 +12,6 @@ from bench.gpu.host import Host
 from bench.gpu.report import Report
 from bench.scale import DRY
 
-pytestmark = pytest.mark.timeout(240)
-
 SCALE = dataclasses.replace(DRY, slices_ms=250, drift_ms=3500, call_group=32)
 ROWS = ("slices", "visits", "commands", "streams", "start", "events", "calls", "clock")
 PROPERTIES: dict[str, tuple[int | None, int]] = {

@@ -249,10 +249,13 @@ static void interrupt_soon(void) {
   pthread_detach(thread);
 }
 
+static void *word; /* the stream waits until it is not 0, however late the signal comes */
+
 /* Further down the stack than the call that was left. */
 static int goes_on(void) {
   volatile char deeper[10000];
   deeper[0] = 0;
+  __atomic_store_n((uint32_t *)word, 1, __ATOMIC_RELEASE);
   work(usual, NULL, 100);
   CALL(cuCtxSynchronize);
   device_pointer memory = 0;
@@ -265,7 +268,10 @@ static void jumps(const char *out_of) {
   device_pointer memory = 0;
   CALL(cuMemAlloc, &memory, sizeof bytes);
   CALL(cuEventCreate, &event, EVENT_DEFAULT);
+  CALL(cuMemHostAlloc, &word, sizeof(uint32_t), HOST_PORTABLE_MAPPED);
+  __atomic_store_n((uint32_t *)word, 0, __ATOMIC_RELEASE);
   work(usual, NULL, 200);
+  CALL(cuStreamWaitValue32, NULL, (device_pointer)(uintptr_t)word, 1, 0);
   CALL(cuEventRecord, event, NULL);
   interrupt_soon();
   if (!sigsetjmp(back, 1)) {
