@@ -139,7 +139,7 @@ struct sp_device {
   struct sp_report report;
   uint64_t entry_ns; /* when the turn was entered last; report.entered_ns: for the first time */
   bool aside;        /* the turn was given back while work stood: what ends now ran beside others */
-  uint64_t back_ns;  /* entered again while it was like that, and nothing has ended since; else 0 */
+  uint64_t back_ns;  /* entered again while it was like that, and no work has ended later than then; else 0 */
   /* guarded by queue_lock */
   pthread_mutex_t queue_lock;
   struct sp_marker queue[SP_MARKERS_MAX];

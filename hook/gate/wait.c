@@ -70,13 +70,14 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
     if (empty) {
       /* What is launched next begins now, not when the last work ended. */
       sp_store(&device->began_ns, now_ns);
+      sp_store(&device->back_ns, 0);
       __atomic_store_n(&device->fresh_ns, now_ns, __ATOMIC_RELEASE);
     } else if (device->aside) {
       sp_store(&device->began_ns, now_ns);
       __atomic_store_n(&device->back_ns, now_ns, __ATOMIC_RELEASE);
     }
     bool aside = device->aside;
-    device->aside = false;
+    __atomic_store_n(&device->aside, false, __ATOMIC_RELEASE);
     report->held_turn = word;
     report->drained_turn = 0;
     report->residue_until_ns = 0;

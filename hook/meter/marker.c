@@ -146,8 +146,8 @@ static void account_put_off(struct sp_device *device, const struct sp_marker *ma
 static void account(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds bounds) {
   struct sp_clock *clock = &device->clock;
   uint64_t fresh_ns = __atomic_exchange_n(&device->fresh_ns, 0, __ATOMIC_ACQUIRE);
-  uint64_t back_ns = __atomic_exchange_n(&device->back_ns, 0, __ATOMIC_ACQUIRE);
-  bool aside = sp_load(&device->aside);
+  bool aside = __atomic_load_n(&device->aside, __ATOMIC_ACQUIRE); /* first: back_ns is set before it ends */
+  uint64_t back_ns = __atomic_load_n(&device->back_ns, __ATOMIC_ACQUIRE);
   int64_t idle_ns = 0;
   if (fresh_ns) {
     sp_spans_begin(&device->spans, (int64_t)fresh_ns - clock->guess_ns);
@@ -169,8 +169,11 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
     account_beside(device, marker, &bounds, at_ns);
     idle_ns = 0;
     device->ours_ns = INT64_MIN;
-    if (!aside)
+    /* What ended before is followed by more that did, maybe: the turn's own work begins with the first that did not. */
+    if (!aside && bounds.end_ns > at_ns) {
       sp_spans_begin(&device->spans, at_ns);
+      __atomic_compare_exchange_n(&device->back_ns, &back_ns, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }
   } else {
     await_device(device, marker, &bounds, fresh_ns != 0);
     account_put_off(device, marker, &bounds);

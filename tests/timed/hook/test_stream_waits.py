@@ -109,7 +109,7 @@ def billed_to_busy(make_simgpu: MakeSimgpu, directory: Path, body: str, devices:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_wait_in_front_of_kernels_is_not_billed(way: str, make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     body = START + ROUNDS.format(way=WAYS[way], then="set_later(number)" if way == "word" else "")
-    assert billed_to_busy(make_simgpu, tmp_path, body, (0,)) == pytest.approx([1], abs=0.07)
+    assert billed_to_busy(make_simgpu, tmp_path, body, (0,)) == pytest.approx([1], abs=0.05)
 
 
 def test_work_behind_an_event_of_another_device_is_billed_alone(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:

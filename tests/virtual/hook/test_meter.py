@@ -105,6 +105,11 @@ class Meter:
         self._call("await", stream)
         self.launch(stream, key, takes_ns)
 
+    def late(self, ns: int) -> None:
+        """Let the keeper wake so long after an end."""
+        self._late_ns = ns
+        self._call("late", ns)
+
     def calls(self, ns: int) -> None:
         """Let each call of the driver take so long of the program's time."""
         self._call("calls", ns)
@@ -273,6 +278,34 @@ def test_work_that_stood_is_billed_beside_the_other_until_the_next_turn(
         if ran:
             assert meter.beside_until_us * US == pytest.approx(min(end, back), abs=of_an_event)
         assert meter.billed <= LENGTHS[0] + LENGTHS[1] - ran + of_an_event
+
+
+@EACH
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+@pytest.mark.parametrize("after", [0, 1], ids=["nothing more", "and more"])
+def test_all_that_ended_before_the_next_turn_is_billed_beside_however_late_the_keeper_sees_it(
+    library: ctypes.CDLL, after: int, pieces: int, delays: tuple[float, ...]
+) -> None:
+    meter, (key,) = known(library, delays)
+    meter.late(400 * US)
+    for _ in range(3):
+        meter.turn(contended=True)
+        meter.launch(0, key, LENGTHS[0])
+        meter.synchronize()
+        before = meter.beside
+        meter.hold(0, 500 * US)
+        for _ in range(pieces):
+            meter.launch(0, key, LENGTHS[0])
+            end = meter.mark()
+        meter.aside()
+        meter.pause(end - meter.now + 10 * US)
+        meter.grant()
+        for _ in range(1 + after):
+            meter.launch(0, key, LENGTHS[0])
+        meter.synchronize()
+        of_events = pieces * round(sum(delays[:3]) * US)
+        assert meter.beside - before == pytest.approx(pieces * LENGTHS[0], abs=of_events)
+        assert meter.billed == pytest.approx((1 + after) * LENGTHS[0], abs=unsure_ns(delays) + of_events)
 
 
 @pytest.mark.parametrize("alone_us", [20, 2000])

@@ -366,6 +366,10 @@ int64_t meter_predicted(uint64_t key) {
   return (int64_t)sp_unit_find(key)->predicted_ns;
 }
 
+void meter_late(int64_t ns) {
+  late_ns = ns;
+}
+
 void meter_calls(int64_t ns) {
   call_ns = ns;
 }
