@@ -19,11 +19,12 @@
  * by the odd value that opened it, and names are compared for equality only (they wrap after 2^31 turns; 0 is never a
  * word).
  *
- *   process: held_turn = T, drained_turn = 0; fence; word still T?  → launch          (sp_slot_enter)
+ *   process: held_turn = T, drained_turn not T; fence; word still T?  → launch        (sp_slot_enter)
  *   agent:   word = T + 1; fence; any slot with held_turn == T and drained_turn != T?  → wait for it to drain
  *
  * Either the process sees the closed word or the agent sees the entered slot (store, fence, load on both sides): no
  * launch is lost. A process whose work has drained says drained_turn = T; while the word still is T it may enter again.
+ * When it enters the next turn, drained_turn still says so of the one before: the agent may not have read it yet.
  *
  * Who is in a slot is known from an fcntl record lock on one byte of `slots` (offset = slot index): F_GETLK tells the
  * agent the holder's pid in the agent's own namespace.

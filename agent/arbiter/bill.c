@@ -66,6 +66,15 @@ static uint32_t find_payers(const struct sp_node_device *device, struct sp_membe
   return count;
 }
 
+/* How long the work of the turn before ran on in this one, which has been entered. */
+static int64_t ran_on_ns(const struct sp_member *member) {
+  const struct sp_view *view = &member->view;
+  uint64_t until_ns = view->entered_ns;
+  if (view->last_ended_ns && !view->last_runs && view->last_ended_ns < until_ns)
+    until_ns = view->last_ended_ns;
+  return until_ns > member->granted_ns ? (int64_t)(until_ns - member->granted_ns) : 0;
+}
+
 /* What the turn has used until then, as its processes say. While work of another share ran beside it, the device
  * changed to that and back, and did nothing for anybody: they know by how much theirs was put off in all. */
 static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
@@ -73,8 +82,8 @@ static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
   int64_t most_ns = member->beside_turn_ns + member->changes_ns;
   int64_t put_off_ns = member->put_off_ns < most_ns ? member->put_off_ns : most_ns;
   int64_t used_ns = (int64_t)view->used_ns - put_off_ns;
-  if (member->late && view->entered) /* the last turn's work ran on, until they entered this one */
-    used_ns += (int64_t)view->entered_ns - (int64_t)member->granted_ns;
+  if (member->late && view->entered) /* the last turn's work ran on, at most until they entered this one */
+    used_ns += ran_on_ns(member);
   return used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
 }
 
@@ -336,6 +345,21 @@ static struct refund take_back(struct sp_node_device *device, struct sp_member *
   int64_t forgiven_ns = forgive(member, over_ns - alone_ns);
   charge(device, member, -over_ns, -alone_ns - forgiven_ns, device->billed_until_ns);
   return (struct refund){.used_ns = over_ns, .charged_ns = forgiven_ns};
+}
+
+/* The turn was granted before the end of the last one's drain was known, and now it is: that was earlier. */
+void sp_bill_last(struct sp_node_device *device, struct sp_member *member) {
+  const struct sp_view *view = &member->view;
+  if (!member->last_used_ns || !view->entered || !view->last_ended_ns || view->last_runs)
+    return;
+  int64_t over_ns = (int64_t)(member->last_until_ns - view->last_ended_ns);
+  int64_t used_ns = take(&member->last_used_ns, over_ns);
+  member->last_used_ns = 0;
+  if (used_ns <= 0)
+    return;
+  struct refund refund = {.used_ns = used_ns, .charged_ns = forgive(member, used_ns)};
+  book(device, member, -refund.used_ns, -refund.charged_ns, device->billed_until_ns);
+  pay_unpaid(device, &refund);
 }
 
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {

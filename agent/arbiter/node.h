@@ -81,6 +81,8 @@ struct sp_view {
   uint64_t ended_ns;         /* when the last work ended, or the time of the scan: the nearest guess */
   uint64_t used_ns;          /* device time that the processes used in the current turn so far, added up */
   uint32_t running;          /* processes for which that goes on */
+  uint64_t last_ended_ns;    /* when the work of the turn before had ended, if that was not known at the grant; 0 */
+  bool last_runs;            /* … but not that of every process */
   uint64_t launches, passed, memory_used_bytes, longest_unit_ns, refusals;
 };
 
@@ -120,14 +122,16 @@ struct sp_member {
   uint64_t slices_ns; /* when the hardware's slices of the turn began: with the end of the work before it */
   /* the turn's account, see bill.c */
   uint64_t turn_used_ns, turn_charged_ns;
-  uint64_t begun_ns;                     /* since when it pays for the device's time; 0: not yet */
-  int64_t others_ns;                     /* what others have paid of the time since then */
-  int64_t others_late_ns;                /* … of which since its drain was late */
-  int64_t unpaid_ns;                     /* > 0: used in its last turn while an earlier one's drain lasted, they said */
-  int64_t turn_alone_ns;                 /* charged as used while nobody waited */
-  int64_t turn_idle_ns;                  /* while others waited: not used */
-  int64_t turn_forgiven_ns;              /* of that, not charged */
-  int64_t grace_ns;                      /* how much more would not be */
+  uint64_t begun_ns;        /* since when it pays for the device's time; 0: not yet */
+  int64_t others_ns;        /* what others have paid of the time since then */
+  int64_t others_late_ns;   /* … of which since its drain was late */
+  uint64_t last_until_ns;   /* up to then it has paid for the turn before, had others paid for none of that */
+  int64_t last_used_ns;     /* of the turn before, if its drain was not over; 0: that is put right */
+  int64_t unpaid_ns;        /* > 0: used in its last turn while an earlier one's drain lasted, they said */
+  int64_t turn_alone_ns;    /* charged as used while nobody waited */
+  int64_t turn_idle_ns;     /* while others waited: not used */
+  int64_t turn_forgiven_ns; /* of that, not charged */
+  int64_t grace_ns;         /* how much more would not be */
   int64_t owed_used_ns, owed_charged_ns; /* <= 0: counted too much, to be left out of what comes next */
   uint64_t beside_ns;                    /* so much ran outside every turn and is not billed yet */
   uint32_t beside_until_us;              /* … and had ended then: the lower half */
@@ -311,6 +315,7 @@ void sp_bill_closed(struct sp_node_device *device, struct sp_member *member);
 /* The turn is over and its processes have said all: put right what was counted as used meanwhile. */
 void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns);
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
+void sp_bill_last(struct sp_node_device *device, struct sp_member *member);
 
 /* pressure.c */
 /* Others want the device now. */

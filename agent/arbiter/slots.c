@@ -194,6 +194,16 @@ static bool is_writing(struct sp_said *before, const struct sp_slot_device *said
   return (int64_t)(now_ns - before->writing_ns) < (int64_t)WRITING_NS;
 }
 
+/* The turn was granted before the last one's drain was known to be over: now a process says when it was, or runs on. */
+static void add_last(const struct sp_member *member, const struct sp_slot_device *said, bool holds,
+                     struct sp_view *view) {
+  uint32_t last = member->turn - 2;
+  if (said->drained_turn == last)
+    view->last_ended_ns = said->drained_ns > view->last_ended_ns ? said->drained_ns : view->last_ended_ns;
+  else if (holds || said->held_turn == last)
+    view->last_runs = true;
+}
+
 static void add_account(const struct sp_said *known, struct sp_view *view) {
   view->launches += known->launches;
   view->passed += known->passed;
@@ -230,6 +240,8 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
   /* A turn that went on where a late one was, and that nobody entered, ends with the work of that one. */
   if (member->draining && member->late && !holds && said.held_turn && said.drained_turn != said.held_turn)
     view->busy = true;
+  if (member->late)
+    add_last(member, &said, holds, view);
   uint64_t granted_ns = member->granted_ns < now_ns ? member->granted_ns : now_ns;
   if (holds) {
     if (said.drained_turn != member->turn) {

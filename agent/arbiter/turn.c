@@ -143,6 +143,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   /* What was late before is not waited for again. Once work of this turn has ended, the late one has, too. */
   member->bound_ns = member->overdue && !member->view.first_ended_ns ? now_ns : now_ns + bound_ns;
   sp_lead_closed(member);
+  sp_bill_last(device, member);
   sp_bill_closed(device, member);
   if (!member->view.busy) {
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
@@ -190,10 +191,14 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     device->billed_until_ns = now_ns;
   if (takes_over(member))
     count(&device->hand_offs, sp_hand_off_bounds_ns, device->draining ? now_ns : device->drained_ns, now_ns);
+  int64_t last_used_ns = 0;
+  uint64_t last_until_ns = 0;
   member->late = member->draining;
   member->overdue = member->late && member->cogranted;
   if (member->draining) { /* its own late turn: the new one goes on where that is */
     sp_bill(device, now_ns);
+    last_used_ns = (int64_t)member->turn_used_ns;
+    last_until_ns = device->billed_until_ns - (uint64_t)member->others_late_ns;
     record_turn(arbiter, member, device->billed_until_ns); /* a drain may have been told on a later clock than ours */
     remove_drain(member);
   }
@@ -208,6 +213,8 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   member->view.entered = member->view.busy = false;
   member->view.used_ns = member->view.running = 0;
   sp_bill_begin(member);
+  member->last_used_ns = last_used_ns;
+  member->last_until_ns = last_until_ns;
   device->holder = member;
   sp_lead_granted(device);
   member->turn = sp_pressure_open(device, member, now_ns);
@@ -230,6 +237,7 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
   struct sp_node_device *device = member->device;
   sp_slots_scan(member, now_ns);
   sp_bill_beside(device, member, now_ns);
+  sp_bill_last(device, member);
   if (member->view.waiting && !member->holding) {
     if (!member->waiting_ns)
       member->waiting_ns = member->view.waiting_since_ns;

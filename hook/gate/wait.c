@@ -78,8 +78,9 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
     }
     bool aside = device->aside;
     __atomic_store_n(&device->aside, false, __ATOMIC_RELEASE);
-    report->held_turn = word;
-    report->drained_turn = 0;
+    report->held_turn = word; /* drained_turn and drained_ns go on to tell of the turn before, which may be news */
+    if (report->drained_turn == word)
+      report->drained_turn = 0;
     report->residue_until_ns = 0;
     sp_store(&device->foretold, 0);
     entered = sp_slot_enter(device->slot, report, device->grant);

@@ -84,6 +84,35 @@ void lab_cogrant(int share, uint64_t now_ns) {
   members[share].cogranted_ns = now_ns;
 }
 
+static void remove_drain(const struct sp_member *member) {
+  uint32_t left = 0;
+  for (uint32_t index = 0; index < device.draining; index++)
+    if (device.drains[index] != member)
+      device.drains[left++] = device.drains[index];
+  device.draining = left;
+}
+
+/* Its next turn is granted while the drain of this one lasts, as far as is known. */
+void lab_go_on(int share, uint64_t now_ns) {
+  struct sp_member *member = &members[share];
+  sp_bill(&device, now_ns);
+  int64_t last_used_ns = (int64_t)member->turn_used_ns;
+  uint64_t last_until_ns = now_ns - (uint64_t)member->others_late_ns;
+  remove_drain(member);
+  member->late = true;
+  member->draining = false;
+  lab_grant(share, now_ns, true);
+  member->last_used_ns = last_used_ns;
+  member->last_until_ns = last_until_ns;
+}
+
+/* The work of its turn before had ended then. */
+void lab_last(int share, uint64_t ended_ns, bool runs) {
+  members[share].view.last_ended_ns = ended_ns;
+  members[share].view.last_runs = runs;
+  sp_bill_last(&device, &members[share]);
+}
+
 /* As the end of a turn does it. */
 void lab_drained(int share, uint64_t now_ns) {
   struct sp_member *member = &members[share];
@@ -91,11 +120,7 @@ void lab_drained(int share, uint64_t now_ns) {
   sp_bill_correct(&device, member);
   device.drained_ns = now_ns;
   device.ended_ns = member->view.entered && member->view.ended_ns < now_ns ? member->view.ended_ns : now_ns;
-  uint32_t left = 0;
-  for (uint32_t index = 0; index < device.draining; index++)
-    if (device.drains[index] != member)
-      device.drains[left++] = device.drains[index];
-  device.draining = left;
+  remove_drain(member);
   member->draining = member->cogranted = false;
 }
 

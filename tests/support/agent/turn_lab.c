@@ -128,7 +128,8 @@ void lab_enter(int number, uint64_t now_ns) {
   struct sp_slot_device *said = &played[number].said;
   said->waiting = 0;
   said->held_turn = played[number].grant.word;
-  said->drained_turn = 0;
+  if (said->drained_turn == said->held_turn)
+    said->drained_turn = 0;
   said->entered_ns = now_ns;
   said->idle_ns = said->residue_until_ns = 0;
 }

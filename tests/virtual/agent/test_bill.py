@@ -290,6 +290,36 @@ def test_who_ran_before_the_news_came_that_the_turn_before_had_ended_is_billed_f
     assert [bill.paid(share).used for share in range(3)] == [20 * MS, MS, MS * (others - 1)]
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["within its bound", "beyond it"])
+@pytest.mark.parametrize("runs", [False, True], ids=["it had ended", "it runs on"])
+def test_who_goes_on_before_the_news_came_that_its_turn_before_had_ended_is_billed_for_what_it_ran(
+    bill: Bill, runs: bool, late: bool
+) -> None:
+    bill.turn(0, 10 * MS, used_ns=10 * MS)  # some grace
+    bill.grant(0)
+    bill.say(0, 0, running=1)
+    bill.bill(10 * MS)
+    bill.close(0)
+    bill.grant(1)  # early: its first launch is to follow at once
+    bill.bill(3 * MS // 2)
+    if late:
+        bill.lab.lab_cogrant(0, bill.at(bill.now_ns))
+    bill.bill(MS // 2)
+    bill.say(1, MS, ended_ns=bill.now_ns - MS // 2)
+    bill.close(1)
+    bill.drained(1)
+    bill.lab.lab_go_on(0, bill.at(bill.now_ns))
+    bill.now_ns += MS
+    bill.say(0, 0, running=1)  # entered
+    bill.lab.lab_last(0, bill.at(20 * MS), runs)
+    bill.bill(10 * MS)
+    bill.say(0, 10 * MS)
+    bill.close(0)
+    bill.drained(0)
+    split_ns = MS // 4 * late  # a half of what passed since
+    assert (bill.paid(0).used, bill.paid(1).used) == ((33 * MS - split_ns, split_ns) if runs else (30 * MS, MS))
+
+
 def test_late_news_of_what_ran_beside_takes_nothing_from_what_is_told_next(bill: Bill) -> None:
     for round_ns in (0, 10 * MS, 20 * MS):
         bill.now_ns = round_ns + 6 * MS  # a slow host: it hears of the first when the second has ended, too

@@ -196,6 +196,31 @@ def test_who_has_drained_and_rung_no_bell_is_seen_to_have_when_its_turn_ends(
     assert one.requested_ns == QUANTUM  # when that turn ended
 
 
+def test_who_has_its_next_turn_before_the_news_of_its_drain_pays_for_no_time_of_the_others(
+    device: Device, pair: tuple[Share, Share]
+) -> None:
+    one, other = pair
+    other.wait()
+    ended_ns = QUANTUM + MS // 20
+    one.say(residue_until_ns=ended_ns)
+    device.until(QUANTUM)
+    assert (one.draining, other.turn[0]) == (1, QUANTUM)  # early: its first launch is to follow at once
+    other.enter()
+    one.wait()
+    device.now_ns = QUANTUM + MS // 5
+    other.drain()
+    assert (one.draining, one.turn[0]) == (0, device.now_ns)
+    device.now_ns += MS
+    device.lab.lab_drain(one.number, device.at(ended_ns))  # now its keeper has seen the end, and rings no bell
+    one.enter()
+    device.ring(one.number)
+    device.now_ns += 2 * MS
+    other.wait()
+    one.drain()
+    assert one.used_ns == ended_ns + 2 * MS
+    assert other.used_ns == QUANTUM + MS // 5 - ended_ns
+
+
 def test_work_outside_every_turn_is_billed_once(device: Device) -> None:
     share = device.share()
     device.until(50 * MS)
