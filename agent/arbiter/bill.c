@@ -93,8 +93,7 @@ static uint64_t ran_until(const struct sp_member *member, uint64_t until_ns) {
   return !view->running && view->entered && view->ended_ns < until_ns ? view->ended_ns : until_ns;
 }
 
-/* What passed until then while the share paid for it. What others have paid after its end they have not paid of that.
- */
+/* What passed until then while the share paid for it. What others have paid after its end is no part of that. */
 static int64_t paid_ns(const struct sp_member *member, uint64_t until_ns) {
   int64_t end_ns = (int64_t)ran_until(member, until_ns), others_ns = member->others_ns;
   int64_t late_ns = end_ns - (int64_t)member->cogranted_ns;
