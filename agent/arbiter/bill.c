@@ -289,12 +289,13 @@ void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uin
   charge(device, payer, used_ns < 0 ? used_ns : 0, -part_ns, now_ns);
 }
 
-/* Time that a share was billed and has not used: it goes to who used it. */
+/* Time that a share was billed and has not used. It goes to the share that used it. */
 struct refund {
   int64_t used_ns, charged_ns;
 };
 
-static int64_t take(int64_t *from_ns, int64_t most_ns) {
+/* Returns what was deducted: no more than there is. */
+static int64_t deduct(int64_t *from_ns, int64_t most_ns) {
   int64_t part_ns = *from_ns < most_ns ? *from_ns : most_ns;
   *from_ns -= part_ns;
   return part_ns;
@@ -313,9 +314,9 @@ static void pay_unpaid(struct sp_node_device *device, struct refund *refund) {
     struct sp_member *member = device->members[index];
     if (!member || member->unpaid_ns <= 0)
       continue;
-    int64_t part_ns = take(&refund->used_ns, member->unpaid_ns);
+    int64_t part_ns = deduct(&refund->used_ns, member->unpaid_ns);
     member->unpaid_ns = 0; /* the rest was an earlier drain's, or never used */
-    book(device, member, part_ns, take(&refund->charged_ns, part_ns), device->billed_until_ns);
+    book(device, member, part_ns, deduct(&refund->charged_ns, part_ns), device->billed_until_ns);
   }
 }
 
@@ -325,14 +326,14 @@ static void pay_holder(struct sp_node_device *device, struct refund *refund) {
   int64_t most_ns = holder->others_ns; /* what passed before its grant was never its own */
   if (begun_ns > holder->granted_ns)
     most_ns += (int64_t)(begun_ns - holder->granted_ns);
-  int64_t part_ns = take(&refund->used_ns, most_ns), back_ns = take(&refund->charged_ns, part_ns);
+  int64_t part_ns = deduct(&refund->used_ns, most_ns), back_ns = deduct(&refund->charged_ns, part_ns);
   if (holder->begun_ns) /* else it begins where the drain has ended */
     holder->others_ns -= part_ns;
   charge(device, holder, 0, back_ns - forgive(holder, back_ns), device->billed_until_ns);
 }
 
-/* Returns what was taken back. */
-static struct refund take_back(struct sp_node_device *device, struct sp_member *member) {
+/* At the end of a turn, when all is known of it. */
+static struct refund refund_unused(struct sp_node_device *device, struct sp_member *member) {
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
   if (over_ns <= 0 || member->by_clock || member->view.torn)
     return (struct refund){0};
@@ -346,13 +347,14 @@ static struct refund take_back(struct sp_node_device *device, struct sp_member *
   return (struct refund){.used_ns = over_ns, .charged_ns = forgiven_ns};
 }
 
-/* The turn was granted before the end of the last one's drain was known, and now it is: that was earlier. */
+/* The turn was granted while the drain of the one before went on, as far as was known. Now its processes say when that
+ * had ended: what was billed for the time since is refunded. */
 void sp_bill_last(struct sp_node_device *device, struct sp_member *member) {
   const struct sp_view *view = &member->view;
   if (!member->last_used_ns || !view->entered || !view->last_ended_ns || view->last_runs)
     return;
   int64_t over_ns = (int64_t)(member->last_until_ns - view->last_ended_ns);
-  int64_t used_ns = take(&member->last_used_ns, over_ns);
+  int64_t used_ns = deduct(&member->last_used_ns, over_ns);
   member->last_used_ns = 0;
   if (used_ns <= 0)
     return;
@@ -362,7 +364,7 @@ void sp_bill_last(struct sp_node_device *device, struct sp_member *member) {
 }
 
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
-  struct refund refund = take_back(device, member);
+  struct refund refund = refund_unused(device, member);
   if (member->draining && device->drains[0] != member) {
     note_unpaid(device, member);
     return;

@@ -90,9 +90,9 @@ struct sp_lane {
   CUevent events[SP_LANE_EVENTS]; /* a ring: created on demand, reused in order */
   uint32_t next_event;
   uint32_t pieces;     /* launches and markers that the driver was given up to the last marker */
-  bool start_idle;     /* … behind nothing: stamped at once */
   uint64_t start_ns;   /* when … */
-  CUevent start_event; /* recorded ahead of the first work of a turn */
+  CUevent start_event; /* recorded ahead of the first work of a turn … */
+  bool start_idle;     /* … and behind nothing: it is stamped at once */
   /* the keeper's own */
   uint32_t pieces_done; /* those up to the last finished marker */
   int64_t ended_ns;     /* when its last finished marker did, on the scale of the device's clock … */
@@ -112,6 +112,7 @@ struct sp_spans {
 };
 
 #define SP_CLOCKS_MAX 4
+#define SP_EVENT_NS   5000 /* a timing event takes less on the device */
 
 struct sp_device {
   /* read at every launch, written at turns and markers */

@@ -18,7 +18,6 @@
 #include "hook/gate/guest.h"
 
 #define WINDOW_NS 1000000000u
-#define EVENT_NS  5000    /* an event takes less on the device */
 #define EARLY_NS  2000    /* what the bounds of the clocks are wrong by at most */
 #define TIGHT_NS  100000u /* an event recorded on an idle device is stamped at once: so near it is believed */
 
@@ -75,7 +74,7 @@ static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device
 static bool was_idle(const struct sp_clock *clock, const struct sp_marker *marker) {
   const struct sp_lane *lane = marker->lane;
   return !marker->launches && !marker->awaits &&
-         (lane->scale != clock->scale || clock->device_ns - lane->ended_ns > EVENT_NS);
+         (lane->scale != clock->scale || clock->device_ns - lane->ended_ns > SP_EVENT_NS);
 }
 
 static bool knows_arrival(const struct sp_clock *clock, uint64_t launched_ns) {

@@ -19,7 +19,6 @@
 #define UNEVEN      (SP_STRETCH * 3 / 2)
 #define STRETCH_MAX (SP_STRETCH * 64)
 #define PUT_OFF_NS  50000   /* what a unit takes varies by less */
-#define EVENT_NS    5000    /* a timing event takes less */
 #define STOOD_NS    1000000 /* one long wait must not hide the short ones for ever */
 #define SLICE_NS    2000000 /* the device is a context's for no longer while another one has work */
 #define AWAIT_NS    1000000 /* so long the first work of a turn may have waited for another share's */
@@ -266,7 +265,7 @@ static void learn_edge(struct sp_device *device, const struct sp_marker *marker)
   if (recorded_ns > lane->ended_ns && took_ns >= 0 && took_ns < LATE_NS)
     learn_record(clock, took_ns);
   took_ns = clock->device_ns - lane->ended_ns;
-  if (recorded_ns < lane->ended_ns && marker->pieces == sp_load(&lane->pieces_done) + 1 && took_ns < EVENT_NS)
+  if (recorded_ns < lane->ended_ns && marker->pieces == sp_load(&lane->pieces_done) + 1 && took_ns < SP_EVENT_NS)
     clock->event_ns = clock->event_ns ? clock->event_ns + (took_ns - clock->event_ns) / 8 : took_ns;
 }
 
