@@ -74,7 +74,7 @@ import pathlib, time
 import pytest
 
 @pytest.fixture(scope="session", autouse=True)
-def all_are_here(worker_id):  # else the first worker to start takes over the others' first tests
+def all_are_here(worker_id):  # else the first worker takes over tests of workers that have not started yet
     pathlib.Path(f"{worker_id}.here").touch()
     for _ in range(6000):
         if len(list(pathlib.Path().glob("*.here"))) == 4:
@@ -96,8 +96,9 @@ def test_what_takes_long_begins_early_in_half_of_the_workers(tmp_path: Path) -> 
     (tmp_path / "test_it.py").write_text(LONG)
     done = called(tmp_path, "-m", "pytest", "-n4", "--dist=worksteal", "-v")
     ran = [line.split() for line in done.stdout.splitlines() if line.startswith("[gw")]
-    by_worker = {worker: [words[-1] for words in ran if words[0] == worker] for worker in ("[gw0]", "[gw2]")}
-    assert all("test_long" in name for names in by_worker.values() for name in names[:2]), by_worker
+    by_worker = {worker: [words[-1] for words in ran if words[0] == worker] for worker in {words[0] for words in ran}}
+    begin_long = [worker for worker, names in by_worker.items() if all("test_long" in name for name in names[:2])]
+    assert len(begin_long) == 2, by_worker  # whichever: they have their parts in the order in which they were ready
     assert len(ran) == 24
 
 
