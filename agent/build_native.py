@@ -1,8 +1,8 @@
 """Builds `sharepod.agent._native`: arbiter, policy and region code for Python (cffi, API mode, abi3).
 
-Prototypes and structs are taken from the marked block of `arbiter.h`, so Python and C cannot drift. The table of a
-share's account, `usage.def`, becomes part of a struct there, and a Python module beside: `_native_usage.py`.
-Paths are relative to the root of the repository, where setuptools runs.
+Prototypes and structs are taken from the marked block of `arbiter.h`, so Python and C cannot drift. The rows of
+`usage.def`, a share's account, become fields of a struct in that block and a Python module, `_native_usage.py`. Paths
+are relative to the root of the repository, where setuptools runs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _found(pattern: str) -> list[str]:
 
 
 def _arbiter_block() -> str:
-    """Return the block of arbiter.h with the rows of usage.def in their place; the module beside becomes theirs."""
+    """Return the block of arbiter.h with the fields of usage.def filled in, and write `_native_usage.py`."""
     agent = _ROOT / "agent"
     rows = usage_rows((agent / "arbiter" / "usage.def").read_text(encoding="utf-8"))
     module, text = agent / "_native_usage.py", usage_module(rows)

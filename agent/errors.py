@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 NOT_SIMULATED: Final = "cannot be simulated"
-"""What the agent says of devices that the simulated GPU does not know; `sharepod run --private` looks for it."""
+"""Part of the error for simulated devices that do not exist; `sharepod run --private` looks for it."""
 
 
 class ShareError(Exception):
-    """Something about a share, device or agent that its user can put right."""
+    """An error about a share, device or agent that the client can correct."""
 
     code: ClassVar[str] = "UNKNOWN"
 
@@ -55,12 +55,12 @@ class WrongState(ShareError):
 
 
 class NotYours(ShareError):
-    """The caller may not change this: it is another's, or an operator's matter."""
+    """The caller may not change this: it belongs to another user, or only an operator may change it."""
 
     code = "PERMISSION_DENIED"
 
 
 class AgentUnavailable(ShareError):
-    """The agent is not there, starting, stopping, or another one has its place."""
+    """No agent runs, it is starting or stopping, or another agent serves this host."""
 
     code = "UNAVAILABLE"

@@ -1,6 +1,6 @@
-"""Starts and stops the agent: places, locks, devices, arbiter, metrics, socket. One agent per host.
+"""Starts and stops the agent: its directories, locks, devices, arbiter, metrics and socket. One agent per host.
 
-Nothing is decided here; whatever can fail on the way leaves nothing behind.
+Nothing is decided here. A start that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ PUBLISH_TICKS: Final = 2
 """Ticks between two checkpoints."""
 STOP_GRACE_S: Final = 0.5
 PLANNED_STOP_GRACE_S: Final = 0.02
-"""What calls under way get before the gates open: a stream that watches usage never ends by itself."""
+"""How long calls under way may last before the gates open: a stream that watches usage never ends by itself."""
 OPEN_FILES_MIN: Final = 256
-"""Below it a few shares exhaust the limit, and an agent that cannot accept a connection answers nobody."""
+"""With fewer descriptors a few shares exhaust the limit, and then the agent cannot accept a connection."""
 
 
 def simulated_environment(settings: Settings) -> dict[str, str]:
@@ -98,9 +98,10 @@ def _prepare_runtime_directory(settings: Settings) -> None:
 
 
 def _prepare_others(settings: Settings) -> None:
-    """Create what else is needed once the place is ours. Raises SettingsError."""
-    # Others may pass through to the socket and to their share, never list or write. To root's agent always: a program
-    # that root starts and that then drops its privileges must find the hook, or the loader prints an error.
+    """Create the other directories, once the agent has the host's lock. Raises SettingsError."""
+    # Other users may pass through the directory to the socket and to their share, but not list or write it. For root's
+    # agent that always holds: a program that root starts and that then drops its privileges must find the hook, or the
+    # loader prints an error.
     Path(settings.runtime_directory).chmod(0o711 if settings.public or os.getuid() == 0 else 0o700)
     try:
         Path(settings.shares_directory).mkdir(mode=0o711, exist_ok=True)
@@ -254,7 +255,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
 
 
 def _feed(node: Node, settings: Settings, tally: Tally) -> Feed | None:
-    """Begin to tell the schedulers, where there are any."""
+    """Start the feed to the schedulers, if the settings name any."""
     if not settings.scheduler_address:
         return None
     target = Target.of(settings.scheduler_address, settings.scheduler_ca, settings.scheduler_token_file)

@@ -49,7 +49,7 @@ def _copies(said: Any) -> Copies:
 class NativeArbiter:
     """The arbiter of arbiter.c, running on its own thread from construction to `close`.
 
-    Tests of the registry have one in memory in its place.
+    Tests of the registry replace it with one in memory.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class NativeArbiter:
         return tuple(Holding(h.pid, h.slot, h.memory_used_bytes, h.context_bytes) for h in found[0:count])
 
     def set_overhead(self, share: Handle, term: int, holding: Holding, overhead_bytes: int) -> None:
-        """Say how much more (negative: less) of the device the process takes than it is charged with."""
+        """Set how much more (negative: less) memory of the device the process takes than it is charged with."""
         slot, pid = holding.slot, holding.pid
         result = self._lib.sp_arbiter_set_overhead(self._arbiter, share, term, slot, pid, overhead_bytes)
         _check(result, "set overhead")

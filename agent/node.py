@@ -1,6 +1,6 @@
-"""The node: puts registry, health, owners, foreign processes and checkpoint together behind one object.
+"""The node: one object that puts registry, health, owners, unmanaged processes and checkpoint together.
 
-All methods run on the agent's event loop. The service and the metrics see the node only through this class; it sees
+All methods run on the agent's event loop. The service and the metrics use the node only through this class; it knows
 neither of them.
 """
 
@@ -40,7 +40,7 @@ log = logging.getLogger("sharepod.agent")
 ANSWER_S: Final = 2.0
 """How long another thread waits for the event loop."""
 OWNERLESS_NS: Final = 60_000_000_000
-"""A share whose owner is not known ends when no process has been in it for this long: one may be about to start."""
+"""A share without a known owner ends when it has had no process for this long: until then one may be about to start."""
 _ADOPTS_LAST: Final = "a new agent adopts the shares of the last checkpoint only"
 _UNSAVED: Final = {
     errno.ENOSPC: f"until there is room, {_ADOPTS_LAST}",
@@ -49,7 +49,7 @@ _UNSAVED: Final = {
         "A user's runtime directory goes when that user logs out: `loginctl enable-linger` keeps it"
     ),
 }
-"""What follows from a checkpoint that cannot be written, and what helps, by error."""
+"""By error: what happens if the checkpoint cannot be written, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +96,17 @@ class Node:
         self._leftovers = Leftovers(arbiter, registry.directory, state_directory, self._boot)
         self._spending = Spending(keep_series_s * 1_000_000_000)
         self._users: dict[ShareId, str] = {}
-        """Who runs the owner of a share."""
+        """The user that runs the owner of each share."""
         self._empty_ns: dict[ShareId, int] = {}
-        """Since when no process has been in a share whose owner is not known."""
+        """For each share without a known owner: since when it has had no process."""
         self._save_failure = ""
         self._plugin: tuple[int, Report] | None = None
-        """When the device plugin last told its counters, and them."""
+        """When the device plugin last reported its counters, and the counters."""
         self.published = self.status()
-        """The last status that went into the checkpoint: replaced whole, never changed."""
+        """The last status that went into the checkpoint. It is replaced whole and never changed."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
-        """The arbiter is gone: what the threads of the inventory had on its way comes too late."""
+        """The arbiter is gone: looks that the inventory's threads deliver from now on are dropped."""
 
     # ---- shares
 
@@ -149,10 +149,10 @@ class Node:
         labels: Mapping[str, str] | None = None,
         gang: str | None = None,
     ) -> ShareStatus:
-        """Change the terms of a live share, who it is for, or its gang. Raises a ShareError and changes nothing."""
+        """Change the terms of a live share, its labels, or its gang. Raises a ShareError and changes nothing."""
         before = self._registry.find(reference)
         share = self._registry.update(reference, changes, share_class, labels, gang)
-        if share == before:  # every start of a container tells its terms again
+        if share == before:  # every start of a container sends the same terms again
             return self._one(share)
         log.info("share updated", extra=share.log_fields)
         return self._publish_change(share)
@@ -170,7 +170,7 @@ class Node:
         return last
 
     def pause(self, reference: str, *, paused: bool, yielding: bool = False) -> ShareStatus:
-        """Close a share's gates, or let it run again. Raises DoesNotFit, and one that yields goes on yielding."""
+        """Close a share's gates, or let it run again. Raises DoesNotFit; then a share that yields goes on yielding."""
         share = self._registry.pause(reference, paused=paused, yielding=yielding)
         log.info("share yields" if yielding else "share paused" if paused else "share resumed", extra=share.log_fields)
         self.publish()
@@ -229,9 +229,10 @@ class Node:
         self._devices.begin(self.now_ns())
 
     def status_from_thread(self) -> NodeStatus:
-        """Return everything, as of now, to another thread; the last published status when the loop does not answer.
+        """Return the status as of now, to another thread; the last published one if the event loop does not answer.
 
-        It is in the checkpoint by then: what has been shown is not less under the next agent, if this one is killed.
+        The returned status is in the checkpoint. So a counter that was shown does not fall if this agent is killed and
+        another one takes over.
         """
         answer: concurrent.futures.Future[NodeStatus] = concurrent.futures.Future()
         if self._loop is None:
@@ -246,7 +247,7 @@ class Node:
 
     @property
     def devices(self) -> Devices:
-        """Its devices, beside their shares."""
+        """The node's devices: health, unmanaged processes, memory."""
         return self._devices
 
     def device_statuses(self) -> tuple[DeviceStatus, ...]:
@@ -254,11 +255,11 @@ class Node:
         return self._devices.statuses()
 
     def sample(self) -> None:
-        """Take one sample for the rates; every second that nothing is published."""
+        """Take one sample for the rates. Called in every second in which nothing is published."""
         self._registry.sample(time.monotonic_ns())
 
     def publish(self) -> NodeStatus:
-        """Publish the status as of now and write it to the checkpoint: at changes and scrapes, every two seconds."""
+        """Publish the status as of now and write it to the checkpoint: after changes, at scrapes, every two seconds."""
         self.published = self.status()
         self._save()
         return self.published
@@ -266,8 +267,8 @@ class Node:
     def _publish_change(self, share: Share) -> ShareStatus:
         """Publish a share that is new or has changed, and return its status.
 
-        All else is as last published, within two seconds. A node where a hundred containers start would read each of
-        the others, and every device, for every one that starts.
+        Everything else stays as last published, at most two seconds ago. Else a node where a hundred containers start
+        would read all shares and devices for each of them.
         """
         status = self._one(share)
         shares = {known.share.id: known for known in self.published.shares} | {share.id: status}
@@ -285,7 +286,7 @@ class Node:
         self._devices.notice_hanging(self.now_ns())
 
     def look_after_shares(self) -> None:
-        """Publish, and tell what is new of bad input, damage and drivers that lack something; every two seconds."""
+        """Publish, and log what is new: bad input, damage, missing driver functions. Called every two seconds."""
         self._registry.check_regions()
         self._clear()
         self.publish()
@@ -296,9 +297,9 @@ class Node:
     # ---- the checkpoint
 
     def adopt(self, unlisted: Mapping[int, str]) -> None:
-        """Take over the shares that an earlier agent left, and remove what belongs to none.
+        """Take over the shares that an earlier agent left, and remove directories that belong to no share.
 
-        `unlisted`: why NVML could not list a GPU, by its place.
+        `unlisted`: the reason why NVML could not list a GPU, by its place in NVML's list.
         """
         left = self._leftovers.read()
         self._add_missing(left, unlisted)
@@ -312,10 +313,10 @@ class Node:
         self.publish()
 
     def _add_missing(self, left: checkpoint.Checkpoint, unlisted: Mapping[int, str]) -> None:
-        """Add the devices that NVML does not list and shares hold.
+        """Add the devices that shares hold but NVML does not list.
 
-        Where a GPU could not be listed it may be any device that the earlier agent had: all that are not there are
-        added. A GPU that could not be listed and that no earlier agent knew has no name: it is only told.
+        A GPU that could not be listed may be any device of the earlier agent. So all devices of that agent which are
+        missing are added. A GPU that no earlier agent knew either has no UUID: it is only logged.
         """
         known = {info.uuid: info for info in left.devices}
         held = [terms.device for record in left.records for terms in record.share.devices]
@@ -354,7 +355,7 @@ class Node:
                 self.release(share.id, reason="owner ended while no agent ran")
 
     def _clear(self) -> None:
-        """Remove what is left of shares that nobody serves or uses, and end shares whose owner nobody knows."""
+        """Remove directories of shares that no agent serves and no process uses; end shares without a known owner."""
         self._leftovers.clear({share.id for share in self._registry.shares()})
         now_ns = self.now_ns()
         empty = [held.share.id for held in self.published.shares if held.share.ownerless and not held.processes]
@@ -366,7 +367,8 @@ class Node:
     def _save(self) -> None:
         """Write the checkpoint as of the published status; remove it when there is no share and all devices are well.
 
-        One that cannot be written (a full disk) is told once and tried again with the next: no share depends on it.
+        If it cannot be written (a full disk), that is logged once and tried again at the next change: the shares run on
+        without it.
         """
         statuses, failure, then = self.published.shares, "", ""
         try:
@@ -402,7 +404,7 @@ class Node:
 
 
 def _user(share: Share) -> str:
-    """Return the user of a share's owner; empty where it has none, or that is gone."""
+    """Return the user of a share's owner; empty if the share has no owner or the owner is gone."""
     uid = user_of(share.owner_pid) if share.owner_pid else None
     if uid is None:
         return ""

@@ -53,7 +53,7 @@ _SCHEDULER: Final = address(
 
 
 def _read_listen(value: object) -> str:
-    """Return an address of this host; a name could stand for any of them."""
+    """Return an address of this host. A host name is refused: it could stand for any address."""
     found = address(f"{_NETWORK} off", off="", least_port=1).read(value)
     host = found.rpartition(":")[0].strip("[]")
     try:
@@ -137,7 +137,7 @@ class Settings:
         "", FILE, "File with a token of audience sharepod-scheduler; read again for each connection."
     )
     overcommit: bool = setting(
-        False, FLAG, "Admit shares whose requests exceed 100 % of a device, or whose memory caps exceed its memory; "
+        False, FLAG, "Admit shares even if their requests exceed 100 % of a device, or their memory caps its memory; "
         "--no-overcommit refuses them.",
     )  # fmt: skip
     policy: str = setting(
@@ -213,7 +213,7 @@ def _check_socket_path(path: str) -> None:
 
 
 def _check_preloadable(directory: str, what: str) -> None:
-    """Raise SettingsError when the loader would take the path of the hook apart: programs would run unmetered."""
+    """Raise SettingsError if the loader would split the hook's path: then programs would run unmetered."""
     if set(directory) & set(" :\t\n"):
         raise SettingsError(
             f"{what} directory {directory!r} has a space or a colon, which LD_PRELOAD takes for the end of a path: "
@@ -222,7 +222,7 @@ def _check_preloadable(directory: str, what: str) -> None:
 
 
 def _check_metrics(settings: Settings, where: str) -> None:
-    """Raise SettingsError when the metrics would go to the network in the clear or to everybody."""
+    """Raise SettingsError if the metrics would be served to the network without TLS or without a token."""
     certificate, key = settings.metrics_tls_certificate, settings.metrics_tls_key
     if bool(certificate) != bool(key):
         given, missing = ("certificate", "key") if certificate else ("key", "certificate")
@@ -236,7 +236,7 @@ def _check_metrics(settings: Settings, where: str) -> None:
 
 
 def _check_scheduler(settings: Settings, where: str) -> None:
-    """Raise SettingsError when the node's usage, or a token, would go to the network in the clear."""
+    """Raise SettingsError if the node's usage, or a token, would go over the network without TLS."""
     place, authority, token = settings.scheduler_address, settings.scheduler_ca, settings.scheduler_token_file
     if token and not authority:
         raise SettingsError(
@@ -257,7 +257,7 @@ def default_runtime_directory(environment: Mapping[str, str]) -> str:
 def runtime_directories(environment: Mapping[str, str]) -> list[str]:
     """Return where agents of this user may keep their regions, the default first.
 
-    Without $XDG_RUNTIME_DIR (cron, su, system units, JupyterHub) what it would be is looked at all the same.
+    If $XDG_RUNTIME_DIR is not set (cron, su, system units, JupyterHub), its usual value is returned all the same.
     """
     uid = os.getuid()
     wanted = "/run" if uid == 0 else environment.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"

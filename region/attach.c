@@ -1,4 +1,4 @@
-/* How a process comes into its share's region: its files mapped, a slot claimed and kept, the agent's bell. */
+/* A process attaches to its share's region: it maps the files, claims a slot and keeps it, and rings the doorbell. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include "region/region.h"
 #include "region/uncancelled.h"
 
-/* Descriptors of ours are kept above those that programs close, count on or hand out, where the limit allows it. */
+/* Our descriptors have high numbers, if the limit allows it: programs close, count on and reuse the low ones. */
 #define DESCRIPTORS_FROM 1000
 
 static int path_of(char *out, const char *directory, const char *name) {
@@ -38,7 +38,7 @@ static int open_in(const char *directory, const char *name, int flags) {
   int high = fcntl(fd, F_DUPFD_CLOEXEC, DESCRIPTORS_FROM);
   if (high < 0)
     return fd;
-  close(fd); /* before it is locked: to close any descriptor of a file gives up the process's locks on it */
+  close(fd); /* before it is locked: closing any descriptor of a file releases the process's locks on it */
   return high;
 }
 
@@ -52,8 +52,8 @@ static void unlock_slot(int fd, uint32_t slot) {
   fcntl(fd, F_SETLK, &unlock);
 }
 
-/* A program that replaces itself with exec keeps its pid and loses its lock. The memory of the old image is free. The
- * agent finds that out some seconds later, and until then the new image would be refused what is free. */
+/* Set the memory accounts of this process's old image to 0. A program that replaces itself with exec keeps its pid and
+ * loses its lock. The memory of the old image is free, but the agent finds that out only some seconds later. */
 static void leave_old_image(struct sp_region *region) {
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
     struct sp_slot *slot = &region->slots[index];
@@ -71,7 +71,7 @@ static int claim_slot(struct sp_region *region) {
   leave_old_image(region);
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
     struct sp_slot *slot = &region->slots[index];
-    /* The lock comes first: whoever has it owns the slot, claimed or not by somebody who died. */
+    /* The lock comes first: the process that has it owns the slot, even if a dead process has claimed the slot. */
     if (lock_slot(region->slots_fd, index))
       continue;
     if (sp_slot_claimed(region->claims, index)) {
@@ -95,7 +95,9 @@ static int claim_slot(struct sp_region *region) {
 #define LOST_WORD      1u        /* an open turn that never ends */
 #define LOST_BUDGET_NS 50000000u /* as alone on the device */
 
-/* Terms for a process that has lost its region: what they are now, all gates open, no agent. NULL: no memory. */
+/* Terms for a process that has lost its region: the present ones, but with all gates open and no agent. NULL: no
+ * memory.
+ */
 static void *open_terms(const void *terms) {
   char *copy = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED)
@@ -113,7 +115,7 @@ static void *open_terms(const void *terms) {
   return copy;
 }
 
-/* The whole of a file's fixed part. MAP_FAILED with *error set; the descriptor is the caller's, who may keep it. */
+/* Map the fixed part of a file. MAP_FAILED with *error set; the caller keeps the descriptor. */
 static void *map_file(int fd, size_t bytes, int protection, int *error) {
   struct stat status;
   if (fstat(fd, &status) || status.st_size < (off_t)bytes) {
@@ -161,25 +163,26 @@ static int map_slots(struct sp_region *region) {
   return 0;
 }
 
-/* What tells a file of this machine from all others. */
+/* A number that tells a file from all others on this machine. */
 static uint64_t name_of(const struct stat *status) {
   return (uint64_t)status->st_ino ^ (uint64_t)status->st_dev << 40;
 }
 
-/* A descriptor, or -errno. O_NONBLOCK: a full bell already says everything. ENXIO: no agent reads it now. */
+/* A descriptor, or -errno. O_NONBLOCK: a full FIFO already tells the agent to look. ENXIO: no agent reads it now. */
 static int open_bell(struct sp_region *region) {
   int fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
   struct stat status;
   if (fd >= 0 && (fstat(fd, &status) || !S_ISFIFO(status.st_mode))) {
-    close(fd); /* it would grow with every ring, and nobody would hear */
+    close(fd); /* a regular file would grow with every ring, and no agent would read it */
     return -EPIPE;
   }
   if (fd >= 0)
-    __atomic_store_n(&region->bell_file, name_of(&status), __ATOMIC_RELEASE); /* there is one bell: always the same */
+    __atomic_store_n(&region->bell_file, name_of(&status),
+                     __ATOMIC_RELEASE); /* threads may race here: all store the same value */
   return fd;
 }
 
-/* Whether the number still is our bell, and not closed or a file of the program's. */
+/* Is the descriptor still our doorbell? The program may have closed it, and opened a file with the same number. */
 static bool is_bell(const struct sp_region *region, int fd) {
   struct stat status;
   return !fstat(fd, &status) && S_ISFIFO(status.st_mode) &&
@@ -205,14 +208,14 @@ static void let_go(struct sp_region *region) {
   reset(region);
 }
 
-/* SIGPIPE of a FIFO without a reader does not get through, and errno stays. */
+/* Write a byte to the doorbell. The program gets no SIGPIPE from a FIFO without a reader, and errno stays unchanged. */
 static void ring(struct sp_region *region, uint8_t bell) {
   int saved = errno;
   SP_UNCANCELLED;
   int fd = __atomic_load_n(&region->bell_fd, __ATOMIC_ACQUIRE);
   if (fd < 0 || !is_bell(region, fd)) {
-    /* No agent was reading when we attached (ENXIO): perhaps one is by now. Or the program has closed the descriptor:
-     * its number is not ours any more, and not ours to close, and with the others the slot's lock went. */
+    /* Either no agent was reading when we attached (ENXIO), and perhaps one is by now. Or the program has closed the
+     * descriptor: then the number is not ours any more, and not ours to close, and the slot's lock was lost, too. */
     int gone = fd;
     if (fd >= 0 && region->slot)
       sp_region_relock(region);
@@ -224,7 +227,7 @@ static void ring(struct sp_region *region, uint8_t bell) {
     }
   }
   if (fd >= 0) {
-    /* A FIFO without a reader (the agent is gone) raises SIGPIPE in this thread: hold it back and take it away,
+    /* A FIFO without a reader (the agent is gone) raises SIGPIPE in this thread. Block the signal and consume it,
      * unless the program had one pending itself. */
     static const struct timespec at_once;
     sigset_t pipe_signal, before, pending;
@@ -232,7 +235,7 @@ static void ring(struct sp_region *region, uint8_t bell) {
     sigaddset(&pipe_signal, SIGPIPE);
     sigpending(&pending);
     pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
-    /* EAGAIN: unread bells are there already, which is as good. */
+    /* EAGAIN: the FIFO is full of unread rings, which is as good. */
     if (write(fd, &bell, 1) < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
       sigtimedwait(&pipe_signal, NULL, &at_once);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -256,7 +259,9 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   }
   if (!error) {
     error = claim_slot(region);
-    if (!error || error == -EUSERS) /* the agent learns who we are before we launch, or that there was no slot for us */
+    if (!error ||
+        error ==
+            -EUSERS) /* so the agent knows this process before its first launch, or learns that there was no slot */
       ring(region, error ? SP_BELL_FULL : (uint8_t)region->slot_index);
   }
   if (error)
@@ -264,7 +269,9 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   return error;
 }
 
-/* The slot has been wiped: the agent took this process for dead before the lock was ours again, or the file was cut. */
+/* Claim a wiped slot again: the agent took this process for dead before it had its lock again, or the file was
+ * truncated.
+ */
 static void claim_again(struct sp_region *region) {
   struct sp_slot *slot = region->slot;
   for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
@@ -283,7 +290,7 @@ int sp_region_relock(struct sp_region *region) {
     return -ESRCH;
   const char *directory = region->directory;
   struct stat mapped, opened;
-  /* The descriptor may be closed, or its number may be some other file by now: compare before trusting it. */
+  /* The descriptor may be closed, or be another file by now: compare before it is trusted. */
   char path[PATH_MAX];
   int error = path_of(path, directory, SP_SLOTS_FILE);
   if (error)
@@ -299,11 +306,11 @@ int sp_region_relock(struct sp_region *region) {
   error = lock_slot(region->slots_fd, region->slot_index);
   if (!error && region->slot->pid == 0)
     claim_again(region);
-  else if (!error) /* the claim may have been overwritten before the agent knew whose it was */
+  else if (!error) /* the program may have overwritten the claim before the agent knew this process */
     sp_slot_claim(region->claims, region->slot_index);
   return error;
 }
 
 void sp_region_ring(struct sp_region *region) {
-  ring(region, (uint8_t)region->slot_index); /* so that the agent knows whether we are new to it */
+  ring(region, (uint8_t)region->slot_index); /* so the agent finds out whether this process is new */
 }

@@ -1,5 +1,4 @@
-/* The files of a region: making them for a new share, and finding them again after a restart. The agent alone does it.
- */
+/* Makes the files of a region for a new share, and opens them again after the agent's restart. Only the agent does. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -71,7 +70,7 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
       error = -errno;
     if (!error && pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header)
       error = -EIO;
-    /* `terms` appears last and whole: a process that finds it finds everything. */
+    /* `terms` appears last, and complete: a process that finds it finds all files. */
     if (!error)
       error = path_of(path, directory, SP_TERMS_FILE);
     if (!error && rename(fresh, path))
@@ -92,7 +91,7 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
   if (!error) {
     owner->guard.start[0] = terms;
     owner->guard.bytes[0] = SP_TERMS_BYTES;
-    sp_guard_add(&owner->guard); /* not for us alone: other shares live here */
+    sp_guard_add(&owner->guard); /* a failure is no error: the agent serves other shares, too */
     error = sp_header_check(terms);
   }
   if (!error && ((struct sp_header *)terms)->grant_count != grant_count)
@@ -116,7 +115,7 @@ int sp_region_create(struct sp_region_owner *owner, const char *directory, uint3
   bool adopted = false;
   int error = adopt_or_create(owner, directory, grant_count, &adopted);
   if (!error) {
-    /* It is read at every turn: no time of access is kept, where that may be asked for. */
+    /* It is read at every turn, so its access time should not be updated (only its owner may ask for that). */
     owner->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR | O_NOATIME);
     if (owner->slots_fd == -EPERM)
       owner->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
@@ -136,7 +135,7 @@ int sp_region_create(struct sp_region_owner *owner, const char *directory, uint3
   return adopted ? 1 : 0;
 }
 
-/* A copy of `terms`, of a region that can be used. */
+/* A copy of the `terms` of a region that can be used. */
 struct terms_file {
   struct sp_header header;
   struct sp_grant grants[SP_DEVICES_MAX];
@@ -198,7 +197,7 @@ int sp_region_error(const char *directory) {
   close(fd);
   if (error)
     return error;
-  /* Not opened: it would look as if somebody read it. */
+  /* Only looked at: opening it would look as if an agent read it. */
   char bell[PATH_MAX];
   error = path_of(bell, directory, SP_BELL_FILE);
   if (error)

@@ -1,10 +1,10 @@
 /*
- * The guard of mapped regions.
+ * The guard of mapped regions: keeps a truncated file from ending the process with a SIGBUS.
  *
- * tmpfs has nothing that keeps a file's length: whoever may write it may cut it short, and the next load of a mapping
- * raises SIGBUS in whatever thread comes by. A check ahead of each access would be late by a moment, so the fault
- * itself is answered: with pages of our own in place of the lost ones, once. The handler is there only where nobody
- * else has one, and what is not ours meets the default, as if it were not there (docs/adr/0015).
+ * tmpfs cannot keep a file's length: any process that may write the file may truncate it. Then the next access to a
+ * mapping of it raises SIGBUS, in any thread. A check before each access would always come a moment too early, so the
+ * fault itself is handled: our own pages replace the lost ones, once. The handler is installed only if the program has
+ * none, and a fault outside our mappings meets the default action, as if there were no handler (docs/adr/0015).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,7 +29,8 @@ static bool within(const struct sp_guard *guard, const void *address) {
   return false;
 }
 
-/* Both parts: half a region is none. Only system calls that a signal handler may make. */
+/* Replace both mappings of a region: one alone would be useless. Uses only system calls that a signal handler may make.
+ */
 static bool replace(struct sp_guard *guard) {
   bool done = true;
   for (int part = 1; part >= 0; part--) {
@@ -42,7 +43,7 @@ static bool replace(struct sp_guard *guard) {
             : mmap(guard->start[part], bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     done = done && with != MAP_FAILED;
     if (part == 0)
-      guard->spare = NULL; /* moved: its old address is anybody's */
+      guard->spare = NULL; /* it has been moved: its old address may be used by others */
   }
   return done;
 }
@@ -61,12 +62,12 @@ static void on_fault(int number, siginfo_t *info, void *context) {
         break;
       __atomic_store_n(&guard->lost, 2, __ATOMIC_SEQ_CST);
     }
-    errno = saved; /* another thread is at it: this one comes back here until it is done */
+    errno = saved; /* another thread replaces the pages: this one faults again until that is done */
     return;
   }
   struct sigaction ordinary = {.sa_handler = SIG_DFL};
   sigaction(number, &ordinary, NULL);
-  if (info->si_code <= 0) /* sent, not raised: the instruction would not fault again */
+  if (info->si_code <= 0) /* sent by a process: no instruction has faulted */
     syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), number);
   errno = saved;
 }

@@ -1,4 +1,4 @@
-/* A region looked at from outside: for a process that asks about its share and has no slot in it. */
+/* Reads a region for a process that asks about its share but has no slot in it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -9,8 +9,8 @@
 #include "region/region.h"
 #include "region/uncancelled.h"
 
-/* A copy of the first `bytes` of a file, MAP_FAILED with *error set. Not a mapping of it: who asks has no guard, and a
- * file that is cut short then is an error. */
+/* Copy the first `bytes` of a file into memory; MAP_FAILED with *error set. A mapping would not do: the process that
+ * asks has no guard. If the file is truncated, that is an error. */
 static void *read_whole(int directory, const char *name, size_t bytes, int *error) {
   int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) {
@@ -32,7 +32,7 @@ int sp_region_look(struct sp_region *region, const char *path) {
   SP_UNCANCELLED;
   memset(region, 0, sizeof *region);
   region->slots_fd = region->bell_fd = -1;
-  int directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC); /* others may pass through it, not read it */
+  int directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC); /* other users may pass through it, but not read it */
   if (directory < 0)
     return -errno;
   int error;

@@ -1,4 +1,4 @@
-/* The region: what hook and agent write into it, and every memory order they need: see region.h. */
+/* The region's accessors: what hook and agent write into it, with every memory order that is needed. See region.h. */
 #define _GNU_SOURCE
 #include "region/region.h"
 
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FAKED_NS 1000000u /* what clock_gettime says is farther than this from what the kernel says */
+#define FAKED_NS 1000000u /* clock_gettime is faked if it differs by more than this from the kernel's clock */
 
 #ifndef SYS_futex_waitv
 #define SYS_futex_waitv 449 /* the same number on every architecture since Linux 5.16 */
@@ -42,8 +42,8 @@ static void full_fence(void) {
 
 /* ---- the clock ---- */
 
-/* A process in a time namespace has a clock that is ahead of the agent's, and one under libfaketime has a
- * clock_gettime that is somebody else's. */
+/* The process's clock less the agent's. It is not 0 in a time namespace. Under libfaketime, clock_gettime is not the
+ * kernel's, and is not used. */
 static int64_t ahead_ns;
 static bool by_call;
 
@@ -57,7 +57,7 @@ static uint64_t called_ns(void) {
   return ns_of(&now);
 }
 
-/* On the scale of the kernel's timeouts. */
+/* The time on the clock of the kernel's timeouts. */
 static uint64_t own_now_ns(void) {
   struct timespec now;
   if (__builtin_expect(__atomic_load_n(&by_call, __ATOMIC_RELAXED), 0))
@@ -70,7 +70,7 @@ uint64_t sp_now_ns(void) {
   return own_now_ns() - (uint64_t)__atomic_load_n(&ahead_ns, __ATOMIC_RELAXED);
 }
 
-/* By how much the namespace moves the clock; 0 where there is none, or the kernel has none. */
+/* By how much the time namespace moves the clock; 0 without a namespace, or if the kernel has none. */
 static int64_t namespace_ns(void) {
   char text[256], *at;
   int fd = open("/proc/self/timens_offsets", O_RDONLY | O_CLOEXEC);
@@ -98,7 +98,7 @@ void sp_clock_agree(uint64_t heartbeat_ns) {
   int64_t moved_ns = namespace_ns();
   bool agrees = apart(after_ns - (uint64_t)moved_ns, heartbeat_ns) < apart(after_ns, heartbeat_ns);
   __atomic_store_n(&by_call, faked, __ATOMIC_RELAXED);
-  /* Else the agent is in the same namespace, or gone. */
+  /* If the heartbeat does not agree, the agent is in the same namespace, or gone. */
   __atomic_store_n(&ahead_ns, heartbeat_ns && agrees ? moved_ns : 0, __ATOMIC_RELAXED);
 }
 
@@ -273,14 +273,14 @@ void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_
 
 typedef uint64_t __attribute__((may_alias, aligned(8))) eight_claims;
 
-/* What a slot says. An account that was overwritten while memory was charged falls below zero when that is freed: it
- * counts as nothing until the process claims its slot anew. */
+/* The memory that a slot reports. If the account was overwritten while memory was charged, it falls below zero when
+ * that memory is freed. A negative account counts as 0 until the process claims its slot again. */
 static uint64_t memory_of(const struct sp_slot *slot, uint32_t device) {
   uint64_t bytes = load_relaxed64(&slot->devices[device].memory_used_bytes);
   return bytes >> 63 ? 0 : bytes;
 }
 
-/* The sum of what the slots say; *overhead_bytes: what is to be added to it. */
+/* The sum of the memory that the slots report; *overhead_bytes: what must be added to it. */
 static uint64_t charged(const struct sp_region *region, uint32_t device, int64_t *overhead_bytes) {
   uint64_t total = 0;
   for (uint32_t group = 0; group < SP_SLOTS_MAX; group += 8) {

@@ -1,5 +1,5 @@
 /*
- * The region: the shared-memory files of one share, the only thing a hooked process and the agent both touch.
+ * The region: the shared-memory files of one share, the only thing that both a hooked process and the agent touch.
  *
  * A region is a directory on tmpfs with three files, split by writer:
  *
@@ -8,10 +8,10 @@
  *   slots   written by the tenant's processes, one slot each. Preallocated, never grown. The agent never maps it:
  *           it reads with pread (coherent with mappings on tmpfs), so a tenant that truncates the file gives the agent
  *           a short read and not a SIGBUS. Everything read is range-checked; a lie harms only its author.
- *   bell    a FIFO, mode 0622: the tenant writes a byte to say "look at my slots": the slot that it is in, a hint, or
- *           SP_BELL_FULL from who found none.
+ *   bell    the doorbell, a FIFO of mode 0622. A process writes a byte to say "look at my slots": the index of its
+ * slot, which is only a hint, or SP_BELL_FULL if it has found no free slot.
  *
- * Whoever maps one of these files is guarded against its being cut short: guard.c.
+ * A process that maps one of these files is guarded against its truncation: guard.c.
  *
  * No file is writable by two shares.
  *
@@ -23,11 +23,12 @@
  *   agent:   word = T + 1; fence; any slot with held_turn == T and drained_turn != T?  → wait for it to drain
  *
  * Either the process sees the closed word or the agent sees the entered slot (store, fence, load on both sides): no
- * launch is lost. A process whose work has drained says drained_turn = T; while the word still is T it may enter again.
- * When it enters the next turn, drained_turn still says so of the one before: the agent may not have read it yet.
+ * launch is lost. When its work has drained, a process writes drained_turn = T. While the word still is T, it may enter
+ * again. When it enters the next turn, drained_turn keeps the name of the turn before, which the agent may not have
+ * read yet.
  *
- * Who is in a slot is known from an fcntl record lock on one byte of `slots` (offset = slot index): F_GETLK tells the
- * agent the holder's pid in the agent's own namespace.
+ * A process holds an fcntl record lock on one byte of `slots` (offset = slot index). F_GETLK tells the agent the
+ * holder's pid, in the agent's own namespace.
  *
  * Every field has a fixed width; times are CLOCK_MONOTONIC ns; the layout is asserted below and in tests.
  */
@@ -68,16 +69,16 @@ struct sp_header {
 };
 
 /* sp_grant.flags */
-#define SP_GRANT_CONTENDED 1u /* others wait for this device: give the turn back when idle */
-#define SP_GRANT_PAUSED    2u /* paused by an operator: stays closed even when the agent is gone */
+#define SP_GRANT_CONTENDED 1u /* others wait for this device: return the turn when idle */
+#define SP_GRANT_PAUSED    2u /* paused by an operator: the gate stays closed even if the agent is gone */
 #define SP_GRANT_LIMITED   4u /* its quanta are short even alone: notice soon when it is idle */
 
 struct sp_grant {
   char uuid[SP_UUID_BYTES];      /* the device, as NVML prints it, NUL-padded */
   uint64_t memory_limit_bytes;   /* 0: no cap */
-  uint32_t request_millipercent; /* the terms, for whoever looks into the region; the gate does not */
+  uint32_t request_millipercent; /* the terms; for adoption and for tools, the gate does not read them */
   uint32_t limit_millipercent;
-  /* second line: what the gate reads at every launch */
+  /* second cache line: what the gate reads at every launch */
   uint32_t word;      /* the turn: odd = open; also the futex that waiters sleep on */
   uint32_t flags;     /* SP_GRANT_* */
   uint64_t budget_ns; /* predicted work that may be in flight under this turn */
@@ -85,63 +86,64 @@ struct sp_grant {
   uint64_t granted_ns;
   uint32_t share_class; /* enum sp_class of policy.h; information only */
   uint32_t reserved_word;
-  uint64_t used_ns;       /* device time used so far: the bill of an agent that was killed goes on from here */
-  uint64_t context_bytes; /* device memory that a context takes, as the agent has learned; 0: not known yet */
-  int64_t overhead_bytes; /* what the share's processes take beyond what their slots say, as NVML tells */
+  uint64_t used_ns; /* device time used so far: if the agent is killed, the next one continues the bill from here */
+  uint64_t context_bytes; /* device memory that a context takes, learned by the agent; 0: not known yet */
+  int64_t overhead_bytes; /* memory that the share's processes take beyond what their slots report, from NVML */
 };
 
-/* What one process says about one device. Two lines: each field of the first is written alone, by waiting threads and
- * by the keeper; the second by whoever holds the process's turn lock, under `sequence`. */
+/* What one process reports about one device: two cache lines. Waiting threads and the keeper write the fields of the
+ * first line, each by itself. The holder of the process's turn lock writes the second line, as a whole under
+ * `sequence`. */
 struct sp_slot_device {
-  uint32_t waiting;           /* threads asleep at the closed gate */
-  uint32_t put_off_us;        /* so much longer than known did work take, all in all: the device was another's; wraps */
-  uint64_t waiting_since_ns;  /* when the first of them began to wait */
+  uint32_t waiting;    /* threads asleep at the closed gate */
+  uint32_t put_off_us; /* by how much work of known length took longer, in all: the device ran other work; wraps */
+  uint64_t waiting_since_ns;  /* when the first of these threads began to wait */
   uint64_t memory_used_bytes; /* charged against the cap by this process */
-  uint64_t first_ended_ns;    /* when the first work of the last turn that had any had ended, at the latest */
-  uint64_t context_bytes;     /* of memory_used_bytes, what was reserved for contexts: an estimate */
+  uint64_t first_ended_ns;    /* the first work of the last turn that had work had ended by then */
+  uint64_t context_bytes;     /* the part of memory_used_bytes that was reserved for contexts: an estimate */
   uint64_t refused_bytes;     /* the last allocation that did not fit under the cap */
-  uint32_t refusals;          /* how many did not */
-  uint32_t beside_until_us;   /* when the last of beside_ns had run: CLOCK_MONOTONIC, the lower half */
-  uint64_t beside_ns;         /* time in which work that had stood behind a wait ran outside every turn, all in all */
+  uint32_t refusals;          /* how many allocations did not fit */
+  uint32_t beside_until_us;   /* when the last work of beside_ns had ended: CLOCK_MONOTONIC in us, the lower 32 bits */
+  uint64_t beside_ns;         /* time of work that stood behind a wait and ran outside every turn, in all */
   uint32_t sequence;          /* counts writes; odd while the fields below are being written */
   uint32_t held_turn;         /* the last turn entered */
   uint32_t drained_turn;      /* == held_turn: nothing of this process is on the device any more */
-  uint32_t check;             /* a hash of the fields below and of the two turns: one read tells whether it is whole */
-  uint64_t drained_ns;        /* when the work had drained for certain */
-  uint64_t entered_ns;        /* when its first launch under held_turn passed the gate */
-  uint64_t residue_until_ns;  /* predicted end of what is in flight, 0 = unknown; drained: when it really ended */
+  uint32_t check;             /* a hash of the fields below and of the two turns: shows whether a copy is whole */
+  uint64_t drained_ns;        /* the work had certainly drained by then */
+  uint64_t entered_ns;        /* when the first launch under held_turn passed the gate */
+  uint64_t residue_until_ns;  /* predicted end of the work in flight, 0 = unknown; once drained, its real end */
   uint64_t idle_ns;           /* time inside held_turn, from its entry to its drain, without work on the device */
   uint64_t launches;          /* launches that passed the gate */
-  uint32_t passed;            /* those past a closed gate, an exhausted budget, or the gate as a whole */
+  uint32_t passed;            /* launches that passed a closed gate, an exhausted budget, or no gate at all */
   uint32_t longest_unit_us;   /* the longest single launch seen, µs, saturated */
 };
 
-/* What one process has copied between its host's memory and one device's: a line of its own, for every copy writes it,
- * in whatever thread, and the agent reads it only when it is asked for usage. */
+/* What one process has copied between host memory and the memory of one device. It has a cache line of its own, because
+ * every copy writes it, in any thread, and the agent reads it only when it is asked for usage. */
 struct sp_slot_copies {
   uint64_t to_device_bytes;
   uint64_t to_host_bytes;
-  uint64_t to_device_count; /* copies that the driver took */
+  uint64_t to_device_count; /* copies that the driver accepted */
   uint64_t to_host_count;
   uint64_t reserved[4];
 };
 
-/* The head of `slots`: one byte per slot, so that the agent learns who is there in one read. */
+/* The head of `slots`: one byte per slot, so that the agent finds all claimed slots in one read. */
 struct sp_slots_header {
   uint8_t claimed[64]; /* 0 free, 1 in use */
 };
 
-/* What befell a process that the hook may not print: the agent tells it in its log, once per process and kind. */
+/* What can go wrong in a process. The hook may not print it, so the agent logs it, once per process and kind. */
 enum sp_mishap_kind {
   SP_MISHAP_INIT = 0,     /* cuInit failed with this CUresult */
   SP_MISHAP_DEVICE = 1,   /* the program asked for this ordinal, and there is no such device */
   SP_MISHAP_OUTSIDE = 2,  /* refused: a context on this ordinal, which the share does not hold (policy `closed`) */
   SP_MISHAP_FUNCTION = 3, /* the program called a function that the driver lacks: sp_name_hash of it */
-  SP_MISHAP_DRIVER = 4,   /* not metered: the driver lacks this function, that the hook needs */
+  SP_MISHAP_DRIVER = 4,   /* not metered: the driver lacks this function, which the hook needs */
   SP_MISHAP_VERSION = 5,  /* the driver is for this version of CUDA, older than what SharePod is tested with */
-  SP_MISHAP_FULL = 6,     /* turned away: so many slots, and none is free. Of a process without one: in no slot */
+  SP_MISHAP_FULL = 6,     /* turned away: none of this many slots is free. Not in a slot, as the process has none */
   SP_MISHAP_KEEPER = 7,   /* not metered for now: its helper thread could not be started, with this errno */
-  SP_MISHAP_CROWDED = 8,  /* partly not metered: it has more threads or streams than this */
+  SP_MISHAP_CROWDED = 8,  /* partly not metered: the process has more threads or streams than this */
   SP_MISHAP_KINDS = 12,
 };
 #define SP_OLDEST_DRIVER 11080 /* the oldest version of CUDA in driver/driver.def */
@@ -221,25 +223,25 @@ _Static_assert(sizeof(struct sp_slot) == 64 + (128 + 64) * SP_DEVICES_MAX, "ABI 
 #define SP_TERMS_BYTES (sizeof(struct sp_header) + sizeof(struct sp_grant) * SP_DEVICES_MAX)
 #define SP_SLOTS_BYTES (sizeof(struct sp_slots_header) + sizeof(struct sp_slot) * SP_SLOTS_MAX)
 
-uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC, of the agent once sp_clock_agree has been called */
-/* Agree with the agent about the clock, which was at about `heartbeat_ns` when it last said so (0: it did not). */
+uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC; after sp_clock_agree, the agent's */
+/* Adopt the agent's clock, which showed about `heartbeat_ns` at its last heartbeat (0: there was none). */
 void sp_clock_agree(uint64_t heartbeat_ns);
-/* 0 when the header is one that this code can serve, else -EPROTO. There is only ABI 1. From ABI 2 on the agent serves
- * the one before too (programs that hold it outlive an upgrade); a hook knows its own alone. */
+/* 0 if this code can serve the header, else -EPROTO. There is only ABI 1. From ABI 2 on the agent also serves the ABI
+ * before, because programs outlive an upgrade of the agent; a hook knows only its own. */
 int sp_header_check(const struct sp_header *header);
 
 /* ---- both sides: mappings that outlive their file's pages, guard.c ---- */
 
-/* Whoever may write a file may cut it short, and who then touches a mapping of it gets a SIGBUS. A guarded mapping gets
- * other pages instead: its `spare`, or zeros. What is said there reaches nobody: the region is lost. */
+/* Any process that may write a file may truncate it, and then an access to a mapping of it raises SIGBUS. A guarded
+ * mapping gets other pages instead: its `spare`, or zeros. No other process sees these pages: the region is lost. */
 struct sp_guard {
   void *start[2];
   size_t bytes[2]; /* 0: there is no such mapping */
   void *spare;     /* pages for start[0], prepared; NULL: zeros */
   uint32_t lost;   /* 1: being replaced, 2: replaced */
 };
-/* The guard stays where it is until it is dropped. Installs the handler where nobody handles SIGBUS; a program that
- * does keeps its own. False: there is no room, and nothing is guarded. */
+/* Guard the mappings; the struct must not move until it is dropped. Installs the handler unless the program has its own
+ * for SIGBUS. False: there is no room, and nothing is guarded. */
 bool sp_guard_add(struct sp_guard *guard);
 void sp_guard_drop(struct sp_guard *guard);
 
@@ -253,9 +255,10 @@ struct sp_region {
   struct sp_slot *slot; /* our own */
   int slots_fd;         /* holds the record lock: never closed while the slot is ours */
   int bell_fd;
-  uint64_t bell_file; /* which file the bell is: the program may close our descriptor and get its number */
-  int32_t pid;        /* of the process that claimed the slot: a forked child has a copy of this, and no slot */
-  struct {            /* what the slot has to say of this process's memory, should it be wiped */
+  uint64_t
+      bell_file; /* identifies the doorbell: the program may close our descriptor and get its number for another file */
+  int32_t pid;   /* the process that claimed the slot: a forked child has a copy of this struct, but no slot */
+  struct {       /* this process's memory account, from which a wiped slot is restored */
     uint64_t memory_bytes, context_bytes;
   } charged[SP_DEVICES_MAX];
   uint32_t slot_index;
@@ -264,24 +267,23 @@ struct sp_region {
 };
 
 /* region/attach.c. Map the files in `directory` and claim a slot. 0, or -errno: -ENOENT no region, -EPROTO another ABI,
- * -EUSERS no free slot (of which the agent is told), -EPIPE the bell is no FIFO. */
+ * -EUSERS no free slot (which the agent is told), -EPIPE the doorbell is no FIFO. */
 int sp_region_attach(struct sp_region *region, const char *directory);
 /* Take the slot's record lock again (some programs close every descriptor). 0 or -errno. */
 int sp_region_relock(struct sp_region *region);
 /* Tell the agent to look at our slots. */
 void sp_region_ring(struct sp_region *region);
 
-/* region/look.c. Map the files in `directory` for reading alone: nothing is claimed and nobody hears of it. For a
- * process that asks about its share without using a device. 0 or -errno as above; `slot` is NULL and there are no
- * descriptors. */
+/* region/look.c. Copy the files in `directory`, for a process that asks about its share without using a device. No slot
+ * is claimed, and the agent does not notice. 0 or -errno as above; `slot` is NULL and there are no descriptors. */
 int sp_region_look(struct sp_region *region, const char *path);
 void sp_region_unlook(struct sp_region *region);
 
 /* region.c, from here on. Is the slot in use? */
 bool sp_slot_claimed(const struct sp_slots_header *claims, uint32_t slot); /* acquire */
-/* It is ours: the caller has its record lock and has written its head. */
+/* Claim the slot. The caller has its record lock and has written its head. */
 void sp_slot_claim(struct sp_slots_header *claims, uint32_t slot); /* release */
-/* Is it the pid of a process in a claimed slot, as that process knows itself? */
+/* Does a process with this pid, in its own pid namespace, have a claimed slot? */
 bool sp_region_has_pid(const struct sp_region *region, int32_t pid);
 
 uint32_t sp_grant_word(const struct sp_grant *grant); /* acquire */
@@ -295,7 +297,8 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
                       uint64_t timeout_ns);
 uint64_t sp_header_heartbeat_ns(const struct sp_header *header);
 
-/* Tell the agent of a mishap; the last of a kind stands. Nothing when another process has the slot. */
+/* Report a mishap to the agent; a later one of the same kind replaces it. Does nothing if another process has the slot.
+ */
 void sp_region_mishap(struct sp_region *region, enum sp_mishap_kind kind, uint32_t detail);
 /* The name of a driver's function as a detail: FNV-1a. */
 static inline uint32_t sp_name_hash(const char *name) {
@@ -308,11 +311,11 @@ static inline uint32_t sp_name_hash(const char *name) {
 /* A count of waiting threads beyond this is damage. */
 #define SP_WAITING_MAX (1u << 20)
 void sp_slot_wait_begin(struct sp_slot_device *slot);
-/* Still waiting: if the count has been damaged, say it again. True: it was. */
+/* Repair the count while a thread still waits. True: the count was damaged. */
 bool sp_slot_wait_again(struct sp_slot_device *slot);
 void sp_slot_wait_end(struct sp_slot_device *slot);
 
-/* What a process publishes about its turn; the caller holds the process's turn lock of that device. */
+/* What a process publishes about its turn. The caller holds the process's turn lock for the device. */
 struct sp_report {
   uint32_t held_turn;
   uint32_t drained_turn;
@@ -325,22 +328,23 @@ struct sp_report {
   uint32_t longest_unit_us;
 };
 void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report);
-/* The check word of a report: what a torn copy does not satisfy. */
+/* The check word of a report: a torn copy does not match it. */
 uint32_t sp_slot_check(const uint64_t words[7]);
-/* Publish, then a full fence, then tell whether the word still is report->held_turn. */
+/* Publish the report, then a full fence; then return whether the word still is report->held_turn. */
 int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, const struct sp_grant *grant);
-/* `count` copies, of `bytes` in all. By any thread; nobody needs the two to be of one moment. */
+/* Count `count` copies of `bytes` in all. Any thread may call this; the two counters need not change together. */
 void sp_slot_copied_to_device(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count);
 void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count);
 /* Add to memory_used_bytes if the share's total stays within `limit_bytes` (0 = no cap). 0 or -1. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes);
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
-/* So much more of it, or less, is reserved for contexts. */
+/* Add to context_bytes what is reserved for contexts, or subtract what is not any more. */
 void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes);
-/* Of all processes of the share, with what the agent has found beyond. */
+/* Memory used by all processes of the share, including the overhead that the agent has found. */
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
-/* The same as programs are told. Contexts that turn out smaller than was reserved for them leave room that can be had;
- * but free memory that grows while nobody gives any back misleads who measures what an allocation takes. */
+/* The same figure as programs are shown it: without the negative overhead of contexts that take less than was reserved.
+ * That room can be allocated. But a program that measures an allocation by the free memory would be misled if free
+ * memory grew without a free. */
 uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device);
 
 /* ---- the agent's side; the files are made in region/files.c, the slots read in region/slots.c ---- */
@@ -357,45 +361,44 @@ struct sp_region_owner {
  * Returns 1 when adopted, 0 when created, -errno. */
 int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count);
 void sp_region_close(struct sp_region_owner *owner);
-/* 0 when the files in `directory` are a region that a hook of this ABI can use, -ENOENT when it is gone, -EPROTO when
- * it has another ABI or is damaged, -EPIPE when it has no bell, or one that is no FIFO; else -errno. */
+/* 0 if the files in `directory` are a region that a hook of this ABI can use; -ENOENT if it is gone, -EPROTO if it has
+ * another ABI or is damaged, -EPIPE if its doorbell is missing or no FIFO; else -errno. */
 int sp_region_error(const char *directory);
 void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns);
 
-/* Open: the next odd word. Close: the next even one, then a full fence. The new word is returned. Nobody hears of it,
- * or of a change of flags or budget, before sp_grant_wake. */
+/* Open: set the next odd word. Close: set the next even one, then a full fence. Both return the new word. Waiters
+ * notice it, or a change of flags or budget, only after sp_grant_wake. */
 uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns);
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags);
-/* The word is damaged: it is this one again. */
+/* Restore a damaged word. */
 void sp_grant_mend(struct sp_grant *grant, uint32_t word);
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags);
 void sp_grant_wake(struct sp_grant *grant);
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns);
 void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes);
 
-/* Read what slot `slot` says of device `device`: 0; 1 = torn (a writer died or lies inside its sequence); -errno. */
+/* Read what slot `slot` reports of device `device`. 0; 1: torn (a writer died, writes, or lies); -errno. */
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out);
-/* What the process in `slot` has copied from and to device `device`. 0 or -errno. */
+/* Read what the process in `slot` has copied from and to device `device`. 0 or -errno. */
 int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_copies *out);
-/* The heads of the slots, and with them, in the same read, what most shares have only: one process on one device. */
+/* The head of the slots and, in the same read, the report of slot 0 on device 0: most shares have no other. */
 struct sp_slots_look {
   uint64_t claimed;            /* a bit per slot */
   bool whole;                  /* `first` was not torn */
-  struct sp_slot_device first; /* what slot 0 says of device 0 */
+  struct sp_slot_device first; /* the report of slot 0 on device 0 */
 };
-/* 0; -errno: nothing was read, and nothing is claimed. */
+/* 0; -errno: nothing was read, and `claimed` is 0. */
 int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look);
-/* The pid (in our namespace) that holds the record lock of `slot`; 0 = nobody. */
+/* The pid, in the agent's namespace, of the process that holds the record lock of `slot`; 0: none. */
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);
-/* What befell the process in `slot`, SP_MISHAP_KINDS words. 0 or -errno. */
+/* Read the mishaps of the process in `slot`, SP_MISHAP_KINDS words. 0 or -errno. */
 int sp_slot_mishaps(const struct sp_region_owner *owner, uint32_t slot, uint32_t mishaps[]);
-/* Give the file its length back, and the slots in the mask `live` their claims. */
+/* Restore the file's length, and the claims of the slots in the mask `live`. */
 void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live);
-/* Clear a slot whose process is gone. */
+/* Clear the slot of a process that is gone. */
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot);
-/* Read away everything in the bell. Returns the slots that say they rang it, as a bit mask: a hint, a tenant may lie.
- * *full: somebody says that there was no slot for it.
- */
+/* Read everything from the doorbell. Returns a mask of the slots that claim to have rung it: a hint, for a tenant may
+ * lie. *full: a process claims that it found no free slot. */
 uint64_t sp_bell_drain(const struct sp_region_owner *owner, bool *full);
 
 #endif

@@ -1,5 +1,5 @@
-/* What the agent reads of a region's slots and bell: copies, for every byte there is its tenant's to change, and a file
- * that its tenant cuts short must be an error here, not a SIGBUS. */
+/* The agent reads the slots and the doorbell of a region. It reads copies, because the tenant may change every byte at
+ * any time, and because a truncated file must be an error here and not a SIGBUS. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ static bool is_whole(const struct sp_slot_device *said) {
                              said->idle_ns,
                              said->launches,
                              (uint64_t)said->longest_unit_us << 32 | said->passed};
-  return said->check == sp_slot_check(words) || said->sequence == 0; /* 0: nothing was ever written */
+  return said->check == sp_slot_check(words) || said->sequence == 0; /* 0: no report was ever written */
 }
 
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
@@ -78,10 +78,10 @@ int sp_slot_mishaps(const struct sp_region_owner *owner, uint32_t slot, uint32_t
 void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
   static const uint8_t claimed = 1;
   struct stat status;
-  /* Pages that are there still are the ones that processes have mapped. */
+  /* Pages that still exist are the ones that processes have mapped: only the missing ones are added. */
   if (!fstat(owner->slots_fd, &status) && status.st_size < (off_t)SP_SLOTS_BYTES &&
       fallocate(owner->slots_fd, 0, 0, (off_t)SP_SLOTS_BYTES))
-    return; /* no room: it is tried again */
+    return; /* no memory: the next call tries again */
   for (uint64_t rest = live; rest; rest &= rest - 1)
     if (pwrite(owner->slots_fd, &claimed, 1, (off_t)__builtin_ctzll(rest)) != 1)
       return;
@@ -90,7 +90,7 @@ void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
   static const struct sp_slot empty;
   static const uint8_t free_slot;
-  /* The claim goes last: until then nobody else writes here. */
+  /* The claim is cleared last: until then no other process writes to this slot. */
   if (pwrite(owner->slots_fd, &empty, sizeof empty, slot_offset(slot)) != (ssize_t)sizeof empty)
     return -EIO;
   return pwrite(owner->slots_fd, &free_slot, 1, (off_t)slot) == 1 ? 0 : -EIO;
@@ -101,8 +101,8 @@ uint64_t sp_bell_drain(const struct sp_region_owner *owner, bool *full) {
   uint64_t rung = 0;
   ssize_t got = sizeof buffer;
   *full = false;
-  /* As much as a FIFO holds; a tenant that writes faster than we read must not keep us here. What it leaves is of no
-   * use: the slots are read after this. */
+  /* Read as much as a FIFO holds, but no more: a tenant that writes faster than we read must not keep us here. What is
+   * left may stay unread, because the slots are read after this. */
   for (int pieces = 0; pieces < 16 && got == (ssize_t)sizeof buffer; pieces++) {
     got = read(owner->bell_fd, buffer, sizeof buffer);
     for (ssize_t index = 0; index < got; index++) {

@@ -1,7 +1,7 @@
 /*
- * The hook is no cancellation point. A thread of the program that is cancelled while it holds a lock of ours, or has
- * announced itself, would leave everybody else waiting; so where the hook waits, opens, writes, or calls the driver for
- * itself, cancellation is put off until it is done. The program's own call into the driver stays what it was.
+ * Makes our code no cancellation point. If a thread of the program were cancelled while it holds a lock of ours, or has
+ * announced itself, all other threads would wait for ever. So while the hook waits, opens, writes, or calls the driver
+ * for itself, cancellation is put off. The program's own call into the driver stays a cancellation point if it was one.
  */
 #ifndef SHAREPOD_UNCANCELLED_H
 #define SHAREPOD_UNCANCELLED_H
@@ -19,7 +19,7 @@ static inline int sp_cancel_disable(void) {
   return state;
 }
 
-/* Until the end of the block. */
+/* Put off cancellation until the end of the block. */
 #define SP_UNCANCELLED __attribute__((cleanup(sp_cancel_restore))) int sp_cancel_state = sp_cancel_disable()
 
 #endif

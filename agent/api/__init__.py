@@ -1,1 +1,1 @@
-"""What others ask of the agent, and what the agent tells them: the gRPC services, and the feed to schedulers."""
+"""The agent's interfaces to others: the gRPC services, and the feed to the schedulers."""

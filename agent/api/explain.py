@@ -1,4 +1,4 @@
-"""Says in words why a share runs or waits. Pure: a status in, sentences out, in the message that the agent answers."""
+"""Explains in words why a share runs or waits. Pure: a status in; sentences out, in the message of the gRPC answer."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
 
 
 def _strays(node: NodeStatus, status: ShareStatus) -> list[str]:
-    """Tell of the share's processes on devices that it does not hold."""
+    """Return a sentence for each of the share's processes on a device that the share does not hold."""
     held = {terms.device for terms in status.share.devices}
     return [
         f"its process {process.name} ({process.pid}) runs unmetered on device {device.info.index}: "

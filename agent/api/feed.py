@@ -1,7 +1,7 @@
-"""Tells the cluster's schedulers what the node uses: one stream to each address that their name stands for.
+"""The usage feed: tells the cluster's schedulers what the node uses, by one stream to each of their addresses.
 
-Nothing in the agent waits for it. What cannot be told now is left out: each stream sends what differs from what it sent
-last, so that a scheduler that was away hears everything that counts.
+Nothing in the agent waits for it. A snapshot that cannot be sent now is skipped: each stream sends the difference from
+what it sent last, so a scheduler that was away still gets the present state.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ HEARTBEAT_TELLS: Final = 10
 """Seconds without a change, after which an empty message says that the agent is there."""
 RESOLVE_S: Final = 30.0
 ANSWER_S: Final = 40.0
-"""A scheduler answers every ten seconds: one that does not for so long hangs, or is gone."""
+"""A scheduler answers every ten seconds. If it does not for this long, it hangs or is gone."""
 SETTLED_S: Final = 30.0
-"""A stream that lived for so long was well: the next attempt comes soon."""
+"""A stream that lived for this long was healthy: the next attempt comes soon."""
 BACKOFF_S: Final = (0.5, 30.0)
 ADDRESSES_MAX: Final = 16
 _OPTIONS: Final = (
@@ -55,12 +55,12 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the schedulers are, and what they are shown."""
+    """The schedulers' address, and the credentials for them."""
 
     host: str
     port: int
     authority: str = ""
-    """PEM file with the certificates that theirs is checked against; empty: no TLS."""
+    """PEM file with the authorities that a scheduler's certificate is checked against; empty: no TLS."""
     token_file: str = ""
 
     @classmethod
@@ -71,24 +71,24 @@ class Target:
 
 
 class _Failed(Exception):
-    """A stream cannot be opened, or is over; the text says why."""
+    """A stream cannot be opened, or has ended; the text is the reason."""
 
 
 class _Spread:
-    """The last picture, for those who wait for the next one."""
+    """The last snapshot, and a way for the streams to wait for the next one."""
 
     def __init__(self) -> None:
         self.picture: Picture | None = None
         self._next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def show(self, picture: Picture) -> None:
-        """Show another one to all who wait."""
+        """Take the next snapshot, and wake all streams that wait for it."""
         self.picture = picture
         shown, self._next = self._next, asyncio.get_running_loop().create_future()
         shown.set_result(None)
 
     async def wait(self) -> None:
-        """Return when there is another one."""
+        """Return when there is a new snapshot."""
         await asyncio.shield(self._next)
 
 
@@ -106,7 +106,7 @@ class Feed:
         self._following = asyncio.create_task(self._follow())
 
     def tell(self, status: NodeStatus) -> None:
-        """Take the node as it is now; every second."""
+        """Take the node's present status. Called every second."""
         self._spread.show(self._painter.paint(status))
 
     async def close(self) -> None:
@@ -117,18 +117,18 @@ class Feed:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self) -> None:
-        """Keep one stream to each address that there is."""
+        """Keep one stream to each address of the schedulers."""
         while True:
             with contextlib.suppress(_Failed):
                 self._keep(await self._resolved())
             await asyncio.sleep(RESOLVE_S if self._streams else 5 * random.uniform(0.5, 1))  # noqa: S311
 
     async def _resolved(self) -> frozenset[Address]:
-        """Return the addresses of the schedulers. Raises _Failed, after which those known before stay."""
+        """Return the addresses of the schedulers. Raises _Failed; then the known addresses are kept."""
         target, failure = self._target, ""
         try:
             found = await on_thread("feed", lambda: _addresses(target.host, target.port))
-        except (OSError, UnicodeError) as error:  # the latter of a name that is too long to be one
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name is too long
             failure = f"{target.host}: {getattr(error, 'strerror', '') or error}"
         if failure and failure != self._failure:
             remedy = "it is asked again; see that the name is that of the scheduler's Service"
@@ -148,7 +148,7 @@ class Feed:
 
 
 class _Stream:
-    """The stream to one scheduler, again and again."""
+    """The stream to one scheduler, opened again whenever it ends."""
 
     def __init__(self, address: Address, target: Target, node: pb.ReportingNode, tally: Tally, spread: _Spread) -> None:
         self._address = address
@@ -161,7 +161,7 @@ class _Stream:
         self._answered_s = 0.0
 
     async def run(self) -> None:
-        """Tell for ever."""
+        """Keep the stream open, for ever."""
         wait_s, most_s = BACKOFF_S
         while True:
             began_s = time.monotonic()
@@ -174,7 +174,7 @@ class _Stream:
             await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # noqa: S311 - a cluster does not come back all at once
 
     async def _once(self) -> str:
-        """Tell until it fails; return why."""
+        """Open the stream and send until it fails; return the reason."""
         try:
             credentials, metadata = await on_thread("feed", self._shown)
             async with self._channel(credentials) as channel:
@@ -196,7 +196,7 @@ class _Stream:
         return "the scheduler has ended the stream"
 
     def _shown(self) -> tuple[grpc.ChannelCredentials | None, tuple[tuple[str, str], ...]]:
-        """Return what the connection needs and the stream shows, read anew. Raises OSError, ValueError."""
+        """Read the TLS authorities and the token anew; return both for the connection. Raises OSError, ValueError."""
         credentials = None
         if self._target.authority:
             credentials = grpc.ssl_channel_credentials(Path(self._target.authority).read_bytes())
@@ -213,7 +213,7 @@ class _Stream:
         return grpc.aio.secure_channel(target, credentials, options=options)
 
     async def _talk(self, call: Call) -> None:
-        """Send and listen until either fails, and raise that."""
+        """Send and listen until one of them fails, and raise its error."""
         self._answered_s = time.monotonic()
         sending = asyncio.create_task(self._send(call))
         sending.add_done_callback(lambda _: call.cancel())
@@ -242,7 +242,7 @@ class _Stream:
     async def _send(self, call: Call) -> None:
         sent: Picture | None = None
         quiet = 0
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # it is over: who listens knows why
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the call ended: _listen knows why
             while True:
                 picture = self._spread.picture
                 if picture is not None:

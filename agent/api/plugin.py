@@ -1,9 +1,9 @@
-"""What the node's device plugin tells of itself: its counters, as it hands them over every few seconds. Pure.
+"""The counters that the node's device plugin reports to the agent every few seconds. Pure.
 
-The plugin opens no port. A second one would need its own certificate, token, network policy and entry in the
-PodMonitor; the agent has all of these, runs in the same pod, and is one gRPC call away. The counters live in the
-plugin, so that they go on when the agent restarts. What is older than STALE_NS is not shown: a plugin that hangs or is
-gone must not look well.
+The plugin itself opens no port. A second port would need its own certificate, token, network policy and entry in the
+PodMonitor; the agent has all of these, runs in the same pod, and is one gRPC call away. The counters are kept in the
+plugin, so they continue when the agent restarts. A report that is older than STALE_NS is not shown: a plugin that hangs
+or is gone must not look healthy.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ STALE_NS: Final = 30_000_000_000
 CALL_BOUNDS_NS: Final = tuple(
     round(bound_ms * 1_000_000) for bound_ms in (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 )
-"""Of the time that kubelet's calls take."""
+"""Bounds of the histogram of the time that kubelet's calls take."""
 STARTS: Final = ("ready", "no_room", "waiting", "refused", "failed")
-"""How the start of a container ended: with a share; without room; somebody it needs is away or behind, kubelet tries
-again; its pod asks for what cannot be; a fault of the plugin."""
+"""How the start of a container ended: with a share; without room; waiting, because kubelet, API server or agent is away
+or behind (kubelet tries again); refused, because the pod asks for something impossible; failed by a fault of ours."""
 SIDES: Final = ("api_server", "kubelet", "agent")
-"""Those whom the plugin asks."""
+"""The services that the plugin calls."""
 
 
 def nothing_yet() -> Report:
@@ -41,7 +41,7 @@ def nothing_yet() -> Report:
 
 
 def check(report: Report) -> None:
-    """Raise InvalidInput when it is of another version."""
+    """Raise InvalidInput if the report is from another version of the plugin."""
     for what, given, known in (("starts", report.starts, STARTS), ("errors", report.errors, SIDES)):
         if set(given) != set(known):
             raise InvalidInput(f"{what} of the plugin are {', '.join(sorted(given))}: they are {', '.join(known)}")
@@ -56,5 +56,5 @@ def seconds(times: pb.CallTimes) -> tuple[Sequence[int], float]:
 
 
 def fresh(told: tuple[int, Report] | None, now_ns: int) -> Report | None:
-    """Return the report of (when, what) unless it is stale."""
+    """Return the report in `told`, a pair of its time and itself, unless it is stale."""
     return told[1] if told is not None and now_ns - told[0] <= STALE_NS else None

@@ -65,7 +65,7 @@ _ENDS_OUT: Final = pb.TurnEnd.values()[1:]
 
 
 async def answer(context: Context, name: str, call: Callable[[], Answer]) -> Answer:
-    """Return what `call` returns; what it raises ends the call of `context` with its status code."""
+    """Return what `call` returns. An error that it raises ends the rpc of `context` with the error's status code."""
 
     async def called() -> Answer:
         return call()
@@ -104,11 +104,11 @@ class NodeService(rpc.NodeServiceServicer):
 
     @_answered
     def RegisterShare(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:  # noqa: N802 - proto
-        """Create a share that operators alone change."""
+        """Create a share that only operators may change."""
         return self.register(request, owner="")
 
     def register(self, request: pb.RegisterShareRequest, owner: str) -> pb.RegisterShareResponse:
-        """Create a share; `owner` is the digest of the token that changes it. Raises a ShareError."""
+        """Create a share; `owner` is the digest of the token that may change it. Raises a ShareError."""
         share_class = _share_class(request.share_class)
         ask = ShareAsk(
             devices=tuple(_device_ask(item) for item in request.devices),
@@ -187,7 +187,7 @@ class NodeService(rpc.NodeServiceServicer):
         )
 
     async def ReleaseDevice(self, request: pb.ReleaseDeviceRequest, context: Context) -> pb.ReleaseDeviceResponse:  # noqa: N802
-        """Let a device go."""
+        """Release a device into an operator's hands."""
         status = await _awaited(context, "ReleaseDevice", self._releases.release(request.device))
         held = [one for one in self._node.statuses() if any(d.device == status.info.uuid for d in one.share.devices)]
         return pb.ReleaseDeviceResponse(device=_device(status), shares=map(self._share, held))

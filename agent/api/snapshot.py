@@ -1,7 +1,7 @@
-"""What the scheduler is told of the node: a picture of its devices and shares, and what differs between two of them.
+"""Snapshots of the node for the scheduler: its devices and shares, and the difference between two snapshots. Pure.
 
-Pure. Both are the message that is sent: a picture is a complete one without the node's name. Numbers move only when
-they have moved by a step, so that noise is no change and an idle node has nothing to tell.
+Both have the type of the message that is sent: a snapshot is a complete message without the node's name. A number
+changes only when it has moved by a whole step. So noise is no change, and an idle node has nothing to send.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 STEP_MILLIPERCENT: Final = 1000
 MEMORY_STEPS: Final = 1000
-"""Parts of a device's memory: one of them is a step."""
+"""A step of memory is the device's memory divided by this."""
 MEMORY_STEP_BYTES: Final = 2**26
-"""Of a device that does not say how much it has."""
+"""The step of memory on a device that does not report its size, bytes."""
 WAITED_MAX: Final = 1000 * WHOLE_MILLIPERCENT
 TEXT_MAX: Final = 253
-"""Letters of any text that is told."""
+"""The longest text that is sent, characters."""
 
 Picture = pb.ReportUsageRequest
 Part = TypeVar("Part", bound="Message")
 
 
 def message(node: pb.ReportingNode, before: Picture | None, after: Picture) -> Picture:
-    """Return what has changed, or everything, with the node's name, where all is to be told anew."""
+    """Return the difference from `before` to `after`; if `before` is None, the whole snapshot with the node's name."""
     indices = {device.index for device in after.devices}
     if before is None or any(device.index not in indices for device in before.devices):
         everything = Picture(node=node)
         everything.MergeFrom(after)
         return everything
-    # A share that is released and registered again with its id may be on another device: it ends, and is told anew.
+    # A share that is released and registered again with its id may be on another device: send its end, then all of it.
     places = {(share.id, share.device_index) for share in after.shares}
     ended = {share.id for share in before.shares if (share.id, share.device_index) not in places}
     return Picture(
@@ -53,24 +53,24 @@ def message(node: pb.ReportingNode, before: Picture | None, after: Picture) -> P
 
 
 def _new(before: Iterable[Part], after: Iterable[Part]) -> list[Part]:
-    """Return the parts that were not there before, or not like that."""
+    """Return the parts that are new or have changed."""
     known = {part.SerializeToString() for part in before}
     return [part for part in after if part.SerializeToString() not in known]
 
 
 class Painter:
-    """Makes the pictures of one node, one after the other."""
+    """Makes the snapshots of one node, one after the other."""
 
     def __init__(self) -> None:
         self._accounts: dict[DeviceUuid, DeviceAccount] = {}
         self._devices: dict[int, pb.DeviceNumbers] = {}
-        """As they were told last, by index of the device."""
+        """The numbers that were last sent, by index of the device."""
         self._shares: dict[tuple[str, int], pb.ShareNumbers] = {}
-        """As they were told last, by id of the share and index of the device."""
+        """The numbers that were last sent, by id of the share and index of the device."""
 
     def paint(self, status: NodeStatus) -> Picture:
-        """Return the node as of `status`, of which each is later than the one before; every second or so."""
-        # A plugin that does not tell what it gives out gives out nothing.
+        """Return the snapshot of `status`. Called about every second, with a later status each time."""
+        # A plugin that does not report its resources offers none.
         offered = frozenset(status.plugin.offer.device_uuids) if status.plugin else frozenset()
         indices = {device.info.uuid: device.info.index for device in status.devices}
         used_ns: dict[DeviceUuid, dict[str, int]] = {uuid: {} for uuid in indices}
@@ -127,7 +127,7 @@ class Painter:
 
 
 def settled(told: int, value: int, step: int) -> int:
-    """Return what to tell of a value, in whole steps: what was told for as long as it is less than a step away."""
+    """Return the value in whole steps; or the one that was sent, if the value is less than a step away from it."""
     return told if value and abs(value - told) < step else (value + step // 2) // step * step
 
 
@@ -165,7 +165,7 @@ def _share(share: Share, place: int, index: int) -> pb.ReportedShare:
 
 
 def _text(text: str) -> str:
-    """Return a text that the scheduler takes, whatever the driver or a label has in it."""
+    """Return the text in a form that the scheduler accepts, whatever a driver or a label has put into it."""
     if len(text) <= TEXT_MAX and text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else "?" for letter in text[:TEXT_MAX])

@@ -1,7 +1,8 @@
-"""The users' socket: whoever reaches it registers, lists and watches, and changes only shares of its own.
+"""The users' socket: any caller may register, list and watch shares, but change only its own.
 
-Whose a share is says the token that its registration carried in the metadata ("sharepod-token"). The caller draws it
-and keeps it. The agent keeps its digest, with the share. Nothing else tells callers apart: grpc knows no peer's user.
+A share belongs to the callers that have its token: the registration carried it in the metadata ("sharepod-token"). The
+caller draws the token and keeps it; the agent keeps its digest with the share. Nothing else tells callers apart,
+because grpc does not know the user of a peer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TOKEN_KEY: Final = "sharepod-token"  # noqa: S105 - its name
 READS: Final = frozenset({"ListShares", "WatchUsage", "ListTurns", "ExplainShare", "GetNode"})
 _TOKEN_LENGTHS: Final = range(32, 257)
 _LABELS_OF_PODS: Final = ("namespace", "pod", "container", "pod_uid")
-_OPERATORS: Final = f"ask an operator, who may on {SOCKET_NAME}"
+_OPERATORS: Final = f"ask an operator: they may on {SOCKET_NAME}"
 
 
 def _owner(metadata: Iterable[Sequence[Any]] | None) -> str:
@@ -41,12 +42,12 @@ def _check_labels(labels: Iterable[str]) -> None:
 
 
 class UsersService(NodeService):
-    """The rpcs of a user. What is not in READS must be written here: it would be everybody's."""
+    """The rpcs that a user may call. An rpc that is not in READS must be overridden here, or anyone could call it."""
 
     async def RegisterShare(  # noqa: N802 - proto
         self, request: pb.RegisterShareRequest, context: Context
     ) -> pb.RegisterShareResponse:
-        """Create a share of the caller's own."""
+        """Create a share that belongs to the caller."""
 
         def register() -> pb.RegisterShareResponse:
             if request.id:
@@ -80,7 +81,7 @@ class UsersService(NodeService):
         return await super().ResumeShare(request, context)
 
     async def _check(self, reference: str, context: Context, labels: Iterable[str] = ()) -> None:
-        """Abort the call unless the share is its caller's."""
+        """Abort the call unless the share belongs to its caller."""
 
         def check() -> None:
             share, owner = self._node.share(reference), _owner(context.invocation_metadata())
@@ -94,15 +95,15 @@ class UsersService(NodeService):
         await answer(context, "check", check)
 
     async def ReleaseDevice(self, request: pb.ReleaseDeviceRequest, context: Context) -> pb.ReleaseDeviceResponse:  # noqa: N802
-        """Refuse: a device is everybody's."""
+        """Refuse: all users share the device."""
         await _refuse(context, "ReleaseDevice", "takes a device from everybody")
 
     async def ResumeDevice(self, request: pb.ResumeDeviceRequest, context: Context) -> pb.ResumeDeviceResponse:  # noqa: N802
-        """Refuse, as the release."""
-        await _refuse(context, "ResumeDevice", "takes a device from the operator who has it in hand")
+        """Refuse, like ReleaseDevice."""
+        await _refuse(context, "ResumeDevice", "takes a device out of an operator's hands")
 
     async def ReportPlugin(self, request: pb.ReportPluginRequest, context: Context) -> pb.ReportPluginResponse:  # noqa: N802
-        """Refuse: it is the device plugin's."""
+        """Refuse: only the device plugin calls this."""
         await _refuse(context, "ReportPlugin", "is the device plugin's")
 
 

@@ -1,4 +1,4 @@
-/* The arbiter's thread and the functions of arbiter.h: see node.h for who does what. */
+/* The arbiter's thread and the functions of arbiter.h. node.h lists which file does what. */
 #define _GNU_SOURCE
 #include "agent/arbiter/arbiter.h"
 
@@ -29,18 +29,18 @@ void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
 
 static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
   bool full;
-  uint64_t rung = sp_bell_drain(&share->region, &full); /* before the scan: what is rung for later rings again */
+  uint64_t rung = sp_bell_drain(&share->region, &full); /* before the scan: a change after it rings again */
   uint64_t now_ns = sp_now_ns();
   sp_slots_hear(share, rung);
-  if (rung & ~share->watched || full) /* somebody new */
+  if (rung & ~share->watched || full) /* a new process */
     sp_slots_watch(arbiter, share, now_ns);
   if (full)
     sp_mishap_full(share);
   sp_step_share(arbiter, share, now_ns);
 }
 
-/* All threads of the agent stood still for so long that the gates opened. Each turn is looked at before its time is
- * billed: a turn that drained meanwhile ended then, and does not pay until now. */
+/* Go on after all threads of the agent stood still for so long that the gates opened. Each turn is scanned before its
+ * time is billed: a turn that drained meanwhile pays until its drain, and not until now. */
 static void go_on(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   for (uint32_t index = device->draining; index-- > 0;) /* downwards: an update may end a drain */
     sp_turn_update(arbiter, device->drains[index], now_ns);
@@ -75,7 +75,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
       late = late || (share->members[index].draining && share->members[index].cogranted);
     if (look || late)
       sp_identity_ask(arbiter, share, now_ns);
-    if (share->gone) /* it could not be cleared */
+    if (share->gone) /* a slot could not be cleared at once */
       sp_identity_clear(arbiter, share);
     if (look) {
       share->watched_ns = now_ns;
@@ -91,7 +91,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     }
   }
   for (uint32_t index = 0; index < arbiter->device_count; index++)
-    sp_step(arbiter, &arbiter->devices[index], now_ns); /* what has changed by the passing of time alone */
+    sp_step(arbiter, &arbiter->devices[index], now_ns); /* a step can be due by the passing of time alone */
 }
 
 static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) {
@@ -129,7 +129,7 @@ static void *run(void *argument) {
     uint64_t device_due_ns = sp_step_due(arbiter, now_ns);
     if (device_due_ns < due_ns)
       due_ns = device_due_ns;
-    sp_turn_wake(arbiter); /* before the timer is set: they have work to do */
+    sp_turn_wake(arbiter); /* before the timer is set, so that the waiters begin at once */
     if (due_ns != armed_ns) {
       struct itimerspec timer = {
           .it_value = {.tv_sec = (time_t)(due_ns / 1000000000u), .tv_nsec = (long)(due_ns % 1000000000u)}};
@@ -151,7 +151,7 @@ static void *run(void *argument) {
   return NULL;
 }
 
-/* Edge-triggered: whatever has come is read before the next wait, and need not be asked for again then. */
+/* Edge-triggered: all that has come is read before the next epoll_wait, so it need not be reported twice. */
 static int watch(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = tag};
   return epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
@@ -295,7 +295,7 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
                        uint64_t now_ns) {
   member->device = device;
   sp_lead_init_member(member);
-  member->scanned_ns = now_ns; /* nobody has waited here before */
+  member->scanned_ns = now_ns; /* no wait of its processes can have begun before this */
   member->policy = sp_policy_add(&device->policy, terms->request_millipercent, terms->limit_millipercent,
                                  terms->share_class, now_ns);
   if (member->policy < 0)
@@ -355,8 +355,8 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
       share->tenants[slot].pidfd = -1;
     error = sp_region_create(&share->region, directory, term_count);
-    /* An adopted share stays paused until its agent says otherwise. A waiter takes an agent that is not there yet for
-     * gone, and only this flag keeps it from passing. */
+    /* An adopted share stays paused until the agent resumes it. Until the agent's first heartbeat a waiter believes
+     * that the agent is gone, and only this flag keeps it from passing. */
     for (uint32_t index = 0; error > 0 && index < term_count; index++)
       share->paused = share->paused || sp_grant_flags(&share->region.grants[index]) & SP_GRANT_PAUSED;
     share->own.paused = share->paused;
@@ -369,9 +369,9 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     member->policy = -1;
     member->grant = &share->region.grants[index];
     error = join_device(member, &arbiter->devices[terms[index].device], &terms[index], now_ns);
-    if (!error) { /* what an adopted region says was written by an agent, and later than any checkpoint */
+    if (!error) { /* an adopted region's account was written by an agent, and later than any checkpoint */
       uint64_t adopted_ns = member->grant->used_ns;
-      member->usage.used_ns = adopted_ns <= now_ns ? adopted_ns : 0; /* more than has passed: damaged */
+      member->usage.used_ns = adopted_ns <= now_ns ? adopted_ns : 0; /* more than the uptime: it is damaged */
       if (used_ns && used_ns[index] > member->usage.used_ns)
         member->usage.used_ns = used_ns[index];
       sp_grant_account(member->grant, member->usage.used_ns);
@@ -384,7 +384,7 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     if (share->paused)
       sp_gang_pause(arbiter, share->gang, now_ns);
     sp_region_heartbeat(&share->region, now_ns);
-    arbiter->ticked_ns = 0; /* look at it at once: an adopted one may have waiters */
+    arbiter->ticked_ns = 0; /* look at it at once: an adopted share may have waiters */
   } else if (share) {
     leave_devices(arbiter, share, now_ns);
     sp_turn_wake(arbiter);
@@ -409,7 +409,7 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
     if (terms[index].device != found->members[index].device->handle)
       error = -EINVAL; /* a share does not move */
   if (!error)
-    sp_gang_dissolve(arbiter, found->gang, sp_now_ns()); /* what was chosen under the old terms is chosen anew */
+    sp_gang_dissolve(arbiter, found->gang, sp_now_ns()); /* reservations under the old terms are made anew */
   for (uint32_t index = 0; !error && index < term_count; index++) {
     struct sp_member *member = &found->members[index];
     write_terms(member, &terms[index]);
@@ -463,7 +463,7 @@ int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
   }
   sp_arbiter_unlock(arbiter);
   if (found)
-    free_share(found); /* not under the lock: to close the slots takes as long as they have locks */
+    free_share(found); /* not under the lock: closing the slots' file takes as long as it has locks */
   sp_arbiter_poke(arbiter);
   return found ? 0 : -ENOENT;
 }

@@ -1,10 +1,10 @@
 /*
  * The arbiter: the node-local scheduler that grants turns on all devices of the node.
  *
- * One native thread, an epoll loop: bells in, grants out. It reads tenants' slots with pread, asks the policy
- * (policy.c) who is next, bills on CLOCK_MONOTONIC, and never takes Python's GIL. Every function here may be called
- * from any thread; each takes the arbiter's lock for microseconds. Integers are ns and bytes. Functions return 0 or a
- * handle >= 0, or -errno.
+ * It is one native thread with an epoll loop: doorbells come in, grants go out. The thread reads the tenants' slots
+ * with pread, asks the policy (policy.c) which share is next, bills on CLOCK_MONOTONIC, and never takes Python's GIL.
+ * Every function here may be called from any thread; each takes the arbiter's lock for microseconds. Integers are ns
+ * and bytes. Functions return 0 or a handle >= 0, or -errno.
  */
 #ifndef SHAREPOD_ARBITER_H
 #define SHAREPOD_ARBITER_H
@@ -33,14 +33,14 @@ struct sp_copies {
 struct sp_usage {
 #define SP_USAGE(type, name, metric, meaning) type name;
 #include "agent/arbiter/usage.def"
-  struct sp_copies gone_copies; /* of the host copies, those of processes that are gone */
+  struct sp_copies gone_copies; /* the part of the host copies that processes made which are gone */
   uint32_t state;               /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
   int32_t gang_device;          /* the device for which its gang waits before it may have this one; -1: none */
 };
 
-/* How often something took how long, since this arbiter has the share or device. */
+/* A histogram of durations, since this arbiter has had the share or device. */
 struct sp_histogram {
-  uint64_t counts[12]; /* by the first of the bounds that it does not exceed; the last: by none */
+  uint64_t counts[12]; /* a count a bound: durations that do not exceed it, but the bound before; the last: the rest */
   uint64_t sum_ns;
 };
 
@@ -72,28 +72,28 @@ struct sp_holding {
   int32_t pid; /* in the agent's pid namespace */
   uint32_t slot;
   uint64_t memory_used_bytes;
-  uint64_t context_bytes; /* of that, what was reserved for contexts: an estimate */
+  uint64_t context_bytes; /* the part of that which was reserved for contexts: an estimate */
 };
 
-/* What befell a process of a share. */
+/* Something that went wrong in a process of a share. */
 struct sp_mishap {
-  uint64_t number; /* 1, 2, 3, … of the share */
-  int32_t pid;     /* in the agent's pid namespace; 0: it was gone before it could be told */
+  uint64_t number; /* counts from 1 in each share */
+  int32_t pid;     /* in the agent's pid namespace; 0: not known, for example because the process was gone */
   uint32_t kind;   /* enum sp_mishap_kind of region/region.h */
   uint32_t detail;
 };
 
-/* What the region of a share says of it on one device, where nobody has a record of the share. */
+/* What a region says of its share on one device, for an agent that has no record of the share. */
 struct sp_found {
   char uuid[48];
   struct sp_terms terms; /* without the device's handle */
-  uint32_t paused;       /* it, or its gang */
+  uint32_t paused;       /* the share or its gang is */
 };
 
-/* Of a region that can be used: fill up to 16 of `found`, return how many, or -errno. */
+/* Read the terms in a region: fill up to 16 of `found`. Returns how many, or -errno if the region cannot be used. */
 int sp_region_terms(const char *directory, struct sp_found *found);
-/* 2: a process has a slot of the region; 1: one has claimed a slot and has no lock there, for it is gone, or has just
- * lost its descriptors; 0: none. */
+/* 2: a process has a slot of the region; 1: a slot is claimed, but no process holds its lock, because it is gone or has
+ * just lost its descriptors; 0: no slot is claimed. */
 int sp_region_tenants(const char *directory);
 
 struct sp_arbiter *sp_arbiter_new(void);
@@ -111,20 +111,20 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
                          uint32_t term_count, const uint64_t *used_ns);
 int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count);
 int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused);
-/* Shares with the same key get those devices together that none of the others has: one gang, which is paused while one
- * of them is. 0: the share's devices alone are its gang. */
+/* Make shares with the same key one gang, as far as they are on different devices: they get their devices together, and
+ * all are paused while one of them is. Key 0: the share is a gang of its own. */
 int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key);
 /* Forget a share. Its gates open (the processes that are left run unmetered); the caller removes the directory. */
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share);
 
 int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage);
-/* The bounds of waits and turns, and those of hand-offs. */
+/* The bounds of the histograms of waits and turns, and of hand-offs. */
 extern const uint64_t sp_turn_bounds_ns[11], sp_hand_off_bounds_ns[11];
-/* Of the share's finished turns: from the request to the grant, and from that to the drain. */
+/* The share's finished turns: `waits` from the request to the grant, `turns` from the grant to the drain. */
 int sp_arbiter_read_turn_times(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_histogram *waits,
                                struct sp_histogram *turns);
-/* Of the device: from the end of one share's turn to the grant of the next one's, who had waited for that; 0 where the
- * grant came first. Without shares that a limit or the rest of a gang may have kept waiting as well. */
+/* The device's hand-offs: from the end of a turn to the grant of a share that had waited for that end; 0 where the
+ * grant came first. Grants to shares that a limit or a gang may have kept waiting, too, are not counted. */
 int sp_arbiter_read_hand_offs(struct sp_arbiter *arbiter, int device, struct sp_histogram *hand_offs);
 /* Up to `capacity` live processes of the share, as of the last sp_arbiter_read_usage; returns how many. */
 int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity);
@@ -133,21 +133,22 @@ int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_
 /* Up to `capacity` of the share's last mishaps with a number above `after`, oldest first. */
 int sp_arbiter_read_mishaps(struct sp_arbiter *arbiter, int share, uint64_t after, struct sp_mishap *mishaps,
                             uint32_t capacity);
-/* The driver's function whose name a mishap's detail stands for; "" for one that is not known here. */
+/* The name of the driver function that a mishap's detail stands for; "" if it is not known here. */
 const char *sp_function_of(uint32_t detail);
-/* Of the whole device, since start: time charged to shares, decisions made, time that they took. */
+/* Since the start, for the whole device: time charged to shares, decisions made, and the time that these took. */
 int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
                            uint64_t *decision_ns);
 /* Up to `capacity` live processes of the share with what they hold of its `term`-th device, as the slots say now. */
 int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_holding *holdings,
                              uint32_t capacity);
-/* The process in `slot` takes so much more of the device than it is charged with (less when negative, but never less
- * than its contexts were reserved with). Ignored when another process has the slot by now. */
+/* Set how much more of the device the process in `slot` takes than it is charged with. Negative: less, but at most as
+ * much less as was reserved for its contexts. Ignored if another process has the slot by now. */
 int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term, uint32_t slot, int32_t pid,
                             int64_t overhead_bytes);
-/* What a context takes of the device, told to its shares; 0: read back what was told them, by an earlier agent too. */
+/* Tell the device's shares what a context takes there. 0: change nothing. Returns what they have been told, by this
+ * agent or an earlier one. */
 uint64_t sp_arbiter_context_bytes(struct sp_arbiter *arbiter, int device, uint64_t context_bytes);
-/* What was learned of another driver. */
+/* Forget what contexts take, on all devices: another driver has been loaded. */
 void sp_arbiter_forget_contexts(struct sp_arbiter *arbiter);
 /* cdef end */
 

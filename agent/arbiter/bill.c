@@ -1,25 +1,26 @@
 /*
- * The bill: who pays for the time that passes on a device.
+ * The bill: which share pays for the time that passes on a device.
  *
- * Two accounts. *Used* is for how long a share's work ran: what its processes measured on the device's clock, and never
- * more than passed while it paid. It is the bill, and the tenant's word. *Charged* is what counts against the share:
- * the time for which its turn kept the device, by the arbiter's own clock, from the grant, or from the predecessor's
- * drain if that is later, until its own work has drained. Of that, SP_FREE_NS a turn may be idle and is nobody's (a
- * wake-up, a pause of the host), saved up to SP_GRACE_NS; all that is used is charged. While nobody else waits nothing
- * is kept from anybody, and only what is used is charged. So a tenant that lies about its use lowers its own bill, but
- * takes no more from others than that grace.
+ * A share has two accounts. *Used* is how long its work ran, as its processes measured it on the device's clock, but
+ * never more than the time that passed while the share paid. This is the bill, and it is the tenant's word. *Charged*
+ * is what counts against the share in the policy: the time for which its turn kept the device, by the arbiter's own
+ * clock, from the grant (or from the predecessor's drain, if that is later) until its own work has drained. Of a turn,
+ * SP_FREE_NS may be idle without charge, for a wake-up or a pause of the host; what a turn does not need of that is
+ * saved up to SP_GRACE_NS. All that is used is charged. While no other share waits, an idle turn keeps the device from
+ * none, and only what is used is charged. So a tenant that lies about its use lowers its own bill, but takes no more
+ * from others than that grace.
  *
- * While k shares have work on the device (co-grant) each pays 1/k. Neither sum ever exceeds what passed.
+ * While k shares have work on the device (co-grant), each pays 1/k. Neither sum ever exceeds the time that passed.
  */
 #include "agent/arbiter/node.h"
 
-#define CUT_NS     300000  /* work that ends so long after it was foretold was put off */
-#define PROOF_NS   100000  /* … and this long after work of the next turn had ended: clocks of two processes differ */
-#define CHANGES_NS 300000  /* the device changes to another share's work and back in less, as a rule */
-#define CUT_MAX_NS 4000000 /* … by a slice of the device; if by more, the two have run in turns */
+#define CUT_NS     300000  /* work that ends this long after its predicted end was put off by other work */
+#define PROOF_NS   100000  /* … if it also ends this long after work of the next turn: clocks of two processes differ */
+#define CHANGES_NS 300000  /* the device rarely takes longer to change to another share's work and back */
+#define CUT_MAX_NS 4000000 /* … work that was put off by more than a slice of the device has run in turns with it */
 
-/* Either may be negative: of what was counted before, so much was wrong. The policy is told at once; counters never
- * fall, so there it is left out of what comes next. */
+/* Add to both accounts. A negative number corrects what was counted before: the policy gets it at once, but counters
+ * never fall, so there it is deducted from what is counted next. */
 static void book(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
                  uint64_t now_ns) {
   member->owed_used_ns += used_ns;
@@ -38,7 +39,7 @@ static void book(struct sp_node_device *device, struct sp_member *member, int64_
     sp_policy_charge(&device->policy, member->policy, charged_ns, now_ns);
 }
 
-/* Of the current turn. */
+/* Add to both accounts and to those of the current turn. */
 static void charge(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
                    uint64_t now_ns) {
   member->turn_used_ns += (uint64_t)used_ns;
@@ -51,8 +52,8 @@ static void charge(struct sp_node_device *device, struct sp_member *member, int6
   book(device, member, used_ns, charged_ns, now_ns);
 }
 
-/* A draining turn has the device to itself until its bound: the successor that was granted early pays from its end, and
- * so do those whose drain is late. */
+/* The members that pay for the time that passes now. A draining turn has the device to itself until its drain's bound:
+ * until then neither the successor, if that was granted early, nor the members with a late drain pay. */
 static uint32_t find_payers(const struct sp_node_device *device, struct sp_member *payers[SP_POLICY_SHARES]) {
   uint32_t count = 0;
   bool exclusive = false;
@@ -75,8 +76,9 @@ static int64_t ran_on_ns(const struct sp_member *member) {
   return until_ns > member->granted_ns ? (int64_t)(until_ns - member->granted_ns) : 0;
 }
 
-/* What the turn has used until then, as its processes say. While work of another share ran beside it, the device
- * changed to that and back, and did nothing for anybody: they know by how much theirs was put off in all. */
+/* What the turn has used until then by its processes' reports. If work of another share ran beside it, the device
+ * changed to that work and back, and worked for neither share meanwhile. The processes report by how much their work
+ * was put off in all; that is left out. */
 static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
   const struct sp_view *view = &member->view;
   int64_t most_ns = member->beside_turn_ns + member->changes_ns;
@@ -87,13 +89,14 @@ static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
   return used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
 }
 
-/* Until when its work ran, but no later than then. */
+/* When the turn's work ended, but not later than `until_ns`. */
 static uint64_t ran_until(const struct sp_member *member, uint64_t until_ns) {
   const struct sp_view *view = &member->view;
   return !view->running && view->entered && view->ended_ns < until_ns ? view->ended_ns : until_ns;
 }
 
-/* What passed until then while the share paid for it. What others have paid after its end is no part of that. */
+/* How much time has passed up to `until_ns` while the share paid for it. What other shares have paid is left out, but
+ * only as far as they paid it before the end of the turn's work. */
 static int64_t paid_ns(const struct sp_member *member, uint64_t until_ns) {
   int64_t end_ns = (int64_t)ran_until(member, until_ns), others_ns = member->others_ns;
   int64_t late_ns = end_ns - (int64_t)member->cogranted_ns;
@@ -102,9 +105,9 @@ static int64_t paid_ns(const struct sp_member *member, uint64_t until_ns) {
   return end_ns - (int64_t)member->begun_ns - others_ns;
 }
 
-/* What the turn has used until then: what its processes say, but no more than passed while the share paid for it. A
- * process that entered early counts what its predecessor's work took, or leaves it out as idle: the bound covers the
- * one, and the sum of both the other. */
+/* What the turn has used up to then: what its processes report, but no more than passed while the share paid for it. A
+ * process that entered early either counts the time of its predecessor's work as its own use, which this bound
+ * corrects, or reports it as idle. */
 static uint64_t turn_used(const struct sp_member *member, uint64_t until_ns) {
   int64_t used_ns = said_used(member, until_ns), paid = paid_ns(member, until_ns);
   int64_t least_ns = used_ns < paid ? used_ns : paid;
@@ -120,11 +123,11 @@ void sp_bill_begin(struct sp_member *member) {
   member->put_off_ns = member->beside_turn_ns = member->changes_ns = 0;
   int64_t grace_ns = member->grace_ns + SP_FREE_NS;
   member->grace_ns = grace_ns < SP_GRACE_NS ? grace_ns : SP_GRACE_NS;
-  member->by_clock = member->overdue; /* its earlier work runs on, and belongs to no turn that it has entered */
+  member->by_clock = member->overdue; /* its earlier work runs on, and no process reports it for this turn */
 }
 
-/* Idle time of a turn is forgiven out of the grace that the share has saved up. What was taken for idle by mistake
- * takes the grace back. Returns how much less is to be charged. */
+/* Forgive idle time of a turn, out of the grace that the share has saved up. Negative idle time, a correction, gives
+ * the grace back. Returns how much less is to be charged. */
 static int64_t forgive(struct sp_member *member, int64_t idle_ns) {
   member->turn_idle_ns += idle_ns;
   int64_t before_ns = member->turn_forgiven_ns, most_ns = before_ns + member->grace_ns;
@@ -134,7 +137,7 @@ static int64_t forgive(struct sp_member *member, int64_t idle_ns) {
   return member->turn_forgiven_ns - before_ns;
 }
 
-/* Does its turn keep the device from others? A share that was granted the device early waits for the drain, too. */
+/* Does the member's turn keep the device from others? A successor that was granted early waits for the drain, too. */
 static bool keeps_others_out(const struct sp_node_device *device, const struct sp_member *member) {
   if (member->draining)
     return device->holder || sp_others_wait(device, member);
@@ -165,7 +168,7 @@ static void bill(struct sp_node_device *device, uint64_t until_ns) {
         sp_slots_scan(member, sp_now_ns()); /* `until_ns` may lie in the past */
       used_ns = (int64_t)turn_used(member, until_ns) - (int64_t)member->turn_used_ns;
       if (used_ns < 0)
-        used_ns = 0; /* put right at the end of the turn, when all is known */
+        used_ns = 0; /* corrected at the end of the turn, when all is known */
       if (keeps_others_out(device, member)) {
         charged_ns -= forgive(member, elapsed_ns - used_ns);
       } else {
@@ -178,7 +181,7 @@ static void bill(struct sp_node_device *device, uint64_t until_ns) {
   }
 }
 
-/* Does a process of more than one share use the device? */
+/* Do processes of more than one share use the device? */
 static bool is_shared(const struct sp_node_device *device) {
   uint32_t count = 0;
   for (int index = 0; index < device->policy.top; index++)
@@ -186,11 +189,11 @@ static bool is_shared(const struct sp_node_device *device) {
   return count > 1;
 }
 
-/* The time up to `until_ns` is not the member's to pay. */
+/* Do not let the member pay for the time up to `until_ns`. */
 static void skip(struct sp_node_device *device, struct sp_member *member, uint64_t until_ns) {
   uint64_t from_ns = device->billed_until_ns;
   if (!member || !member->begun_ns)
-    return; /* its time has not begun */
+    return; /* it does not pay yet */
   sp_slots_scan(member, sp_now_ns());
   if (member->view.entered && !member->view.running && member->view.ended_ns < until_ns)
     until_ns = member->view.ended_ns;
@@ -200,8 +203,8 @@ static void skip(struct sp_node_device *device, struct sp_member *member, uint64
     member->others_ns += (int64_t)(until_ns - from_ns);
 }
 
-/* From SP_STALE_NS after our last heartbeat on, all gates were open: which share's work ran since then is not known,
- * and no share pays for it. */
+/* From SP_STALE_NS after the agent's last heartbeat on, all gates were open. Which share's work ran then is not known,
+ * so no share pays for that time. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   uint64_t open_ns = device->beaten_ns + SP_STALE_NS;
   if (!device->beaten_ns || until_ns <= open_ns || !is_shared(device)) {
@@ -226,9 +229,9 @@ void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, u
   }
 }
 
-/* Some of the turn's work had ended before its predecessor's had: the device had put off the predecessor's last work
- * and run this one's in between. What the predecessor paid beyond its foretold end was this one's; but who foretells
- * too early gains no more by that than its grace. */
+/* If some of the turn's work ended before its predecessor's did, then the device has put off the predecessor's last
+ * work and has run this turn's in between. So what the predecessor paid after its predicted end belongs to this turn. A
+ * share that predicts its ends too early gains no more by this than its grace. */
 void sp_bill_closed(struct sp_node_device *device, struct sp_member *member) {
   int64_t mine_ns = said_used(member, device->billed_until_ns) - paid_ns(member, device->billed_until_ns);
   struct sp_member *before = member->cut;
@@ -245,22 +248,23 @@ void sp_bill_closed(struct sp_node_device *device, struct sp_member *member) {
   charge(device, member, mine_ns, charged_ns, device->billed_until_ns);
 }
 
-/* When the last of what a member's processes tell now had run, as they say. */
+/* When the last work that ran beside other turns had ended, as the member's processes report it. */
 static uint64_t beside_until(const struct sp_member *member, uint64_t now_ns) {
   int32_t ago_us = (int32_t)((uint32_t)(now_ns / 1000) - member->beside_until_us);
   return ago_us > 0 ? now_ns - (uint64_t)ago_us * 1000 : now_ns;
 }
 
-/* Work that had stood behind a wait ran outside every turn of its share: that pays for it, and the turn beside which it
- * ran does not. No more is believed than has passed since the end of what was told before: the news of that may have
- * come late. */
+/* Work that stood behind a wait has run outside every turn of its share. The share pays for it, and the turn beside
+ * which it ran gets that time back. No more is believed than the time that has passed since the end of the work that
+ * was reported before. Counting from the end, and not from the news of it, is fair to a share if that news came late.
+ * */
 void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns) {
   if (member->beside_ns == 0)
     return;
   uint64_t most_ns = now_ns - member->beside_billed_ns, until_ns = beside_until(member, now_ns);
   int64_t beside_ns = (int64_t)(member->beside_ns < most_ns ? member->beside_ns : most_ns);
   member->beside_ns = 0;
-  member->beside_billed_ns += (uint64_t)beside_ns; /* however long ago it is said to have ended */
+  member->beside_billed_ns += (uint64_t)beside_ns; /* even if it is reported to have ended long ago */
   if (member->beside_billed_ns < until_ns)
     member->beside_billed_ns = until_ns;
   sp_bill(device, now_ns);
@@ -268,11 +272,11 @@ void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uin
   book(device, member, beside_ns, beside_ns, now_ns);
   struct sp_member *payers[SP_POLICY_SHARES];
   if (find_payers(device, payers) != 1)
-    return; /* nobody's, or split already */
+    return; /* no share paid for that time, or several shared it */
   struct sp_member *payer = payers[0];
   if (payer == member || !payer->begun_ns)
     return;
-  int64_t part_ns = (int64_t)until_ns - (int64_t)payer->begun_ns; /* before that it was another's turn */
+  int64_t part_ns = (int64_t)until_ns - (int64_t)payer->begun_ns; /* before that another share's turn paid */
   part_ns = part_ns < beside_ns ? part_ns : beside_ns;
   if (part_ns > (int64_t)payer->turn_charged_ns)
     part_ns = (int64_t)payer->turn_charged_ns;
@@ -289,19 +293,19 @@ void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uin
   charge(device, payer, used_ns < 0 ? used_ns : 0, -part_ns, now_ns);
 }
 
-/* Time that a share was billed and has not used. It goes to the share that used it. */
+/* Time that was billed to a share that has not used it. It is moved to the share that has. */
 struct refund {
   int64_t used_ns, charged_ns;
 };
 
-/* Returns what was deducted: no more than there is. */
+/* Deduct up to `most_ns`, but no more than there is. Returns what was deducted. */
 static int64_t deduct(int64_t *from_ns, int64_t most_ns) {
   int64_t part_ns = *from_ns < most_ns ? *from_ns : most_ns;
   *from_ns -= part_ns;
   return part_ns;
 }
 
-/* The turn has ended before the drain of an earlier one, as far as is known. */
+/* Note what the turn used while an earlier turn was believed to drain still, and was billed for that time. */
 static void note_unpaid(const struct sp_node_device *device, struct sp_member *member) {
   int64_t ran_ns = (int64_t)ran_until(member, device->billed_until_ns) - (int64_t)member->granted_ns;
   int64_t used_ns = said_used(member, device->billed_until_ns);
@@ -309,46 +313,48 @@ static void note_unpaid(const struct sp_node_device *device, struct sp_member *m
     member->unpaid_ns = (used_ns < ran_ns ? used_ns : ran_ns) - (int64_t)member->turn_used_ns;
 }
 
+/* Pay the shares for which such use was noted, out of the refund. */
 static void pay_unpaid(struct sp_node_device *device, struct refund *refund) {
   for (int index = 0; index < device->policy.top; index++) {
     struct sp_member *member = device->members[index];
     if (!member || member->unpaid_ns <= 0)
       continue;
     int64_t part_ns = deduct(&refund->used_ns, member->unpaid_ns);
-    member->unpaid_ns = 0; /* the rest was an earlier drain's, or never used */
+    member->unpaid_ns = 0; /* the rest was really used by the earlier turn, or by none */
     book(device, member, part_ns, deduct(&refund->charged_ns, part_ns), device->billed_until_ns);
   }
 }
 
+/* Pay the holder, which ran beside the drain that is now over, out of the refund. */
 static void pay_holder(struct sp_node_device *device, struct refund *refund) {
   struct sp_member *holder = device->holder;
   uint64_t begun_ns = holder->begun_ns ? holder->begun_ns : device->billed_until_ns;
-  int64_t most_ns = holder->others_ns; /* what passed before its grant was never its own */
+  int64_t most_ns = holder->others_ns; /* time before its grant cannot have been its own */
   if (begun_ns > holder->granted_ns)
     most_ns += (int64_t)(begun_ns - holder->granted_ns);
   int64_t part_ns = deduct(&refund->used_ns, most_ns), back_ns = deduct(&refund->charged_ns, part_ns);
-  if (holder->begun_ns) /* else it begins where the drain has ended */
+  if (holder->begun_ns) /* if it does not pay yet, it begins at the end of the drain anyway */
     holder->others_ns -= part_ns;
   charge(device, holder, 0, back_ns - forgive(holder, back_ns), device->billed_until_ns);
 }
 
-/* At the end of a turn, when all is known of it. */
+/* Take back what the turn was billed but has not used. Called at its end, when all its use is known. */
 static struct refund refund_unused(struct sp_node_device *device, struct sp_member *member) {
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
   if (over_ns <= 0 || member->by_clock || member->view.torn)
     return (struct refund){0};
-  /* What kept nobody out and was not used after all is not charged either. */
+  /* Time that kept no other share out, and was not used after all, is not charged either. */
   int64_t alone_ns = over_ns < member->turn_alone_ns ? over_ns : member->turn_alone_ns;
   if (member->cogranted)
-    alone_ns = 0; /* what was not used came last, when others ran */
+    alone_ns = 0; /* the time that was not used came last, when others ran */
   member->turn_alone_ns -= alone_ns;
   int64_t forgiven_ns = forgive(member, over_ns - alone_ns);
   charge(device, member, -over_ns, -alone_ns - forgiven_ns, device->billed_until_ns);
   return (struct refund){.used_ns = over_ns, .charged_ns = forgiven_ns};
 }
 
-/* The turn was granted while the drain of the one before went on, as far as was known. Now its processes say when that
- * had ended: what was billed for the time since is refunded. */
+/* The turn was granted while the one before was believed to drain still. Once its processes report when that drain had
+ * ended, refund what the turn before was billed after that time. */
 void sp_bill_last(struct sp_node_device *device, struct sp_member *member) {
   const struct sp_view *view = &member->view;
   if (!member->last_used_ns || !view->entered || !view->last_ended_ns || view->last_runs)
@@ -369,7 +375,7 @@ void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
     note_unpaid(device, member);
     return;
   }
-  pay_unpaid(device, &refund); /* its drain was not late, only the news of it: the time was another's */
+  pay_unpaid(device, &refund); /* the drain was not late, only the news of it: another share used the time */
   if (member->cogranted && device->holder)
     pay_holder(device, &refund);
 }

@@ -1,10 +1,11 @@
-/* Host copies, as the tenants count them: read when usage is asked for and when a process ends, never at a turn. */
+/* Host copies, as the tenants count them. They are read when usage is asked for and when a process ends, never in a
+ * turn. */
 #include "agent/arbiter/node.h"
 
-/* A process that copies 500 GB/s for a day has copied a quarter of it. 64 of them fit a word. */
+/* More than a process can copy: 500 GB/s for a day is a quarter of this. The sum of 64 such processes fits a word. */
 #define MOST_BYTES ((uint64_t)1 << 57)
 
-/* A counter rises, and no further than can be true: else the last that was believed stands. */
+/* Believe a counter that has risen, and to no more than can be true; else keep its last value. */
 static void take(struct sp_member *member, uint64_t *before, uint64_t said) {
   if (said >= *before && said <= MOST_BYTES)
     *before = said;
@@ -16,15 +17,14 @@ static void take_slot(struct sp_member *member, uint32_t slot) {
   struct sp_copies *before = &member->said[slot].copies;
   struct sp_slot_copies said;
   if (sp_slot_copies(&member->share->region, slot, member->index, &said))
-    return; /* the file is cut short: whoever watches the slots says so */
+    return; /* the file is truncated: sp_slots_watch counts that as a fault */
   take(member, &before->to_device_bytes, said.to_device_bytes);
   take(member, &before->to_host_bytes, said.to_host_bytes);
   take(member, &before->to_device_count, said.to_device_count);
   take(member, &before->to_host_count, said.to_host_count);
 }
 
-/* Of processes that come and go without end a liar's sum may not wrap: a counter that falls is somebody else's alarm.
- */
+/* The sum, which must not wrap even if a tenant lies in one process after the other: a counter may not fall. */
 static uint64_t sum(uint64_t one, uint64_t other) {
   return one > UINT64_MAX / 2 - other ? UINT64_MAX / 2 : one + other;
 }

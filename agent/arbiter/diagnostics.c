@@ -1,4 +1,4 @@
-/* What befell processes of shares: the hook may not print it, and writes it into its slot. */
+/* Collects what went wrong in processes of shares. The hook may not print it, and writes it into its slot. */
 #include <errno.h>
 
 #include "agent/arbiter/node.h"

@@ -1,25 +1,26 @@
 /*
- * The gang: the devices that a share on several of them gets together, and those of several shares that are one gang.
+ * The gang: grants several devices together, to one share that has several, or to several shares that are one gang.
  *
- * A gang is on those of its devices on which it waits. When the policy of one of them has chosen it, it *reserves* that
- * device: it is lent to the others in short turns until the policies of the rest have chosen it, too. Then the gang is
- * *complete* and *calls* its devices: nothing more is lent, and when all of them are free their grants open together,
- * in the order of the devices' names. So on each device the gang gets what that device's policy gives it, and what it
- * does not get on the slowest one goes to the others.
+ * A gang wants those of its devices on which it waits. When the policy of one device has chosen the gang, the gang
+ * *reserves* that device. A reserved device is lent to other shares in short turns, until the policies of the gang's
+ * other devices have chosen it, too. Then the gang is *complete* and *calls* its devices: from there on they are not
+ * lent, and when all of them are free, their grants open together, in the order of the devices' names. So on each
+ * device the gang gets what that device's policy gives it. What it cannot use, because it waits for its slowest device,
+ * goes to the other shares.
  *
  * Invariants, which together mean that gangs never wait for each other in a circle:
  *   a gang calls all of its devices at once, or none;
  *   a device is called by one gang at most;
- *   a gang does not call while an older complete one wants one of its devices: the oldest always can.
+ *   a gang does not call while an older gang is complete and wants one of its devices: so the oldest always can.
  *
- * The turns end together, too (step.c), but not the work: one rank may have launched what spins for the launch of
- * another, and that one waits at its gate. So when a drain is late and its gang waits elsewhere, the gang is let in
- * there, one launch at a time, to *follow*. The same goes for a gang that holds one device and begins to wait for
- * another: it joins there for what is left of the turn. Neither is the policy's choice, so neither goes on when the
- * gang is a turn ahead of its target. A pause falls between the launches of one collective, too: what is launched of a
- * paused gang is followed until it ends.
+ * The turns of a gang end together, too (step.c), but its work does not: a kernel of one rank may spin for a kernel of
+ * another rank, which waits at the gate of its device. So when the drain of one member is late and another member
+ * waits, the waiting member is let in, one launch at a time, to *follow*. The same holds for a gang that holds one
+ * device and begins to wait for another one: the waiting member follows for what is left of the turn. The policy has
+ * chosen neither of these, so neither may go on when the gang is a turn ahead of its target. A pause, too, can fall
+ * between the launches of one collective: a paused gang may follow until the work that it had launched has ended.
  *
- * Which shares are one gang is join.c's.
+ * join.c decides which shares are one gang.
  */
 #include <string.h>
 
@@ -27,17 +28,17 @@
 
 #define QUANTUM_NS  10000000u  /* a follower's turn; it ends with the drain that it follows */
 #define LONGEST_NS  100000000u /* no turn is longer */
-#define LATE_NS     300000u    /* a drain this long after its predicted end may be spinning */
-#define HOLD_NS     1000000u   /* a device is kept free for a follower for so long, but not longer */
-#define UNDERWAY_NS 2000000u   /* a turn may last so long before a follower ends it */
-#define REFUSED_NS  2000000u   /* who is too far ahead to follow is asked again after this */
+#define LATE_NS     300000u    /* work that runs this long after its predicted end may be spinning */
+#define HOLD_NS     1000000u   /* a device is kept free for a follower for at most this long */
+#define UNDERWAY_NS 2000000u   /* a turn lasts at least this long before a follower may end it */
+#define REFUSED_NS  2000000u   /* a member that was too far ahead to follow is asked again after this */
 
 static bool waits(const struct sp_member *member) {
   return member->view.waiting && !member->gang->paused && !member->holding;
 }
 
-/* Nobody else uses the device, or did a moment ago: there is nothing to be had by keeping it. What is limited must not
- * spin there. */
+/* Does no other share use the device, or did a moment ago? Then a reservation would win nothing. A member with a limit
+ * always reserves, so that its work does not spin on the device for the rest of the gang. */
 static bool has_it_alone(const struct sp_member *member) {
   const struct sp_node_device *device = member->device;
   return member->terms.limit_millipercent == SP_POLICY_WHOLE && !sp_others_wait(device, member) &&
@@ -70,7 +71,7 @@ static bool is_complete(const struct sp_gang *gang) {
   return true;
 }
 
-/* A gang that has called keeps what it has called, whoever else of it begins to wait. */
+/* A gang that has called some devices keeps them, even if another of its members begins to wait after that. */
 static bool may_call(const struct sp_arbiter *arbiter, const struct sp_gang *gang) {
   if (!is_complete(gang))
     return false;
@@ -90,7 +91,7 @@ static void call(struct sp_arbiter *arbiter, struct sp_gang *gang) {
   for (uint32_t index = 0; index < gang->count; index++)
     if (gang->members[index]->reserves)
       gang->members[index]->device->called_by = gang;
-  arbiter->stirred |= reserved_by(gang); /* what is lent ends now */
+  arbiter->stirred |= reserved_by(gang); /* turns for which a device was lent end now */
 }
 
 static void forget_gang(struct sp_arbiter *arbiter, const struct sp_gang *gang) {
@@ -104,7 +105,7 @@ static void forget_gang(struct sp_arbiter *arbiter, const struct sp_gang *gang) 
     arbiter->gangs[index] = arbiter->gangs[index + 1];
 }
 
-/* The reservation ends; the policy is not told. */
+/* End the reservation, without telling the policy. */
 static void unreserve(struct sp_arbiter *arbiter, struct sp_member *member) {
   struct sp_gang *gang = member->gang;
   member->reserves = false;
@@ -120,7 +121,7 @@ void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     return;
   struct sp_gang *gang = member->gang;
   unreserve(arbiter, member);
-  sp_gang_stir(arbiter, gang); /* the rest may be complete, or another gang */
+  sp_gang_stir(arbiter, gang); /* without this member the gang may be complete, or another one may call */
   if (waits(member))
     sp_policy_wait(&member->device->policy, member->policy, true, now_ns);
 }
@@ -144,7 +145,7 @@ bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint6
     arbiter->gangs[arbiter->gang_count++] = gang;
   member->reserves = true;
   member->device->reserved++;
-  sp_policy_end(&member->device->policy, member->policy, now_ns); /* neither waits nor holds: it saves up */
+  sp_policy_end(&member->device->policy, member->policy, now_ns); /* in the policy it neither waits nor holds now */
   return true;
 }
 
@@ -152,7 +153,7 @@ static bool is_called(const struct sp_member *member) {
   return member->reserves && member->device->called_by == member->gang;
 }
 
-/* The one after `last` in the order of the names of the devices, of those that are called; NULL: there is none. */
+/* The next member after `last`, in the order of the devices' names, for which the device is called; NULL: none. */
 static struct sp_member *next_called(struct sp_gang *gang, const struct sp_member *last) {
   struct sp_member *next = NULL;
   for (uint32_t index = 0; index < gang->count; index++) {
@@ -164,7 +165,8 @@ static struct sp_member *next_called(struct sp_gang *gang, const struct sp_membe
   return next;
 }
 
-/* Grant what the gang has called, if all of it is free. What it has reserved since then is another call. */
+/* Grant all devices that the gang has called, if all are free. Those that it has reserved since are for a later call.
+ * */
 static void grant_called(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   for (uint32_t index = 0; index < gang->count; index++)
     if (is_called(gang->members[index]) && !sp_step_is_free(arbiter, gang->members[index]->device, now_ns))
@@ -174,7 +176,7 @@ static void grant_called(struct sp_arbiter *arbiter, struct sp_gang *gang, uint6
   for (struct sp_member *member = NULL; (member = next_called(gang, member));) {
     sp_step_settle(arbiter, member->device, now_ns);
     if (!is_called(member))
-      continue; /* it has waited no more when we looked */
+      continue; /* the settling has found that it waits no longer */
     struct sp_choice choice = sp_policy_take(&member->device->policy, member->policy, now_ns);
     if (choice.share < 0)
       sp_gang_leave(arbiter, member, now_ns);
@@ -188,7 +190,7 @@ static void grant_called(struct sp_arbiter *arbiter, struct sp_gang *gang, uint6
   sp_gang_stir(arbiter, gang);
 }
 
-/* Does other work of its gang still run after its turn? */
+/* Does work of another member of its gang still run after that member's turn? */
 static bool is_outlived(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   for (uint32_t index = 0; index < gang->count; index++)
@@ -197,8 +199,8 @@ static bool is_outlived(const struct sp_member *member) {
   return false;
 }
 
-/* Since or from when work of its gang on another device may be spinning for what `member` waits to launch;
- * UINT64_MAX: there is no such work. */
+/* The time, past or to come, from which on work of its gang on another device may be spinning for what `member` waits
+ * to launch; UINT64_MAX: there is no such work. */
 static uint64_t late_ns(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   uint64_t least_ns = UINT64_MAX;
@@ -215,13 +217,13 @@ static uint64_t late_ns(const struct sp_member *member) {
   return least_ns;
 }
 
-/* … and when it is let in for that, or asked again. */
+/* The time at which the member may be let in to follow, or is asked again after a refusal. */
 static uint64_t missed_ns(const struct sp_member *member) {
   uint64_t from_ns = late_ns(member);
   return from_ns > member->refused_ns ? from_ns : member->refused_ns;
 }
 
-/* Who of the device is missed, and since or from when; NULL: nobody. */
+/* The device's member that its gang misses first on another device, and the time of missed_ns; NULL: none is missed. */
 static struct sp_member *find_missed(const struct sp_node_device *device, uint64_t *from_ns) {
   struct sp_member *found = NULL;
   *from_ns = UINT64_MAX;
@@ -239,8 +241,8 @@ static struct sp_member *find_missed(const struct sp_node_device *device, uint64
   return found;
 }
 
-/* It may go before its turn, as long as that is one turn or so; past the bound of a drain for a moment all the same. A
- * paused one has no turn to wait for, and is refused after a moment only. */
+/* May the member run before the policy chooses it? Yes, if it is ahead of its target by about one turn at most, or if
+ * it has been missed for longer than a drain's least bound. A paused member always may: it gets no turn. */
 static bool may_follow(struct sp_member *member, uint64_t now_ns) {
   uint64_t from_ns = late_ns(member);
   if (member->gang->paused || sp_policy_is_near(&member->device->policy, member->policy, now_ns) ||
@@ -277,7 +279,8 @@ static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
   return true;
 }
 
-/* A gang's turns end together, and so do their drains, if they do soon: its threads are only about to wait again. */
+/* Keep the device for a moment after a gang's turn. The gang's turns end together, and their drains nearly so: when
+ * the last has drained, its threads wait again at once. */
 static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   for (int place = 0; place < device->policy.top; place++) {
     const struct sp_member *member = device->members[place];
@@ -294,7 +297,7 @@ static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   return false;
 }
 
-/* A latency share below its request goes before what is only called. */
+/* A latency share below its request goes before a gang that has called the device. */
 static bool latency_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->latency_waiting)
     return false;
@@ -339,7 +342,7 @@ bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns) {
   return sp_gang_due_ns(device) <= now_ns && may_follow(find_missed(device, &from_ns), now_ns);
 }
 
-/* Nobody holds it, and nobody's drain keeps it from the next. */
+/* The device has no holder, and no drain keeps it from the next share. */
 static bool is_vacant(const struct sp_node_device *device) {
   for (uint32_t index = 0; index < device->draining; index++)
     if (!device->drains[index]->cogranted)
@@ -352,7 +355,7 @@ uint64_t sp_gang_due_ns(const struct sp_node_device *device) {
   const struct sp_member *holder = device->holder;
   if (!device->gang_members || (holder ? holder->follows : !is_vacant(device)) || !find_missed(device, &from_ns))
     return UINT64_MAX;
-  if (!holder) /* kept for what else reserves it, it may see no other step until then */
+  if (!holder) /* a device that is kept for another gang may see no other step until then */
     return from_ns;
   uint64_t underway_ns = holder->granted_ns + (holder->lent ? 0 : UNDERWAY_NS);
   return from_ns > underway_ns ? from_ns : underway_ns;

@@ -1,5 +1,6 @@
-/* Device memory that a process takes beyond what it is charged with: contexts, modules, what the driver rounds up. NVML
- * tells the whole of a process; the difference goes into the grant, where every process of the share adds it. */
+/* Device memory that a process takes beyond its charged allocations: contexts, modules, rounding by the driver. NVML
+ * tells the total of a process. The difference goes into the grant, and every process of the share adds it to what the
+ * share uses. */
 #include <errno.h>
 
 #include "agent/arbiter/node.h"

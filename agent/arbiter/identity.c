@@ -1,7 +1,7 @@
-/* Who has a slot? The answer takes as long as a tenant likes: it may hold thousands of locks on its slots, map
- * thousands of files, or keep the file busy. A thread of its own asks, without the arbiter's lock, one share after the
- * other and each for a bounded time; the arbiter's own thread only reads. What writes to the slots waits for their
- * inode, which a tenant can hold: that is done here, too. */
+/* Finds out which process has which slot, on a thread of its own. A tenant can make the answer take long: it can hold
+ * thousands of locks on its slots, map thousands of files, or keep the file busy. So this thread asks without the
+ * arbiter's lock, one share after the other, and for a bounded time each. Writing to the slots is done here, too: a
+ * write waits for the file's inode, which a tenant can hold. The arbiter's own thread only reads. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -17,20 +17,20 @@
 #include "agent/arbiter/node.h"
 
 #define MAPS_MAX    4000        /* lines of /proc/PID/maps */
-#define ORPHAN_NS   1000000000u /* a claim whose lock nobody holds for this long is a dead process's */
-#define LOOK_MAX_NS 5000000u    /* then the next share is looked at, and this one goes on later */
-#define REST_MIN_NS 10000000u   /* so long a share is let be, */
-#define REST_FACTOR 4u          /* or so many times as long as it took: a tenant gets a fifth of the thread */
+#define ORPHAN_NS   1000000000u /* if no process holds a claim's lock for this long, the claim's process is dead */
+#define LOOK_MAX_NS 5000000u    /* a look is interrupted after this, and goes on after the other shares' */
+#define REST_MIN_NS 10000000u   /* the least time between two looks at a share; or, if that is longer, */
+#define REST_FACTOR 4u          /* this many times what the last look took: a tenant gets a fifth of the thread */
 
-/* One look at a share, as it was when the look began. */
+/* One look at a share: a copy of what was known when it began, and what it has found. */
 struct look {
   struct sp_region_owner region; /* its slots_fd is a copy: the share may go meanwhile */
   int handle;
   uint64_t serial;
   uint64_t claimed, watched, gone; /* a bit per slot; gone: to be cleared */
   bool mend;
-  bool asked;                 /* who has the slots; else it only clears and mends */
-  int32_t pids[SP_SLOTS_MAX]; /* of the watched; found: of the others */
+  bool asked;                 /* find the processes; if false, only clear and mend */
+  int32_t pids[SP_SLOTS_MAX]; /* known for watched slots; for the others once `found` */
   /* what was found */
   int pidfds[SP_SLOTS_MAX];
   uint64_t done, found, nobody, replaced, cleared;
@@ -39,7 +39,7 @@ struct look {
 
 void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   if (share->asked || now_ns < share->rest_until_ns)
-    return; /* every tick asks again for as long as something is not known, or not done */
+    return; /* every tick asks again until all is known and done */
   share->asked = true;
   share->looked = 0;
   pthread_cond_signal(&arbiter->identity_asked);
@@ -58,7 +58,7 @@ static void find(struct look *look, uint32_t slot) {
   }
   int fd = (int)syscall(SYS_pidfd_open, pid, 0);
   if (fd < 0)
-    return; /* gone between the two calls, or no descriptors left: it is tried again */
+    return; /* the process is gone, or there are no descriptors left: the next look tries again */
   /* The lock may have passed to another process meanwhile: only a pid that still holds it is believed. */
   if (sp_slot_owner(&look->region, slot) != pid) {
     close(fd);
@@ -69,7 +69,8 @@ static void find(struct look *look, uint32_t slot) {
   look->found |= (uint64_t)1 << slot;
 }
 
-/* Does the process map the slots? Only of one whose lock is lost: it has closed our descriptor, or become another. */
+/* Does the process map the slots? Asked only about a process that has lost its lock: it has closed the hook's
+ * descriptor, or has become another program. */
 static bool maps_slots(const struct look *look, int32_t pid) {
   char path[32], line[512], needle[32];
   struct stat status;
@@ -87,7 +88,7 @@ static bool maps_slots(const struct look *look, int32_t pid) {
     lines++;
   }
   fclose(file);
-  return found || lines == MAPS_MAX; /* who has more may keep its slot: others are to be looked at */
+  return found || lines == MAPS_MAX; /* a process with more lines keeps its slot: other processes must get their look */
 }
 
 static bool is_replaced(const struct look *look, uint32_t slot) {
@@ -100,7 +101,7 @@ static bool is_replaced(const struct look *look, uint32_t slot) {
   return !maps_slots(look, pid);
 }
 
-/* Without the arbiter's lock. */
+/* Do the look, without the arbiter's lock. */
 static void go_through(struct look *look, uint64_t began_ns) {
   struct stat status;
   if (!fstat(look->region.slots_fd, &status) && status.st_size > (off_t)SP_SLOTS_BYTES)
@@ -137,7 +138,7 @@ static void watch(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t s
   tenant->orphaned_ns = 0;
 }
 
-/* With the arbiter's lock: what was found becomes what is known. */
+/* Take over what the look has found, with the arbiter's lock. */
 static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t began_ns) {
   struct sp_share *share = sp_share_of(arbiter, look->handle);
   uint64_t now_ns = sp_now_ns();
@@ -168,7 +169,7 @@ static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t b
   if (look->asked) {
     share->looked = look->done;
     share->looking_ns += now_ns - began_ns;
-    share->asked = (look->claimed & ~look->done) != 0; /* it goes on after the others */
+    share->asked = (look->claimed & ~look->done) != 0; /* the look goes on after those at the other shares */
   }
   if (look->asked && !share->asked) {
     uint64_t rest_ns = share->looking_ns * REST_FACTOR;
@@ -181,7 +182,7 @@ static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t b
   }
 }
 
-/* The next share that is asked about, each in its turn; NULL: none is. */
+/* The next share that needs a look, in the order of their handles; NULL: none does. */
 static struct sp_share *next_asked(struct sp_arbiter *arbiter) {
   for (int count = 0; count < SP_SHARES_MAX; count++) {
     struct sp_share *share = arbiter->shares[arbiter->identity_next];
@@ -218,7 +219,7 @@ static void *run(void *argument) {
     uint64_t began_ns = sp_now_ns();
     if (look.region.slots_fd >= 0) {
       go_through(&look, began_ns);
-      close(look.region.slots_fd); /* which goes through the locks, too */
+      close(look.region.slots_fd); /* here, because a close takes as long as the file has locks */
     } else {
       look.done = look.claimed; /* no descriptors left */
     }

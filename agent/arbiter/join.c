@@ -1,8 +1,9 @@
 /*
  * Which shares are one gang: those that were joined by the same key, as far as they are on different devices.
  *
- * Two shares of one device take turns there, whatever their key: each is in a gang of its own, with those of the other
- * devices that came after it. What changes here is what was chosen before: both gangs give back what they reserve.
+ * Two shares on the same device take turns there, whatever their key, so they are in different gangs: each with the
+ * shares on other devices that came after it. When a share changes its gang, both gangs first give up what they have
+ * reserved.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -31,7 +32,7 @@ void sp_gang_init(struct sp_share *share) {
   put_in(&share->own, share);
 }
 
-/* What its members add to the counts of their devices. */
+/* Add `each` to the count of gang members of every device of the gang. */
 static void count_gang(const struct sp_gang *gang, uint32_t each) {
   for (uint32_t index = 0; gang->count > 1 && index < gang->count; index++)
     gang->members[index]->device->gang_members += each;

@@ -1,15 +1,17 @@
 /*
  * The lead: how long before the end of a residue the next share is granted, so that no bubble opens between the two.
  *
- * A grant takes some 100 us to become a launch, now and then much longer. A late first launch leaves the device idle
- * for all of its lateness; an early one costs a switch in the middle of the residue at worst. So the lead of a device
- * is learned: one first launch in LATE_ONE_IN comes late. With short units one launch is not enough: AHEAD_NS of work
- * should be queued when the residue ends, for the threads of a hand-off take the core from the one that launches.
+ * A grant takes some 100 us to become a launch, and now and then much longer. A first launch that is late leaves the
+ * device idle for all of its lateness. One that is early costs, at worst, a switch in the middle of the residue. So the
+ * lead of a device is learned such that one first launch in LATE_ONE_IN comes late. If units are short, one launch is
+ * not enough: AHEAD_NS of work should be queued when the residue ends, because the threads of a hand-off take the core
+ * from the thread that launches.
  *
- * A residue that the next share's work cuts in two (the hardware's slice was over) ends a slice late, and nobody can
- * tell whose the time between was. So deadlines are moved to where the residue ends in the same slice. Long units end
- * where they end, but at much the same place of a slice every time, so each member has a longest lead of its own,
- * learned from that: from CUTS such turns in a row, for one may as well be a pause of the host.
+ * If a slice of the hardware ends within the residue, the next share's work cuts the residue in two. Then the residue
+ * ends a slice late, and no report tells which share ran in between. So deadlines are moved to where the residue ends
+ * within its slice. Long units cannot be moved, but they end at much the same place of a slice every time. So each
+ * member also learns a longest lead of its own, after CUTS turns in a row with a cut residue: a single one may just
+ * as well be a pause of the host.
  */
 #include "agent/arbiter/node.h"
 
@@ -19,12 +21,12 @@
 #define LEAD_STEP_NS  2000u
 #define LATE_ONE_IN   10u
 #define CUTS          3u
-#define GROW_NS  100u /* what a longest lead grows by at a turn that is not cut: one cut costs many late launches */
-#define AHEAD_NS 100000u
-#define ENTER_NS 5000u   /* from the entry of a turn to its first launch at the driver */
-#define CUT_NS   500000u /* a residue that outlives its prediction by this was cut */
+#define GROW_NS       100u /* a longest lead grows by this at a turn that is not cut: little, for a cut is expensive */
+#define AHEAD_NS      100000u
+#define ENTER_NS      5000u   /* from the entry of a turn to its first launch at the driver */
+#define CUT_NS        500000u /* a residue that outlives its prediction by this was cut */
 
-#define SLICE_NS  2000000u /* of the hardware, from the start of a context's work on */
+#define SLICE_NS  2000000u /* the hardware's slice, counted from the start of a context's work */
 #define AIM_NS    50000u   /* a turn closes between here in a slice … */
 #define AIM_TO_NS 800000u  /* … and here: its residue, half a millisecond or so, ends in the same slice */
 

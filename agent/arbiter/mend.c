@@ -1,7 +1,8 @@
 /*
- * Damage to `terms`. Only the agent's own user can write there, but what is damaged could keep a program from its turns
- * for ever: the arbiter decides by what it knows, and would not write a word that it believes to be there. The header
- * is left as it is: nobody who is attached reads it, and to who comes it says that the region cannot be used.
+ * Repairs damage to `terms`. Only the agent's own user can write there. But damage could keep a program from its turns
+ * for ever: the arbiter decides by what it remembers, and does not write a word again that it has written. A damaged
+ * header stays damaged: no attached program reads it, and to a program that attaches it says that the region cannot be
+ * used.
  */
 #include <string.h>
 
@@ -34,7 +35,7 @@ static bool mend_terms(struct sp_member *member) {
   return damaged;
 }
 
-/* The turn: the open word is the one that was granted; a closed one may be any but an open one. */
+/* Repair the turn's word: while the turn is open, it is the word that was granted; else it may be any closed word. */
 static bool mend_turn(struct sp_member *member) {
   struct sp_grant *grant = member->grant;
   uint32_t word = sp_grant_word(grant), closed_flags = member->gang->paused ? SP_GRANT_PAUSED : 0;
@@ -56,7 +57,7 @@ void sp_terms_mend(struct sp_arbiter *arbiter, struct sp_share *share) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
     bool terms = mend_terms(member), turn = mend_turn(member);
-    if (turn) /* whoever waits looks again */
+    if (turn) /* the share's waiters must look at the word again */
       sp_turn_wake_later(arbiter, member->grant);
     member->usage.faults += terms || turn;
   }

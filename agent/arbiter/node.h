@@ -1,20 +1,21 @@
 /*
- * The arbiter's state: shares, their members (a share on one device) and devices. Everything is guarded by
- * sp_arbiter.lock; the thread holds it while it handles a batch of events, callers for the length of one call.
+ * The arbiter's state, which its files share: shares, their members (a share on one device) and devices. Everything is
+ * guarded by sp_arbiter.lock. The arbiter's thread holds it while it handles a batch of events, a caller of arbiter.h
+ * for the length of one call.
  *
- *   arbiter.c  the thread, its events, the functions of arbiter.h
- *   slots.c    what the tenants' slots say, and who is alive
- *   identity.c who they are, on a thread of its own
- *   step.c     what is due on a device
- *   gang.c     the devices that a share gets together, or several shares
- *   join.c     which shares those are
- *   turn.c     open, close, drain: the life of a turn
- *   lead.c     how early the next one is granted
- *   bill.c     who pays for the time that passes
- *   report.c   what is told of all that
- *   pressure.c what a grant tells the gate about the others
+ *   arbiter.c       the thread, its events, the functions of arbiter.h
+ *   slots.c         reads the tenants' slots; knows which of their processes are alive
+ *   identity.c      finds out which process has a slot, on a thread of its own
+ *   step.c          decides what is due on a device
+ *   gang.c          grants several devices together, to one share or to several
+ *   join.c          which shares are one gang
+ *   turn.c          the life of a turn: open, close, drain
+ *   lead.c          how early the next turn is granted
+ *   bill.c          which share pays for the time that passes
+ *   report.c        answers questions about accounts, processes and turns
+ *   pressure.c      what a grant tells the gate about the other shares
  *   region/files.c  the files of a share's region
- *   region/slots.c  what the tenants have written there
+ *   region/slots.c  copies what the tenants have written there
  */
 #ifndef SHAREPOD_NODE_H
 #define SHAREPOD_NODE_H
@@ -32,27 +33,27 @@
 #define SP_TURNS_KEPT       65536
 #define SP_WAKES_MAX        64
 
-#define SP_TICK_NS           100000000u         /* safety scan */
+#define SP_TICK_NS           100000000u         /* the period of the scan that needs no ring */
 #define SP_BEAT_NS           150000000u         /* heartbeat: at the first tick after this; see SP_STALE_NS */
-#define SP_BUDGET_ALONE_NS   50000000u          /* predicted work in flight while nobody else waits */
+#define SP_BUDGET_ALONE_NS   50000000u          /* most predicted work in flight while no other share waits */
 #define SP_BUDGET_SHARED_NS  4000000u           /* … while others wait */
 #define SP_BUDGET_END_NS     1000000u           /* … at the end of a turn */
 #define SP_BUDGET_LIMITED_NS 2000000u           /* … of a share with a limit */
 #define SP_BUDGET_LATENCY_NS 200000u            /* … beside a latency share */
-#define SP_BUDGET_FOLLOW_NS  200000u            /* … of a follower: what another device spins for is short */
+#define SP_BUDGET_FOLLOW_NS  200000u            /* … of a follower: the launch that another device spins for is short */
 #define SP_LENT_NS           2000000u           /* a turn on a device that a gang has reserved */
 #define SP_PAIR_NS           16000000u          /* two units may be in flight when both end within this */
 #define SP_PAIR_LATENCY_NS   1100000u           /* … beside a latency share */
-#define SP_ADOPTED_MAX_BYTES ((int64_t)1 << 50) /* no device has as much: it is damage */
+#define SP_ADOPTED_MAX_BYTES ((int64_t)1 << 50) /* no device has as much: such a number is damaged */
 #define SP_MISHAPS_KEPT      16u                /* per share */
-#define SP_WATCH_NS          1000000000u        /* how often a share that does not ring is looked at all the same */
-#define SP_DRAIN_MIN_NS      20000000u
+#define SP_WATCH_NS          1000000000u        /* how often a share is looked at that rings no doorbell */
+#define SP_DRAIN_MIN_NS      20000000u          /* the least and the most that a drain's bound may be */
 #define SP_DRAIN_MAX_NS      100000000u
-#define SP_STUCK_NS          10000000u  /* the turn of a share whose drain is late and that waits */
-#define SP_STUCK_AFTER_NS    50000000u  /* … so long after its bound */
-#define SP_FREE_NS           500000     /* idle time of a turn that is nobody's: a wake-up, a pause of the host */
+#define SP_STUCK_NS          10000000u  /* the turn of a share that waits although its drain is late */
+#define SP_STUCK_AFTER_NS    50000000u  /* … it gets one when this has passed since the drain's bound */
+#define SP_FREE_NS           500000     /* idle time of a turn that is not charged: a wake-up, a pause of the host */
 #define SP_GRACE_NS          10000000   /* … saved up over turns, up to this */
-#define SP_RECENT_NS         100000000u /* a share that had a turn so lately is reckoned with */
+#define SP_RECENT_NS         100000000u /* a share that had a turn this recently is expected to want another soon */
 #define SP_ENTER_NS          10000000u  /* a granted share that has not entered by then loses the turn */
 
 enum sp_state { SP_IDLE = 0, SP_WAITING = 1, SP_HOLDING = 2, SP_DRAINING = 3, SP_PAUSED = 4 };
@@ -67,7 +68,7 @@ enum sp_reason {
   SP_REASON_RELEASED = 6,
 };
 
-/* What the live slots of a share say about one device, added up and clamped. */
+/* What the live slots of a share say about one device: sums, clamped to what can be true. */
 struct sp_view {
   bool waiting;
   bool entered; /* some process has entered the current turn */
@@ -75,25 +76,25 @@ struct sp_view {
   uint64_t waiting_since_ns;
   uint64_t entered_ns;       /* the first launch under the current turn */
   uint64_t drained_ns;       /* the latest drain of the current turn */
-  uint64_t residue_until_ns; /* the latest predicted end; 0 unknown */
-  uint64_t first_ended_ns;   /* when the first work of the current turn had ended, at the latest; 0: it has not */
+  uint64_t residue_until_ns; /* the latest predicted end of its work; 0: unknown */
+  uint64_t first_ended_ns;   /* the first work of the current turn had ended by then; 0: none has ended */
   bool torn;                 /* some slot could not be read whole */
-  uint64_t ended_ns;         /* when the last work ended, or the time of the scan: the nearest guess */
+  uint64_t ended_ns;         /* when the last work ended; while work runs, the time of the scan */
   uint64_t used_ns;          /* device time that the processes used in the current turn so far, added up */
-  uint32_t running;          /* processes for which that goes on */
-  uint64_t last_ended_ns;    /* when the work of the turn before had ended, if that was not known at the grant; 0 */
-  bool last_runs;            /* … but not that of every process */
+  uint32_t running;          /* processes that have work on the device now: their part of `used_ns` still grows */
+  uint64_t last_ended_ns;    /* when the work of the turn before ended, if it still ran at this turn's grant; else 0 */
+  bool last_runs;            /* … and that of some process still runs */
   uint64_t launches, passed, memory_used_bytes, longest_unit_ns, refusals;
 };
 
-/* Of what the process in a slot says of one device, the last that was believed. */
+/* The last values that the process in a slot reported for one device and that could be true. */
 struct sp_said {
   uint64_t launches, memory_bytes, context_bytes, beside_ns;
   struct sp_copies copies;
-  int64_t overhead_bytes; /* NVML's figure less that */
+  int64_t overhead_bytes; /* NVML's figure for the process, less `memory_bytes` */
   uint32_t passed, refusals, put_off_us;
   uint64_t writing_ns; /* since when its report has been found half written; 0: it was whole */
-  bool deaf; /* it said that it waits, was granted a turn and did not come: not believed until it rings again */
+  bool deaf;           /* it reported that it waits, but did not enter the turn it got: ignored until it rings again */
 };
 
 struct sp_member {
@@ -105,52 +106,52 @@ struct sp_member {
   int policy;     /* index in the device's policy */
   struct sp_terms terms;
   struct sp_view view;                                    /* as last scanned */
-  uint64_t scanned_ns;                                    /* when that was */
+  uint64_t scanned_ns;                                    /* the time of that scan */
   bool counted_waiting, counted_latency, counted_present; /* what it adds to its device's counts */
   /* the turn; valid while holding or draining */
   bool holding;
   bool draining;
-  bool late;             /* granted while its last turn had not drained */
-  bool overdue;          /* … and others ran beside that */
-  bool cogranted;        /* its drain is late: others run beside it, … */
+  bool late;             /* granted before its own last turn had drained */
+  bool overdue;          /* … and other shares ran beside that drain */
+  bool cogranted;        /* its drain is late, so other shares run beside it, … */
   uint64_t cogranted_ns; /* … since then */
-  bool reserves;         /* the device, for its gang: the policy has chosen it, and counts it as idle */
-  bool lent;             /* its turn is on a device that another one reserves */
-  bool follows;          /* its turn is for what another device of its gang spins for */
-  uint32_t turn;         /* the odd word */
+  bool reserves;         /* it reserves the device for its gang: the policy has chosen it, and counts it as idle */
+  bool lent;             /* its turn is on a device that another share reserves */
+  bool follows;          /* its turn is for a launch that work on another device of its gang spins for */
+  uint32_t turn;         /* the grant's word while the turn is open: odd */
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
   uint64_t slices_ns; /* when the hardware's slices of the turn began: with the end of the work before it */
   /* the turn's account, see bill.c */
   uint64_t turn_used_ns, turn_charged_ns;
   uint64_t begun_ns;        /* since when it pays for the device's time; 0: not yet */
-  int64_t others_ns;        /* what others have paid of the time since then */
-  int64_t others_late_ns;   /* … of which since its drain was late */
-  uint64_t last_until_ns;   /* up to then it has paid for the turn before, had others paid for none of that */
-  int64_t last_used_ns;     /* of the turn before, if its drain was not over; 0: that is put right */
-  int64_t unpaid_ns;        /* > 0: used in its last turn while an earlier one's drain lasted, they said */
-  int64_t turn_alone_ns;    /* charged as used while nobody waited */
-  int64_t turn_idle_ns;     /* while others waited: not used */
-  int64_t turn_forgiven_ns; /* of that, not charged */
-  int64_t grace_ns;         /* how much more would not be */
-  int64_t owed_used_ns, owed_charged_ns; /* <= 0: counted too much, to be left out of what comes next */
-  uint64_t beside_ns;                    /* so much ran outside every turn and is not billed yet */
-  uint32_t beside_until_us;              /* … and had ended then: the lower half */
-  uint64_t beside_billed_ns;             /* up to when that is billed: no more than passed since is believed */
-  int64_t put_off_ns;                    /* by which its processes' work of known lengths took longer */
-  int64_t beside_turn_ns;                /* work of others beside this turn */
-  int64_t changes_ns;                    /* for so long at most the device has changed to that and back */
-  bool by_clock;                         /* what its processes say does not tell what was used: what passes is */
-  struct sp_member *cut;                 /* whose drain outlived what was foretold, into this turn */
-  int64_t cut_ns;                        /* by so much */
-  uint64_t predecessor_ns; /* when the turn before had drained, if this one was granted before that; else 0 */
-  uint64_t foretold_ns;    /* when it would drain, as known when the next share was granted; 0: none was */
-  uint64_t lead_max_ns;    /* a longer lead and its residue is cut; learned */
-  uint32_t cuts;           /* so many residues in a row were */
-  bool lead_cut;           /* granted later than the device's lead, for that of whoever drained */
-  uint64_t refused_ns;     /* it was too far ahead to follow; asked again then */
+  int64_t others_ns;        /* of the time since then, the part that other shares have paid */
+  int64_t others_late_ns;   /* … and of that, the part since this turn's drain was late */
+  uint64_t last_until_ns;   /* up to when it would have paid for its last turn, had no other share paid a part */
+  int64_t last_used_ns;     /* billed for its last turn, if that had not drained at this grant; 0 once corrected */
+  int64_t unpaid_ns;        /* > 0: its processes used this in its last turn, but another share's drain was billed it */
+  int64_t turn_alone_ns;    /* charged as used while no other share waited */
+  int64_t turn_idle_ns;     /* not used while others waited */
+  int64_t turn_forgiven_ns; /* … and of that, the part that is not charged */
+  int64_t grace_ns;         /* how much more idle time would not be charged */
+  int64_t owed_used_ns, owed_charged_ns; /* <= 0: counted too much; deducted from what is counted next */
+  uint64_t beside_ns;                    /* work that ran outside every turn of the share and is not billed yet */
+  uint32_t beside_until_us;              /* … when that had ended: the lower 32 bits, in us */
+  uint64_t beside_billed_ns;             /* … up to when it is billed; see sp_bill_beside for this bound */
+  int64_t put_off_ns;                    /* by how much its processes' work of known length took longer */
+  int64_t beside_turn_ns;                /* work of other shares that ran beside this turn */
+  int64_t changes_ns;                    /* at most this long the device changed to that work and back */
+  bool by_clock;                         /* its processes' reports do not cover the turn: the time that passes counts */
+  struct sp_member *cut;                 /* the predecessor, if its drain overran its predicted end into this turn */
+  int64_t cut_ns;                        /* … by how much */
+  uint64_t predecessor_ns; /* when the predecessor had drained, if this turn was granted before that; else 0 */
+  uint64_t foretold_ns;    /* the predicted end of its drain, when a successor was granted early; 0: none was */
+  uint64_t lead_max_ns;    /* with a longer lead its residue is cut in two; learned, see lead.c */
+  uint32_t cuts;           /* how many residues in a row were cut */
+  bool lead_cut;           /* its grant came later than the device's lead: the predecessor's own lead is shorter */
+  uint64_t refused_ns;     /* it was too far ahead of its target to follow; asked again at that time */
   uint32_t reason;
-  uint64_t waiting_ns;                                         /* since when the wait is counted; 0 = not waiting */
-  uint64_t retired_launches, retired_passed, retired_refusals; /* of processes that are gone */
+  uint64_t waiting_ns;                                         /* since when the wait is counted; 0: it does not wait */
+  uint64_t retired_launches, retired_passed, retired_refusals; /* sums of the processes that are gone */
   struct sp_usage usage;
   struct sp_histogram waits, turns;
   struct sp_said said[SP_SLOTS_MAX];
@@ -160,16 +161,16 @@ struct sp_member {
 struct sp_tenant {
   int pidfd; /* -1: none */
   int32_t pid;
-  uint64_t orphaned_ns;  /* claimed, but nobody held the lock since */
-  uint32_t mishaps_told; /* a bit per kind: of a process each is taken once */
+  uint64_t orphaned_ns;  /* since when the slot is claimed but no process holds its lock */
+  uint32_t mishaps_told; /* a bit per kind: each kind is taken once from a process */
 };
 
-/* What gets its devices together: the members of one share, or of several. They are on different devices. */
+/* The members that get their devices together: those of one share, or of several. Each is on a device of its own. */
 struct sp_gang {
   uint32_t count;
-  bool paused;          /* one of its shares is: the others could only spin for it */
-  uint32_t key;         /* what its shares were joined by; 0: it is a share's own */
-  struct sp_gang *next; /* of those that shares were joined to */
+  bool paused;          /* one of its shares is paused: the others could only spin for it */
+  uint32_t key;         /* the key that joined its shares; 0: it is the gang of one share */
+  struct sp_gang *next; /* in the list of gangs that have a key */
   struct sp_member *members[SP_NODE_DEVICES_MAX];
 };
 
@@ -179,18 +180,18 @@ struct sp_share {
   struct sp_mishap mishaps[SP_MISHAPS_KEPT];
   struct sp_tenant tenants[SP_SLOTS_MAX];
   bool paused;
-  bool full_told; /* since it was full */
+  bool full_told; /* a process was turned away and that was recorded; cleared when a slot becomes free */
   int handle;
   struct sp_region_owner region;
   uint64_t claimed;    /* slots in use, as last read */
   uint64_t watched;    /* of them, those with a pidfd */
-  uint64_t watched_ns; /* when a tick last looked at the slots: what others read of them in between does not count */
-  uint64_t gone;       /* slots of the dead, which are to be cleared: nobody has them */
-  bool mend;           /* the file, or its claims, are to be put right */
+  uint64_t watched_ns; /* when a tick last looked at the slots; other reads do not move this time */
+  uint64_t gone;       /* slots of dead processes, not cleared yet: they count as free */
+  bool mend;           /* the file, or its claims, are damaged and to be repaired */
   /* identity.c */
   bool asked, clear;
-  uint64_t serial; /* of all shares, for handles are given out again */
-  uint64_t looked; /* slots of this look that are done */
+  uint64_t serial; /* unique among all shares ever: handles are given out again */
+  uint64_t looked; /* slots that the current look has finished */
   uint64_t looking_ns, rest_until_ns;
   struct sp_gang *gang; /* its own, or that of several shares */
   struct sp_gang own;   /* its members; empty while they are in another one */
@@ -204,26 +205,26 @@ struct sp_node_device {
   _Alignas(64) struct sp_policy policy;        /* a share's hot half is one cache line */
   struct sp_member *members[SP_POLICY_SHARES]; /* by policy index */
   struct sp_member *holder;                    /* the open grant */
-  /* what the members add up to, kept by sp_member_count: a step need not ask all of them */
+  /* counts over the members, kept by sp_member_count, so that a step need not ask all of them */
   uint32_t waiting, latency_waiting, latency_present;
-  struct { /* the last two different members whose turns ended */
+  struct { /* the last two different members that have ended a turn */
     const struct sp_member *member;
     uint64_t ended_ns;
   } recent[2];
-  uint32_t gang_members;     /* of gangs on several devices */
-  uint32_t reserved;         /* members that reserve it */
-  struct sp_gang *called_by; /* whom it is kept for, of those that reserve it; NULL: it is lent */
-  /* Closed, not drained, the oldest first. Nearly always none or one. */
+  uint32_t gang_members;     /* members of gangs that have several devices */
+  uint32_t reserved;         /* members that reserve the device */
+  struct sp_gang *called_by; /* the reserving gang that the device is kept free for; NULL: it is lent to others */
+  /* Members with a turn that is closed but not drained, the oldest first. Nearly always none or one. */
   struct sp_member *drains[SP_POLICY_SHARES];
   uint32_t draining;
   uint64_t billed_until_ns;
-  uint64_t beaten_ns;            /* when we last showed that we are there; 0: not yet */
-  uint64_t lead_ns;              /* learned, lead.c */
-  uint64_t retry_ns;             /* when a limit lets somebody run; UINT64_MAX */
-  uint64_t drained_ns, ended_ns; /* when the last turn drained, and when its work ended: the nearest guess */
+  uint64_t beaten_ns;            /* the last heartbeat of this agent; 0: none yet */
+  uint64_t lead_ns;              /* learned, see lead.c */
+  uint64_t retry_ns;             /* when a limit first lets a waiting share run again; UINT64_MAX: never */
+  uint64_t drained_ns, ended_ns; /* when the last turn drained, and the best guess of when its work ended */
   uint64_t charged_ns, decisions, decision_ns;
   struct sp_histogram hand_offs;
-  uint64_t context_bytes; /* what a context takes, as far as it is known */
+  uint64_t context_bytes; /* the memory that a context takes on the device; 0: not known yet */
 };
 
 struct sp_arbiter {
@@ -239,64 +240,67 @@ struct sp_arbiter {
   uint32_t device_count;
   struct sp_node_device devices[SP_NODE_DEVICES_MAX];
   struct sp_share *shares[SP_SHARES_MAX];
-  uint64_t stirred; /* a bit per device: something elsewhere has changed what is due there */
+  uint64_t stirred; /* a bit per device: a change on another device has changed what is due on this one */
   uint32_t gang_count;
-  struct sp_gang *gangs[SP_SHARES_MAX]; /* that reserve something, the oldest first */
-  struct sp_gang *joint;                /* those that shares were joined to */
+  struct sp_gang *gangs[SP_SHARES_MAX]; /* the gangs that reserve a device, the oldest first */
+  struct sp_gang *joint;                /* the list of gangs that have a key */
   uint64_t turn_count;
   struct sp_turn *turns; /* ring of SP_TURNS_KEPT */
   uint32_t wake_count;
-  struct sp_grant *wakes[SP_WAKES_MAX]; /* who has to hear of what was decided: after the decision */
+  struct sp_grant *wakes[SP_WAKES_MAX]; /* grants that have changed; their waiters are woken after the decision */
 };
 
 /* arbiter.c */
 struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share); /* NULL: there is none */
-/* Decided first, told afterwards: a wake-up costs more than a decision. */
+/* Wake the waiters of all grants that have changed, then unlock. A wake-up costs more than a decision, so it is last.
+ */
 void sp_arbiter_unlock(struct sp_arbiter *arbiter);
-/* Make the thread look at what another one has changed. */
+/* Make the arbiter's thread look at what another thread has changed. */
 void sp_arbiter_poke(struct sp_arbiter *arbiter);
 
 /* slots.c */
-void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns); /* who came, who left */
+/* Find out which processes have come to the share, and which have left. */
+void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns);
 void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
 void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns); /* in one read */
-/* Bring the device's counts up to date. After any change of view, pause, class or claims; `there` false: it leaves. */
+/* Bring the device's counts up to date. Called after any change of view, pause, class or claims; `there` is false for a
+ * member that leaves. */
 void sp_member_count(struct sp_member *member, bool there);
-/* Its tenant has damaged the slots. */
+/* Count a fault: the share's tenant has damaged the slots. */
 void sp_slots_fault(struct sp_share *share);
-/* Nobody has entered the turn: who says that it waits is stopped, or dying. */
+/* No process has entered the turn. Those that report that they wait are stopped or dying: ignore them. */
 void sp_slots_deafen(struct sp_member *member);
-/* The slots `rung`, a bit each, are heard again. */
+/* The processes in the slots `rung`, a bit each, have rung: believe them again. */
 void sp_slots_hear(struct sp_share *share, uint64_t rung);
 void sp_slots_close(struct sp_share *share);
 
 /* identity.c */
-/* Find out who has the slots that are not watched, take back those of processes that have become another program
- * (exec), mend and clear what is to be: later, by the thread of that. */
+/* Let the identity thread, later, find out which processes have the slots that are not watched, free the slots of
+ * processes that have become another program (exec), clear the slots that are `gone` and repair what is damaged. */
 void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
-/* Clear the slots that are `gone`, and put right what is to be, without that. */
+/* Let it only clear the slots that are `gone` and repair what is damaged. */
 void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share);
 int sp_identity_start(struct sp_arbiter *arbiter); /* 0 or -errno */
 void sp_identity_stop(struct sp_arbiter *arbiter); /* `stopping` is set */
 
-/* copies.c; beside the scans, for a line of the slots that nothing but usage wants */
-/* What the member's slots say of host copies, into its usage. */
+/* copies.c; apart from the scans, for these numbers have a cache line of their own that only usage needs */
+/* Add up what the member's slots say of host copies, into its usage. */
 void sp_copies_scan(struct sp_member *member);
-/* The process in `slot` is gone: what it copied stays. Before the slot is cleared. */
+/* Keep what the process in `slot`, which is gone, has copied. Called before the slot is cleared. */
 void sp_copies_retire(struct sp_member *member, uint32_t slot);
 
-/* A process has another overhead, or is gone: grants carry the sum over the live ones. */
+/* A process has another overhead, or is gone: write the new sum over the live processes into the grants. */
 void sp_holdings_changed(struct sp_share *share);
 
-/* arbiter/diagnostics.c */
-/* What the process in `slot` says of its mishaps: those that are new are kept. */
+/* diagnostics.c */
+/* Keep the mishaps that the process in `slot` reports and that are new. */
 void sp_mishaps_take(struct sp_share *share, uint32_t slot);
-/* A process says that it was turned away: believed while there is no free slot, and told once until there was one. */
+/* A process reports that the share had no slot for it. Believed while no slot is free, and kept once until one was. */
 void sp_mishap_full(struct sp_share *share);
 
 /* mend.c */
-/* The agent alone writes `terms`, and knows what it says: whatever says otherwise is written again. */
+/* Write again whatever in `terms` differs from what the agent knows: only the agent writes there. */
 void sp_terms_mend(struct sp_arbiter *arbiter, struct sp_share *share);
 
 static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
@@ -304,107 +308,111 @@ static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
 }
 
 /* bill.c */
-/* A turn has been granted. */
+/* Begin the account of a turn that is being granted. */
 void sp_bill_begin(struct sp_member *member);
-/* Charge the time since the last bill to whoever has the device. */
+/* Charge the time since the last bill to the shares that have the device. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns);
-/* `member` has drained, the holder was granted before that. */
+/* `member` has drained after its successor, the holder, was granted: note by how much it overran its predicted end. */
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns);
-/* The turn is about to drain. Not later: what the next one's work takes of its residue would look like its own. */
+/* The member's turn has closed: move to it what its predecessor paid for its work. Called before the next grant,
+ * because the next turn's work would make this one's residue look longer. */
 void sp_bill_closed(struct sp_node_device *device, struct sp_member *member);
-/* The turn is over and its processes have said all: put right what was counted as used meanwhile. */
+/* Bill work that ran outside every turn of the member's share. */
 void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns);
+/* The turn is over and its processes have reported all of it: correct what was counted as used meanwhile. */
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
+/* Correct the bill of the turn before, if that had not drained at the grant of the current one. */
 void sp_bill_last(struct sp_node_device *device, struct sp_member *member);
 
 /* pressure.c */
-/* Others want the device now. */
+/* Does any other share want the device now? */
 static inline bool sp_others_wait(const struct sp_node_device *device, const struct sp_member *member) {
   return device->waiting > (uint32_t)member->counted_waiting;
 }
-/* Somebody else had a turn a moment ago and will want one soon: what is queued now delays that. */
+/* Did another share have a turn a moment ago? It will want one soon, and what is queued now delays it. */
 bool sp_others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns);
-/* Does its turn end at its deadline? */
+/* Does the member's turn end at its deadline? */
 static inline bool sp_turn_ends(const struct sp_node_device *device, const struct sp_member *member) {
   return sp_others_wait(device, member) || member->terms.limit_millipercent < SP_POLICY_WHOLE;
 }
-/* Open the grant of `member`, whose deadline is set; returns the turn's word. */
+/* Open the grant of `member`, after its deadline was set; returns the turn's word. */
 uint32_t sp_pressure_open(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns);
 /* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
 void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
-/* When the holder's budget has to be lowered for the end of its turn, then the deadline; UINT64_MAX: it does not end.
- */
+/* When the holder's budget has to be lowered for the end of its turn; once it is, the deadline. UINT64_MAX: the turn
+ * does not end. */
 uint64_t sp_pressure_due_ns(const struct sp_node_device *device);
 
 /* lead.c */
 void sp_lead_init_device(struct sp_node_device *device);
 void sp_lead_init_member(struct sp_member *member);
-uint64_t sp_lead_ns(const struct sp_member *member); /* so long before its residue's end the next share is granted */
+/* How long before the predicted end of the member's residue the next share is granted. */
+uint64_t sp_lead_ns(const struct sp_member *member);
 void sp_lead_granted(struct sp_node_device *device); /* to device->holder */
 void sp_lead_drained(struct sp_member *member, uint64_t drained_ns);
 void sp_lead_closed(struct sp_member *member);
-/* Move the holder's deadline to where the end of its turn is not cut. After each change of the deadline. */
+/* Move the holder's deadline to where its residue is not cut in two. Called after each change of the deadline. */
 void sp_lead_aim(struct sp_member *holder);
 
 /* turn.c */
 /* Scan the member and act on what its slots say. */
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
-/* `member`, which holds in its policy, has the device, which is free. */
+/* Grant the device, which is free, to `member`, which its policy has chosen. */
 void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns);
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
-/* Its drain is late. */
+/* The member's drain is late: let other shares run beside it. */
 void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns);
-/* A region with its gate open from an earlier agent: that turn drains like any other. */
+/* Adopt a turn that an earlier agent left open in a region: it drains like any other. */
 void sp_turn_adopt(struct sp_member *member, uint64_t now_ns);
-/* Its waiters are woken with the next sp_turn_wake. */
+/* Let the next sp_turn_wake wake the waiters of this grant. */
 void sp_turn_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant);
-/* Wake those whose grants have changed. Before the lock is given back, and before a share is freed. */
+/* Wake the waiters of all grants that have changed. Called before the lock is given back or a share is freed. */
 void sp_turn_wake(struct sp_arbiter *arbiter);
-/* The turn is over whatever the slots say: the share is being released. */
+/* End the turn, whatever the slots say: the share is being released. */
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 
 /* step.c */
-/* Close, drain, grant: whatever is due on the device. */
+/* Do what is due on the device: close, drain, grant. */
 void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 /* Scan all members of the share and of its gang, then step their devices. */
 void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
-/* Step every device on which something is due; returns when the next one is. */
+/* Step every device on which something is due; returns when the next step is due. */
 uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns);
 /* May the next share be granted? */
 bool sp_step_is_free(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
-/* The choice wants the account of who drains. */
+/* Bill the shares that drain up to now, so that the policy chooses by their true accounts. */
 void sp_step_settle(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 
 /* join.c */
-/* The share is new: its members are a gang of their own. */
+/* Make the members of a new share a gang of their own. */
 void sp_gang_init(struct sp_share *share);
-/* From now on the share's members are one gang with those of the shares that have the same key, as far as they are on
- * other devices; key 0: a gang of their own. Returns 0 or -ENOMEM, and nothing has changed. */
+/* Make the share's members one gang with those of the shares that have the same key, as far as they are on other
+ * devices; key 0: a gang of their own. Returns 0, or -ENOMEM if nothing has changed. */
 int sp_gang_join(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t key, uint64_t now_ns);
-/* A share of the gang is paused or goes on, or another one is in the gang. */
+/* A share of the gang is paused or resumed, or a share has joined it: pause or resume all of its members. */
 void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns);
 
 /* gang.c; `member` is one of a gang on several devices */
-/* Something has changed that concerns all of its devices. */
+/* Step all devices of the gang: something has changed that concerns them all. */
 void sp_gang_stir(struct sp_arbiter *arbiter, const struct sp_gang *gang);
-/* The device is free: true when a gang has had it, or it is kept for one. */
+/* Offer the device, which is free, to the gangs. True: one of them got it, or it is kept for one. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
-/* Let those that may call their devices: who is complete depends on what goes on on any of them. */
+/* Let every gang that is complete, and may, call its devices. Any change on any device can make a gang complete. */
 void sp_gang_call(struct sp_arbiter *arbiter);
-/* The policy has chosen `member`. True: it waits for the rest of its gang. */
+/* The policy has chosen `member`. True: it reserves the device and waits for the rest of its gang. */
 bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
-/* It does not, or no longer. */
+/* Give up the member's reservation, if it has one. */
 void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns);
-/* Does the holder's turn end for a gang's sake, or because it was one? */
+/* Must the holder's turn end because a gang needs the device, or because its own gang's turns end? */
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns);
-/* When that may next be so, or somebody is missed on a device that nobody holds; UINT64_MAX: never. */
+/* When sp_gang_ends may next be true, or a follower is missed on a device without a holder; UINT64_MAX: never. */
 uint64_t sp_gang_due_ns(const struct sp_node_device *device);
 /* Close the turn of `member`, and with it those of its gang. */
 void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
-/* When the turns that the gang holds end, together; UINT64_MAX: it holds none, or they do not. */
+/* When the turns that the gang holds end, together; UINT64_MAX: it holds none, or they do not end. */
 uint64_t sp_gang_deadline_ns(const struct sp_gang *gang);
-/* The device that its gang waits for, -1: none. For whoever asks why it waits. */
+/* The device that the member's gang waits for, -1: none. It answers the question why the member waits. */
 int32_t sp_gang_waits_for(const struct sp_member *member);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The pressure: what a grant tells the gate about the others on the device: whether they wait, and how much may be in
- * flight beside them. It changes with them, and near the end of a turn.
+ * The pressure: what a grant tells the gate about the other shares on the device: whether they wait, and how much work
+ * may be in flight beside them. It changes when they come or go, and near the end of a turn.
  */
 #include "agent/arbiter/node.h"
 
@@ -33,7 +33,7 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
     pressure.budget_ns = SP_BUDGET_SHARED_NS;
     pressure.pair_ns = SP_PAIR_NS;
   }
-  if (pressure.flags & SP_GRANT_LIMITED) { /* its quanta are short even alone, and what is queued overruns them */
+  if (pressure.flags & SP_GRANT_LIMITED) { /* its quanta are short even alone, and queued work overruns them */
     pressure.budget_ns = SP_BUDGET_LIMITED_NS;
     pressure.pair_ns = SP_PAIR_NS;
   }
@@ -43,8 +43,8 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
     pressure.budget_ns = SP_BUDGET_LATENCY_NS;
     pressure.pair_ns = SP_PAIR_LATENCY_NS;
   }
-  /* What is in flight at the deadline outlives the turn: from sp_pressure_due_ns on only so much is launched that it
-   * ends soon after. Until then what was launched before keeps the device busy. */
+  /* Work in flight at the deadline outlives the turn. So from sp_pressure_due_ns on the budget is so small that this
+   * work ends soon after the deadline; the work that was launched before keeps the device busy until then. */
   if (sp_turn_ends(device, member) && pressure.budget_ns > SP_BUDGET_END_NS) {
     if (now_ns + pressure.budget_ns >= member->deadline_ns + SP_BUDGET_END_NS)
       pressure.budget_ns = pressure.pair_ns = SP_BUDGET_END_NS;
@@ -74,14 +74,14 @@ void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *devic
     return;
   if (now.flags != flags && !device->draining)
     sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
-  if (raised & SP_GRANT_CONTENDED && !holder->overdue) { /* a late one's turn is short, and it needs all of it */
-    /* Its quantum was measured out while nobody waited. */
+  if (raised & SP_GRANT_CONTENDED && !holder->overdue) { /* a late turn is short, and needs all its time */
+    /* Its quantum was computed while no other share waited. */
     uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
     if (holder->granted_ns + quantum_ns < holder->deadline_ns)
       holder->deadline_ns = holder->granted_ns + quantum_ns;
   }
   sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
-  if (raised & SP_GRANT_CONTENDED) {         /* it may have parked meanwhile, and rung no bell */
+  if (raised & SP_GRANT_CONTENDED) {         /* it may have parked meanwhile, without ringing */
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with park_locked in keeper.c */
     sp_slots_scan(holder, now_ns);
     if (holder->view.entered && !holder->view.busy)

@@ -1,5 +1,5 @@
-/* What the tenants say, clamped to what can be true, and which of their processes are alive. Nothing here waits for a
- * tenant: who has a slot is found out in identity.c. */
+/* Reads the tenants' slots, clamps what they say to what can be true, and notes which of their processes are alive.
+ * Nothing here waits for a tenant: identity.c finds out which process has a slot. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/epoll.h>
@@ -7,8 +7,8 @@
 
 #include "agent/arbiter/node.h"
 
-#define READ_NS    10000000u   /* reading a slot takes no longer */
-#define WRITING_NS 1000000000u /* a busy host keeps a writer from the processor for less */
+#define READ_NS    10000000u   /* reading a slot takes less */
+#define WRITING_NS 1000000000u /* even a busy host lets a thread that writes its report run within this */
 
 static void count(uint32_t *total, bool *counted, bool counts) {
   *total += (uint32_t)counts - (uint32_t)*counted;
@@ -30,7 +30,7 @@ void sp_slots_fault(struct sp_share *share) {
 }
 
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_slots_look *look, uint64_t now_ns) {
-  /* Truncated by its own tenant, or the claim of a process taken back that is there: its slot stays its own. */
+  /* Damage: the tenant has truncated the file, or has removed the claim of a process that lives and keeps its slot. */
   bool cut = sp_slots_look(&share->region, look) != 0;
   if (!share->mend && (cut || share->watched & ~look->claimed)) {
     sp_slots_fault(share);
@@ -108,19 +108,19 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
   tenant->orphaned_ns = 0;
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
-    if (member->holding || member->draining) { /* the last moment at which it is known */
+    if (member->holding || member->draining) { /* bill now: its slot is about to be cleared */
       sp_slots_scan(member, now_ns);
       sp_bill(member->device, now_ns);
       if (member->holding)
         sp_bill_closed(member->device, member);
       sp_bill_correct(member->device, member);
     }
-    struct sp_slot_device said; /* what it said at its end */
+    struct sp_slot_device said; /* what the process last wrote */
     bool whole = sp_slot_read(&share->region, slot, index, &said) == 0;
     if (whole)
       take_counts(member, slot, &said);
     sp_bill_beside(member->device, member, now_ns);
-    if (!whole || said.held_turn == member->turn) /* what it used of the turn goes with its slot */
+    if (!whole || said.held_turn == member->turn) /* its report of the turn goes with its slot */
       member->by_clock = true;
     member->retired_launches += member->said[slot].launches;
     member->retired_passed += member->said[slot].passed;
@@ -131,7 +131,7 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
   sp_holdings_changed(share);
   share->claimed &= ~((uint64_t)1 << slot);
   share->gone |= (uint64_t)1 << slot;
-  sp_identity_clear(arbiter, share); /* at once: what it held counts for the others of the share until then */
+  sp_identity_clear(arbiter, share); /* at once: until then its memory counts against the rest of the share */
   for (uint32_t index = 0; index < share->member_count; index++)
     sp_member_count(&share->members[index], true);
 }
@@ -142,10 +142,10 @@ void sp_slots_close(struct sp_share *share) {
       close(share->tenants[slot].pidfd);
 }
 
-/* A time that a tenant claims must lie in [low, high]; the truth may be past `high` by what it took to read it. */
+/* Clamp a time that a tenant reports to [low, high]. It may truly lie past `high` by the time that reading it took. */
 static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low, uint64_t high) {
   if (value > high)
-    high = sp_now_ns(); /* it may have been said after `high` was read */
+    high = sp_now_ns(); /* the tenant may have written it after `high` was read */
   if (value >= low && value <= high)
     return value;
   if (value < low || value - high > READ_NS)
@@ -153,17 +153,17 @@ static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low,
   return value < low ? low : high;
 }
 
-/* That it waits, and since when: fields of their own, which say so whatever the report beside them is worth. */
+/* Add that a process waits, and since when. These two fields are valid even if the report beside them is not. */
 static void add_waiting(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said,
                         struct sp_view *view, uint64_t now_ns) {
   if (said->waiting == 0 || said->waiting >= SP_WAITING_MAX || member->said[slot].deaf)
     return;
   view->waiting = true;
-  /* It did not wait when it was looked at last, or it did since then; and its last grant ended all waiting. */
+  /* Either it waited already at the last scan, or it began after that; and its last grant ended all waiting. */
   uint64_t earliest_ns = member->view.waiting ? member->view.waiting_since_ns : member->scanned_ns;
   if (earliest_ns < member->granted_ns)
     earliest_ns = member->granted_ns;
-  if (earliest_ns > now_ns) /* the bill has looked in between, on a later clock */
+  if (earliest_ns > now_ns) /* sp_bill has scanned meanwhile, at a later time */
     earliest_ns = now_ns;
   uint64_t since_ns = said->waiting_since_ns;
   if (!since_ns || since_ns > now_ns)
@@ -174,7 +174,7 @@ static void add_waiting(struct sp_member *member, uint32_t slot, const struct sp
     view->waiting_since_ns = since_ns;
 }
 
-/* Not part of the report that the writer's sequence guards: it may be read at any time. */
+/* Take the memory that a process reports. The writer's sequence does not guard these fields: they are always valid. */
 static void take_memory(struct sp_member *member, struct sp_said *before, const struct sp_slot_device *said) {
   if (said->memory_used_bytes < (uint64_t)1 << 50 && said->context_bytes <= said->memory_used_bytes) {
     before->memory_bytes = said->memory_used_bytes;
@@ -184,8 +184,8 @@ static void take_memory(struct sp_member *member, struct sp_said *before, const 
   }
 }
 
-/* A thread that loses the processor while it writes its report leaves an odd sequence, and completes it later. That is
- * no fault of its share. */
+/* Is the process in the middle of writing its report? A thread that loses the processor while it writes leaves an odd
+ * sequence and completes it later. That is no fault of its share. */
 static bool is_writing(struct sp_said *before, const struct sp_slot_device *said, uint64_t now_ns) {
   if (!(said->sequence & 1u))
     return false;
@@ -194,7 +194,8 @@ static bool is_writing(struct sp_said *before, const struct sp_slot_device *said
   return (int64_t)(now_ns - before->writing_ns) < (int64_t)WRITING_NS;
 }
 
-/* The turn was granted before the last one's drain was known to be over: now a process says when it was, or runs on. */
+/* Add what a process reports of the turn before, if that drained still at the grant of this one: when it drained, or
+ * that its work still runs. */
 static void add_last(const struct sp_member *member, const struct sp_slot_device *said, bool holds,
                      struct sp_view *view) {
   uint32_t last = member->turn - 2;
@@ -211,7 +212,7 @@ static void add_account(const struct sp_said *known, struct sp_view *view) {
   view->memory_used_bytes += known->memory_bytes;
 }
 
-/* `known`: what it says has been read already. */
+/* Add what the process in `slot` reports. `known`: its report, if that has been read already; else NULL. */
 static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_slot_device *known, struct sp_view *view,
                      uint64_t now_ns) {
   struct sp_said *before = &member->said[slot];
@@ -224,20 +225,20 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
   if (torn >= 0)
     add_waiting(member, slot, &said, view, now_ns);
   if (torn) {
-    /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. One
-     * whose report is damaged writes it anew in its next turn. */
+    /* If the writer died inside its sequence, its slot is cleared soon. If the tenant lies, it counts as busy until the
+     * drain's bound. If the report is damaged, the process writes it anew in its next turn. */
     if (torn < 0 || !is_writing(before, &said, now_ns))
       member->usage.faults++;
     if (torn > 0 && said.held_turn == member->turn)
       view->entered = view->busy = view->torn = true;
     if (torn > 0)
       take_memory(member, before, &said);
-    add_account(before, view); /* a share does not have less because its writer was interrupted */
+    add_account(before, view); /* what was read before still counts while a report cannot be read */
     return;
   }
   before->writing_ns = 0;
   bool holds = (member->holding || member->draining) && said.held_turn == member->turn;
-  /* A turn that went on where a late one was, and that nobody entered, ends with the work of that one. */
+  /* A turn that took over a late drain, and that this process has not entered, lasts until the drain's work ends. */
   if (member->draining && member->late && !holds && said.held_turn && said.drained_turn != said.held_turn)
     view->busy = true;
   if (member->late)

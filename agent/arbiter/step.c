@@ -1,22 +1,22 @@
 /*
- * The step of a device: what is due there now.
+ * The step of a device: decides what is due there now, and has it done.
  *
- * Does the holder have to go? May the next share be granted although somebody drains? Who is it? The answers are
- * policy.c's and, for gangs, gang.c's; turn.c makes them true.
+ * Must the holder's turn end? May the next share be granted although a turn still drains? Which share is next? The
+ * answers are policy.c's and, for gangs, gang.c's. turn.c carries them out.
  */
 #include "agent/arbiter/node.h"
 
-#define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
-#define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
+#define TOLD_NS        300000u  /* the news of a drain is rarely later than this */
+#define OVERLAP_MAX_NS 1000000u /* a residue that runs on for this long after its predicted end shares the time */
 
-/* A share of this device alone has it while a gang reserves it: it has little at a time. Returns how much. */
+/* A device that a gang reserves is lent in short turns to shares that are on this device alone. Returns the quantum. */
 static uint64_t lent(const struct sp_node_device *device, struct sp_member *member, uint64_t quantum_ns) {
   member->lent =
       device->reserved && member->gang->count == 1 && device->policy.shares[member->policy].rule != SP_RULE_LATENCY;
   return member->lent && quantum_ns > SP_LENT_NS ? SP_LENT_NS : quantum_ns;
 }
 
-/* Ask the policy whether the holder goes on. True: it does, with a new deadline. */
+/* Ask the policy whether the holder goes on. True: it does, and has a new deadline. */
 static bool extend(struct sp_node_device *device, struct sp_member *holder, uint64_t now_ns) {
   sp_bill(device, now_ns);
   sp_policy_unit(&device->policy, holder->policy, holder->view.longest_unit_ns);
@@ -27,22 +27,22 @@ static bool extend(struct sp_node_device *device, struct sp_member *holder, uint
     sp_lead_aim(holder);
     return true;
   }
-  if (choice.share >= 0) /* another one, but the device must drain first: it is chosen again, or a better one, then */
+  if (choice.share >= 0) /* another share; but the device must drain first, and then the policy is asked again */
     sp_policy_return(&device->policy, choice.share, now_ns);
   return false;
 }
 
-/* … and all of its gang, or none. */
+/* … and with it its gang: all of the gang's turns are extended, or none. */
 static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
   const struct sp_gang *gang = holder->gang;
-  if (gang->count == 1) /* a called device goes to its gang, even from a latency share */
+  if (gang->count == 1) /* a device that a gang has called goes to that gang, even from a latency share */
     return !holder->device->called_by && extend(holder->device, holder, now_ns);
   uint64_t deadline_ns = UINT64_MAX;
   for (uint32_t index = 0; index < gang->count; index++) {
     struct sp_member *member = gang->members[index];
     if (!member->holding || member->follows || !sp_turn_ends(member->device, member))
       continue;
-    /* Who reserves it counts as idle there, and would be let wait for ever. */
+    /* A member that reserves the device counts as idle in its policy, so an extension could starve it. */
     if (member->device->reserved || !extend(member->device, member, now_ns))
       return false;
     if (member->deadline_ns < deadline_ns)
@@ -67,11 +67,11 @@ static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
   return false;
 }
 
-/* Does the holder have to go? */
+/* Must the holder's turn end? */
 static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   const struct sp_view *view = &holder->view;
-  /* It parks without a bell while nobody waits. */
+  /* While no other share waits, the holder parks without ringing. */
   if (holder->scanned_ns != now_ns && !(holder->grant->flags & SP_GRANT_CONTENDED))
     sp_slots_scan(holder, now_ns);
   bool contended = sp_others_wait(device, holder);
@@ -96,7 +96,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_pressure_update(arbiter, device, now_ns);
 }
 
-/* May the next share be granted although somebody still drains? */
+/* May the next share be granted although turns still drain? */
 static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   for (uint32_t index = device->draining; index-- > 0;) { /* downwards: an update may end a drain */
     struct sp_member *member = device->drains[index];
@@ -108,7 +108,7 @@ static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *de
     }
     if (!member->view.residue_until_ns || now_ns + sp_lead_ns(member) < member->view.residue_until_ns)
       return false;
-    /* A launch that was under way at the close has put the end off, without a bell. */
+    /* A launch that was under way at the close moves the predicted end, and rings no doorbell. */
     sp_turn_update(arbiter, member, now_ns);
     if (member->draining && now_ns + sp_lead_ns(member) < member->view.residue_until_ns)
       return false;
@@ -116,7 +116,7 @@ static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *de
   return true;
 }
 
-/* A successor was granted early and the residue outlived its prediction: from here on they share the time. */
+/* A successor was granted early, and the residue has outlived its prediction: from here on the two share the time. */
 static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
   for (uint32_t index = 0; index < device->draining; index++) {
     struct sp_member *member = device->drains[index];
@@ -129,8 +129,9 @@ static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
   }
 }
 
-/* A late turn whose share wants to launch: what does not end may be spinning for that launch, is charged all the while,
- * and so may never be the policy's choice again (its limit's bucket stays empty). It gets a short turn all the same. */
+/* Returns the share with the longest late drain that waits to launch, or NULL. The work that does not end may be
+ * spinning for that very launch. Meanwhile the share is charged, so the policy may never choose it again (its limit's
+ * bucket stays empty). So it gets a short turn without the policy. */
 static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *longest = NULL;
   for (uint32_t index = 0; index < device->draining; index++) {
@@ -150,12 +151,12 @@ void sp_step_settle(struct sp_arbiter *arbiter, struct sp_node_device *device, u
   bool exclusive = false;
   for (uint32_t index = device->draining; index-- > 0;) {
     struct sp_member *member = device->drains[index];
-    if (member->cogranted) /* it may have drained without our knowing */
+    if (member->cogranted) /* it may have drained since it was last scanned */
       sp_turn_update(arbiter, member, now_ns);
     else
       exclusive = true;
   }
-  if (device->draining) /* the very end of a drain may lie a little back without our knowing yet */
+  if (device->draining) /* a drain may have ended up to TOLD_NS ago: leave that time to be billed with the news of it */
     sp_bill(device, exclusive ? now_ns - TOLD_NS : now_ns);
 }
 
@@ -175,7 +176,7 @@ static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
     struct sp_member *member = device->members[choice.share];
     if (member->gang->count > 1) {
       if (sp_gang_reserve(arbiter, member, now_ns))
-        continue; /* the rest is for the others */
+        continue; /* until the gang calls the device it is lent to the other shares */
       uint64_t end_ns = sp_gang_deadline_ns(member->gang);
       if (end_ns < now_ns + choice.quantum_ns)
         choice.quantum_ns = end_ns > now_ns ? end_ns - now_ns : 0;
@@ -203,7 +204,7 @@ static uint64_t due_ns_of(const struct sp_node_device *device) {
   uint64_t due_ns = device->holder ? UINT64_MAX : device->retry_ns;
   const struct sp_member *holder = device->holder;
   if (holder) {
-    bool contended = sp_others_wait(device, holder); /* else the tick is soon enough */
+    bool contended = sp_others_wait(device, holder); /* if not, the next tick is soon enough */
     if (contended && !holder->view.entered)
       due_ns = holder->granted_ns + SP_ENTER_NS + 1;
     if (sp_pressure_due_ns(device) < due_ns)
@@ -231,14 +232,14 @@ static uint64_t due_ns_of(const struct sp_node_device *device) {
 
 void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   const struct sp_gang *gang = share->gang;
-  /* All of the gang is known before any of it is decided. */
+  /* Scan all members of the gang before any of their devices is stepped. */
   for (uint32_t index = 0; index < gang->count; index++)
     sp_turn_update(arbiter, gang->members[index], now_ns);
   for (uint32_t index = 0; index < gang->count; index++)
     sp_step(arbiter, gang->members[index]->device, now_ns);
 }
 
-#define ROUNDS 8 /* of devices that stir each other up; more, and something is wrong */
+#define ROUNDS 8 /* a step may stir other devices, and their steps still others; more rounds than this are a bug */
 
 uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns) {
   uint64_t due_ns = UINT64_MAX;
@@ -254,7 +255,7 @@ uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns) {
           sp_turn_update(arbiter, device->holder, now_ns);
         sp_step(arbiter, device, now_ns);
         device_due_ns = due_ns_of(device);
-        /* A step that changes nothing must not spin. */
+        /* A step that was due and changed nothing must not make this loop spin. */
         if (device_due_ns <= now_ns)
           device_due_ns = now_ns + 50000;
       }

@@ -1,9 +1,10 @@
 /*
- * The life of a turn: grant, revoke, drain. What is due when is step.c's.
+ * The life of a turn: grant, close, drain. step.c decides what is due when, and policy.c which share is next; this file
+ * carries it out.
  *
- * At most one member of a device holds an open grant. Closed grants drain; while one does, the next share is granted
- * early when the residue is about to end (no bubble between them), or beside it when the drain is late (co-grant: the
- * hardware slices between them). Decisions belong to policy.c; here are only their consequences.
+ * At most one member of a device holds an open grant. A closed grant drains. While it does, the next share may be
+ * granted early, when the residue is about to end (so that no bubble opens between the two), or beside the drain, when
+ * that is late (co-grant: the hardware slices between the two).
  */
 #include <string.h>
 
@@ -16,7 +17,7 @@ void sp_turn_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
 }
 
 void sp_turn_wake(struct sp_arbiter *arbiter) {
-  while (arbiter->wake_count) /* the last first: an open comes after the close that made room for it */
+  while (arbiter->wake_count) /* the last first: grants that open come after the closes that made room for them */
     sp_grant_wake(arbiter->wakes[--arbiter->wake_count]);
 }
 
@@ -34,8 +35,8 @@ const uint64_t sp_hand_off_bounds_ns[BOUNDS] = {10000,   20000,   50000,   10000
                                                 1000000, 2000000, 5000000, 10000000, 50000000};
 _Static_assert(sizeof((struct sp_histogram *)0)->counts == (BOUNDS + 1) * sizeof(uint64_t), "one more than bounds");
 
-/* A span that ended before it began took no time: an adopted turn was requested after its grant, a turn is granted
- * before its predecessor has drained. */
+/* Count a duration. One that ended before it began counts as 0: an adopted turn is requested after its grant, and a
+ * turn can be granted before its predecessor has drained. */
 static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uint64_t begin_ns, uint64_t end_ns) {
   uint64_t span_ns = end_ns > begin_ns ? end_ns - begin_ns : 0;
   uint32_t bucket = 0;
@@ -45,7 +46,7 @@ static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uin
   histogram->sum_ns += span_ns;
 }
 
-/* It gets the device from another share for whose turn it had to wait, and for nothing else. */
+/* Has the member waited for the end of another share's turn, and for nothing else? */
 static bool takes_over(const struct sp_member *member) {
   const struct sp_node_device *device = member->device;
   const struct sp_member *last = device->draining ? device->drains[device->draining - 1] : device->recent[0].member;
@@ -110,8 +111,8 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
-/* Others run beside it from here on. So may the share itself again: what does not end may be spinning for a launch of
- * its own that waits at the closed gate. */
+/* From here on other shares run beside the member's drain. The share itself may get a turn again, too: its work that
+ * does not end may be spinning for a launch that waits at the share's own closed gate. */
 void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_bill(device, now_ns);
@@ -135,12 +136,12 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   member->closed_ns = now_ns;
   member->foretold_ns = 0;
   device->holder = NULL;
-  /* After the close and its fence: what we read now is final, or busy. The claims too: a process that is new to us may
-   * have found the gate open. */
+  /* The scan comes after the close and its fence: so what a slot says now is either final, or busy. The claims are read
+   * again, too: a new process may have found the gate open. */
   sp_slots_watch_and_scan(arbiter, member, now_ns);
   uint64_t unit_ns = member->view.longest_unit_ns;
   uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
-  /* What was late before is not waited for again. Once work of this turn has ended, the late one has, too. */
+  /* A drain that was late before is not waited for again. But once work of this turn has ended, that drain is over. */
   member->bound_ns = member->overdue && !member->view.first_ended_ns ? now_ns : now_ns + bound_ns;
   sp_lead_closed(member);
   sp_bill_last(device, member);
@@ -149,7 +150,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
     finish(arbiter, member, drained_ns, now_ns);
   } else {
-    /* Its keeper has work to do; who has nothing on the device need not know. */
+    /* Its keepers must see the close. Processes that have nothing on the device need not. */
     sp_turn_wake_later(arbiter, member->grant);
   }
 }
@@ -195,11 +196,11 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   uint64_t last_until_ns = 0;
   member->late = member->draining;
   member->overdue = member->late && member->cogranted;
-  if (member->draining) { /* its own late turn: the new one goes on where that is */
+  if (member->draining) { /* its own late turn still drains: the new turn takes that over */
     sp_bill(device, now_ns);
     last_used_ns = (int64_t)member->turn_used_ns;
     last_until_ns = device->billed_until_ns - (uint64_t)member->others_late_ns;
-    record_turn(arbiter, member, device->billed_until_ns); /* a drain may have been told on a later clock than ours */
+    record_turn(arbiter, member, device->billed_until_ns); /* not now_ns: the bill may have gone further */
     remove_drain(member);
   }
   member->holding = true;
@@ -221,11 +222,12 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   sp_turn_wake_later(arbiter, member->grant);
 }
 
-/* One more wants the device: the holder's quantum was measured out when its part was larger. */
+/* One more share wants the device: shorten the holder's turn, for its quantum was computed with fewer shares waiting.
+ * */
 static void shorten(struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   if (holder->overdue || !(holder->grant->flags & SP_GRANT_CONTENDED))
-    return; /* a late one's turn is short, and it needs all of it; for the first who waits: sp_pressure_update */
+    return; /* a late turn is short, and needs all its time; the first waiter is sp_pressure_update's */
   uint64_t longest_ns = sp_policy_longest(&device->policy, holder->policy, now_ns);
   if (holder->granted_ns + longest_ns < holder->deadline_ns) {
     holder->deadline_ns = holder->granted_ns + longest_ns;

@@ -1,1 +1,1 @@
-"""The devices of a node: who looks at them, whether they are healthy, and which agent may use them."""
+"""The devices of a node: how they are looked at, whether they are healthy, and which agent may use them."""

@@ -22,23 +22,23 @@ MODE_REASONS: Final = {
 }
 """The health reasons of a device by NVML's number of its compute mode."""
 UNFIT_REASONS: Final = frozenset({MPS_REASON, *MODE_REASONS.values()})
-"""Why a device that is well is of no use to shares."""
+"""Reasons why a device without a fault is of no use to shares."""
 NOT_LISTED: Final = "NVML does not list it"
-"""The health reason of a device that shares hold, or an earlier agent had, and that is not there."""
+"""The health reason of a missing device that shares hold, or that an earlier agent had."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What does not change about a device. memory_total_bytes 0: the device does not say (unified memory)."""
+    """The facts about a device that do not change. memory_total_bytes 0: not known (unified memory)."""
 
     uuid: DeviceUuid
     index: int
     name: str
     memory_total_bytes: int
     numa_node: int = -1
-    """The memory node that its bus hangs on; -1: not known."""
+    """The NUMA node of its bus; -1: not known."""
     nvlink_peers: tuple[int, ...] = ()
-    """Indices of the devices that NVLink joins it with."""
+    """Indices of the devices that NVLink connects it to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +49,33 @@ class DeviceProcess:
     name: str
     memory_used_bytes: int
     region: str = ""
-    """The region that its environment names; empty when it names none or may not be read."""
+    """The region that its environment names; empty if it names none, or may not be read."""
     mps_client: bool = False
     """It is a client of MPS, or its environment makes it one."""
     without_hook: str = ""
-    """Why it cannot have the hook, as far as it shows."""
+    """Why the process cannot have the hook; empty if no reason was found."""
     unmetered_cause: str = ""
-    """Why it runs unmetered although it was started in a share of this node; empty for others."""
+    """Why the process runs unmetered although it was started in a share of this node; empty for other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLook:
-    """What one look through NVML found on a device. `error` is empty when the device answered."""
+    """What one look through NVML found on a device. `error` is empty if the device answered."""
 
     uuid: DeviceUuid
     error: str = ""
     gone: bool = False
-    """The error is that the device is not there: it has fallen off the bus, or is not listed."""
+    """The error is that the device is missing: it has fallen off the bus, or is not listed."""
     memory_used_bytes: int = 0
     processes: tuple[DeviceProcess, ...] = ()
     xids: tuple[int, ...] = ()
     """Xid events since the last look, application errors included."""
     needs_reset: bool = False
-    """The driver says that the device must be reset or drained before it is well."""
+    """The driver says that the device must be reset or drained before it works again."""
     unfit: str = ""
-    """One of UNFIT_REASONS; empty where none holds."""
+    """One of UNFIT_REASONS; empty if none applies."""
     info: DeviceInfo | None = None
-    """What it is, of a device that was missing and has just been found; its index is not known."""
+    """The facts of a missing device that has just been found (without its index); else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class DeviceCounters:
     decisions: int = 0
     decision_ns: int = 0
     hand_offs: Histogram = NOTHING_YET
-    """From the end of one share's turn to the grant of the next one's."""
+    """Times from the end of one share's turn to the grant of the next share's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class DeviceStatus:
     health_reason: str = ""
     memory_used_bytes: int = 0
     requested_millipercent: int = 0
-    """Without those of shares that yield."""
+    """The sum of requests, without those of shares that yield."""
     yielded_millipercent: int = 0
     """Requests of shares that yield."""
     memory_promised_bytes: int = 0
@@ -106,9 +106,9 @@ class DeviceStatus:
     foreign_seen: int = 0
     """Processes without a share found since the agent started."""
     unmetered_seen: int = 0
-    """Those of them that were started in a share of this node."""
+    """The number of those that were started in a share of this node."""
     context_bytes: int = 0
-    """What a context takes of its memory, as far as that is known."""
+    """The memory that a context takes on it; 0: not known."""
     xids_seen: int = 0
     """Xid events since the agent started."""
 
@@ -126,8 +126,8 @@ class NodeStatus:
     shares: tuple[ShareStatus, ...]
     devices: tuple[DeviceStatus, ...]
     plugin: Report | None = None
-    """The device plugin's counters; None: it has not told them lately."""
+    """The device plugin's counters; None: it has not reported lately."""
     ended: tuple[ShareStatus, ...] = ()
     """Shares that have ended lately, with their last accounts."""
     spent: tuple[Spent, ...] = ()
-    """Whom device time was used for since the agent started."""
+    """Device time used since the agent started, by namespace and user."""

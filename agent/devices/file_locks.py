@@ -1,4 +1,4 @@
-"""Whose are the locks on a file: /proc/locks says which processes have them."""
+"""Finds the users that have locked a file: /proc/locks lists the processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 def holders(file: int) -> list[int]:
-    """Return the users of the processes that have locked the open file by flock, as far as they are seen here."""
+    """Return the users of the processes that have locked the open file with flock, if this namespace shows them."""
     status, found = os.fstat(file), list[int]()
     with contextlib.suppress(OSError, ValueError):
         for line in _LOCKS.read_text(encoding="ascii").splitlines():
@@ -25,7 +25,7 @@ def holders(file: int) -> list[int]:
 
 
 def _users(pid: str) -> list[int]:
-    # Not the owner of /proc/PID: that is root's for a process that has made itself undumpable.
+    # The owner of /proc/PID would be wrong: it is root for a process that has made itself undumpable.
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("Uid:"):

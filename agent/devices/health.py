@@ -1,11 +1,11 @@
 """Decides whether a device is healthy. Pure: looks in, verdict out, `now_ns` a parameter.
 
-A device is unhealthy while it does not answer, while the driver says it needs a reset, and while it cannot be looked
-at. It is healthy again when it has answered all through a probation. A critical Xid stays until a reset: the device was
-gone, or the driver asked for the reset, and then it answers without that. A new agent that finds the device well
-believes it, and so does one whose device an operator has had in hand. Xids that a program causes by its own errors do
-not count. A device that MPS serves, or whose compute mode refuses programs, is of no use to shares for as long as that
-lasts.
+A device is unhealthy while it does not answer, while the driver says that it needs a reset, and while no look at it
+returns. It is healthy again when it has answered throughout a probation. After a critical Xid a device stays unhealthy
+until it has been reset. A reset is recognised when the device was gone, or the driver asked for a reset, and later the
+device answers without that. A new agent that finds the device well trusts it, and so does an agent that gets a released
+device back from an operator. Xids that a program causes by its own errors do not count. A device that MPS serves, or
+that refuses programs by its compute mode, is of no use to shares while that lasts.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from sharepod.agent.devices.device import DeviceLook
 
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of the program, not of the device (NVIDIA's list: graphics exception, page fault, reset channel, ...)."""
+"""Xids that are errors of the program, not of the device (NVIDIA's list: graphics exception, page fault, ...)."""
 PROBATION_NS: Final = 10_000_000_000
 OVERDUE_NS: Final = 10_000_000_000
-"""A device whose last look is older than this hangs."""
+"""If the last look at a device is older than this, the device hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The verdict on one device: a fault of its own, or that it is unfit for shares."""
+    """The verdict on one device: whether it has a fault, and whether it is unfit for shares."""
 
     fault: str = ""
     well_since_ns: int = 0
-    """Since when it has answered; meaningful while `fault` is set."""
+    """Since when the device has answered again; valid while `fault` is set."""
     fatal: bool = False
-    """`fault` is a critical Xid, after which no reset has been seen."""
+    """`fault` is a critical Xid, and no reset has been seen since."""
     down: bool = False
-    """Since that Xid the device was gone, or the driver asked for a reset: when it is well again, it has been reset."""
+    """Since that Xid the device was gone, or the driver asked for a reset: once it answers well, it has been reset."""
     xids_seen: int = 0
     unfit: str = ""
-    """One of UNFIT_REASONS, as at the last look; or that an operator has it in hand."""
+    """One of UNFIT_REASONS, as of the last look; or that an operator has released the device."""
 
     @property
     def reason(self) -> str:
-        """Why no work of shares can run on it; empty when it is healthy."""
+        """Why no work of shares can run on the device; empty if it is healthy."""
         return self.fault or self.unfit
 
     @property
@@ -65,15 +65,15 @@ def step(health: Health, look: DeviceLook, now_ns: int, probation_ns: int = PROB
 
 
 def overdue(health: Health, now_ns: int) -> Health:
-    """Return the verdict on a device that has not been looked at for OVERDUE_NS; one that has a fault keeps it."""
+    """Return the verdict on a device without a look for OVERDUE_NS. A device that has a fault keeps that."""
     fault = health.fault or f"it could not be looked at for {OVERDUE_NS // 10**9} s: NVML does not come back"
     return replace(health, fault=fault, well_since_ns=now_ns)
 
 
 TAKEN_BACK: Final = "released by an operator and taken back: it is about to be looked at"
-"""Why a device that was released is of no use to shares until the next look at it."""
+"""The reason after a released device has come back, until the next look at it."""
 
 
 def released(index: int) -> str:
-    """Return why a device that an operator has in hand is of no use to shares."""
+    """Return the reason for a device that an operator has released."""
     return f"released by an operator: `sharepod device resume {index}` takes it back"

@@ -1,8 +1,8 @@
-"""The devices of the node, and who looks at them. Nothing is decided here: `health.py` and `unmanaged.py` do.
+"""Lists the devices of the node and looks at them regularly. `health.py` and `unmanaged.py` judge what is found.
 
-NVML can hang on a sick device. So each GPU has a daemon thread of its own, which looks at it, or at the instances that
-it is cut into, and hands the result to a callback. A hung thread holds up no look at another device, and nobody waits
-for it; that its looks are missing is noticed in `monitor.py`.
+NVML can hang on a sick device. So each GPU has a daemon thread of its own, which looks at it (or at its MIG instances)
+and hands the result to a callback. A thread that hangs delays no look at another device, and nothing waits for it;
+`monitor.py` notices that its looks are missing.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ log = logging.getLogger("sharepod.agent")
 Answer = TypeVar("Answer")
 
 LOOK_INTERVAL_S: Final = 2.4
-"""A process without a share is told at the second look that sees it: within 5 s."""
+"""A process without a share is reported at the second look that sees it, so within 5 s."""
 LIST_TIMEOUT_S: Final = 5.0
-"""A device that does not say by then what it is holds up the start of the agent no longer."""
+"""The agent's start waits this long for a device to describe itself."""
 
 
 def _answers(asks: Sequence[Callable[[], Answer]]) -> list[Answer | str]:
-    """Ask all at once, each on a thread that nobody waits for beyond LIST_TIMEOUT_S. Return answers, or why not."""
+    """Ask all at once, each on a thread of its own. Return each answer, or why there was none in LIST_TIMEOUT_S."""
     answers: list[Answer | str] = [f"NVML has not answered for {LIST_TIMEOUT_S:g} s"] * len(asks)
 
     def ask(place: int) -> None:
@@ -59,10 +59,10 @@ def _answers(asks: Sequence[Callable[[], Answer]]) -> list[Answer | str]:
 
 
 class _Board(threading.Thread):
-    """Looks at a GPU, or its instances, every LOOK_INTERVAL_S and at every Xid."""
+    """A thread that looks at a GPU, or its instances, every LOOK_INTERVAL_S and at every Xid."""
 
     def __init__(self, handles: Sequence[nvml.Handle], generation: int, watch: _Watch) -> None:
-        """Take the handles, those of a generation of the session."""
+        """Take the GPU's handles, which are valid in one generation of the session."""
         super().__init__(name="nvml", daemon=True)
         self._handles = tuple(handles)
         self._generation = generation
@@ -97,7 +97,7 @@ class _Board(threading.Thread):
 
 
 class _Search(threading.Thread):
-    """Asks for a device that NVML does not list until it is there, and looks at it from then on."""
+    """A thread that asks for a device which NVML does not list; once it is there, the thread looks at it."""
 
     def __init__(self, uuid: DeviceUuid, watch: _Watch) -> None:
         super().__init__(name="nvml", daemon=True)
@@ -127,21 +127,21 @@ def _not_found(uuid: DeviceUuid, error: Exception) -> DeviceLook:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """What the looking threads have in common."""
+    """What all looking threads share."""
 
     session: Session
     simulated: bool
     deliver: Deliver
     broken: Broken
-    """Told why NVML works no more, and cannot be opened anew either."""
+    """Called with the reason when NVML has failed and cannot be opened again."""
     stopping: threading.Event
 
     def found(self, info: DeviceInfo) -> nvml.Handle:
-        """Return a new handle of a device that is known. Raises nvml.Failure."""
+        """Return a new handle of a known device. Raises nvml.Failure."""
         return replace(nvml.find(info.uuid, simulated=self.simulated), info=info)
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
-        """Say how a look at a GPU, or at all of its instances, went; outside the session's use."""
+        """Report the result of a look at a GPU, or at all of its instances. Called outside `Session.use`."""
         cause = self.session.looked(looks[0].uuid, failed=all(look.error for look in looks))
         if cause:
             log.error("NVML does not come back", extra={"cause": cause})
@@ -172,22 +172,22 @@ class Inventory:
             nvml.close_nvml()
             raise AgentUnavailable("no GPU on this machine: NVML lists none: use --simulate 1xH200")
         self.unlisted: dict[int, str] = {}
-        """Why a GPU could not be listed, by its place in NVML's list."""
+        """The reason why a GPU could not be listed, by its place in NVML's list."""
         self._boards = self._list(count)
 
     @property
     def session(self) -> Session:
-        """NVML itself: an operator may have it closed for a while."""
+        """The NVML session: it is closed while an operator has a device."""
         return self._session
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """All devices that were listed, MIG instances in place of the GPUs that are cut into them."""
+        """All devices that were listed. A GPU in MIG mode is replaced by its instances."""
         return tuple(item.info for board in self._boards for item in board)
 
     @property
     def files(self) -> dict[DeviceUuid, Path]:
-        """A file that the kernel has for each device, or for its GPU, where it is known."""
+        """The file that the kernel has for each device, or for its GPU, where that is known."""
         return {item.info.uuid: item.file for board in self._boards for item in board if item.file is not None}
 
     def _list(self, count: int) -> list[tuple[nvml.Handle, ...]]:
@@ -197,20 +197,20 @@ class Inventory:
         for place, answer in enumerate(_answers(asks)):
             if isinstance(answer, str):
                 self.unlisted[place] = answer
-                index += 1  # kept free for it: the others are called what they were
+                index += 1  # its index stays free, so that the other devices keep theirs
                 continue
             boards.append(tuple(replace(one, info=replace(one.info, index=index + n)) for n, one in enumerate(answer)))
             index += len(answer)
         [joined] = _answers([functools.partial(nvml.with_peers, [one for board in boards for one in board])])
-        if isinstance(joined, str):  # what NVLink joins is not known
+        if isinstance(joined, str):  # the NVLink peers are not known
             return boards
         known = {one.info.uuid: one for one in joined}
         return [tuple(known[one.info.uuid] for one in board) for board in boards]
 
     def start(self, deliver: Deliver, broken: Broken, missing: Iterable[DeviceUuid] = ()) -> None:
-        """Look at all devices from now on, and for the `missing` ones.
+        """Begin to look at all devices, and to search for the `missing` ones.
 
-        Both are called on the looking threads: `deliver` with what was seen, `broken` with why NVML works no more.
+        Both callbacks run on the looking threads: `deliver` gets what was found, `broken` why NVML has failed.
         """
         self._is_looking = True
         watch = _Watch(self._session, self._simulated, deliver, broken, self._stopping)
@@ -222,8 +222,8 @@ class Inventory:
     def close(self) -> None:
         """Stop looking.
 
-        Nobody waits for the threads that look: inside NVML they may wait for seconds, or hang. Where there are some,
-        NVML is not closed under them: the end of the process does that.
+        The looking threads are not waited for: inside NVML they may take seconds, or hang. While one is inside, NVML is
+        not closed under it: it stays open until the process ends.
         """
         self._stopping.set()
         if not self._is_looking:

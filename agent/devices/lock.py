@@ -1,12 +1,13 @@
 """One agent per host: a file lock on the runtime directory, and a name per device in the kernel's socket namespace.
 
-Both fall with the process, however it ends. The second agent gets one line with the first one's pid and the remedy.
+The kernel releases both when the process ends, however it ends. A second agent gets one line with the first agent's pid
+and the remedy.
 
-Agents of different runtime directories and containers find each other by the name, wherever they share a network
-namespace: no directory is common to all of them that every agent may write. Any user can take a name. So root's agent
-goes on past one of another user, under a name of its own beside it, and each asks the kernel whose all of these are.
-Agents of different network namespaces find each other by a lock on a file that the kernel has for the device, wherever
-they share the mount of it. Any user can lock it, too, and root's agent goes on past that in the same way.
+Agents with different runtime directories, or in different containers, find each other by the name if they share a
+network namespace: there is no directory that all of them could write to. But any user can take a name. So root's agent
+ignores a name that another user has taken, takes a second name beside it, and asks the kernel for the users of all such
+names. Agents in different network namespaces find each other by a lock on the kernel's file for the device, if they
+share its mount. Any user can lock that file, too, and root's agent ignores such a lock in the same way.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ log = logging.getLogger("sharepod.agent")
 
 NAME: Final = "agent.lock"
 ALREADY_RUNS: Final = "an agent already runs in"
-"""How the error of the second agent begins; `sharepod run --private` waits for the first one then."""
+"""The beginning of the second agent's error; `sharepod run --private` then waits for the first agent."""
 
 
 class HostLock:
-    """The place of the one agent; a context manager. The file is removed on the way out."""
+    """The lock of the host's one agent; a context manager, which removes the lock file at its exit."""
 
     def __init__(self, runtime_directory: Path) -> None:
         self._path = runtime_directory / NAME
         self._file = -1
         self._names: list[socket.socket] = []
         self._locked: dict[Path, int] = {}
-        """Files of devices, open and locked."""
+        """The devices' files, open and locked."""
 
     def __enter__(self) -> Self:
-        """Take the place. Raises AgentUnavailable when another agent has it, OSError when there is no directory."""
+        """Take the lock. Raises AgentUnavailable if another agent has it, OSError if there is no directory."""
         while self._file < 0:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -52,10 +53,10 @@ class HostLock:
             except BlockingIOError:
                 pid = os.pread(file, 32, 0).decode("ascii", "replace").strip()
                 os.close(file)
-                # The other one may have the lock and not have said yet who it is.
+                # The other agent may have the lock and not have written its pid yet.
                 which = f" (pid {pid}): use it, or stop it with `kill {pid}`" if pid else ", just started: use it"
                 raise AgentUnavailable(f"{ALREADY_RUNS} {self._path.parent}{which}") from None
-            # The holder may have removed the file between our open and our lock: then the lock is on nothing.
+            # The holder may have removed the file between our open and our lock: then the lock is worth nothing.
             if self._is_current(file):
                 self._file = file
             else:
@@ -73,7 +74,7 @@ class HostLock:
     def claim_device(self, key: str, index: int, file: Path | None = None) -> None:
         """Claim a device for this agent, whatever its runtime directory. Raises AgentUnavailable.
 
-        `file`: one of the kernel's that is the device's own; None where it is not known.
+        `file`: the kernel's file for the device; None if it is not known.
         """
         self._claim_name(key, index)
         if file is not None and file not in self._locked:
@@ -82,7 +83,7 @@ class HostLock:
     def _lock_file(self, path: Path, index: int) -> None:
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # no such file here: the name alone tells
+        except OSError:  # no such file here: then only the name excludes other agents
             return
         self._locked[path] = file
         try:
@@ -103,7 +104,7 @@ class HostLock:
             self._bind(mine)
         try:
             others = {name: uid for name, uid in socket_names.holders(held).items() if name != mine}
-        except OSError:  # an old kernel, or none of Linux: what is taken is an agent's
+        except OSError:  # an old kernel, or not Linux: assume that an agent has taken the name
             others = {} if is_free else {held: os.getuid()}
         strangers = [uid for uid in others.values() if is_root and socket_names.is_strangers(uid)]
         if len(strangers) < len(others) or not (is_free or is_root):
@@ -125,7 +126,7 @@ class HostLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the place back, and the directory when nothing is in it."""
+        """Release the lock, and remove the directory if it is empty."""
         for name in self._names:
             name.close()
         for file in self._locked.values():

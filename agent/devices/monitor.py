@@ -1,6 +1,6 @@
-"""What is known of each device: the last look at it, its health, processes without a share, memory beyond the accounts.
+"""Keeps what is known of each device: the last look at it, its health, unmanaged processes, memory overhead.
 
-It takes the looks of the inventory and tells the registry and the arbiter what follows from them. All methods run on
+It takes the looks of the inventory, and tells the registry and the arbiter what follows from them. All methods run on
 the agent's event loop.
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger("sharepod.agent")
 
 
 class Devices:
-    """The devices of the node, those among them that NVML does not list.
+    """The devices of the node, including those that NVML does not list.
 
     Invariant: `_health` has a verdict on each device of the registry.
     """
@@ -45,7 +45,7 @@ class Devices:
         self.missing: list[DeviceUuid] = []
         """Devices that NVML did not list when the agent started."""
         self.released: set[DeviceUuid] = set()
-        """Devices that an operator has in hand: while there is one, no device is looked at."""
+        """Devices that an operator has released: while there is one, no device is looked at."""
 
     def add_missing(self, info: DeviceInfo, reason: str, now_ns: int) -> None:
         """Add a device that NVML does not list: unhealthy with the reason until it is found."""
@@ -55,7 +55,7 @@ class Devices:
         self._registry.set_health(info.uuid, reason)
 
     def tell_missing(self) -> None:
-        """Tell of the devices that NVML does not list, and whose shares are there."""
+        """Log the devices that NVML does not list but that have shares."""
         for uuid in self.missing:
             self._tell_health(uuid, self._health[uuid].reason)
 
@@ -64,7 +64,7 @@ class Devices:
         return not any(verdict.fault for verdict in self._health.values())
 
     def statuses(self) -> tuple[DeviceStatus, ...]:
-        """Return the devices as of now: the plugin asks every second, and needs no share for it."""
+        """Return the devices as of now, without reading any share: the plugin asks every second."""
         rooms = self._registry.rooms()
         result: list[DeviceStatus] = []
         for info in self._registry.devices:
@@ -97,19 +97,19 @@ class Devices:
         return next(status for status in self.statuses() if status.info.uuid == device)
 
     def release(self, device: DeviceUuid) -> None:
-        """Give a device into an operator's hands: it is of no use to shares meanwhile."""
+        """Give a device into an operator's hands: until it comes back it is of no use to shares."""
         self.released.add(device)
         reason = health.released(self.find(device).index)
         self._judge(device, replace(self._health[device], unfit=reason))
 
     def resume(self, device: DeviceUuid, now_ns: int) -> None:
-        """Take it back. As one that a new agent finds, it is believed when it is well at the next look."""
+        """Take a device back. Like a device that a new agent finds, it is trusted if it is well at the next look."""
         self.released.discard(device)
         self._judge(device, health.Health(xids_seen=self._health[device].xids_seen, unfit=health.TAKEN_BACK))
         self.begin(now_ns)
 
     def context_bytes(self, device: DeviceUuid) -> int:
-        """Return what a context takes of the device's memory, as far as that is known."""
+        """Return the memory that a context takes on the device; 0: not known."""
         return self._arbiter.context_bytes(self._registry.device_handle(device))
 
     def begin(self, now_ns: int) -> None:
@@ -117,7 +117,7 @@ class Devices:
         self._looked_ns = dict.fromkeys(self._health, now_ns)
 
     def notice_hanging(self, now_ns: int) -> None:
-        """Find the devices at which nobody has looked for too long: every second."""
+        """Find the devices that have not been looked at for too long. Called every second."""
         for uuid, looked_ns in self._looked_ns.items():
             if now_ns - looked_ns >= health.OVERDUE_NS and not self.released:
                 self._judge(uuid, health.overdue(self._health[uuid], now_ns))
@@ -128,7 +128,7 @@ class Devices:
         attached = {pid for pids in owned.values() for pid in pids}
         for look in looks:
             if look.uuid in self.released:
-                continue  # from before
+                continue  # the look began before the release
             if look.info is not None:
                 self._registry.describe(look.info)
                 log.info("missing device found", extra={"device": look.uuid})
@@ -163,7 +163,7 @@ class Devices:
             log.info("device healthy again", extra={"device": device, "shares": held})
 
     def _settle(self, look: DeviceLook) -> None:
-        """Charge shares with what their processes take beyond their allocations, and tell what did not fit."""
+        """Charge shares with the memory that their processes take beyond allocations; log what did not fit."""
         held: list[overhead.Held] = []
         for share, handle, term in self._registry.terms_on(look.uuid):
             held += [overhead.Held(handle, term, one) for one in self._arbiter.read_holdings(handle, term)]

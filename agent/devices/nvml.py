@@ -1,7 +1,7 @@
-"""NVML, call by call: the only file that imports pynvml.
+"""Calls of NVML: the only file that imports pynvml. It decides nothing and keeps no state.
 
-Each call may hang on a sick device, for ever: none belongs on a thread that has anything else to do. `inventory.py`
-sees to that. Nothing is decided or kept here.
+Each call may hang on a sick device, for ever. So no call may be made on a thread that has anything else to do;
+`inventory.py` has threads for them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 LIBRARY_NAME: Final = "libnvidia-ml.so.1"
 SYSFS: Final = Path("/sys/bus/pci/devices")
 Failure: Final = pynvml.NVMLError
-"""What every function here raises, beside those that say otherwise."""
+"""The error that every function here raises, unless its docstring names another."""
 _UNSUPPORTED: Final = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
 _GONE: Final = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_NotFound)
-"""The errors of a device that is not there."""
+"""The errors that say that the device is missing."""
 _NO_DRIVER: Final = "no GPU on this machine", "install the NVIDIA driver, or use --simulate 1xH200"
 _WHY_CLOSED: Final = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
@@ -46,27 +46,27 @@ _WHY_CLOSED: Final = {
         "run as a user who may open /dev/nvidia*, or give the container its devices",
     ),
 }
-"""Why NVML cannot be opened, and what helps, by its error."""
+"""By NVML's error: why NVML cannot be opened, and the remedy."""
 _MPS_SERVER: Final = "nvidia-cuda-mps"
-"""The name of nvidia-cuda-mps-server, as long as the kernel keeps names."""
+"""The name of nvidia-cuda-mps-server, cut to the length that the kernel keeps."""
 _RECOVERY_NONE: Final = 0
 _RECOVERY_FIELD: Final = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A device with its NVML handle; `parent` differs for MIG instances, whose events come from the whole GPU."""
+    """A device with its NVML handle. `parent` is the whole GPU, from which a MIG instance's events come."""
 
     info: DeviceInfo
     handle: Any
     parent: Any
     parent_uuid: str
     file: Path | None = None
-    """One that the kernel has for the GPU's place on the bus."""
+    """The kernel's directory for the GPU's place on the bus; None: not known."""
 
 
 def load_library(path: str) -> None:
-    """Load NVML from `path`; pynvml, which asks for it by name, then gets this one. Raises AgentUnavailable."""
+    """Load NVML from `path`: pynvml loads it by its name, and then gets this library. Raises AgentUnavailable."""
     try:
         ctypes.CDLL(path)
     except OSError as error:
@@ -89,7 +89,7 @@ def open_nvml(simulate: str) -> None:
 
 
 def close_nvml() -> None:
-    """Close NVML. Not while another thread is inside it."""
+    """Close NVML. No other thread may be inside it."""
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlShutdown()
 
@@ -105,7 +105,7 @@ def gpu_count() -> int:
 
 
 def list_gpu(position: int, *, simulated: bool) -> tuple[Handle, ...]:
-    """Return the GPU in a place of NVML's list, or its MIG instances when it is cut. Their index is not known yet."""
+    """Return the GPU at a position of NVML's list, or its MIG instances if it has some. They have no index yet."""
     parent = pynvml.nvmlDeviceGetHandleByIndex(position)
     instances = _instances(parent)
     handles = [parent] if instances is None else instances
@@ -120,30 +120,30 @@ def find(uuid: str, *, simulated: bool) -> Handle:
 
 
 def with_peers(handles: Sequence[Handle]) -> tuple[Handle, ...]:
-    """Return the devices with the indices of those that NVLink joins them with."""
+    """Return the devices, each with the indices of its NVLink peers."""
     return tuple(replace(one, info=replace(one.info, nvlink_peers=nvlink_peers(one, handles))) for one in handles)
 
 
 def fault_of(error: Exception) -> str:
-    """Say what an error of NVML means for a device."""
+    """Return what an error of NVML means for a device, in words."""
     return NOT_LISTED if isinstance(error, pynvml.NVMLError_NotFound) else f"NVML: {error}"
 
 
 def is_gone(error: Exception) -> bool:
-    """Tell whether the error is that the device is not there."""
+    """Tell whether the error says that the device is missing."""
     return isinstance(error, _GONE)
 
 
 def _described(handle: Any, parent: Any, *, simulated: bool) -> Handle:
     uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
-    place = None if simulated else _place(parent)  # a simulated place on the bus is nobody's, or another device's
+    place = None if simulated else _place(parent)  # a simulated device has no place on this host's bus
     info = DeviceInfo(uuid, -1, _name(handle, parent), _memory(handle)[0], numa_node_at(place))
     parent_uuid = _text(pynvml.nvmlDeviceGetUUID(parent))
     return Handle(info, handle, parent, parent_uuid, place / "uevent" if place else None)
 
 
 def _place(parent: Any) -> Path | None:
-    """Return the directory that the kernel has for a device's place on the bus; None: not known."""
+    """Return the kernel's directory for a device's place on the bus; None: not known."""
     try:
         return place_of(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
     except pynvml.NVMLError:
@@ -151,7 +151,7 @@ def _place(parent: Any) -> Path | None:
 
 
 def _instances(parent: Any) -> list[Any] | None:
-    """Return the MIG instances of a GPU, None when it is whole: in MIG mode nothing runs but in an instance."""
+    """Return the MIG instances of a GPU, None if it is not in MIG mode: in that mode programs run in instances only."""
     instances: list[Any] = []
     try:
         if pynvml.nvmlDeviceGetMigMode(parent)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
@@ -169,7 +169,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _memory(handle: Any) -> tuple[int, int]:
-    """Return (total, used) bytes; zeros where the device does not say (unified memory)."""
+    """Return (total, used) bytes; zeros if the device does not tell (unified memory)."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError_NotSupported:
@@ -178,7 +178,7 @@ def _memory(handle: Any) -> tuple[int, int]:
 
 
 def _name(handle: Any, parent: Any) -> str:
-    """Return a device's product name; older drivers have none for MIG instances but the GPU's."""
+    """Return a device's product name. For a MIG instance older drivers only know the GPU's."""
     try:
         return _text(pynvml.nvmlDeviceGetName(handle))
     except pynvml.NVMLError_NotSupported:
@@ -186,7 +186,7 @@ def _name(handle: Any, parent: Any) -> str:
 
 
 def _mps_clients(handle: Any) -> set[int]:
-    """Return the pids of the processes that use the device through MPS; none where the driver does not tell."""
+    """Return the pids of the processes that use the device through MPS; none if the driver does not tell."""
     try:
         return {process.pid for process in pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)}
     except pynvml.NVMLError:
@@ -194,7 +194,7 @@ def _mps_clients(handle: Any) -> set[int]:
 
 
 def nvlink_peers(one: Handle, others: Sequence[Handle]) -> tuple[int, ...]:
-    """Return the indices of the GPUs that NVLink joins it with, through a switch too; a GPU that is cut has none."""
+    """Return the indices of the GPUs that NVLink connects it to, also through a switch; in MIG mode there are none."""
     return tuple(other.info.index for other in others if other.parent_uuid != one.parent_uuid and _linked(one, other))
 
 
@@ -203,23 +203,23 @@ def _linked(one: Handle, other: Handle) -> bool:
         return False
     try:
         status = pynvml.nvmlDeviceGetP2PStatus(one.handle, other.handle, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    except pynvml.NVMLError:  # one that cannot say has none
+    except pynvml.NVMLError:  # a GPU that cannot tell has none
         return False
     return bool(status == pynvml.NVML_P2P_STATUS_OK)
 
 
 def place_of(bus_id: str, sysfs: Path = SYSFS) -> Path | None:
-    """Return the directory that the kernel has for a place on the bus; None: that is no place."""
+    """Return the kernel's directory for a place on the bus; None: `bus_id` is not a place."""
     domain, _, place = bus_id.lower().partition(":")
     try:
-        # NVML writes eight digits of the domain, the kernel four or more.
+        # NVML writes the domain with eight digits, the kernel with four or more.
         return sysfs / f"{int(domain, 16):04x}:{place}"
     except ValueError:
         return None
 
 
 def numa_node_at(place: Path | None) -> int:
-    """Return the memory node of a place on the bus; -1: the kernel does not say, or has one for all."""
+    """Return the NUMA node of a place on the bus; -1: the kernel does not tell, or has a single node."""
     try:
         return int((place / "numa_node").read_text(encoding="ascii")) if place else -1
     except (OSError, ValueError):
@@ -231,14 +231,14 @@ def _process_name(pid: int) -> str:
         name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return "?"
-    # A process names itself: nothing in it may reach the operator's terminal as a command.
+    # A process chooses its name: no control character in it may reach the operator's terminal.
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def _running(handle: Any) -> dict[int, int]:
-    """Return the processes that compute or draw on the device, with what they take of its memory.
+    """Return the processes that compute or draw on the device, each with the memory that it takes there.
 
-    A process that does both is in both lists, and each has the whole of its memory.
+    A process that does both is in both of NVML's lists, and each list has all of its memory.
     """
     running = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     with contextlib.suppress(*_UNSUPPORTED):
@@ -250,7 +250,7 @@ def _running(handle: Any) -> dict[int, int]:
 
 
 def look_at(item: Handle, xids: tuple[int, ...], known: dict[int, DeviceProcess]) -> DeviceLook:
-    """Look at a device now; raises nothing. `xids` came since the last look, which found the `known` processes."""
+    """Look at a device now; raises nothing. `xids`: events since the last look; `known`: the processes of that look."""
     try:
         _, used = _memory(item.handle)
         running = _running(item.handle)
@@ -272,7 +272,7 @@ def look_at(item: Handle, xids: tuple[int, ...], known: dict[int, DeviceProcess]
 
 
 def _process(pid: int, memory_used_bytes: int, known: DeviceProcess | None, clients: set[int]) -> DeviceProcess:
-    """Return a process; for one that was there at the last look its name and region are not asked for again."""
+    """Return a process. If it was there at the last look, its name and region are not read again."""
     if known is None:
         environment = environment_of(pid)
         region, mps = region_in(environment), names_mps(environment) or pid in clients
@@ -284,7 +284,7 @@ def _process(pid: int, memory_used_bytes: int, known: DeviceProcess | None, clie
 
 
 def _mode_reason(parent: Any) -> str:
-    """Return why the compute mode of a GPU keeps programs out; empty where it does not, or is not told."""
+    """Return why the compute mode of a GPU refuses programs; empty if it does not, or is not known."""
     try:
         return MODE_REASONS.get(int(pynvml.nvmlDeviceGetComputeMode(parent)), "")
     except pynvml.NVMLError:
@@ -292,7 +292,7 @@ def _mode_reason(parent: Any) -> str:
 
 
 def _needs_reset(parent: Any) -> bool:
-    """Tell whether the driver asks for a recovery action; False where it does not know."""
+    """Tell whether the driver asks for a recovery action; False if it does not tell."""
     if _RECOVERY_FIELD is None:
         return False
     try:
@@ -311,7 +311,7 @@ class XidEvents:
         self._unsupported = False
 
     def subscribe(self) -> None:
-        """Subscribe, if that has not been done. Where the driver has no events, the device is only looked at."""
+        """Subscribe, if that has not been done. If the driver has no events, the looks alone must do."""
         if self._set is not None or self._unsupported:
             return
         events: Any = None
@@ -319,7 +319,7 @@ class XidEvents:
             events = pynvml.nvmlEventSetCreate()
             pynvml.nvmlDeviceRegisterEvents(self._parent, pynvml.nvmlEventTypeXidCriticalError, events)
             self._set = events
-        except pynvml.NVMLError as error:  # a device that is lost is tried again before the next look
+        except pynvml.NVMLError as error:  # if the device is lost, this is tried again before the next look
             self._unsupported = isinstance(error, _UNSUPPORTED)
             if events is not None:
                 with contextlib.suppress(pynvml.NVMLError):
@@ -337,7 +337,7 @@ class XidEvents:
             except pynvml.NVMLError_Timeout:
                 continue
             except pynvml.NVMLError:
-                # A lost device can fail the wait at once, again and again: the look itself finds that out.
+                # On a lost device the wait may fail at once, each time. The look that follows finds the loss.
                 stopping.wait(min(left, 0.1))
                 continue
             return (int(event.eventData),)

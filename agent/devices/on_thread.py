@@ -1,4 +1,4 @@
-"""Work that may take long, for the event loop: on a thread of its own, for which the end of the agent does not wait."""
+"""Runs work that may take long on a thread of its own, for the event loop. The agent's end does not wait for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def on_thread(name: str, work: Callable[[], Result]) -> Result:
     answer: asyncio.Future[Result] = loop.create_future()
 
     def settle(result: Result | Exception) -> None:
-        if answer.done():  # nobody waits for it any more
+        if answer.done():  # the caller has been cancelled
             return
         if isinstance(result, Exception):
             answer.set_exception(result)

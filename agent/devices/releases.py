@@ -1,7 +1,7 @@
 """Devices that an operator has released: for a reset, a change of MIG, an upgrade of the driver.
 
-The driver refuses all of these while a process has NVML open, whichever device it looks at. So NVML is closed for as
-long as any device is released. Closing waits for the looks that are under way, and so does not run on the event loop.
+The driver refuses all of these while a process has NVML open, for whatever device. So NVML is closed while any device
+is released. Closing waits for the looks that are under way, so it does not run on the event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Releases:
-    """Releases devices and takes them back, one call at a time; a call is done also when its caller gives up.
+    """Releases devices and takes them back, one call at a time. A call is completed even if its caller gives up.
 
     Invariant between calls: NVML is closed if and only if a device is released.
     """
@@ -31,7 +31,7 @@ class Releases:
         self._one_at_a_time = asyncio.Lock()
 
     async def release(self, reference: str) -> DeviceStatus:
-        """Let a device go, by UUID or index; one that is released stays so.
+        """Release a device, by UUID or index. A released device stays released.
 
         Raises UnknownDevice, and AgentUnavailable when NVML cannot be closed.
         """
@@ -40,8 +40,8 @@ class Releases:
     async def resume(self, reference: str) -> DeviceStatus:
         """Take a released device back.
 
-        Raises UnknownDevice, WrongState when it is not released, and AgentUnavailable when NVML cannot be opened: then
-        it stays released.
+        Raises UnknownDevice, WrongState if it is not released, and AgentUnavailable if NVML cannot be opened: then the
+        device stays released.
         """
         return await asyncio.shield(self._resume(reference))
 

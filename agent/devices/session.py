@@ -1,10 +1,10 @@
-"""NVML as the looking threads share it: opened once, and opened anew when no device answers any more.
+"""The NVML session that the looking threads share: opened once, and again when no device answers any more.
 
-It is closed while an operator resets a device, changes MIG or loads another driver, which the driver refuses for as
-long as a process has NVML open.
+It is closed while an operator resets a device, changes MIG or loads another driver: the driver refuses these while a
+process has NVML open.
 
-A driver that was loaded anew beneath the agent fails every call until NVML is opened again. A container that has lost
-its device rules fails that, too: only a new container helps.
+If the driver is loaded again under a running agent, every call fails until NVML is opened again. In a container that
+has lost its device rules opening fails, too: then only a new container helps.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     Broken = Callable[[str], None]
 
 FAILED_LOOKS: Final = 4
-"""NVML is opened anew when so many looks in a row have failed on each GPU (10 s), then after twice as many, …"""
+"""NVML is opened again when this many looks in a row have failed on each GPU (10 s); then after twice as many, …"""
 FAILED_LOOKS_MAX: Final = 64
 CALM_S: Final = 10.0
-"""It is not closed under a thread that is inside it: how long such a thread is waited for."""
+"""How long a thread that is inside NVML is waited for before a close: NVML is not closed under it."""
 NOT_BACK: Final = f"a call of NVML has not come back for {CALM_S:g} s"
 
 
 def is_restarted() -> bool:
-    """Tell whether something starts this process again when it ends: the kubelet, systemd, a container's maker."""
+    """Tell whether something restarts this process when it ends: the kubelet, systemd, a container runtime."""
     own = str(os.getpid())
     return "KUBERNETES_SERVICE_HOST" in os.environ or own in ("1", os.environ.get("SYSTEMD_EXEC_PID"))
 
@@ -51,7 +51,7 @@ class Session:
         self._changed = threading.Condition()
         self._inside = 0
         self._opening = False
-        """It is closed, or being opened anew."""
+        """NVML is closed, or being opened again."""
         self._generation = 0
         self._failed: dict[DeviceUuid, int] = {}
         self._patience = FAILED_LOOKS
@@ -59,7 +59,7 @@ class Session:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[int]:
-        """Call NVML inside; yields a number that is another one whenever handles from before are worth nothing."""
+        """Call NVML inside this context. Yields the session's generation: handles of another one are not valid."""
         with self._changed:
             self._changed.wait_for(lambda: not self._opening)
             self._inside += 1
@@ -72,9 +72,9 @@ class Session:
                 self._changed.notify_all()
 
     def looked(self, device: DeviceUuid, *, failed: bool) -> str | None:
-        """Hear of a look at a GPU, by it or its first instance, outside `use`: if it is time, open NVML anew.
+        """Take the result of a look at a GPU (named by it or its first instance); if it is time, open NVML again.
 
-        Returns None where that was not done, else why it is of no use; "" when it works again.
+        Called outside `use`. Returns None if NVML was not opened again, "" if it works again, else why it does not.
         """
         with self._changed:
             self._failed[device] = self._failed.get(device, 0) + 1 if failed else 0
@@ -97,7 +97,7 @@ class Session:
         return cause
 
     def close(self) -> str:
-        """Close NVML until `reopen`; no look is taken meanwhile. Return why it cannot be closed; empty when it is."""
+        """Close NVML until `reopen`; until then there are no looks. Return why it cannot be closed; empty if it is."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._opening, CALM_S):
                 return NOT_BACK
@@ -109,7 +109,7 @@ class Session:
             return NOT_BACK
 
     def reopen(self) -> str:
-        """Open NVML after `close`. Return why that cannot be, and it stays closed; empty when it is open."""
+        """Open NVML after `close`. Return why it cannot be opened (then it stays closed); empty if it is open."""
         if cause := self._open_anew():
             nvml.close_nvml()
             return cause
@@ -121,12 +121,12 @@ class Session:
         return ""
 
     def _enter_alone(self) -> bool:
-        """Keep threads out; return whether those inside have left within CALM_S. The caller holds the lock."""
+        """Keep threads out; tell whether those inside have left within CALM_S. The caller holds the lock."""
         self._opening = True
         return self._changed.wait_for(lambda: not self._inside, CALM_S)
 
     def _open_anew(self) -> str:
-        """Return why NVML cannot be used; empty when it can."""
+        """Return why NVML cannot be used; empty if it can."""
         nvml.close_nvml()
         try:
             nvml.open_nvml(self._simulate)

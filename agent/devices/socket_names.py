@@ -1,6 +1,7 @@
-"""Names in the kernel's socket namespace, which any user can take, and whose they are: the kernel itself is asked.
+"""Finds the users that have taken names in the kernel's abstract socket namespace, where any user can take any name.
 
-Asked by netlink, not by a connection: who holds a name need not listen, and could keep a connection waiting.
+The kernel is asked by netlink. Connecting would not do: the holder of a name need not listen, and could keep a
+connection waiting.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _NAME, _UID = 0, 7
 _HEADER: Final = struct.Struct("=IHHII")
 _ASK: Final = struct.Struct("=BBHIIIII")
 _ATTRIBUTES_AT: Final = 32
-"""Behind nlmsghdr and unix_diag_msg."""
+"""The attributes follow nlmsghdr and unix_diag_msg."""
 _WAIT_S: Final = 2.0
 _OVERFLOW_UID: Final = 65534
-"""What a user namespace shows of users that it does not have."""
+"""The user id that a user namespace shows for users that it does not have."""
 
 
 def holders(name: bytes) -> dict[bytes, int]:
-    """Return the names that are `name`, or that and a suffix behind a slash, with their users. Raises OSError."""
+    """Return `name` and all names of the form `name`/suffix that are taken, with their users. Raises OSError."""
     ask = _ASK.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW, 0, 0)
     found: dict[bytes, int] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
@@ -41,7 +42,7 @@ def holders(name: bytes) -> dict[bytes, int]:
                 if kind == _DONE:
                     return found
                 if kind == _ERROR or length < _HEADER.size:
-                    raise OSError("the kernel does not tell whose socket names are")
+                    raise OSError("the kernel does not tell which users have socket names")
                 attributes = _attributes(data[at + _ATTRIBUTES_AT : at + length])
                 held = attributes.get(_NAME, b"")
                 if (held == name or held.startswith(name + b"/")) and _UID in attributes:
@@ -59,7 +60,7 @@ def _attributes(data: bytes) -> dict[int, bytes]:
 
 
 def is_strangers(uid: int) -> bool:
-    """Tell whether a name of that user is neither root's nor ours. One whose user cannot be told is no stranger's."""
+    """Tell whether the user is neither root nor our own. A user that this namespace cannot name is no stranger."""
     return uid not in (0, os.getuid()) and not (uid == _OVERFLOW_UID and not _knows_all_users())
 
 

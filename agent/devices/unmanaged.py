@@ -1,7 +1,7 @@
 """Finds processes that use a device without a share. Pure: looks in, findings out, `now_ns` a parameter.
 
-Some of them were started in a share of this node and could not attach to its region: the hook, which may neither print
-nor reach the agent then, let them pass. They are told apart, with the cause.
+Some of them were started in a share of this node but could not attach to its region. The hook can neither print that
+nor tell the agent, so it lets them pass. They are reported apart from the others, with the cause.
 
 A process counts only after it has been seen for a grace time, because NVML can list a program a moment before its slot
 is read. Monitoring daemons are on an allow-list of shell patterns.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sharepod.agent.shares.share import DeviceUuid
 
 GRACE_NS: Final = 1_500_000_000
-"""Longer than a program takes to claim its slot; less than a look, so that the second look, within 5 s, finds it."""
+"""Longer than a program takes to claim its slot, and shorter than the time between looks: the second look reports."""
 
 
 _NOT_ATTACHED: Final = (
@@ -30,22 +30,23 @@ _NOT_ATTACHED: Final = (
 )
 
 
-MPS_CAUSE: Final = "it is a client of MPS, under which nobody can tell whose work runs: stop MPS and start it again"
+MPS_CAUSE: Final = "it is a client of MPS, which makes clients' work one and the same: stop MPS and start it again"
 OUTSIDE_CAUSE: Final = (
     "its share does not hold this device: it has changed CUDA_VISIBLE_DEVICES; take devices from the list it was given"
 )
 
 
 def unmetered_cause(region_error: int, without_hook: str = "") -> str:
-    """Say why a process runs unmetered that was started in a share; `region_error` is what its region is now (errno).
+    """Return why a process that was started in a share runs unmetered.
 
-    0 stands for a region that can be used; `without_hook`: why the process cannot have the hook, if that is known.
+    `region_error`: the errno for its region, 0 if that can be used; `without_hook`: why the process cannot have the
+    hook, if that is known.
     """
     return region_fault(region_error) or without_hook or _NOT_ATTACHED
 
 
 def region_fault(region_error: int) -> str:
-    """Say what is wrong with a region; empty for 0, one that can be used."""
+    """Return what is wrong with a region; empty for 0, a region that can be used."""
     if region_error == 0:
         return ""
     if region_error in (errno.ENOENT, errno.ENOTDIR):
@@ -59,16 +60,16 @@ def region_fault(region_error: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A process that was found on a device without a share; reported once while it stays there."""
+    """A process without a share that was found on a device; reported once while it stays there."""
 
     device: DeviceUuid
     process: DeviceProcess
 
 
 class ForeignProcesses:
-    """What was seen on each device, and since when.
+    """The unmanaged processes on each device, and since when they have been seen.
 
-    Invariants: `_since` holds exactly the foreign processes of the last look; `_reported` is a subset of its keys.
+    Invariants: `_since` holds exactly the unmanaged processes of the last look; `_reported` is a subset of its keys.
     """
 
     def __init__(self, allowed: Sequence[str], grace_ns: int = GRACE_NS) -> None:
@@ -88,9 +89,9 @@ class ForeignProcesses:
         now_ns: int,
         causes: Mapping[int, str] | None = None,
     ) -> list[Finding]:
-        """Take one look into account; `owned` are the pids of all shares. Returns what is newly found.
+        """Take one look into account. Returns the new findings.
 
-        `causes` says, by pid, why a process that was started in a share runs unmetered.
+        `owned`: the pids of all shares; `causes`: by pid, why a process that was started in a share runs unmetered.
         """
         before = self._since.get(device, {})
         suspects = [p for p in processes if p.pid not in owned and not self._is_allowed(p.name)]
@@ -110,7 +111,7 @@ class ForeignProcesses:
         return fresh
 
     def current(self, device: DeviceUuid) -> tuple[DeviceProcess, ...]:
-        """Return the foreign processes on the device as of the last look."""
+        """Return the unmanaged processes on the device as of the last look."""
         return self._current.get(device, ())
 
     def seen(self, device: DeviceUuid) -> int:

@@ -1,1 +1,1 @@
-"""What Prometheus sees of a node."""
+"""The metrics of a node for Prometheus."""

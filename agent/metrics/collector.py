@@ -1,4 +1,4 @@
-"""What Prometheus sees of a node: tables of metrics, and the collector that fills them at the moment of a scrape.
+"""The metrics of a node for Prometheus: tables of metrics, and the collector that fills them at each scrape.
 
 Adding a metric is one row here, or in `usage.def` if it is a number of an account; `docs/metrics.md` is made from
 the tables (`python -m sharepod.agent.metrics.collector`).
@@ -175,8 +175,8 @@ DEVICE_ROWS: Final[tuple[Row[DeviceStatus] | HistogramRow[DeviceStatus], ...]] =
     Row("sharepod_device_xid_events_total", "Xid events since the agent started.", lambda d: d.xids_seen),
     HistogramRow(
         "sharepod_device_hand_off_seconds",
-        "From the end of one share's turn to the grant of the next one's, who had waited for it; 0 where the grant "
-        "came before the drain. Without shares that a limit or a gang may have kept waiting too.",
+        "From the end of one share's turn to the grant of a share that had waited for it; 0 where the grant came "
+        "before the drain. Without shares that a limit or a gang may have kept waiting too.",
         HAND_OFF_BOUNDS_S,
         lambda d: d.counters.hand_offs.seconds,
     ),
@@ -233,7 +233,7 @@ TABLES: Final[tuple[AnyTable[Snapshot], ...]] = (
         lambda s: _held(s, s.status.ended),
     ),
     Table(
-        "Whom device time was used for",
+        "Device time by namespace and user",
         {"namespace": (), "user": ()},
         SPENT_ROWS,
         lambda s: [((spent.party.namespace, spent.party.user), spent) for spent in s.status.spent],
@@ -245,7 +245,7 @@ TABLES: Final[tuple[AnyTable[Snapshot], ...]] = (
 
 
 class NodeMetrics:
-    """The agent's collector. It asks the node on the thread that scrapes."""
+    """The agent's collector. It asks the node for its status on the thread that scrapes."""
 
     def __init__(self, node: Node, feed: Tally | None = None) -> None:
         """Take the node, and the counters of its usage feed; None: it has none."""

@@ -1,4 +1,4 @@
-"""The metrics of the usage feed: the third part of the table in `metrics.py`. What is counted is in `Tally`."""
+"""The metrics of the usage feed, one of the tables of `collector.py`. The feed keeps their counters in a `Tally`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tally:
-    """What the feed has done so far, and how it stands. Written on the agent's loop, read on any thread."""
+    """The counters and the present state of the feed. Written on the agent's event loop, read on any thread."""
 
     schedulers: int = 0
-    """Addresses to tell."""
+    """How many addresses of schedulers the feed sends to."""
     answered_ns: dict[str, int] = field(default_factory=dict)
-    """When each of them that is connected has answered last (CLOCK_MONOTONIC). Replaced whole."""
+    """When each connected scheduler has last answered (CLOCK_MONOTONIC). Replaced whole."""
     messages: int = 0
     failures: int = 0
 
@@ -33,7 +33,7 @@ class Look:
 
     @property
     def lag_s(self) -> float:
-        """Return how long ago the slowest scheduler that is connected has answered."""
+        """Return how long ago the slowest connected scheduler has last answered."""
         return max([0.0, *((self.now_ns - answered) / 1e9 for answered in self.tally.answered_ns.values())])
 
 

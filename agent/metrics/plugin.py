@@ -1,4 +1,4 @@
-"""The device plugin's metrics, of what `plugin.py` holds: among the tables of `metrics.py`."""
+"""The device plugin's metrics, from the counters that it reports to `api/plugin.py`; one of `collector.py`'s tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sharepod.process.metrics import AnyTable
 
 Told = tuple[str, Report | None]
-"""The node's name and what its plugin reports; None: it does not."""
+"""The node's name and its plugin's report; None: there is none."""
 CALL_BOUNDS_S: Final = tuple(bound_ns / 1e9 for bound_ns in CALL_BOUNDS_NS)
 
 REPORTING: Final[Row[Report | None]] = Row(
@@ -52,15 +52,15 @@ ROWS: Final[tuple[Row[Report] | HistogramRow[Report], ...]] = (
 START_ROWS: Final[tuple[Row[int], ...]] = (
     Row(
         "sharepod_plugin_container_starts_total",
-        "Starts of containers, by how they ended: ready with a share; no_room; waiting for somebody who is away or "
-        "behind; refused for what the pod asks; failed through a fault of ours. All but the first are tried again.",
+        "Starts of containers, by how they ended: ready with a share; no_room; waiting for kubelet, API server or "
+        "agent; refused for what the pod asks; failed through a fault of ours. All but the first are tried again.",
         float,
     ),
 )
 ERROR_ROWS: Final[tuple[Row[int], ...]] = (
     Row(
         "sharepod_plugin_errors_total",
-        "Calls that failed, by whom they asked: api_server, kubelet (pod-resources) or agent.",
+        "Calls that failed, by the service that was called: api_server, kubelet (pod-resources) or agent.",
         float,
     ),
 )

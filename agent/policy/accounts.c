@@ -1,22 +1,23 @@
 /*
- * The accounts of the policy. Those of active shares all stand at policy.updated_ns; an idle share's stand where it
- * became idle (its own updated_ns) and are brought to now when somebody asks: a node with many idle shares decides as
- * fast as one without them.
+ * The accounts of the policy: each share's credit, lag, bucket and debt. The accounts of active shares are all valid at
+ * policy.updated_ns. An idle share's are valid at its own updated_ns, when it became idle, and are brought up to date
+ * when they are needed: so a node with many idle shares decides as fast as one without.
  */
 #include "agent/policy/accounts.h"
 
 #include <stddef.h>
 
-/* An idle share saves at most its request over this time. Design allows 200 ms; with less than 100 ms nobody waits
- * longer than 100 ms while a share that comes back spends its savings, whatever its request. */
+/* An idle share saves at most its request over this time. With less than 100 ms no other share waits longer than 100 ms
+ * while a share that comes back spends its savings, whatever its request is. */
 #define SAVED_NS (75 * MS)
 /* Lag within this time of target is ordinary rounding; an overrun beyond it is debt. */
 #define LAG_NS (200 * MS)
 /* The on-off period of a share that is held back by its limit alone. */
 #define LIMIT_PERIOD_NS (20 * MS)
-/* A turn is longer or shorter than the ordinary by this part of it, at most. */
+/* A turn differs from the ordinary quantum by at most a fifth of it. */
 #define VARIES 5
-/* Co-granted holders are charged within this time of each other; a bill further beyond what has passed is wrong. */
+/* Co-granted holders are charged within this time of each other. A bill that exceeds the time passed by more is wrong.
+ * */
 #define LOSS_RETURNED_MAX ((int64_t)(1000 * MS * WHOLE))
 
 /* value x rate / whole, without overflow; rates are below 2^17, so nearly always without the slow division. */
@@ -28,23 +29,25 @@ static int64_t scaled(int64_t value, uint32_t rate, uint32_t whole) {
   return result > FINITE ? FINITE : result < -FINITE ? -FINITE : (int64_t)result;
 }
 
-/* What the bucket must hold before a turn is granted: enough that a share alone runs limit x period, then pauses. */
+/* What the bucket must hold before a turn is granted. It is so much that a share that is alone runs for limit x period,
+ * then pauses. */
 int64_t sp_account_threshold(const struct sp_policy_share *s) {
   return scaled(earned(LIMIT_PERIOD_NS, s->limit_mp), WHOLE - s->limit_mp, WHOLE);
 }
 
-/* Two such turns; among others also what it earns while they take theirs, or waiting for them would lower its limit. */
+/* The bucket holds two such turns. Among other shares it also holds what the share earns while they have theirs: else
+ * waiting for them would lower its limit. */
 static int64_t bucket_capacity(const struct sp_policy *policy, const struct sp_policy_share *s) {
   int64_t burst = 2 * sp_account_threshold(s);
   return policy->active > 1 ? max_i64(burst, earned(2 * policy->round_ns, s->limit_mp)) : burst;
 }
 
-/* A turn as long as it may ordinarily become: kernels are not cut, so its last one may run past the quantum. */
+/* The longest that a turn ordinarily becomes: kernels are not cut, so the last one may run past the quantum. */
 static int64_t longest_turn(const struct sp_policy *policy, const struct sp_policy_share *s) {
   return earned(sp_policy_ordinary(policy, s) + min_u64(s->longest_unit_ns, QUANTUM_MAX_NS), WHOLE);
 }
 
-/* How much a waiting share may be behind: the bound of the lag, or two rounds where units make rounds longer. */
+/* How far a waiting share may be behind: LAG_NS, or two rounds where long units make rounds longer than that. */
 static uint64_t lag_bound_ns(const struct sp_policy *policy) {
   return max_u64(LAG_NS, 2 * policy->round_ns);
 }
@@ -59,17 +62,17 @@ static void cap_savings(struct sp_policy_share *s) {
   s->lag = min_i64(s->lag, earned(SAVED_NS, s->request_mp));
 }
 
-/* Upper bounds. Not during a turn: what the holder has used is not charged yet, so its accounts only look full. */
+/* Cap the accounts. A holder's accounts only look full, because its use is not charged yet: so they are not capped. */
 void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s) {
-  if (s->holding) { /* only kept finite, should a caller never charge */
+  if (s->holding) { /* only kept finite, in case a caller never charges */
     s->bucket = min_i64(s->bucket, FINITE);
     s->credit = min_i64(s->credit, FINITE);
     s->lag = min_i64(s->lag, FINITE);
     return;
   }
-  s->bucket = min_i64(s->bucket, is_limited(s) ? bucket_capacity(policy, s) : FINITE); /* it costs a division */
+  s->bucket = min_i64(s->bucket, is_limited(s) ? bucket_capacity(policy, s) : FINITE); /* a capacity costs a division */
   if (is_active(s)) {
-    /* A target of 0 may only mean that the rates are stale; lag that it cannot earn does no harm. */
+    /* A target of 0 may only mean that the rates are stale. Then the lag is left as it is, which does no harm. */
     s->credit = min_i64(s->credit, earned(lag_bound_ns(policy), s->request_mp));
     if (s->target_mp > 0)
       s->lag = min_i64(s->lag, earned(lag_bound_ns(policy), s->target_mp));
@@ -106,7 +109,7 @@ void sp_accounts_bring(struct sp_policy *policy, struct sp_policy_share *s, uint
   uint64_t elapsed_ns = min_u64(policy->updated_ns - s->updated_ns, STEP_MAX_NS);
   s->updated_ns = policy->updated_ns;
   s->bucket += earned(elapsed_ns, s->limit_mp);
-  if (s->debt > 0) { /* all of the request repays it first; a share with request 0 has none */
+  if (s->debt > 0) { /* the whole request repays it first; a share with request 0 has no debt */
     uint64_t repaid_ns = min_u64(((uint64_t)s->debt + s->request_mp - 1) / s->request_mp, elapsed_ns);
     s->debt = max_i64(s->debt - earned(repaid_ns, s->request_mp), 0);
     elapsed_ns -= repaid_ns;
@@ -131,9 +134,9 @@ void sp_accounts_sort(struct sp_policy *policy, int share) {
     cap_savings(s);
 }
 
-/* Time to which the active shares were entitled and which nobody was charged for went into hand-offs: all of them give
- * it back at their rates. The sum is signed: when co-granted holders are charged one after the other, the later charge
- * returns what the earlier one took too much. */
+/* Time to which the active shares were entitled, but for which no share was charged, was lost in hand-offs: all of them
+ * give it back at their rates. The sum is signed: if co-granted holders are charged one after the other, the later
+ * charge returns what the earlier one took too much. */
 static void give_back_loss(struct sp_policy *policy, int64_t charged) {
   int64_t loss = max_i64(policy->entitled - charged, -LOSS_RETURNED_MAX);
   policy->entitled = 0;
@@ -141,7 +144,7 @@ static void give_back_loss(struct sp_policy *policy, int64_t charged) {
     return;
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
     struct sp_policy_share *s = &policy->shares[i];
-    /* What a share could not earn because its account was full, it does not lose either. */
+    /* A share with a full account has not earned that time, so it does not lose it either. */
     int64_t lag_floor = min_i64(s->lag, -earned(lag_bound_ns(policy), s->target_mp));
     int64_t credit_floor = min_i64(s->credit, -longest_turn(policy, s));
     s->lag = max_i64(s->lag - scaled(loss, s->target_mp, policy->targets_mp), lag_floor);
@@ -153,7 +156,8 @@ static void give_back_loss(struct sp_policy *policy, int64_t charged) {
 /* Lower bounds of a share that has just been charged. */
 static void bound_overrun(struct sp_policy *policy, struct sp_policy_share *s) {
   int64_t turn = longest_turn(policy, s);
-  /* What it used of the surplus costs it nothing later: it never owes its guarantee more than one turn. */
+  /* Surplus that a share has used must not cost it its guarantee later: its credit is never less than minus one turn.
+   * */
   s->credit = max_i64(s->credit, -turn);
   int64_t floor = -max_i64(turn, earned(LAG_NS, s->target_mp));
   if (s->lag >= floor)
@@ -167,7 +171,7 @@ static void bound_overrun(struct sp_policy *policy, struct sp_policy_share *s) {
 
 void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns) {
   used_ns = min_i64(max_i64(used_ns, -(int64_t)STEP_MAX_NS), STEP_MAX_NS);
-  if (used_ns < 0) /* never more back than was charged */
+  if (used_ns < 0) /* a correction never gives back more than was charged */
     used_ns = -(int64_t)min_u64((uint64_t)-used_ns, s->used_ns);
   int64_t charged = used_ns * WHOLE;
   give_back_loss(policy, charged);
@@ -175,13 +179,12 @@ void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int
   policy->used_ns += (uint64_t)used_ns;
   s->credit -= charged;
   s->lag -= charged;
-  /* A limit is repaid in full, however long the unit was; the bound only keeps the account finite. */
+  /* Whatever exceeds a limit is repaid in full, however long the unit was. The bound only keeps the account finite. */
   s->bucket = max_i64(s->bucket - charged, -FINITE);
   bound_overrun(policy, s);
 }
 
-/* Which of two times, account / rate, is longer: by cross multiplication. A target of 0 (leftovers) counts as the
- * smallest rate. */
+/* Compare two times, account / rate, by cross multiplication. A target of 0 (leftovers) counts as the smallest rate. */
 static int compare(int64_t a, uint32_t a_mp, int64_t b, uint32_t b_mp) {
   __int128 left = (__int128)a * (b_mp ? b_mp : 1);
   __int128 right = (__int128)b * (a_mp ? a_mp : 1);
@@ -205,9 +208,10 @@ uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_poli
   return bounded(ordinary_ns + ordinary_ns / VARIES);
 }
 
-/* An ordinary turn takes the lag from the due lag to as much on the other side of zero. One that begins elsewhere ends
- * there all the same: what another turn was too long by is made up for at once, and not when it has come to a whole
- * turn. But it stays ordinary: neither does a share that was idle keep the device, nor is a turn all hand-off. */
+/* An ordinary turn takes the lag from the due lag to the same distance below zero. A turn that begins at another lag
+ * ends at the same point all the same: so what an earlier turn was too long or too short by is made up for at once, and
+ * not when it adds up to a whole turn. But a turn differs from the ordinary one by a bounded part only: so a share that
+ * was idle does not keep the device, and no turn is so short that the hand-off is most of it. */
 uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s) {
   uint64_t ordinary_ns = sp_policy_ordinary(policy, s), most_ns = ordinary_ns / VARIES;
   if (s->target_mp == WHOLE)
@@ -217,8 +221,8 @@ uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_poli
   return bounded(clamp_u64(quantum_ns, ordinary_ns - most_ns, ordinary_ns + most_ns));
 }
 
-/* Cancels the lag common to all active shares, so that least <= 0 <= most: if all are behind, the device did not give
- * that time; if all are ahead, they used time that nobody else wanted, and owe nothing for it. */
+/* Cancel the lag common to all active shares, so that least <= 0 <= most. If all are behind, the device did not give
+ * that time. If all are ahead, they used time that no other share wanted, and owe nothing for it. */
 void sp_accounts_settle(struct sp_policy *policy) {
   const struct sp_policy_share *least = NULL;
   const struct sp_policy_share *most = NULL;

@@ -36,7 +36,8 @@ int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_
 /* … and as `a` reaches its due lag later, as soon, or sooner. */
 int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_share *b);
 
-/* How long its next turn may last, before its limit cuts it: about the ordinary, longer for who is behind. */
+/* How long the share's next turn may last before its limit cuts it: about the ordinary quantum; longer if it is behind.
+ */
 uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s);
 /* … and the longest that it ever is at these rates. */
 uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_policy_share *s);

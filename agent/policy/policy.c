@@ -40,7 +40,7 @@ static uint32_t rule_of(const struct sp_policy_share *s) {
   return takes_surplus(s) ? SP_RULE_SURPLUS : SP_RULE_LEFTOVER;
 }
 
-/* The order of the rules, then whose turn is due first, then who has waited longest. */
+/* By the order of the rules; then the share with the turn that is due first; then the one that has waited longest. */
 static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_share *b) {
   uint32_t rule_a = rule_of(a);
   uint32_t rule_b = rule_of(b);
@@ -50,7 +50,7 @@ static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_
   return behind != 0 ? behind > 0 : a->waiting_since_ns < b->waiting_since_ns;
 }
 
-/* The share's turn begins. */
+/* Begin the share's turn. */
 static struct sp_choice give(struct sp_policy *policy, int share) {
   struct sp_policy_share *s = &policy->shares[share];
   struct sp_choice choice = {.share = share, .retry_ns = UINT64_MAX};
@@ -104,7 +104,7 @@ struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t no
 }
 
 void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns) {
-  sp_policy_wait(policy, share, true, now_ns); /* before the end, or it would count as idle between */
+  sp_policy_wait(policy, share, true, now_ns); /* before the end: else it would count as idle in between */
   sp_policy_end(policy, share, now_ns);
 }
 
@@ -117,7 +117,7 @@ bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns) {
   return !s->paused && s->debt == 0 && s->lag >= -2 * s->due_lag && limit_allows(s, s->bucket);
 }
 
-/* Somebody waits who is below its request and may run. */
+/* Does a share wait that is below its request and may run? */
 static bool request_waits(const struct sp_policy *policy) {
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
     const struct sp_policy_share *s = &policy->shares[i];
@@ -154,7 +154,7 @@ bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, 
   uint64_t elapsed_ns = now_ns > policy->updated_ns ? min_u64(now_ns - policy->updated_ns, STEP_MAX_NS) : 0;
   if (!h->holding || !limit_allows(s, s->bucket + earned(elapsed_ns, s->limit_mp)))
     return false;
-  /* Leftovers are for when nobody else waits: even for its surplus a latency share need not wait for them. */
+  /* Leftovers are for times when no other share waits: a latency share need not wait for them even for its surplus. */
   if (h->rule == SP_RULE_LEFTOVER)
     return takes_surplus(s);
   return h->rule != SP_RULE_LATENCY && is_below_request(s, s->credit + earned(elapsed_ns, s->request_mp));
@@ -167,7 +167,7 @@ void sp_policy_init(struct sp_policy *policy) {
   policy->stale = true;
 }
 
-/* After any change of terms, presence or pause. */
+/* Find out whether a latency share is present. Called after any change of terms, presence or pause. */
 static void look_for_latency(struct sp_policy *policy) {
   policy->latency_present = false;
   for (int i = 0; i < policy->top; i++) {

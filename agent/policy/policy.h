@@ -1,5 +1,5 @@
 /*
- * The policy: who runs next on one device, and for how long.
+ * The policy: which share runs next on one device, and for how long.
  *
  * Pure: no clock, no I/O, no allocation beyond its struct, no floating point. Time comes in as `now_ns` (any monotonic
  * time base, the same one in every call; a step backwards counts as no time). docs/policy.md explains the account.
@@ -34,12 +34,12 @@ enum sp_rule {
   SP_RULE_NONE = 0,
   SP_RULE_LATENCY = 1, /* a latency share below its request */
   SP_RULE_REQUEST = 2, /* any share below its request */
-  SP_RULE_SURPLUS = 3, /* what requests leave over, in proportion to request */
-  SP_RULE_LEFTOVER = 4 /* batch and request 0: nobody else could use it */
+  SP_RULE_SURPLUS = 3, /* time that the requests leave over, in proportion to request */
+  SP_RULE_LEFTOVER = 4 /* batch and request 0: time that no other share can use */
 };
 
 struct sp_policy_share {
-  /* What a decision reads of every active share: the first 64 bytes, one cache line. */
+  /* The fields that a decision reads of every active share come first: 64 bytes, one cache line. */
   bool present;
   bool waiting; /* wants a turn */
   bool holding; /* from sp_policy_next to sp_policy_end */
@@ -54,18 +54,18 @@ struct sp_policy_share {
   uint32_t guarantee_mp; /* request, scaled when the active requests exceed 100 %, halved while in debt */
   uint32_t target_mp;    /* guarantee + its part of the surplus, never above the limit */
 
-  /* Accounts, ns x millipercent. Those of a share that is not active stand at updated_ns. */
-  int64_t credit;  /* guaranteed minus used: >= 0 is "below its request" */
-  int64_t lag;     /* target minus used: within a rule it goes before who reaches its due lag first */
+  /* Accounts, ns x millipercent. Those of a share that is not active are valid at updated_ns. */
+  int64_t credit;  /* guaranteed minus used: >= 0 means "below its request" */
+  int64_t lag;     /* target minus used: within a rule, the share that reaches its due lag first is next */
   int64_t due_lag; /* lag at which its turn is due: half of what an ordinary turn takes away */
-  int64_t bucket;  /* what the limit lets it use now; refilled at limit_mp, unused when the limit is 100 % */
+  int64_t bucket;  /* what the limit lets it use now; refilled at limit_mp; not kept if the limit is 100 % */
   int64_t debt;    /* overrun past the bound of the lag, >= 0; repaid out of half the request */
 
   uint64_t waiting_since_ns; /* valid while waiting; the tie-break */
   uint64_t updated_ns;
   uint64_t longest_unit_ns; /* as told by sp_policy_unit */
   uint64_t used_ns;         /* everything charged, for validation and reports */
-  uint32_t rule;            /* which one chose the present or last turn */
+  uint32_t rule;            /* the rule that chose the present or last turn */
   uint32_t unused[7];       /* up to two lines */
 };
 
@@ -75,12 +75,12 @@ struct sp_policy {
   uint64_t active_set[SP_POLICY_SHARES_WORDS]; /* bit i: shares[i] is active; an event costs nothing for the others */
   bool latency_present;                        /* a latency share that is not paused, active or not */
   uint64_t updated_ns;                         /* the accounts of the active shares stand at this time */
-  uint64_t round_ns;                           /* in which every active share should get a turn, see docs/policy.md */
-  uint64_t longest_ns;                         /* an ordinary quantum at most */
+  uint64_t round_ns;                           /* every active share gets a turn within about this: docs/policy.md */
+  uint64_t longest_ns;                         /* the longest ordinary quantum */
   uint32_t active;                             /* shares waiting or holding */
   uint32_t targets_mp;                         /* sum of target_mp over them, <= 100000 */
-  int64_t entitled; /* sum of targets accrued since the last charge: what is not charged was lost to hand-off */
-  bool stale;       /* the active set or the terms changed: rates must be worked out again */
+  int64_t entitled; /* sum of targets accrued since the last charge: what is not charged of it was lost in hand-offs */
+  bool stale;       /* the active set or the terms have changed: the rates must be computed again */
   uint64_t used_ns; /* everything charged to anyone */
   uint64_t decisions;
 };
@@ -104,36 +104,37 @@ void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, 
 void sp_policy_remove(struct sp_policy *policy, int share, uint64_t now_ns);
 void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t now_ns);
 
-/* Begins / stops wanting a turn. */
+/* The share begins or stops to want a turn. */
 void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t now_ns);
-/* Device time billed to the share since its last charge; negative: of that billed before, so much was wrong. */
+/* Charge device time billed to the share since its last charge. Negative: a correction of what was charged before. */
 void sp_policy_charge(struct sp_policy *policy, int share, int64_t used_ns, uint64_t now_ns);
-/* Its turn is over. Charge first. */
+/* End the share's turn. Charge it first. */
 void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns);
-/* Who is next among those that wait and do not hold. The chosen share holds and no longer waits. */
+/* Choose the next share among those that wait and do not hold. The chosen share holds, and no longer waits. */
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns);
-/* The turn of a share that was chosen before, let go by with sp_policy_end alone, and so was idle meanwhile: it waited
- * for other devices of its gang. It holds from here on, for two milliseconds at least; share == -1: it cannot. */
+/* Begin the turn of a member of a gang that was chosen before. It then waited for the gang's other devices, and was
+ * idle here meanwhile (sp_policy_end). It holds from now on, for two milliseconds at least; share == -1: it cannot. */
 struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns);
-/* Its limit allows a turn, and it is ahead of its target by one at most: it may go before others once. */
+/* May the share go before others once? Its limit allows a turn, and it is ahead of its target by one turn at most. */
 bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns);
-/* The share that was chosen last does not get the turn: it waits again. */
+/* Return the turn of the share that was chosen last: it waits again. */
 void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns);
 
-/* True when `waiter`, a waiting latency share below its limit, should revoke `holder` now: below its request, any
- * holder that was not itself chosen so; else only one that uses leftovers. Ask when it begins to wait. */
+/* Should `waiter`, a waiting latency share below its limit, end the turn of `holder` now? If the waiter is below its
+ * request, yes, unless the holder was itself chosen as such a share; if not, only a holder that uses leftovers. Ask
+ * when the waiter begins to wait. */
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns);
 
-/* The quantum the share would get now, before its limit cuts it. A holder that was granted a long one while nobody else
- * waited keeps no more than this from its grant on (the shortest one, if it lives on surplus and a share below its
- * request waits): ask when another share begins to wait, and shorten the turn. */
+/* The quantum that the share would get now, before its limit cuts it. Ask when another share begins to wait, and
+ * shorten the holder's turn: one that was granted a long quantum while no other share waited keeps no more than this,
+ * counted from its grant (the shortest quantum, if it lives on surplus and a share below its request waits). */
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns);
 
-/* A quantum may have been granted before others began to wait. The longest that it would be now. */
+/* The longest quantum that the share would get now. Its present one may have been granted before others waited. */
 uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns);
 
-/* The longest piece of work that could not be interrupted, as seen lately. Returns the share's quantum as above, at the
- * rates of the last call. */
+/* Set the share's longest unit of work that could not be interrupted, as observed lately. Returns the share's quantum
+ * as above, at the rates of the last call. */
 uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns);
 
 /* Holds after every call; false means a bug in this file (tests and debug builds ask). */

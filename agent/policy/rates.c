@@ -1,17 +1,17 @@
 /*
- * The rates of one device: what each active share is guaranteed, and its target with the surplus; the round of turns.
- * docs/policy.md has the formulas.
+ * The rates of one device: each active share's guarantee, its target (which includes its part of the surplus), and the
+ * length of a round of turns. docs/policy.md has the formulas.
  */
 #include "agent/policy/rates.h"
 
 /* Request 0 has no weight of its own; among the leftovers it counts as 1 %. */
 #define LEFTOVER_WEIGHT_MP 1000u
 
-/* Who shares the same part of what the guarantees leave, in this order. */
+/* What the guarantees leave over goes to the tiers in this order; the shares of one tier divide its part. */
 enum tier { TIER_SURPLUS, TIER_INDEBTED, TIER_LEFTOVER, TIER_NONE, TIER_COUNT };
 
-/* A paused share is active for as long as its last work runs. It earns nothing: the request of one that yields is
- * promised to others as well, and would lower what they are guaranteed. */
+/* A paused share is active while its last work runs, but it earns nothing: the scheduler may have promised the request
+ * of a paused share to others as well, so earning would lower their guarantees. */
 static enum tier tier_of(const struct sp_policy_share *s) {
   if (s->paused)
     return TIER_NONE;
@@ -24,8 +24,8 @@ static uint32_t weight_of(const struct sp_policy_share *s) {
   return s->request_mp > LEFTOVER_WEIGHT_MP || takes_surplus(s) ? s->request_mp : LEFTOVER_WEIGHT_MP;
 }
 
-/* Shares out `left` millipercent over one tier in proportion to weight, nobody above its limit. Each pass either fills
- * at least one share up to its limit, or is the last. Returns what nobody in the tier may use. */
+/* Divide `left` millipercent over one tier in proportion to weight, and no share gets more than its limit. Each pass
+ * either fills at least one share up to its limit, or is the last. Returns what no share of the tier may use. */
 static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t left) {
   while (left > 0) {
     uint64_t weights = 0;
@@ -47,7 +47,7 @@ static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t lef
         filled += room;
       }
     }
-    /* Rounding in the test above is exact, so the rooms of those filled never exceed what was left. */
+    /* The test above rounds exactly, so the filled shares never get more than what was left. */
     left -= filled;
     if (filled > 0)
       continue;
@@ -71,8 +71,9 @@ static uint32_t effective_request(const struct sp_policy_share *s) {
   return s->debt > 0 ? s->request_mp / 2 : s->request_mp;
 }
 
-/* Proportional to the target: a share with a small one gets its turn once a round, too, only a shorter one. A share
- * with a large target takes its part in several turns between those of others, which keeps every short window exact. */
+/* The ordinary quantum is proportional to the target: a share with a small target gets a turn in every round, too, but
+ * a shorter one. A share with a large target has several turns in a round, between those of others, which keeps every
+ * short window exact. */
 uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_policy_share *s) {
   return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, policy->longest_ns);
 }
@@ -81,14 +82,14 @@ uint64_t sp_policy_residue(const struct sp_policy_share *s) {
   return clamp_u64(s->longest_unit_ns / 2, RESIDUE_NS, QUANTUM_MAX_NS);
 }
 
-/* A round of turns: shares x base, the base at least half the longest unit, for a turn lasts at least a unit. A whole
- * unit would be too much: with work in flight at its end, such a turn lasts two. */
+/* The length of a round of turns: shares x base. The base is at least half the longest unit, for a turn lasts at least
+ * one unit. A whole unit would be too much: a turn with work in flight at its end would last two. */
 void sp_policy_round(struct sp_policy *policy) {
   uint64_t base_ns = policy->latency_present ? BASE_LATENCY_NS : BASE_NS;
   uint64_t unit_ns = 0;
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1))
     unit_ns = max_u64(unit_ns, policy->shares[i].longest_unit_ns);
-  uint64_t turns = max_u64(policy->active, 2); /* alone: a turn of two base quanta */
+  uint64_t turns = max_u64(policy->active, 2); /* a share that is alone has turns of two base quanta */
   base_ns = min_u64(base_ns, max_u64(ROUND_NS / turns, QUANTUM_MIN_NS));
   unit_ns = min_u64(unit_ns / 2, QUANTUM_MAX_NS);
   policy->round_ns = turns * max_u64(base_ns, unit_ns);

@@ -1,4 +1,4 @@
-/* Who is active, at which rates, and how long turns are. For the policy*.c files alone. */
+/* Which shares are active, their rates, and the length of turns. Only the files of this folder include it. */
 #ifndef SHAREPOD_POLICY_RATES_H
 #define SHAREPOD_POLICY_RATES_H
 

@@ -1,1 +1,1 @@
-"""The shares of a node: their terms, who owns them, where they are kept, and what their programs report."""
+"""The shares of a node: their terms, owners, accounts and files, and what their programs report."""

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a device has and what is promised of it."""
+    """What a device has, and what of it is promised to shares."""
 
     info: DeviceInfo
     requested_millipercent: int = 0
-    """Without those of shares that yield."""
+    """The sum of requests, without those of shares that yield."""
     memory_promised_bytes: int = 0
     shares: int = 0
     health_reason: str = ""
     yielded_millipercent: int = 0
-    """Requests of shares that yield."""
+    """The sum of requests of shares that yield."""
 
     @property
     def free_millipercent(self) -> int:
@@ -54,7 +54,7 @@ def rooms(
     health: dict[DeviceUuid, str],
     without: ShareId | None = None,
 ) -> dict[DeviceUuid, Room]:
-    """Return the room on every device beside `shares`, leaving out the share `without` (one that is being changed)."""
+    """Return the room on every device beside `shares`. The share `without`, which is being changed, is left out."""
     millipercent = dict.fromkeys((info.uuid for info in devices), 0)
     memory_bytes, count, yielded = millipercent.copy(), millipercent.copy(), millipercent.copy()
     for share in shares:
@@ -74,7 +74,7 @@ def rooms(
 def resolve_device(
     devices: Sequence[DeviceInfo], wanted: str, remedy: str = "name one of them, or none for the best fit"
 ) -> DeviceInfo:
-    """Return the device whose UUID or index is `wanted`. Raises UnknownDevice, with the remedy of what was asked."""
+    """Return the device with the UUID or index `wanted`. Raises UnknownDevice with a remedy for what was asked."""
     for info in devices:
         if wanted in (info.uuid, str(info.index)):
             return info
@@ -117,9 +117,10 @@ def _check_health(room: Room) -> None:
 
 
 def _best_fit(candidates: Sequence[Room], ask: DeviceAsk, *, overcommit: bool) -> Room:
-    """Return the fitting device that has the least time left afterwards, so that large gaps stay whole.
+    """Return the fitting device that would have the least time left afterwards, so that large gaps stay whole.
 
-    Ties: the one with the least memory left, then the lowest index. A best-effort share goes where most is free.
+    Ties go to the device with the least memory left, then to the lowest index. A best-effort share gets the device with
+    the most free time.
     """
     fitting: list[Room] = []
     refusals: list[DoesNotFit | InvalidInput | WrongState] = []
@@ -141,7 +142,7 @@ def _best_fit(candidates: Sequence[Room], ask: DeviceAsk, *, overcommit: bool) -
 def _summary(
     candidates: Sequence[Room], ask: DeviceAsk, refusals: Sequence[DoesNotFit | InvalidInput | WrongState]
 ) -> DoesNotFit | InvalidInput | WrongState:
-    """Return one error for all devices: the only one's own, or what the roomiest has."""
+    """Return one error for all devices: the error of the only device, or one that names the most room there is."""
     terms = ask.terms
     if not candidates:
         return DoesNotFit("no device is left for this share: ask for fewer devices")
@@ -164,9 +165,9 @@ def _summary(
 
 
 def place(asks: Sequence[DeviceAsk], free: dict[DeviceUuid, Room], *, overcommit: bool) -> tuple[DeviceTerms, ...]:
-    """Choose a distinct device for every ask; named devices first, then best fit, largest request first.
+    """Choose a distinct device for every ask: named devices first, then best fit, the largest request first.
 
-    Raises UnknownDevice, InvalidInput, DoesNotFit or WrongState; nothing is half placed.
+    Raises UnknownDevice, InvalidInput, DoesNotFit or WrongState; then nothing is placed.
     """
     devices = sorted((room.info for room in free.values()), key=lambda info: info.index)
     chosen: dict[int, DeviceTerms] = {}
@@ -194,8 +195,8 @@ def check_change(
 ) -> None:
     """Raise DoesNotFit or InvalidInput unless the new terms of `share` fit into `free`, the room without the share.
 
-    What shrinks always fits, so that an overcommitted node can be put right step by step. Time that a share yields has
-    to fit when it wants it back.
+    Terms that shrink always fit, so an overcommitted node can be corrected step by step. Time that a share yields must
+    fit again when the share wants it back.
     """
     before = {held.device: held.terms for held in share.devices}
     for new in changed:
@@ -212,7 +213,7 @@ def check_change(
 
 
 def check_return(share: Share, free: dict[DeviceUuid, Room], *, overcommit: bool) -> None:
-    """Raise DoesNotFit unless the time that `share` yields fits into `free`, the room without it, again."""
+    """Raise DoesNotFit unless the time that `share` yields fits again into `free`, the room without the share."""
     for held in share.devices:
         room, request = free[held.device], held.terms.request_millipercent
         if request > room.free_millipercent and not overcommit:

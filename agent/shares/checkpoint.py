@@ -1,6 +1,6 @@
 """Writes and reads the checkpoint: the shares and their accounts as JSON, replaced atomically.
 
-It is what a new agent adopts from. The shares live on tmpfs and do not survive a reboot; a checkpoint of an earlier
+A new agent adopts the shares in it. The shares live on tmpfs and do not survive a reboot: a checkpoint of an earlier
 boot is recognised by its boot id and ignored.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 NAME: Final = "checkpoint.json"
 UNREADABLE: Final = f"{NAME}.unreadable"
-"""What a file becomes that cannot be read: a newer agent wrote it, or it is for a person to look at."""
+"""The name that an unreadable checkpoint gets. Either a newer agent wrote it, or an operator should look at it."""
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ShareError)
 _COUNTER_MAX: Final = 2**63
 _COPIES: Final = tuple(field.name for field in fields(Copies))
@@ -51,17 +51,17 @@ class Record:
     share: Share
     usages: tuple[Usage, ...]
     live_launches: int
-    """Launches, on all devices, of the processes that lived then: the next arbiter reads them from the slots again."""
+    """Launches of the live processes, on all devices: the next arbiter reads these from the slots again."""
     text: str = ""
     """The record as it stood in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A share that this agent cannot read, as another version wrote it: it is kept for one that can."""
+    """A share that this agent cannot read, because another version wrote it. It is kept for an agent that can."""
 
     name: str
-    """Of its directory; empty where even that cannot be read."""
+    """The name of the share's directory; empty if even that cannot be read."""
     cause: str
     text: str
 
@@ -73,9 +73,9 @@ class Checkpoint:
     records: tuple[Record, ...]
     unread: tuple[Unread, ...]
     driver_version: str
-    """Of the driver that it ran on; empty when it did not say."""
+    """The version of the driver that the earlier agent ran on; empty if it did not say."""
     devices: tuple[DeviceInfo, ...] = ()
-    """The devices that it had; none when it did not say."""
+    """The devices of the earlier agent; none if it did not say."""
 
 
 NOTHING_LEFT: Final = Checkpoint((), (), "")
@@ -87,7 +87,7 @@ def boot_id() -> str:
 
 
 class Dumper:
-    """Makes the checkpoint's text. A share that has not been read anew since the last one is not encoded again."""
+    """Makes the checkpoint's text. A share without a new status since the last checkpoint is not encoded again."""
 
     def __init__(self, boot: str, driver_version: str = "") -> None:
         self._head = f'"format": {FORMAT}, "boot_id": {json.dumps(boot)}, "driver": {json.dumps(driver_version)}'
@@ -120,19 +120,19 @@ def _counters(usage: Usage) -> dict[str, Any]:
 
 
 def _fields(share: Share) -> dict[str, Any]:
-    """Return what `dataclasses.asdict` would; that copies deeply, at twenty times the cost."""
+    """Return the same as `dataclasses.asdict`, which copies deeply and costs twenty times as much."""
     devices = [
         {"device": held.device, "terms": {name: getattr(held.terms, name) for name in _TERMS}} for held in share.devices
     ]
     found = {**{name: getattr(share, name) for name in _SHARE}, "devices": devices}
-    for name in ("yielding", "owner", "gang", "ownerless"):  # an earlier agent does not know the words
+    for name in ("yielding", "owner", "gang", "ownerless"):  # an earlier agent does not know these fields
         if not found[name]:
             del found[name]
     return found
 
 
 def parse(text: str, boot: str) -> Checkpoint:
-    """Read a checkpoint, each share by itself; of another boot none. Raises WrongState when it is unreadable."""
+    """Read a checkpoint, each share by itself; one of another boot has none. Raises WrongState if it is unreadable."""
     try:
         loaded: Any = json.loads(text)
         cause = "" if loaded["format"] == FORMAT else f"format {loaded['format']} is not {FORMAT}"
@@ -176,7 +176,7 @@ def _name(item: Mapping[str, Any]) -> str:
 
 
 def _record(item: Mapping[str, Any]) -> Record:
-    """Read a share. A newer agent may have written words that are not known here: they are left out."""
+    """Read a share. Fields that are not known here, because a newer agent wrote them, are left out."""
     share = {name: item["share"][name] for name in _SHARE if name in item["share"]}
     devices = tuple(
         DeviceTerms(DeviceUuid(held["device"]), Terms(**{n: held["terms"][n] for n in _TERMS if n in held["terms"]}))
@@ -195,7 +195,7 @@ def _record(item: Mapping[str, Any]) -> Record:
 
 
 def _devices(items: Iterable[Mapping[str, Any]]) -> tuple[DeviceInfo, ...]:
-    """Read the devices; none where one is malformed, for a new agent lists them itself."""
+    """Read the devices; none if one is malformed, for a new agent lists the devices itself."""
     try:
         found = [{name: item[name] for name in _DEVICE if name in item} for item in items]
         return tuple(DeviceInfo(**one | {"nvlink_peers": tuple(one.get("nvlink_peers", ()))}) for one in found)
@@ -228,14 +228,14 @@ def read(directory: Path) -> str | None:
 
 
 def set_aside(directory: Path) -> None:
-    """Keep a checkpoint that cannot be read beside the one that is written next, until there is no share any more."""
+    """Rename an unreadable checkpoint, so that the next one does not replace it. It stays until there is no share."""
     if (directory / NAME).is_file():
         with contextlib.suppress(OSError):
             (directory / NAME).replace(directory / UNREADABLE)
 
 
 def remove(directory: Path) -> None:
-    """Remove the checkpoint, one that could not be read, and what a crash left of a new one."""
+    """Remove the checkpoint, one that was set aside, and a half-written one that a crash left."""
     (directory / UNREADABLE).unlink(missing_ok=True)
     (directory / NAME).unlink(missing_ok=True)
     (directory / f"{NAME}{files.UNFINISHED}").unlink(missing_ok=True)

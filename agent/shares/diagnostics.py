@@ -1,7 +1,7 @@
-"""What an operator must hear of a share's programs: bad input, damage, a driver that lacks something. Pure.
+"""Log lines for an operator about a share's programs: bad input, damage, missing driver functions. Pure.
 
-Here are the sentences, and which of them have been told: `Troubles.step` turns one status into the lines that are new.
-Every value comes from a tenant: it is a number, or a name of our own table, never its text.
+This file has the sentences, and remembers which have been logged: `Troubles.step` turns a status into the lines that
+are new. The values come from tenants, so each is a number or a name of our own table, never a tenant's text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 REGION_REMEDY: Final = "programs that start now run unmetered, or not at all on a closed node: register the share anew"
 _FAULTS_FACTOR: Final = 10
-"""Damage that goes on is told again when there is so many times as much: a tenant must not fill the log."""
+"""Damage that goes on is logged again when its count has grown by this factor: a tenant must not fill the log."""
 _FROM_LIST: Final = "take devices from the list that the share was given"
 _UNMETERED: Final = "the program runs unmetered (closed node: cuInit fails with 802); upgrade the driver"
 _TURNED_AWAY: Final = (
@@ -61,7 +61,7 @@ def _init_cause(error: int) -> str:
 
 
 def describe(mishap: Mishap, devices: int) -> tuple[int, str]:
-    """Return the CUDA error that the program got (0: none) and the cause; its share holds so many `devices`."""
+    """Return the CUDA error that the program got (0: none), and its cause; `devices`: how many its share holds."""
     function = mishap.function or "a function that is not known here"
     version = f"{mishap.detail // 1000}.{mishap.detail % 1000 // 10}"
     sees = "one device, number 0" if devices == 1 else f"{devices} devices, numbered from 0"
@@ -99,15 +99,15 @@ def facts(status: ShareStatus) -> list[str]:
     told: list[str] = []
     for mishap in {mishap.kind: mishap for mishap in status.mishaps}.values():
         error, cause = describe(mishap, len(status.share.devices))
-        who = f"its process {mishap.pid}" if mishap.pid else "one of its processes"
-        told.append(f"{who} got CUDA error {error}: {cause}" if error else f"{who}: {cause}")
+        process = f"its process {mishap.pid}" if mishap.pid else "one of its processes"
+        told.append(f"{process} got CUDA error {error}: {cause}" if error else f"{process}: {cause}")
     if status.region_fault:
         told.append(f"{status.region_fault}: {REGION_REMEDY}")
     return told
 
 
 def small_cap(memory_limit_bytes: int, context_bytes: int) -> str:
-    """Say that a cap does not hold a context; empty when it does, or there is none."""
+    """Return a sentence if the memory cap is too small for a context; empty if it is not, or if there is no cap."""
     if not 0 < memory_limit_bytes < context_bytes:
         return ""
     return (
@@ -118,7 +118,7 @@ def small_cap(memory_limit_bytes: int, context_bytes: int) -> str:
 
 @dataclass(slots=True)
 class _Told:
-    """What has been told of one share."""
+    """The lines that have been logged about one share."""
 
     mishap: int = 0
     faults: int = 0
@@ -127,13 +127,13 @@ class _Told:
 
 
 class Troubles:
-    """Which lines have been written, by share. Invariant: `_told` holds the shares of the last step alone."""
+    """The lines that have been logged, by share. Invariant: `_told` holds exactly the shares of the last step."""
 
     def __init__(self) -> None:
         self._told: dict[ShareId, _Told] = {}
 
     def step(self, shares: Iterable[ShareStatus], context_bytes: Mapping[DeviceUuid, int]) -> list[Line]:
-        """Return what is new. `context_bytes`: what a context takes on each device, 0 where that is not known."""
+        """Return the new lines. `context_bytes`: the memory that a context takes on each device; 0: not known."""
         before, self._told, lines = self._told, {}, []
         for status in shares:
             told = self._told[status.share.id] = before.get(status.share.id) or _Told()

@@ -1,4 +1,4 @@
-"""What a process's environment says of its share and of MPS. A tenant's text: bounded, and printable or nothing."""
+"""Reads what a process's environment says of its share and of MPS. The text is a tenant's: bounded, and printable."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SHED: Final = (
     "its program gains rights at its start (set-user-ID, file capabilities), and the loader drops the hook then"
 )
 _READ_BYTES: Final = 1 << 18
-"""So much of an environment is read; what stands behind is not looked for."""
+"""Only this much of an environment is read, bytes."""
 _REGION_BYTES: Final = 255
 """The longest directory that the hook takes: sp_region.directory of region/region.h."""
 
 
 def environment_of(pid: int) -> bytes:
-    """Return the environment with which the process started; empty when it may not be read.
+    """Return the environment with which the process started; empty if it may not be read.
 
-    It reads the process's memory, which may take long: not for the event loop.
+    The kernel reads it from the process's memory, which may take long: do not call this on the event loop.
     """
     try:
         with Path(f"/proc/{pid}/environ").open("rb") as file:
@@ -36,7 +36,7 @@ def environment_of(pid: int) -> bytes:
 
 
 def region_in(environment: bytes) -> str:
-    """Return the value of SHAREPOD_REGION; empty when there is none that a hook would take and a log may show."""
+    """Return the value of SHAREPOD_REGION; empty if it has none that a hook would accept and that a log may show."""
     for entry in environment.split(b"\0"):
         if entry.startswith(_REGION):
             value = entry.removeprefix(_REGION)
@@ -51,9 +51,9 @@ def names_mps(environment: bytes) -> bool:
 
 
 def without_hook(pid: int, region: str, proc: Path = Path("/proc")) -> str:
-    """Say why a process of a share, which names its region, cannot have the hook; empty where nothing shows.
+    """Return why a process that names the region of a share cannot have the hook; empty if no reason is found.
 
-    Of another user's process only root sees that.
+    Only root can find the reason for a process of another user.
     """
     try:
         if not (proc / str(pid) / "root" / region.lstrip("/") / "terms").exists():

@@ -1,6 +1,7 @@
-"""Numbers for the gangs that live shares name: the arbiter knows them by keys.
+"""Keys for the gangs that live shares name: the arbiter knows a gang by a number.
 
-A gang is named by its owner too: whoever joined a stranger's could pause it, or keep its devices waiting.
+A gang's full name includes its owner. Else a user could join the gang of another user, and pause it or keep its devices
+waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Gangs:
         self._last = 0
 
     def key(self, owner: str, name: str, live: Container[tuple[str, str]]) -> int:
-        """Return the key of an owner's gang, 0 for no name. Those that are not among the `live` ones are forgotten."""
+        """Return the key of an owner's gang, 0 for no name. Gangs that are not in `live` are forgotten."""
         if not name:
             return 0
         gang = owner, name

@@ -1,7 +1,7 @@
-"""Serves the hook to programs: a copy in the hook directory whose name carries version and content.
+"""Serves the hook to programs: a copy in the hook directory, with its version and a digest of its content in the name.
 
-Running programs have it mapped and hand its path to their children, so that a file once served is never overwritten:
-an upgrade serves another one beside it, and old ones go when no share is left.
+A served file is never overwritten: running programs have it mapped, and pass its path to their children. An upgrade
+serves a new file beside it. The old ones are removed when no share is left.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def may_execute(directory: Path) -> bool:
 def serve(
     source: Path, place: Path, version: str, executable: Callable[[Path], bool] = may_execute
 ) -> tuple[Path, str]:
-    """Return where programs find the hook, and why that is `source` itself: empty when it is a copy in `place`.
+    """Return the path of the hook for programs, and the reason if that is `source` itself; empty: a copy in `place`.
 
-    The caller holds the host's lock: nobody else writes there. Raises AgentUnavailable and leaves no part of a file.
+    The caller holds the host's lock, so no other agent writes there. Raises AgentUnavailable; no partial file is left.
     """
     try:
         content = source.read_bytes()
@@ -46,7 +46,7 @@ def serve(
     try:
         directory.mkdir(mode=0o711, exist_ok=True)
         if not path.is_file() or path.read_bytes() != content:
-            # It replaces the name of a damaged file at most, never what a program has mapped.
+            # This can only replace the name of a damaged file, never a file that a program has mapped.
             files.replace(path, content)
     except OSError as error:
         raise AgentUnavailable(
@@ -57,7 +57,7 @@ def serve(
 
 
 def remove(place: Path, keep: Path | None = None) -> None:
-    """Remove the hooks that were served, but not `keep`, and the directory when it is empty. No share may be left."""
+    """Remove the served hooks, except `keep`, and the directory if it is empty then. No share may be left."""
     directory = place / DIRECTORY_NAME
     with contextlib.suppress(OSError):
         for path in directory.glob("libsharepod-*"):

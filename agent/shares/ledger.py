@@ -1,6 +1,6 @@
-"""Turns counters into rates: device time used over the last second, minute and quarter of an hour, and time waited.
+"""Turns counters into rates over the last second, minute and quarter of an hour, of device time used and time waited.
 
-Pure: `now_ns` is a parameter. And continues the account of an earlier agent.
+It also continues the account of an earlier agent. Pure: `now_ns` is a parameter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 NOTHING: Final = Usage()
-"""The account of earlier agents of a share that had none."""
+"""The account of earlier agents for a share that is new."""
 
 SECOND_NS: Final = 1_000_000_000
 MINUTE_NS: Final = 60 * SECOND_NS
@@ -78,19 +78,19 @@ class Account:
         return _rate(now_ns - since_ns, used_ns - before_ns)
 
     def waited_millipercent(self, now_ns: int, waited_ns: int, window_ns: int) -> int:
-        """Return the same of the time waited."""
+        """Return the same rate for the time waited."""
         since_ns, _, before_ns = self._since(now_ns - window_ns)
         return _rate(now_ns - since_ns, waited_ns - before_ns)
 
     def _since(self, start_ns: int) -> Sample:
-        """Return the last sample at or before `start_ns`, else the first; without any, one that makes all rates 0."""
+        """Return the last sample at or before `start_ns`, else the first; if there is none, one that makes rates 0."""
         if not self._fine:
             return _NEVER
         samples = self._fine
         if self._coarse and start_ns < self._fine[0][0]:
             samples = self._old if self._old and start_ns < self._coarse[0][0] else self._coarse
         found = samples[0]
-        for sample in samples:  # a few: the fine ones span two windows of a second, the others begin a window ago
+        for sample in samples:  # only a few: dense samples span two seconds, and the others begin one window ago
             if sample[0] > start_ns:
                 break
             found = sample
@@ -107,7 +107,7 @@ class Account:
 
 
 class DeviceAccount:
-    """Device time that the shares of one device used, with that of shares which have ended since."""
+    """Device time used by all shares of one device, including shares that have ended since."""
 
     __slots__ = ("_account", "_seen", "_used_ns")
 
@@ -117,7 +117,7 @@ class DeviceAccount:
         self._used_ns = 0
 
     def add(self, now_ns: int, used_ns: Mapping[str, int]) -> None:
-        """Take the counter of each share. What shares had used before the first call was at another time."""
+        """Take the counter of each share. The first call only sets where counting begins."""
         if self._seen is not None:
             seen = self._seen
             self._used_ns += sum(max(0, used - seen.get(share, 0)) for share, used in used_ns.items())
@@ -125,23 +125,23 @@ class DeviceAccount:
         self._account.add(now_ns, self._used_ns)
 
     def rate_millipercent(self, now_ns: int, window_ns: int) -> int:
-        """Return the rate of all of them over a window, as of the last call of `add`."""
+        """Return the rate of all shares together over a window, as of the last call of `add`."""
         return self._account.rate_millipercent(now_ns, self._used_ns, window_ns)
 
 
 def _rate(passed_ns: int, counted_ns: int) -> int:
     if passed_ns <= 0 or counted_ns <= 0:
         return 0
-    # A share is never charged more than passes; what is above comes from reading the counter after the clock.
+    # A share is never charged more than passes. A higher rate comes from reading the counter after the clock.
     return min(round(counted_ns * WHOLE_MILLIPERCENT / passed_ns), WHOLE_MILLIPERCENT)
 
 
 def carried(usages: Sequence[Usage], live_launches: int, now: Sequence[Usage]) -> tuple[Usage, ...]:
-    """Return the earlier account less used_ns, which the arbiter continues, and less what the slots tell again.
+    """Return the earlier account, less used_ns, which the arbiter continues, and less what the slots report again.
 
-    `now` is what they tell. A process that lived at the checkpoint may have ended since, and its slot been cleared:
-    what is missing there is of the dead. The slots count launches per process, not per device, so that the part of the
-    dead is taken pro rata.
+    `now` is what they report. If a process that lived at the checkpoint has ended since and its slot was cleared, its
+    counts are missing there and stay in the result. The slots count launches per process and not per device, so these
+    are divided over the devices pro rata.
     """
     launches = sum(usage.launches for usage in usages)
     gone = max(0, launches - min(live_launches, sum(usage.launches for usage in now)))
@@ -165,7 +165,7 @@ def _carried(usage: Usage, told: Usage, gone: int, launches: int) -> Usage:
 
 
 def total(earlier: Usage, usage: Usage) -> Usage:
-    """Add the counters of earlier agents to those of this one; gauges are of now."""
+    """Add the counters of earlier agents to those of this agent; gauges are the present ones."""
     if earlier is NOTHING:
         return usage
     counters = {name: getattr(earlier, name) + getattr(usage, name) for name in COUNTERS}

@@ -1,6 +1,6 @@
-"""What an earlier agent left: its checkpoint, and regions that no record is of.
+"""What an earlier agent left: its checkpoint, and regions that the checkpoint has no record of.
 
-A region says its terms itself, so a share without a record is adopted all the same. What cannot be adopted is left
+A region contains its terms, so a share without a record is adopted all the same. A share that cannot be adopted is left
 alone while a process lives in it, and its record is kept for an agent that can read it. All methods run on the agent's
 event loop.
 """
@@ -32,10 +32,10 @@ _OF_ONE_USER: Final = 0o600
 
 
 class Leftovers:
-    """What is there of shares that this agent does not serve.
+    """The directories and records of shares that this agent does not serve.
 
-    Invariant: a directory is removed only when no process has a slot in it. Where a process may just have lost its lock
-    it is looked at twice.
+    Invariant: a directory is removed only when no process has a slot in it. If a process may just have lost its lock,
+    the directory must be found without a process twice.
     """
 
     def __init__(self, arbiter: NativeArbiter, shares_directory: Path, state_directory: Path, boot: str) -> None:
@@ -48,10 +48,10 @@ class Leftovers:
         self._left: dict[str, Unread] = {}
         """Directories, by name, that are left alone while a process lives in them."""
         self._doubtful: set[str] = set()
-        """Of them, those in which a slot was claimed at the last look and its lock was gone."""
+        """Those of them in which, at the last look, a slot was claimed but its lock was gone."""
 
     def read(self) -> Checkpoint:
-        """Return the checkpoint, with a record of each region that is to be adopted and has none there."""
+        """Return the checkpoint, with an added record for each region that is to be adopted but has none."""
         is_whole = True
         try:
             text = checkpoint.read(self._state)
@@ -77,12 +77,12 @@ class Leftovers:
         return [one.text for one in (*self._unread, *self._left.values()) if one.text]
 
     def keep(self, record: Record, cause: str) -> None:
-        """Leave a share alone that cannot be adopted, for as long as a process lives in it."""
+        """Leave a share that cannot be adopted alone while a process lives in it."""
         name = Path(record.share.directory).name
         self._left[name] = Unread(name, cause, record.text)
 
     def clear(self, live: Collection[str]) -> None:
-        """Remove the directories in which no process lives; `live` are the ids of shares that this agent serves."""
+        """Remove the directories in which no process lives; `live`: the ids of the shares that this agent serves."""
         for name in tuple(self._left):
             if name in live:  # it was registered anew
                 del self._left[name]
@@ -100,9 +100,10 @@ class Leftovers:
                 log.warning("directory without a share removed", extra={"share": name})
 
     def _unrecorded(self, known: Collection[str], *, is_whole: bool) -> list[Record]:
-        """Return a record of each region that has none: of all where records are missing, else of those in use.
+        """Return a record for each region that has none.
 
-        The others are what a crash between two steps left.
+        `is_whole`: the checkpoint has all records. Then only regions in use count: a region without a process and
+        without a record is what a crash between two steps left.
         """
         found: list[Record] = []
         for directory in sorted(self._shares.iterdir()):
@@ -126,7 +127,7 @@ class Leftovers:
         return found
 
     def _record_of(self, directory: Path) -> Record:
-        """Return what a region says of its share. Raises OSError and ShareError."""
+        """Return a record made from the terms in a region. Raises OSError and ShareError."""
         if not SHARE_ID.fullmatch(directory.name):
             raise FileNotFoundError(2, "no share has this name", directory.name)
         terms, share_class, paused = self._arbiter.region_terms(str(directory))

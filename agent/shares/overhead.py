@@ -1,8 +1,8 @@
-"""What processes take of a device beyond what they are charged with. Pure: figures in, figures out.
+"""Computes the device memory that processes take beyond their charged allocations. Pure: figures in, figures out.
 
-Every allocation is charged as it is made; contexts, modules and the driver's rounding show only in NVML's figure for
-the whole process. The two are read at different instants, so a difference is believed when two looks in a row find the
-same: while a program allocates and frees, the last one stays.
+Every allocation is charged when it is made. Contexts, modules and the driver's rounding show only in NVML's figure for
+the whole process. The two figures are read at different instants, so a difference counts only if two looks in a row
+find the same one: while a program allocates and frees, the last such difference stays.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Overheads:
         for one in held:
             total = nvml_bytes.get(one.holding.pid, 0)
             if total <= 0 and one.holding.memory_used_bytes:
-                continue  # NVML does not tell; who has given all back is no longer listed, and has nothing beyond it
+                continue  # NVML does not tell, or the process has freed all its memory and is not listed any more
             beyond = max(total - one.holding.memory_used_bytes, -one.holding.context_bytes)
             key = Held(one.share, one.term, _named(one.holding))
             now[key] = beyond
@@ -62,7 +62,7 @@ class Overheads:
         return settled
 
     def context_bytes(self, device: DeviceUuid) -> int:
-        """Return the least that a process was found to take beyond its allocations: its context. 0: none was seen."""
+        """Return the least that a process took beyond its allocations, which is its context. 0: none was seen."""
         return self._context.get(device, 0)
 
     def _learn(self, device: DeviceUuid, overhead_bytes: int) -> None:
@@ -72,5 +72,5 @@ class Overheads:
 
 
 def _named(holding: Holding) -> Holding:
-    """Return who it is, whatever it holds."""
+    """Return a key for the process, without what it holds."""
     return type(holding)(holding.pid, holding.slot, 0, 0)

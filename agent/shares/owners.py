@@ -1,4 +1,4 @@
-"""Watches the processes that own shares: a pidfd each, so that a share ends with its owner and no pid is mistaken."""
+"""Watches the processes that own shares, with a pidfd each: a share ends with its owner, and no pid is mistaken."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def user_of(pid: int) -> int | None:
 
 
 def pid_here(pid: int, namespace: int) -> int:
-    """Return the agent's number of the process that is `pid` in a pid namespace, named by its inode; 0 is the agent's.
+    """Return the pid, in the agent's namespace, of the process `pid` of the namespace with that inode (0: the agent's).
 
     Raises WrongState when the agent sees no such process.
     """
@@ -51,7 +51,7 @@ def pid_here(pid: int, namespace: int) -> int:
 
 
 def _namespace_of(process: str) -> int:
-    """Return the inode of a process's pid namespace; 0 when it is gone or may not be looked at."""
+    """Return the inode of a process's pid namespace; 0 if the process is gone or may not be inspected."""
     try:
         return Path(f"/proc/{process}/ns/pid").stat().st_ino
     except OSError:
@@ -74,7 +74,7 @@ class Owners:
     """
 
     def __init__(self, ended: Callable[[ShareId], None]) -> None:
-        """Call `ended` once, on the loop, when the owner of a share is gone."""
+        """Take the callback `ended`, which is called once on the event loop when the owner of a share is gone."""
         self._ended = ended
         self._pidfds: dict[ShareId, int] = {}
 
@@ -97,7 +97,7 @@ class Owners:
         self._ended(share)
 
     def forget(self, share: ShareId) -> None:
-        """Stop watching the owner of a share; one without an owner is no error."""
+        """Stop watching the owner of a share. A share without an owner is no error."""
         pidfd = self._pidfds.pop(share, None)
         if pidfd is not None:
             asyncio.get_running_loop().remove_reader(pidfd)

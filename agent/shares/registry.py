@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _OWNED_NAMES: Final = ("slots", "bell")
 """SP_SLOTS_FILE and SP_BELL_FILE of region/region.h: what programs of the share write."""
 _REMEMBERED_PER_HANDLE: Final = 64
-"""Released shares whose names are kept for traces, per handle of the arbiter."""
+"""How many released shares are kept per handle of the arbiter: traces still show their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TermsChange:
 
 @dataclass(slots=True)
 class _Entry:
-    """A live share. `carried` is the account of earlier agents, less what the arbiter continues or reads again."""
+    """A live share. `carried`: the account of earlier agents, less what the arbiter continues or reads again."""
 
     share: Share
     handle: Handle
@@ -95,11 +95,11 @@ class Registry:
         self._entries: dict[ShareId, _Entry] = {}
         self._gangs = Gangs()
         self._titles: dict[Handle, list[tuple[int, Share]]] = {}
-        """Who had a handle and since when, oldest first: the arbiter gives handles out again."""
+        """By handle: the shares that have had it and since when, oldest first. The arbiter gives handles out again."""
 
     @property
     def directory(self) -> Path:
-        """Where the shares have their directories."""
+        """The parent of the shares' directories."""
         return self._directory
 
     @property
@@ -108,13 +108,13 @@ class Registry:
         return self._devices
 
     def add_device(self, info: DeviceInfo) -> None:
-        """Add a device that was not there from the beginning."""
+        """Add a device that was not there when the agent started."""
         handle = self._arbiter.add_device(info.uuid)
         self._handles[info.uuid], self._uuids[handle] = handle, info.uuid
         self._devices = tuple(sorted((*self._devices, info), key=lambda one: one.index))
 
     def describe(self, info: DeviceInfo) -> None:
-        """Take what is now known of a device; its index and what NVLink joins it with stay."""
+        """Replace what is known of a device, except its index and its NVLink peers."""
         self._devices = tuple(
             replace(info, index=one.index, nvlink_peers=one.nvlink_peers) if one.uuid == info.uuid else one
             for one in self._devices
@@ -133,13 +133,14 @@ class Registry:
         return self._entry(reference).share
 
     def rooms(self) -> dict[DeviceUuid, admission.Room]:
-        """Return what is promised and free on every device."""
+        """Return the room on every device: what is promised, and what is free."""
         return admission.rooms(self._devices, self.shares(), self._health)
 
     def set_health(self, device: DeviceUuid, reason: str) -> None:
-        """Tell whether work can run on a device; `reason` is empty when it can.
+        """Set why work cannot run on a device; an empty `reason`: it can.
 
-        Only admission asks. The arbiter goes on as before: launches on a lost device fail at once, its turns are short.
+        Only admission uses this. The arbiter goes on as before: launches on a lost device fail at once, so its turns
+        are short.
         """
         self._health[device] = reason
 
@@ -154,9 +155,9 @@ class Registry:
     ) -> Share:
         """Admit a share, create its directory and region. Nothing is left behind when this raises a ShareError.
 
-        A share that is there with the id that is asked for is returned as it is, whatever else is asked.
-        With `owner_uid` only that user's programs may write the share's slots and ring; else all who can reach it
-        (a container, whose user is not known).
+        If a share with the wanted id exists, it is returned unchanged, whatever else is asked for. With `owner_uid`
+        only that user's programs may write the share's slots and ring its doorbell; without, all programs that can
+        reach the directory may (the user of a container is not known).
         """
         if (there := self.known(ask)) is not None:
             return there
@@ -178,10 +179,10 @@ class Registry:
         )
         directory = Path(share.directory)
         try:
-            if ask.id:  # its directory may be left from before: no share of ours has it
+            if ask.id:  # an earlier share may have left its directory: no live share uses it
                 shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
-            # Other users' programs reach their own share by its unguessable name; nobody but us lists or writes here.
+            # Other users' programs reach their own share by its unguessable name; only the agent lists or writes here.
             directory.chmod(0o711)
             handle = self._arbiter.add_share(share.directory, self._terms(devices), share.share_class, ())
             if owner_uid is not None:
@@ -197,7 +198,7 @@ class Registry:
         return share
 
     def known(self, ask: ShareAsk) -> Share | None:
-        """Return the share that is there with the id that is asked for; None when there is none, or no id is given."""
+        """Return the live share with the id that is asked for; None if there is none, or no id is given."""
         entry = self._entries.get(ask.id)
         return entry.share if entry else None
 
@@ -221,16 +222,16 @@ class Registry:
             self._arbiter.pause_share(handle, True)
 
     def settle(self) -> None:
-        """Let run what is not paused: an adopted share is, as its region says, until all of its gang are there."""
+        """Resume the adopted shares that are not paused: each waited until all shares of its gang were adopted."""
         for share in self.shares():
             if not share.paused:
                 self._arbiter.pause_share(self._entries[share.id].handle, False)
 
     def unmetered_cause(self, process: DeviceProcess, *, attached: bool) -> str:
-        """Say why a process runs unmetered that was started in a share; empty for one that belongs to no share of ours.
+        """Return why a process that was started in a share runs unmetered; empty if it belongs to no share of ours.
 
-        `attached`: it has a slot, but its share does not hold the device. What its environment names is a tenant's:
-        it counts only when it is the directory of a share, there or gone.
+        `attached`: it has a slot, but its share does not hold the device. A tenant controls the environment that names
+        the region, so the name counts only if it is the directory of a share that exists or has ended.
         """
         if attached:
             return unmanaged.OUTSIDE_CAUSE
@@ -249,9 +250,9 @@ class Registry:
         labels: Mapping[str, str] | None = None,
         gang: str | None = None,
     ) -> Share:
-        """Change the terms of a live share, or who it is for (None: who it was for), or its gang (None: as it was).
+        """Change the terms of a live share, its labels (None: unchanged), or its gang (None: unchanged).
 
-        Raises a ShareError and changes nothing when they do not fit.
+        Raises a ShareError and changes nothing if the terms do not fit.
         """
         check_labels(labels or {})
         check_gang(gang or "")
@@ -279,8 +280,8 @@ class Registry:
     def pause(self, reference: str, *, paused: bool, yielding: bool = False) -> Share:
         """Close a share's gates, or let it run again. Pausing a paused share is no error.
 
-        `yielding`: until it runs again its requests of device time count as not promised. Raises DoesNotFit and changes
-        nothing when a share that yields is to have them back, and others have them.
+        `yielding`: until the share runs again, its requests of device time count as not promised. Raises DoesNotFit and
+        changes nothing if a share that yields should run again but others have got its time.
         """
         entry = self._entry(reference)
         share, yielding = entry.share, paused and yielding
@@ -309,7 +310,7 @@ class Registry:
     def statuses(self, references: Iterable[str], now_ns: int) -> tuple[ShareStatus, ...]:
         """Return the named shares (all, when none is named), oldest first. Raises UnknownShare.
 
-        What is read is also a sample for the rates: who watches closely gets them sharper.
+        What is read is also a sample for the rates: the more often a client reads, the finer they are.
         """
         wanted = {self.find(reference).id for reference in references}
         return tuple(
@@ -328,12 +329,12 @@ class Registry:
         return found
 
     def check_regions(self) -> None:
-        """Look whether programs that start now could use their regions; what is found is part of the status."""
+        """Check whether programs that start now could use their regions; the result is part of the status."""
         for entry in self._entries.values():
             entry.region_fault = unmanaged.region_fault(self._arbiter.region_error(entry.share.directory))
 
     def terms_on(self, device: DeviceUuid) -> list[tuple[Share, Handle, int]]:
-        """Return the shares that hold the device, with the arbiter's names for share and term."""
+        """Return the shares that hold the device, each with its handle and the index of its term."""
         return [
             (entry.share, entry.handle, term)
             for entry in self._entries.values()
@@ -368,7 +369,7 @@ class Registry:
         return entry
 
     def _check_names(self, ask: ShareAsk) -> None:
-        """Raise NameTaken when the name, or the id, would stand for two shares."""
+        """Raise NameTaken if two shares would have the same name or id."""
         for share in self.shares():
             if ask.name and ask.name in (share.name, share.id):
                 raise NameTaken(f"name {ask.name!r} belongs to share {share.id}: choose another, or release that one")
@@ -390,7 +391,7 @@ class Registry:
         self._arbiter.join_gang(handle, self._gangs.key(share.owner, share.gang, live))
 
     def _holder(self, turn: Turn) -> Share | None:
-        """Return who had the turn's handle when the turn ended."""
+        """Return the share that had the turn's handle when the turn ended."""
         for since_ns, share in reversed(self._titles.get(turn.share, [])):
             if since_ns <= turn.drained_ns:
                 return share
@@ -444,7 +445,7 @@ class Registry:
 
 
 def _give_to(uid: int, directory: Path) -> None:
-    """Let only `uid` write the slots and ring; an agent that is not root leaves those of other users as they are."""
+    """Let only `uid` write the slots and ring. An agent that is not root cannot do this for other users."""
     with contextlib.suppress(OSError):
         for name in _OWNED_NAMES:
             os.chown(directory / name, uid, -1)

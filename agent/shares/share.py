@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 ShareId = NewType("ShareId", str)
 DeviceUuid = NewType("DeviceUuid", str)
 Handle = NewType("Handle", int)
-"""What the arbiter calls a share or a device; valid for one run of the agent."""
+"""The arbiter's number of a share or device; valid for one run of the agent."""
 
 ID_LETTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
 ID_LENGTH: Final = 10
 SHARE_ID: Final = re.compile(f"[{ID_LETTERS}]{{{ID_LENGTH}}}")
-"""To be matched whole: an id becomes the name of a directory."""
+"""Must match the whole id, which becomes the name of a directory."""
 MIB: Final = 2**20
 WHOLE_MILLIPERCENT: Final = 100_000
 LEAST_MILLIPERCENT: Final = 1_000
 DEVICES_MAX: Final = 16
-"""Devices of one share: SP_DEVICES_MAX of region/region.h."""
+"""The most devices that one share can have: SP_DEVICES_MAX of region/region.h."""
 LABELS_MAX: Final = 16
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -105,9 +105,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAsk:
-    """What is asked of one device; `device` is a UUID, an index as text, or empty for the best fit.
+    """A request for a part of one device; `device` is a UUID, an index as text, or empty for the best fit.
 
-    memory_in_proportion: the cap is the request's part of the memory of whatever device is chosen.
+    memory_in_proportion: the cap is the same part of the chosen device's memory as the request is of its time.
     """
 
     device: str
@@ -123,10 +123,10 @@ class DeviceAsk:
             )
 
     def terms_on(self, memory_total_bytes: int) -> Terms:
-        """Return the terms on a device with so much memory (0: it does not say, and there is no cap in proportion).
+        """Return the terms on a device with that much memory (0: not known, and then no cap in proportion).
 
-        In proportion: rounded down to a MiB, so that requests of 100 % together never ask for more than there is; one
-        MiB at least, for 0 would be no cap.
+        A cap in proportion is rounded down to a MiB, so that requests of 100 % together never ask for more than there
+        is. It is at least one MiB, for 0 would be no cap.
         """
         if not self.memory_in_proportion or not memory_total_bytes or not self.terms.request_millipercent:
             return self.terms
@@ -164,11 +164,11 @@ class ShareAsk:
     owner_pid: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     id: ShareId = ShareId("")
-    """The id that it is to have; empty: the agent draws one."""
+    """The id for the share; empty: the agent draws one."""
     owner: str = ""
     """The digest of its owner's token; empty: operators alone change it."""
     gang: str = ""
-    """Shares that name the same one get their devices together; empty: by itself."""
+    """The name of its gang: shares of the same gang get their devices together. Empty: it is in no gang."""
 
     def __post_init__(self) -> None:
         """Raise InvalidInput when an id, name, label, gang, pid or the number of devices is out of range."""
@@ -217,9 +217,10 @@ class Share:
     owner: str = ""
     """The digest of its owner's token; empty: operators alone change it. Never listed."""
     gang: str = ""
-    """An owner's shares with the same one get their devices together; none runs while one is paused. Empty: none."""
+    """The name of its gang: an owner's shares with the same name get their devices together, and none runs while one is
+    paused. Empty: it is in no gang."""
     ownerless: bool = False
-    """It had an owner, of whom no record is left: it ends when no process is in it any more."""
+    """The share had an owner, but no record of the owner is left: it ends when it has no process any more."""
 
     def is_gang_of(self, other: Share) -> bool:
         """Tell whether both are in one gang: it is named by its owner and its name."""
@@ -232,7 +233,7 @@ class Share:
 
     @property
     def log_fields(self) -> dict[str, object]:
-        """What a line of the log says of it."""
+        """The fields that name the share in a line of the log."""
         pod = {name: self.labels[name] for name in ("namespace", "pod") if name in self.labels}
         return {"share": self.id, "share_name": self.name, **pod, "devices": [held.device for held in self.devices]}
 
@@ -247,7 +248,7 @@ class Copies:
     to_host_count: int = 0
 
     def __add__(self, other: Copies) -> Copies:
-        """Return both together."""
+        """Return the sum of both."""
         return Copies(
             self.to_device_bytes + other.to_device_bytes,
             self.to_host_bytes + other.to_host_bytes,
@@ -264,7 +265,7 @@ class Usage(Numbers):
     """The account of a share on one device: `struct sp_usage`. Its numbers are rows of usage.def."""
 
     gone_copies: Copies = NO_COPIES
-    """Of the host copies, those of processes that are gone: the slots do not tell these again."""
+    """The part of the host copies that gone processes made: the slots do not report these again."""
     state: ShareState = ShareState.IDLE
     gang_device: Handle = Handle(-1)
     """The device for which the share's gang waits before it may have this one; -1: none."""
@@ -283,12 +284,12 @@ class Usage(Numbers):
 NUMBERS: Final = tuple(METRICS)
 """The names of the numbers of an account."""
 COUNTERS: Final = tuple(name for name, (metric, _) in METRICS.items() if metric.endswith("_total"))
-"""Those of them that have counted since the share was registered."""
+"""The numbers that count from the share's registration on."""
 
 TURN_BOUNDS_NS: Final = tuple(
     round(bound_ms * 1_000_000) for bound_ms in (0.1, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 )
-"""sp_turn_bounds_ns of arbiter.h: of waits and turns."""
+"""sp_turn_bounds_ns of arbiter.h: the bounds of waits and turns."""
 HAND_OFF_BOUNDS_NS: Final = tuple(
     round(bound_us * 1000) for bound_us in (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
 )
@@ -297,10 +298,10 @@ HAND_OFF_BOUNDS_NS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often something took how long: `struct sp_histogram`."""
+    """A histogram of durations: `struct sp_histogram`."""
 
     counts: tuple[int, ...] = (0,) * (len(TURN_BOUNDS_NS) + 1)
-    """By the first of the bounds that it does not exceed; the last: by none."""
+    """A count for each bound: of durations up to it, but above the bound before; the last count: of the rest."""
     sum_ns: int = 0
 
     @property
@@ -323,11 +324,11 @@ class DeviceUsage:
     used_15m_millipercent: int = 0
     waited_1m_millipercent: int = 0
     gang_device: DeviceUuid | None = None
-    """Another device of the share, for which this one waits."""
+    """Another device of the share's gang, for which this one waits."""
     waits: Histogram = NOTHING_YET
-    """From the request of a turn to its grant, of the finished turns since this agent has the share."""
+    """Times from the request of a turn to its grant, of the turns finished since this agent has had the share."""
     turns: Histogram = NOTHING_YET
-    """From the grant to the drain, of the same."""
+    """Times from the grant to the drain, of the same turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,22 +349,22 @@ class Holding:
     slot: int
     memory_used_bytes: int
     context_bytes: int
-    """Of that, what was reserved for contexts before they were made: an estimate."""
+    """The part of that which was reserved for contexts before they were made: an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mishap:
-    """What befell a process of a share, as its hook says it: `struct sp_mishap`. A tenant's word."""
+    """Something that went wrong in a process of a share: `struct sp_mishap`. Its hook reports it: a tenant's word."""
 
     number: int
-    """1, 2, 3, … of the share."""
+    """Counts from 1 in each share."""
     pid: int
-    """0: it was gone before it could be told."""
+    """0: not known, for example because the process was gone."""
     kind: int
     """`enum sp_mishap_kind` of region/region.h."""
     detail: int
     function: str = ""
-    """The driver's function that the detail stands for, where it stands for one that is known."""
+    """The name of the driver function that the detail stands for; empty if it stands for none that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,9 +375,9 @@ class ShareStatus:
     usages: tuple[DeviceUsage, ...]
     processes: tuple[Process, ...]
     mishaps: tuple[Mishap, ...] = ()
-    """The last ones, oldest first."""
+    """The last mishaps of its processes, oldest first."""
     region_fault: str = ""
-    """Why programs that start now cannot use its region; empty when they can."""
+    """Why programs that start now cannot use its region; empty if they can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""Whom device time was used for, in sums that stay when shares end. Pure.
+"""Sums the device time used for each namespace and user. The sums stay when shares end. Pure.
 
-A job that is shorter than the time between two scrapes has no series of its own that anybody could take a rate of.
+They are there for short jobs: a job that is shorter than the time between two scrapes has no series of its own from
+which a rate could be computed.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
     from sharepod.agent.shares.share import ShareId, ShareStatus
 
 PARTIES_MAX: Final = 1024
-"""So many are counted apart; the others are one, without names."""
+"""This many parties are counted by name; all others together are one party without a name."""
 ENDED_MAX: Final = 4096
-"""So many shares that have ended are remembered at most, the last ones."""
+"""At most this many shares that have ended are remembered: the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Whom shares are for: the namespace of a pod, or the user who runs a program; the other is empty."""
+    """The party that a share is for: either a pod's namespace, or the user that runs a program. The other is empty."""
 
     namespace: str = ""
     user: str = ""
@@ -28,12 +29,12 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What the shares of a party have used since the agent started, those that have ended too."""
+    """What the shares of a party have used since the agent started, including shares that have ended."""
 
     party: Party
     used_ns: int
     shares: int
-    """How many there have been."""
+    """How many shares the party has had."""
 
 
 class Spending:
@@ -43,7 +44,7 @@ class Spending:
     """
 
     def __init__(self, keep_ns: int) -> None:
-        """Remember shares that have ended for so long."""
+        """Remember shares for `keep_ns` after their end."""
         self._keep_ns = keep_ns
         self._seen: dict[ShareId, int] = {}
         self._used_ns: Counter[Party] = Counter()
@@ -51,19 +52,19 @@ class Spending:
         self._ended: deque[tuple[int, ShareStatus]] = deque(maxlen=ENDED_MAX)
 
     def adopt(self, status: ShareStatus, party: Party) -> None:
-        """Take over a share of an earlier agent, which has counted what it has used."""
+        """Take over a share of an earlier agent. That agent has counted what the share used until now."""
         self._seen[status.share.id] = _used_ns(status)
         self._shares[self._known(party)] += 1
 
     def count(self, status: ShareStatus, party: Party) -> None:
-        """Count what a share has used since it was counted last; one that was not is new."""
+        """Count what a share has used since the last call for it; the first call counts it as a new share."""
         party, used_ns = self._known(party), _used_ns(status)
         self._shares[party] += status.share.id not in self._seen
         self._used_ns[party] += max(0, used_ns - self._seen.get(status.share.id, 0))
         self._seen[status.share.id] = used_ns
 
     def end(self, status: ShareStatus, party: Party, now_ns: int) -> None:
-        """Count the last of a share that has ended, and remember it."""
+        """Count the rest of a share that has ended, and remember the share."""
         self.count(status, party)
         del self._seen[status.share.id]
         self._ended.append((now_ns, status))

@@ -1,7 +1,7 @@
 /*
- * Copies. From device memory to device memory they run on the device like a memset and pass the gate. Those from or to
- * host memory are done by copy engines: they go to the driver untouched, and are counted. Where a call serves both,
- * what it copies decides.
+ * Wrappers of copies. Copies from device memory to device memory run on the device like a memset, and pass the gate.
+ * Copies from or to host memory are done by copy engines: they go to the driver untouched, and are counted. If a
+ * function serves both, the addresses that it is given decide.
  */
 #include "hook/calls/gated.h"
 #include "hook/interpose/driver.h"
@@ -22,7 +22,7 @@ COPY_ASYNC(cuMemcpyDtoDAsync, CUdeviceptr_v1, unsigned int, false)
 COPY_ASYNC(cuMemcpyDtoDAsync_v2, CUdeviceptr, size_t, false)
 COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, size_t, true)
 
-/* Arrays are device memory, wherever in them a copy begins. */
+/* Arrays are device memory, at whatever offset a copy begins. */
 #define ARRAY_COPIES(variant, address, size, per_thread)                                                               \
   SP_WRAPPER(cuMemcpyAtoA##variant, (CUarray target, size to, CUarray source, size from, size bytes),                  \
              (target, to, source, from, bytes)) {                                                                      \
@@ -40,8 +40,8 @@ ARRAY_COPIES(, CUdeviceptr_v1, unsigned int, false)
 ARRAY_COPIES(_v2, CUdeviceptr, size_t, false)
 ARRAY_COPIES(_v2_ptds, CUdeviceptr, size_t, true)
 
-/* Whether memory of this kind, at this address if the kind does not tell, is a device's. The question is allowed while
- * any stream is capturing. */
+/* Is memory of this kind device memory? If the kind does not tell, the driver is asked about the address, which is
+ * allowed even while a stream is capturing. */
 static bool on_device(unsigned int memory_type, CUdeviceptr address) {
   const struct sp_driver *driver = sp_driver();
   if (memory_type == CU_MEMORYTYPE_UNIFIED && driver->cuPointerGetAttribute != NULL &&
@@ -51,7 +51,8 @@ static bool on_device(unsigned int memory_type, CUdeviceptr address) {
   return memory_type == CU_MEMORYTYPE_DEVICE || memory_type == CU_MEMORYTYPE_ARRAY;
 }
 
-/* What a call copies: something inside a device, and then it is a launch; else so much between host and device. */
+/* What a call copies. If it copies within a device, it is a launch; else these are the bytes between host and device.
+ */
 struct haul {
   bool inside;
   uint64_t bytes[2], count[2]; /* by enum sp_way */
@@ -72,7 +73,7 @@ static struct haul one(bool to_device, bool from_device, uint64_t bytes) {
   return haul;
 }
 
-/* `what` is copied: a question that costs something and is asked only where there is a gate. */
+/* `what` says what is copied. Finding that out costs time, so it is evaluated only if the process is in a share. */
 #define GATED_IF_INSIDE(what, stream, per_thread, key, call)                                                           \
   do {                                                                                                                 \
     if (!sp_gate_attached()) {                                                                                         \
@@ -108,7 +109,7 @@ UNIFIED(cuMemcpy_ptds, true)
 UNIFIED_ASYNC(cuMemcpyAsync, false)
 UNIFIED_ASYNC(cuMemcpyAsync_ptsz, true)
 
-/* Between devices: metered on the current one, whose stream does the copy. */
+/* Copies between devices are metered on the current device: the copy is made in its stream. */
 #define PEER(name, per_thread)                                                                                         \
   SP_WRAPPER(name, (CUdeviceptr target, CUcontext to, CUdeviceptr source, CUcontext from, size_t bytes),               \
              (target, to, source, from, bytes)) {                                                                      \
@@ -168,8 +169,8 @@ WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync, false)
 WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync_ptsz, true)
 
 /*
- * A batch passes the gate once, as one unit, if a copy of it is inside a device. Its copies are alike as a rule (the
- * blocks of a cache, say), and there may be thousands of them: some, evenly spread, are asked for all.
+ * A batch passes the gate once, as one unit, if any of its copies is within a device. There may be thousands of copies,
+ * and usually they are alike (the blocks of a cache, for example): so only some are examined, evenly spread.
  */
 enum { ASKED_OF_A_BATCH = 32 };
 #define STRIDE(count) ((count) / ASKED_OF_A_BATCH + 1)
@@ -182,7 +183,7 @@ static uint64_t flat_bytes(const size_t *sizes, size_t count) {
   return bytes;
 }
 
-/* So many copies of `count` go the way of the one at `at`. */
+/* How many of the `count` copies the examined copy at `at` stands for. */
 static size_t alike(size_t at, size_t count) {
   return count - at < STRIDE(count) ? count - at : STRIDE(count);
 }
@@ -224,7 +225,8 @@ static bool operand_on_device(const CUmemcpy3DOperand *operand) {
          (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, operand->op.ptr.ptr));
 }
 
-/* In elements where an array is involved: as good a name for a class of sizes, and as near as the call tells. */
+/* The size, in elements if an array is involved: the call does not tell its bytes, and for a class of sizes it will do.
+ */
 static uint64_t boxes_bytes(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; i++) {
@@ -267,7 +269,7 @@ BOXES(cuMemcpy3DBatchAsync_v2_ptsz, true)
 BOX_WITH_ATTRIBUTES(cuMemcpy3DWithAttributesAsync, false)
 BOX_WITH_ATTRIBUTES(cuMemcpy3DWithAttributesAsync_ptsz, true)
 
-/* The far side of a fabric is another device's memory. */
+/* Memory on the far side of a fabric is memory of another device. */
 static bool end_on_device(const CUfabricCpyOperand *end) {
   return end->type == CU_FABRIC_COPY_OPERAND_TYPE_LOGICAL_ENDPOINT ||
          (end->type == CU_FABRIC_COPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, end->op.ptr.ptr));
@@ -299,7 +301,7 @@ static struct haul fabric_haul(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t c
 FABRIC(cuFabricCpyBatchAsync, false)
 FABRIC(cuFabricCpyBatchAsync_ptsz, true)
 
-/* Decompression runs on an engine of the device or, without one, as kernels. */
+/* Decompression runs on an engine of the device, or as kernels if the device has none. */
 static uint64_t unpacked_bytes(const CUmemDecompressParams *pieces, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; pieces != NULL && i < count; i++) {
@@ -317,7 +319,7 @@ static uint64_t unpacked_bytes(const CUmemDecompressParams *pieces, size_t count
 DECOMPRESS(cuMemBatchDecompressAsync, false)
 DECOMPRESS(cuMemBatchDecompressAsync_ptsz, true)
 
-/* Host copies by name, but for those that return when they are done: sync.c. */
+/* The functions for host copies; those that return when the copy is done are in sync.c. */
 #define TO_DEVICE_ASYNC(name, address, size, per_thread)                                                               \
   SP_WRAPPER(name, (address target, const void *source, size bytes, CUstream stream),                                  \
              (target, source, bytes, stream)) {                                                                        \

@@ -1,12 +1,12 @@
-/* The frames of the wrappers that pass the gate, and of those of copies that do not: what launch.c, copy.c and sync.c
- * share. */
+/* Macros for wrappers that pass the gate, and for wrappers of copies that do not. launch.c, copy.c and sync.c use them.
+ */
 #ifndef SHAREPOD_GATED_H
 #define SHAREPOD_GATED_H
 
 #include "hook/gate/gate.h"
 #include "hook/interpose/intercept.h"
 
-/* A size as a class of sizes that take about the same time: the top three bits of it. */
+/* The class of a size: its top three bits. Sizes of one class take about the same time. */
 static inline uint64_t size_class(uint64_t bytes) {
   if (bytes < 8) {
     return bytes;
@@ -27,7 +27,9 @@ static inline uint64_t size_class(uint64_t bytes) {
     return result;                                                                                                     \
   } while (0)
 
-/* A copy of host memory: never gated, and counted once the driver has taken it. What follows it in its stream waits. */
+/* A copy of host memory: never gated, and counted once the driver has accepted it. Later work in its stream waits for
+ * it.
+ */
 #define COUNTED(stream, per_thread, way, bytes, call)                                                                  \
   do {                                                                                                                 \
     CUresult result;                                                                                                   \
@@ -41,7 +43,7 @@ static inline uint64_t size_class(uint64_t bytes) {
     return result;                                                                                                     \
   } while (0)
 
-/* Copies and memsets have no function handle: the driver's function that does them is one. */
+/* Copies and memsets have no function handle: the address of the driver's function serves as one. */
 #define KEY_OF(bytes) sp_unit_key((const void *)real, size_class(bytes), 0)
 
 #endif

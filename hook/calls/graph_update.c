@@ -1,6 +1,7 @@
 /*
- * Changes of executable graphs: how long one takes is learned per handle, so what was learned must go when the graph
- * behind the handle is another. (Their launches are in launch.c, their memory in memory/graph.c.)
+ * Wrappers of the functions that change an executable graph. Its duration is learned per handle, so what was learned
+ * must be dropped when the graph behind the handle changes. (Graph launches are in launch.c, graph memory in
+ * memory/graph.c.)
  */
 #include "hook/gate/gate.h"
 #include "hook/interpose/intercept.h"

@@ -1,6 +1,7 @@
 /*
- * Launches: kernels, executable graphs and memsets; copies are in copy.c. Each passes the gate, runs, and tells the
- * gate how it went. The gate decides what is metered (not a stream under capture, not a device without a share).
+ * Wrappers of launches: kernels, executable graphs and memsets (copies are in copy.c). Each passes the gate, calls the
+ * driver, and tells the gate the result. The gate decides what is metered: not a capturing stream, not a device outside
+ * the share.
  */
 #include "hook/calls/gated.h"
 #include "hook/memory/graph.h"
@@ -49,7 +50,7 @@ KERNEL_EX(cuLaunchKernelEx_ptsz, true)
 COOPERATIVE(cuLaunchCooperativeKernel, false)
 COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 
-/* One call, one kernel per device: it takes no turn on any of them, and is counted as passed. */
+/* One call launches a kernel on each of several devices. It takes no turn on any of them, and is counted as passed. */
 SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (void *list, unsigned int devices, unsigned int flags),
            (list, devices, flags)) {
   CUresult result;
@@ -79,7 +80,7 @@ SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (void *list, unsigned int devic
 GRAPH(cuGraphLaunch, false)
 GRAPH(cuGraphLaunch_ptsz, true)
 
-/* The launches of CUDA 2: the block is part of the function's state. */
+/* The launch functions of CUDA 2, where the block size is part of the function's state. */
 SP_WRAPPER(cuLaunch, (CUfunction f), (f)) {
   GATED(NULL, false, sp_unit_key(f, 1, 0), real(f));
 }

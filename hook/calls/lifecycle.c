@@ -1,7 +1,8 @@
 /*
- * Births and deaths: the driver's initialisation, contexts, streams and captures. The gate keeps events in streams and
- * the account keeps addresses of contexts; both must hear of an end, the gate before it (its events are still valid
- * then), the account after it (only a context that is really gone has freed its memory).
+ * Wrappers of the functions that create and destroy: the driver's initialisation, contexts, streams and captures. The
+ * gate has events in streams, and the account has addresses in contexts, so both must be told of an end: the gate
+ * before it, while its events are still valid; the account after it, because only a context that is really gone has
+ * freed its memory.
  */
 #include <errno.h>
 
@@ -38,7 +39,7 @@ SP_WRAPPER(cuDeviceGet, (CUdevice * device, int ordinal), (device, ordinal)) {
   return result;
 }
 
-/* The default streams belong to the current context, and so do the thread's device and its cached lane. */
+/* The thread's device and its cached lanes belong to the current context, as the default streams do. */
 #define CONTEXT_CHANGE(name, parameters, arguments)                                                                    \
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     CUresult result;                                                                                                   \
@@ -52,8 +53,8 @@ CONTEXT_CHANGE(cuCtxPushCurrent_v2, (CUcontext context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent, (CUcontext * context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
 
-/* What a context takes of the device is reserved before it is made, as far as it is known. A primary context that is
- * there already takes its own charge over. */
+/* Settle the memory that was reserved for a context before it was made. If a primary context existed already, its own
+ * charge stays and the reservation is released. */
 static void conclude_context(CUresult result, CUdevice device, CUcontext context, uint64_t bytes) {
   if (result == CUDA_ERROR_INVALID_DEVICE) {
     sp_share_no_device(device);
@@ -109,8 +110,8 @@ static bool primary_is_active(CUdevice device) {
          driver->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
-/* How often the program holds each primary context, by its own calls: what others hold beyond is not known, so a
- * release is taken for the last one when it may be. One that is not must not wait for the device. */
+/* How often the program itself has retained each primary context. References of libraries are not known, so a release
+ * counts as the last one if it may be. A release that certainly is not the last must not wait for the device. */
 #define RETAINS 128 /* devices */
 
 static uint32_t retains[RETAINS];
@@ -162,7 +163,8 @@ CONTEXT_END(cuCtxDestroy)
 CONTEXT_END(cuCtxDestroy_v2)
 CONTEXT_END(cuCtxDetach)
 
-/* Its memory is the primary context's, of which it holds one reference: the account hears of that one's end. */
+/* A green context holds a reference to the primary context, which owns its memory: the account is told when that ends.
+ */
 SP_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx green), (green)) {
   const struct sp_driver *driver = sp_driver();
   CUcontext context = NULL;
@@ -178,7 +180,7 @@ SP_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx green), (green)) {
   return result;
 }
 
-/* The handle of a device's primary context, which only a retain tells. NULL when it is not there. */
+/* The handle of a device's primary context; only a retain returns it. NULL: there is none. */
 static CUcontext primary_context(CUdevice device) {
   const struct sp_driver *driver = sp_driver();
   CUcontext context = NULL;
@@ -190,7 +192,9 @@ static CUcontext primary_context(CUdevice device) {
   return context;
 }
 
-/* Whether the context may go with this call. The gate relearns one that stays; the account must not forget one. */
+/* May this call destroy the context? If it stays after all, the gate learns it again, but the account must not forget
+ * it.
+ */
 static bool may_be_last(CUdevice device, bool reset) {
   if (device < 0 || device >= RETAINS) {
     return true;
@@ -230,7 +234,7 @@ PRIMARY_END(cuDevicePrimaryCtxReset_v2, true)
 STREAM_END(cuStreamDestroy)
 STREAM_END(cuStreamDestroy_v2)
 
-/* The gate hears of a capture before it opens, so that no marker slips in between. */
+/* The gate is told of a capture before it begins, so that no marker is recorded in between. */
 #define CAPTURE(stream, per_thread, call)                                                                              \
   do {                                                                                                                 \
     sp_gate_capture_begin((stream), (per_thread));                                                                     \
@@ -275,8 +279,8 @@ CAPTURE_TO_GRAPH(cuStreamBeginCaptureToGraph_ptsz, true)
 RECAPTURE(cuStreamBeginRecaptureToGraph, false)
 RECAPTURE(cuStreamBeginRecaptureToGraph_ptsz, true)
 
-/* Whether a capture has ended: these failures end it too; with others (the wrong thread, the wrong stream, no capture
- * at all) nothing has changed. */
+/* Has the capture ended? These failures end it, too. After other failures (the wrong thread, the wrong stream, no
+ * capture) nothing has changed. */
 static bool capture_ended(CUresult result) {
   switch (result) {
   case CUDA_SUCCESS:

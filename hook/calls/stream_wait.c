@@ -1,7 +1,7 @@
 /*
- * Streams that wait for something else than the device: a host function, a word in memory, an event that may be of
- * another device or process. The calls go to the driver as they are. The gate takes note, so that the time of the wait
- * is not taken for the device's.
+ * Wrappers of calls that make a stream wait for something else than the device: a host function, a word in memory, an
+ * event that may belong to another device or process. The calls go to the driver unchanged. The gate takes note, so
+ * that the wait is not billed as device time.
  */
 #include "hook/gate/gate.h"
 #include "hook/interpose/intercept.h"
@@ -40,7 +40,7 @@ WORD(cuStreamWaitValue64_ptsz, uint64_t, true)
 WORD(cuStreamWaitValue64_v2, uint64_t, false)
 WORD(cuStreamWaitValue64_v2_ptsz, uint64_t, true)
 
-/* A batch may only write words. It counts as a wait all the same: the gate does not read the operations. */
+/* A batch of operations on words counts as a wait even if it only writes: the gate does not read the operations. */
 #define WORDS(name, per_thread)                                                                                        \
   AWAITS(name, per_thread, SP_AWAITS_HOST,                                                                             \
          (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations, unsigned int flags),              \

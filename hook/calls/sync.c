@@ -1,7 +1,7 @@
 /*
- * Calls that return when work is done. They are never gated (what they wait for has passed the gate already). Before
- * them a marker closes what was launched, so that its end is known and not only that it had ended when we looked; their
- * success tells the gate that the caller's work has drained, which is when a turn is given back early.
+ * Wrappers of calls that return when work is done. They are never gated: the work that they wait for has passed the
+ * gate. Before such a call a marker is recorded behind the launched work, so that the time of its end becomes known.
+ * The call's success tells the gate that the caller's work has drained: then a turn can be returned early.
  */
 #include "hook/gate/gate.h"
 #include "hook/interpose/intercept.h"

@@ -1,7 +1,7 @@
 /*
- * CUDA_VISIBLE_DEVICES inside a share: numbers count the share's devices, as they do in a container that has no others.
- * The driver reads the variable while it is initialised, and would count all devices of the machine. So for that time
- * the entry of the environment is one with UUIDs; the entry itself is replaced, and nothing else is touched.
+ * Makes the numbers in CUDA_VISIBLE_DEVICES count the share's devices, as they would in a container that has no other
+ * devices. The driver reads the variable during its initialisation, and would count all devices of the machine. So for
+ * that time the entry of the environment is replaced by one with UUIDs. Nothing else in the environment is touched.
  */
 #include "hook/calls/visible.h"
 
@@ -16,24 +16,25 @@
 
 extern char **environ;
 
-static char text[sizeof NAME + SP_DEVICES_MAX * (SP_UUID_ROOM + 1)]; /* of all threads: it is the same of each */
+static char
+    text[sizeof NAME + SP_DEVICES_MAX * (SP_UUID_ROOM + 1)]; /* shared by all threads: each writes the same text */
 
-/* The number at the begin of an entry of the list, as the driver reads it: "1gpu2" is 1. -1: there is none that a share
- * could have. */
+/* The number at the beginning of an entry, as the driver reads it: "1gpu2" is 1. -1: it is no number of a device that a
+ * share could have. */
 static int number_at(const char *entry) {
   char *rest;
   long number = strtol(entry, &rest, 10);
   return rest == entry || number < 0 || number >= SP_DEVICES_MAX ? -1 : (int)number;
 }
 
-/* It ends where there is no more room: a list that long names a device twice, and so none. */
+/* Append, as far as there is room: a list that does not fit names a device twice, and such a list selects none. */
 static void append(char *list, const char *more) {
   size_t length = strlen(list), adds = strlen(more);
   if (length + adds < sizeof text)
     memcpy(list + length, more, adds + 1);
 }
 
-/* The same list by UUID. Like the driver's it ends before the first entry that names nothing. */
+/* Write the same list with UUIDs. Like the driver's, it ends before the first entry that names no device. */
 static void by_uuid(const struct sp_view *view, const char *list) {
   char uuid[SP_UUID_ROOM], named[sizeof text] = NAME;
   for (bool first = true; *list; first = false) {
@@ -45,7 +46,7 @@ static void by_uuid(const struct sp_view *view, const char *list) {
     list += strcspn(list, ",");
     list += *list == ',';
   }
-  memcpy(text, named, sizeof text); /* which changes nothing where the driver reads it already */
+  memcpy(text, named, sizeof text); /* another thread's driver may read it already: the bytes are the same */
 }
 
 char *sp_visible_begin(void) {
@@ -55,7 +56,7 @@ char *sp_visible_begin(void) {
   while (entry && *entry && strncmp(*entry, NAME, sizeof NAME - 1) != 0)
     entry++;
   const char *list = entry && *entry ? *entry + sizeof NAME - 1 : "";
-  /* Its first entry says what all of them are. */
+  /* The first entry decides how the driver reads all entries. */
   if (*list && strncmp(list, "GPU-", 4) != 0 && strncmp(list, "MIG-", 4) != 0 && sp_view_open(&view)) {
     by_uuid(&view, list);
     sp_view_close(&view);
@@ -67,7 +68,7 @@ char *sp_visible_begin(void) {
 }
 
 void sp_visible_end(char *before) {
-  /* Looked for anew: another thread may have added variables, and then the entries lie elsewhere. */
+  /* Search again: another thread may have added variables, and then the entries have moved. */
   for (char **entry = environ; before && entry && *entry; entry++)
     if (*entry == text)
       *entry = before;

@@ -1,4 +1,4 @@
-/* Attach: find the share's region, claim a slot, know the devices. */
+/* Attaches the process to its share: finds the region, claims a slot, and matches grants to the driver's devices. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/membarrier.h>
@@ -18,13 +18,13 @@
 struct sp_guest sp_guest;
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* glibc has the first (its pthread_atfork is a static stub of it), musl the second: weak, so that the hook loads under
- * both. */
+/* glibc has the first function (its pthread_atfork is a static stub that calls it), musl the second. Both are weak, so
+ * that the hook loads under either libc. */
 extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object)
     __attribute__((weak));
 #pragma weak pthread_atfork
 
-/* A forked child cannot use CUDA and does not hold our record lock: it is not this slot's process. */
+/* A forked child cannot use CUDA and does not hold the slot's record lock, so it is not attached. */
 static void after_fork_in_child(void) {
   sp_guest.attached = 0;
 }
@@ -58,7 +58,7 @@ static void map_devices(void) {
   int count = 0;
   if (driver->cuDeviceGetCount)
     driver->cuDeviceGetCount(&count);
-  uint32_t grants = sp_guest.region.header->grant_count; /* it may have changed since it was checked */
+  uint32_t grants = sp_guest.region.header->grant_count; /* read once: it may have changed since it was checked */
   sp_guest.device_count = grants < SP_DEVICES_MAX ? grants : SP_DEVICES_MAX;
   sp_guest.single_device = count == 1;
   for (uint32_t index = 0; index < sp_guest.device_count; index++) {
@@ -90,15 +90,16 @@ const char *sp_share_directory(void) {
   return directory && *directory ? directory : DEFAULT_DIRECTORY;
 }
 
-/* Map the region and claim a slot, once: also where nothing can be metered, for the agent is told there why. */
+/* Map the region and claim a slot, once. This is done even if nothing can be metered: the reason is told in the slot.
+ */
 static int join(void) {
   const struct sp_slot *slot = sp_guest.region.slot;
-  if (slot && slot->pid == (int32_t)getpid()) /* else it is that of a parent that could not attach */
+  if (slot && slot->pid == (int32_t)getpid()) /* if the pid differs, it is the slot of a parent that could not attach */
     return 0;
   return sp_region_attach(&sp_guest.region, sp_share_directory());
 }
 
-/* What happened, where the agent looks. */
+/* Report a mishap in the slot, for the agent. */
 static void tell(enum sp_mishap_kind kind, uint32_t detail) {
   if (!sp_guest.region.slot)
     return;
@@ -106,7 +107,7 @@ static void tell(enum sp_mishap_kind kind, uint32_t detail) {
   sp_region_ring(&sp_guest.region);
 }
 
-/* A function without which no work can be metered; NULL: the driver has them all. */
+/* The name of a function that the driver lacks and metering needs; NULL: it has them all. */
 static const char *lacking(const struct sp_driver *driver) {
 #define NEEDED(X)                                                                                                      \
   X(cuCtxGetCurrent)                                                                                                   \
@@ -130,7 +131,7 @@ static const char *lacking(const struct sp_driver *driver) {
 
 static int attach(void) {
   if (sp_mps_client())
-    return -EOPNOTSUPP; /* the device's time would be the server's, whoever's work it is */
+    return -EOPNOTSUPP; /* under MPS the device's time cannot be told apart by process */
   int error = join();
   if (error)
     return error;
@@ -169,7 +170,7 @@ bool sp_attach(void) {
   if (!tried) {
     tried = true;
     usable = attach() == 0 || !closed();
-    tried = usable; /* under `closed` every cuInit tries again and fails again */
+    tried = usable; /* under `closed` every cuInit tries again, and fails again */
   }
   pthread_mutex_unlock(&attach_lock);
   errno = saved;
@@ -234,7 +235,7 @@ bool sp_share_refuses(int ordinal) {
       return false;
   CUdevice same;
   if (sp_driver()->cuDeviceGet(&same, ordinal) != CUDA_SUCCESS)
-    return false; /* there is none: the driver says so itself */
+    return false; /* there is no such device: the driver itself returns an error */
   tell(SP_MISHAP_OUTSIDE, (uint32_t)ordinal & INT32_MAX);
   return true;
 }

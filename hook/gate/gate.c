@@ -1,34 +1,34 @@
 /*
  * The gate: announce, one acquire load, a compare; then the driver.
  *
- * The open path takes no lock, makes no system call and reads no clock. `device->entered` holds the name of the turn
- * that this process has entered, so comparing it with the grant's word answers both questions at once: is the gate
- * open, and does the agent know that we are in. The keeper clears `entered`, passes every thread through a barrier
- * (membarrier) and then reads the announces: a thread is either seen inside or sees the cleared word.
+ * The path through an open gate takes no lock, makes no system call and reads no clock. `device->entered` is the name
+ * of the turn that this process has entered. Comparing it with the grant's word answers two questions at once: is the
+ * gate open, and does the agent know that this process has entered? To return a turn, the keeper clears `entered`,
+ * makes every thread pass a barrier (membarrier) and then reads the announces: either it sees a thread's announce, or
+ * that thread sees the cleared word.
  */
 #include "hook/gate/gate.h"
 
 #include "hook/gate/wait.h"
 
-#define LONG_NS 200000u /* a unit whose end is told at its launch */
-#define FORETOLD_NS                                                                                                    \
-  50000u           /* what was foretold may be so much too early: not every short launch is worth the telling          \
-                    */
-#define MARKERS 8u /* a lane's unmarked work stays below the budget divided by this */
-/* Launches behind others of a stream are measured alone: one in 1,024, one in 256 of a unit that is not known exactly
- * or lies between others, one in 16 of its first 512. So is one in 256 of a unit that is known exactly into an empty
- * stream, which tells what a launch takes to arrive. The golden ratio spreads them, so that they fall anywhere in
- * bursts of any length. */
+#define LONG_NS     200000u /* for a unit at least this long, the predicted end is told at its launch */
+#define FORETOLD_NS 50000u  /* a published end may be this much too early: publishing costs time */
+#define MARKERS     8u      /* a lane's unmarked work stays below the budget divided by this */
+/* How often a launch is measured alone. Behind other launches of its stream: one in 1,024; one in 256 if its unit is
+ * not known exactly or lies between launches of other units; one in 16 of a unit's first 512. Into an empty stream: one
+ * in 256 of a unit that is known exactly, which shows how long a launch takes to arrive. The golden ratio spreads the
+ * measured launches, so that they fall anywhere in bursts of any length. */
 #define SPREAD 40503u
 #define OFTEN  4096u
 #define SELDOM 256u
 #define RARELY 64u
 #define FIRST  512u
-/* So often a launch into a stream that rests has an edge in front, which tells how the clocks stand to each other. */
+/* At most this often a launch into an idle stream gets an edge in front, which shows the difference of the clocks. */
 #define EDGE_NS 50000000u
 
-/* What an unknown unit counts for: two may be in flight beside others, and alone before any unit is known. Else, alone,
- * it counts as the longest one known: who meets new units all the time must not wait for each of them. */
+/* The length that an unknown unit counts for. Beside other shares, and before any unit is known, two of them may be in
+ * flight. If the share is alone, an unknown unit counts as the longest known one: a program that launches new units all
+ * the time must not wait for each of them. */
 static uint64_t unknown_ns(const struct sp_device *device) {
   uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2, longest_ns = sp_load(&device->longest_ns);
   if (longest_ns == 0)
@@ -37,8 +37,9 @@ static uint64_t unknown_ns(const struct sp_device *device) {
   return half_ns < guess_ns ? half_ns : guess_ns;
 }
 
-/* Less than the budget is in flight; or one unit longer than that, and a second one behind it ends soon enough: with
- * only one, the device would idle while we are told of its end. */
+/* May a launch of `predicted_ns` be in flight, too? Yes, if less than the budget is in flight then. Also if only one
+ * unit is in flight, it is longer than the budget, and the second one behind it ends soon enough: with only one, the
+ * device would idle until the news of its end has come. */
 static inline bool fits(const struct sp_device *device, const struct sp_lane *lane, uint64_t predicted_ns) {
   uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&lane->pending_ns);
   if (sp_likely(in_flight_ns < sp_grant_budget_ns(device->grant))) {
@@ -55,7 +56,7 @@ static inline void announce(struct sp_thread *thread, const struct sp_device *de
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
 }
 
-/* That there is none is not kept: one may become free at any time. */
+/* If no lane is free, that is not remembered: one may become free at any time. */
 static struct sp_lane *look_up(struct sp_known_lane pair[2], struct sp_known_lane sought, struct sp_thread *thread,
                                struct sp_device *device, bool per_thread) {
   sought.lane = sp_lane_find(device, thread, sought.stream, per_thread);
@@ -66,12 +67,13 @@ static struct sp_lane *look_up(struct sp_known_lane pair[2], struct sp_known_lan
   return sought.lane;
 }
 
-/* `device`: that of the thread. */
+/* The lane of the stream, from the thread's cache or looked up. `device`: the thread's. */
 static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_thread *thread, void *stream,
                                           bool per_thread) {
   uint64_t generation = __atomic_load_n(&sp_guest.lane_generation, __ATOMIC_ACQUIRE);
-  uint64_t key = generation << 32 | thread->looks << 2 | (uint32_t)per_thread << 1 | 1; /* 0: of an empty place */
-  uint64_t spread = (uint64_t)(uintptr_t)stream * 0x9e3779b97f4a7c15u; /* 2^64 / the golden ratio: neighbours part */
+  uint64_t key =
+      generation << 32 | thread->looks << 2 | (uint32_t)per_thread << 1 | 1; /* never 0: that marks an empty place */
+  uint64_t spread = (uint64_t)(uintptr_t)stream * 0x9e3779b97f4a7c15u; /* 2^64 / the golden ratio: spreads neighbours */
   struct sp_known_lane *pair = thread->known[spread >> (64 - SP_PAIRS_BITS)];
   if (sp_likely(pair[0].stream == stream && pair[0].key == key))
     return pair[0].lane;
@@ -80,14 +82,15 @@ static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_th
   return look_up(pair, (struct sp_known_lane){stream, key, NULL}, thread, device, per_thread);
 }
 
-/* `first`: of a turn, which tells when the device was ours (marker.c). */
+/* Is this launch to be measured alone? `first`: it is the first of a turn, which shows when the device was free for us
+ * (marker.c). */
 static bool is_measured(const struct sp_lane *lane, const struct sp_unit *unit, uint16_t launches, uint16_t spread,
                         bool first) {
   bool exact = sp_unit_exact(unit);
   if (!sp_load(&lane->pending_ns) && exact)
     return first || (spread < SELDOM && !sp_load(&lane->outstanding));
   if (!sp_load(&lane->pending_ns) && !sp_load(&lane->outstanding))
-    return false; /* what a launch takes to arrive would be in it */
+    return false; /* the measurement would include the time that a launch takes to arrive */
   return spread < (exact && sp_load(&lane->batch_unit) == unit ? RARELY : launches < FIRST ? OFTEN : SELDOM);
 }
 
@@ -115,17 +118,17 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       announce(thread, device);
       if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
         __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-        continue; /* the turn ended while we waited: that is another wait */
+        continue; /* the turn ended meanwhile: wait for the next one */
       }
       if (progress == SP_STUCK)
         sp_wait_gave_up(device, thread);
       break;
     }
     __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-    if (sp_unlikely(entered)) /* closed before its first launch: the keeper must say that it is drained */
+    if (sp_unlikely(entered)) /* the gate closed before the turn's first launch: the keeper must report it drained */
       sp_keeper_kick(device);
     entered = false;
-    if (!asked) /* the wait for a turn is no pause of the program's */
+    if (!asked) /* the wait for a turn is no pause of the program */
       sp_keeper_pause(device);
     asked = true;
     if (sp_wait_turn(device, thread, lane, &entered)) {
@@ -148,7 +151,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) && is_measured(lane, unit, launches, spread, entered));
   pass->edged = false;
   if (sp_unlikely(sp_load(&lane->awaits))) {
-    pass->edged = sp_lane_measure(lane, false); /* it tells when the wait was over */
+    pass->edged = sp_lane_measure(lane, false); /* it shows when the wait was over */
     if (pass->edged)
       sp_store(&lane->awaits, false);
   } else if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit))) {
@@ -169,10 +172,10 @@ bool sp_gate_attached(void) {
   return sp_load(&sp_guest.attached);
 }
 
-/* A long unit, or one behind it, is about to be launched and others wait: say when it will end, so that the arbiter
- * knows at the moment it closes the grant. The keeper may be inside the driver until then, and short units give it time
- * enough. Before the launch, for that takes a while: a grant that is closed meanwhile would be handed on as if this
- * unit were not there. */
+/* Publish the predicted end of a long unit, or of a unit behind one, if others wait: the arbiter must know it when it
+ * closes the grant. The keeper may be inside the driver until then; short units give it time enough. This is done
+ * before the launch, which takes a while: if the grant were closed meanwhile, the arbiter would not reckon with this
+ * unit. */
 static void foretell(struct sp_device *device, const struct sp_lane *lane, uint64_t predicted_ns) {
   pthread_mutex_lock(&device->turn_lock);
   struct sp_report *report = &device->report;
@@ -190,7 +193,7 @@ static void foretell(struct sp_device *device, const struct sp_lane *lane, uint6
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* Published here: the keeper has no reason to publish while the process holds no turn. */
+/* Publish a pass from here: the keeper does not publish while the process holds no turn. */
 static void publish_pass(struct sp_device *device) {
   pthread_mutex_lock(&device->turn_lock);
   device->report.passed = __atomic_add_fetch(&device->passed, 1, __ATOMIC_RELAXED);
@@ -198,7 +201,7 @@ static void publish_pass(struct sp_device *device) {
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* More threads or streams than the tables hold: the launch passes unmetered, but not unseen. */
+/* The tables hold fewer threads or streams than the program has: the launch passes unmetered, and the agent is told. */
 static void pass_crowded(struct sp_device *device, uint32_t most) {
   static uint32_t told;
   if (!device)
@@ -218,7 +221,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   }
   if (sp_unlikely(sp_load(&thread->inside)))
-    return; /* the driver called itself through us */
+    return; /* the driver has called its own export, which is our wrapper */
   struct sp_device *device = thread->device;
   if (sp_unlikely(!device || !sp_guest.single_device)) {
     device = sp_device_current();
@@ -233,9 +236,9 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     pass_crowded(device, SP_LANES_MAX);
     return;
   }
-  device = lane->device; /* the stream's, whichever is current */
+  device = lane->device; /* the stream's device, which may differ from the current one */
   if (sp_unlikely(!sp_load(&device->keeper_started)) && !sp_keeper_start(device)) {
-    publish_pass(device); /* without a keeper nothing would end its turns */
+    publish_pass(device); /* without a keeper its turns would never end */
     return;
   }
   enter(pass, thread, device, lane, key);
@@ -244,7 +247,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     foretell(device, lane, pass->predicted_ns);
 }
 
-/* The launch is in the driver's hands: it counts for the lane, before the announce is taken back. */
+/* The driver has accepted the launch: count it for the lane, before the announce is withdrawn. */
 static inline __attribute__((always_inline)) void account(const struct sp_pass *pass, struct sp_thread *thread) {
   struct sp_device *device = pass->device;
   struct sp_lane *lane = pass->lane;
@@ -261,11 +264,11 @@ static inline __attribute__((always_inline)) void account(const struct sp_pass *
   sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
   if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
       sp_unlikely(!sp_load(&pass->unit->predicted_ns)) || sp_unlikely(sp_unit_stale(pass->unit)) ||
-      /* nobody else may record there while a capture is open */
+      /* no other thread may record there while a capture is open */
       (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_is_legacy(lane)))
     sp_lane_mark(lane, true, pass->edged);
   else if (sp_unlikely(pass->measured) && sp_lane_measure(lane, pass->edged) && pass->edged)
-    sp_lane_measure(lane, false); /* one more: what an event takes is not the unit's */
+    sp_lane_measure(lane, false); /* a second one: it shows what an event takes, which is not part of the unit */
 }
 
 void sp_gate_leave(struct sp_pass *pass, int result) {
@@ -276,7 +279,7 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
   if (sp_likely(result == CUDA_SUCCESS))
     account(pass, thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-  if (sp_unlikely(pass->entered)) /* not before the launch: a wake-up takes longer than one */
+  if (sp_unlikely(pass->entered)) /* after the launch, because a wake-up takes longer than a launch */
     sp_keeper_kick(device);
 }
 
@@ -287,7 +290,7 @@ void sp_gate_left(void) {
   sp_wait_left(thread);
   uint32_t inside = sp_load(&thread->inside);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-  for (; inside; inside &= inside - 1) /* it may have entered a turn, for a launch that never came */
+  for (; inside; inside &= inside - 1) /* the thread may have entered a turn for a launch that it never made */
     sp_keeper_kick(&sp_guest.devices[__builtin_ctz(inside)]);
 }
 
@@ -303,7 +306,7 @@ void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   struct sp_thread *thread = sp_thread_self();
   if (!thread || sp_load(&thread->inside))
     return;
-  /* A wait for work of this device is no other wait, as long as nothing there waits for the host. */
+  /* A wait for an event can be a wait for work of this device, unless some stream here waits for the host. */
   if (awaited == SP_AWAITS_HOST)
     sp_store(&sp_guest.host_awaited, 1);
   else if (sp_guest.single_device && !sp_load(&sp_guest.host_awaited))
@@ -316,13 +319,13 @@ void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   if (!lane)
     return;
   if (sp_load(&lane->pending_ns) && !sp_lane_over(lane, thread))
-    sp_lane_mark(lane, true, false); /* behind the wait its end would not be told */
+    sp_lane_mark(lane, true, false); /* now: behind the wait its end would not be seen in time */
   sp_store(&lane->awaits, true);
 }
 
 void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
   if (!sp_load(&sp_guest.attached) || sp_load(&sp_guest.captures))
-    return; /* a record may not disturb a capture, in whatever thread it is */
+    return; /* a record could disturb a capture, even one of another thread */
   struct sp_thread *thread = sp_thread_self();
   if (thread && thread->device)
     sp_lanes_close(thread->device, thread, stream, per_thread, sync);
@@ -356,10 +359,10 @@ void sp_gate_capture_begin(void *stream, bool per_thread) {
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? sp_device_current() : NULL;
   CUcontext context = NULL;
-  /* Markers behind earlier work must be in the stream before the capture is: afterwards they would join it. Those of
-   * other streams too: they may join, and then the legacy stream is out of the keeper's reach. */
+  /* Markers behind earlier work must be recorded before the capture begins: later they would become part of it. That
+   * holds for other streams, too: they may join the capture, and then the keeper cannot use the legacy stream. */
   if (device && !sp_lane_capturing(stream, per_thread) && sp_driver()->cuCtxGetCurrent(&context) == CUDA_SUCCESS) {
-    sp_lane_find(device, thread, stream, per_thread); /* which counts its captures */
+    sp_lane_find(device, thread, stream, per_thread); /* so that its captures are counted */
     sp_lanes_mark_all(device, context, SP_BY_OTHER);
   }
   sp_lanes_capture_begin(stream);

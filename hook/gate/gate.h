@@ -1,15 +1,15 @@
 /*
  * The gate: the check that every GPU launch passes inside the user's process.
  *
- * intercept/launch code calls it around the driver's own function:
+ * A wrapper of a launch calls it around the driver's own function:
  *
  *     struct sp_pass pass;
  *     sp_gate_enter(&pass, stream, per_thread, sp_unit_key(function, grid, block));
  *     result = driver(...);
  *     sp_gate_leave(&pass, result);
  *
- * sp_gate_enter may block until the share holds the turn; it never fails and
- * never touches errno. Nothing here prints, exits or changes signals.
+ * sp_gate_enter may block until the share holds the turn. It never fails and never changes errno. Nothing here prints,
+ * exits or changes signals.
  */
 #ifndef SHAREPOD_GATE_H
 #define SHAREPOD_GATE_H
@@ -21,15 +21,15 @@ struct sp_device;
 struct sp_lane;
 struct sp_unit;
 
-/* What one launch carries between enter and leave. Lives on the caller's stack. */
+/* The state of one launch between enter and leave. It lives on the caller's stack. */
 struct sp_pass {
   struct sp_device *device; /* NULL: not metered (no region, capture, unknown device) */
   struct sp_lane *lane;     /* the stream's state */
   struct sp_unit *unit;     /* the prediction row of this function and grid */
   uint64_t predicted_ns;    /* what was added to the work in flight */
-  bool entered;             /* the first of its turn: the keeper has to hear of it */
-  bool measured;            /* alone: a marker goes behind it … */
-  bool edged;               /* … and went before it */
+  bool entered;             /* the first launch of its turn: the keeper must be told */
+  bool measured;            /* measured alone: a marker is recorded behind it … */
+  bool edged;               /* … and another one was recorded before it */
 };
 
 /* The identity under which durations are learned: a function with its grid and block, or an executable graph. */
@@ -40,7 +40,7 @@ static inline uint64_t sp_unit_key(const void *handle, uint64_t grid, uint64_t b
   return key | 1u; /* 0 marks an empty row */
 }
 
-/* Whether there is a share: else nothing is metered. */
+/* Is this process in a share? If not, nothing is metered. */
 bool sp_gate_attached(void);
 
 /* Pass the gate for one launch into `stream` (0, 1 and 2 are the driver's default streams; `per_thread` is true for
@@ -50,20 +50,20 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
 /* The driver has been called; `result` is its CUresult. */
 void sp_gate_leave(struct sp_pass *pass, int result);
 
-/* The calling thread has left an earlier call by a jump: what it left at the gate ends. */
+/* The calling thread has left an earlier call by a jump: undo what that call left at the gate. */
 void sp_gate_left(void);
 
-/* The driver has taken a launch that passes no gate: it is counted as passed on the current device. */
+/* The driver has accepted a launch that passes no gate: count it as passed on the current device. */
 void sp_gate_passed(void);
 
-/* The driver has taken copies between the host's memory and the device's: they pass no gate, and show in the usage. Not
- * of those into a capturing stream: they are not made yet. */
+/* The driver has accepted copies between host and device memory. They pass no gate; count them for the usage. Not
+ * called for copies into a capturing stream, which are not made yet. */
 enum sp_way { SP_TO_DEVICE, SP_TO_HOST };
 void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, uint64_t count);
 
-/* The stream is about to be given something that waits for more than the device's work: a copy of host memory, a host
- * function, a word that somebody writes, an event. What follows does not run before that is over, and what came before
- * is not there as long. */
+/* The stream is about to get an item that waits for something else than the device's work: a copy of host memory, a
+ * host function, a word in memory, an event. Work behind it does not run before that is over, and work in front of it
+ * ends before. */
 enum sp_awaited { SP_AWAITS_HOST, SP_AWAITS_EVENT };
 void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited);
 
@@ -71,44 +71,45 @@ void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited);
 enum sp_sync {
   SP_SYNC_STREAM,  /* the work in a stream */
   SP_SYNC_CONTEXT, /* all work of the current context */
-  SP_SYNC_BEFORE,  /* what was launched before into the legacy stream, and into those that wait for it */
-  SP_SYNC_EVENT,   /* work before an event: where that was recorded we do not know */
+  SP_SYNC_BEFORE,  /* all earlier work in the legacy stream, and in the streams that wait for it */
+  SP_SYNC_EVENT,   /* work before an event: the hook does not know in which stream */
 };
 
 /* The calling thread is about to wait for its work (a synchronise, a blocking copy); it has just returned from that. */
 void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync);
 void sp_gate_synced(enum sp_sync sync);
 
-/* A capture into `stream` is about to begin / has ended or failed: no marker is recorded while one is open. */
+/* A capture into `stream` is about to begin; it has ended or failed. No marker is recorded while one is open. */
 void sp_gate_capture_begin(void *stream, bool per_thread);
 void sp_gate_capture_end(void *stream, bool per_thread);
 
 /* Is any capture of this process open? */
 bool sp_gate_captures(void);
 
-/* What is launched under this key does something else from now on (an executable graph was updated), or is gone. */
+/* The work that is launched under this key is different from now on (an executable graph was updated), or is gone. */
 void sp_gate_unit_changed(uint64_t key, bool gone);
 
-/* A stream or context is about to be destroyed: forget its markers (the driver's handles may come back). */
+/* A stream or context is about to be destroyed: forget its markers. The driver may give the handle out again. */
 void sp_gate_forget_stream(void *stream);
 void sp_gate_forget_context(void *context);
-/* The context is gone, and with it the captures that were open in its streams. */
+/* The context is gone, and so are the captures that were open in its streams. */
 void sp_gate_context_gone(const void *context);
 
-/* The calling thread's current context has changed (cuCtxSetCurrent, push, pop, create, destroy): what was remembered
- * of its device and stream is looked up again. */
+/* The calling thread's current context has changed (cuCtxSetCurrent, push, pop, create, destroy): its device and lanes
+ * must be looked up again. */
 void sp_gate_context_changed(void);
 
-/* The driver's cuInit succeeded: map the region, claim a slot. Returns false when the node's policy is `closed` and
- * the region cannot be used: cuInit must then fail with CUDA_ERROR_SYSTEM_NOT_READY (802). */
+/* The driver's cuInit succeeded: map the region and claim a slot. Returns false if the node's policy is `closed` and
+ * the region cannot be used: then cuInit must fail with CUDA_ERROR_SYSTEM_NOT_READY (802). */
 bool sp_attach(void);
 
-/* What the agent tells for us, for the hook may not print. None touches errno. */
-void sp_attach_failed(int result);           /* cuInit failed: there may be no other call */
-void sp_share_no_device(int ordinal);        /* the program asked for it, and the driver knows none */
-void sp_share_crowded(uint32_t most);        /* it has more threads or streams than this */
-void sp_share_no_function(const char *name); /* the program called it, and the driver lacks it */
-/* Policy `closed`: must no context be made there, since the share does not hold it? Told too. */
+/* Tell the agent what went wrong; the agent logs it, because the hook may not print. None of these changes errno. */
+void sp_attach_failed(int result);           /* cuInit failed: the program may make no other call */
+void sp_share_no_device(int ordinal);        /* the program asked for this device, and the driver has none */
+void sp_share_crowded(uint32_t most);        /* the program has more threads or streams than this */
+void sp_share_no_function(const char *name); /* the program called this function, and the driver lacks it */
+/* Must a context on this device be refused, because the policy is `closed` and the share does not hold the device?
+ * Tells the agent, too. */
 bool sp_share_refuses(int ordinal);
 
 #endif

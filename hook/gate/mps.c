@@ -1,10 +1,11 @@
 /*
- * Whether an MPS control daemon waits for this process. The driver looks for one in the pipe directory, whether or not
- * the program asked for it. A daemon writes a file with its pid there and removes it when it stops; its socket stays.
+ * Finds out whether the driver would make this process a client of MPS. The driver looks for a control daemon in the
+ * pipe directory, even if the program did not ask for one. A daemon writes a file with its pid there and removes it
+ * when it stops; its socket stays.
  *
- * Nothing is sent to the daemon. A directory that the environment names is believed; in the default one, which a
- * container may have from its host, a daemon that was killed may have left its file: there the process has to be alive
- * as well. One that is missed so shows on the device, where the agent looks.
+ * Nothing is sent to the daemon. If the environment names the directory, the file is enough. In the default directory,
+ * which a container may share with its host, a killed daemon may have left its file: there the daemon must also be
+ * alive. A daemon that is missed in this way is found by the agent, which sees the MPS server on the device.
  */
 #include "hook/gate/mps.h"
 
@@ -22,7 +23,7 @@
 #endif
 #define PID_FILE "/nvidia-cuda-mps-control.pid"
 
-/* The pid in the daemon's file, 0 when it cannot be told, -1: there is no file. */
+/* The pid in the daemon's file; 0: it cannot be read; -1: there is no file. */
 static long daemon_pid(const char *directory) {
   char path[PATH_MAX];
   size_t length = strlen(directory);

@@ -1,5 +1,4 @@
-/* MPS: under it the processes of a device share one context of the server, whose turns and times nobody can tell apart.
- */
+/* MPS: under it all processes on a device share one context of the server, so their times cannot be told apart. */
 #ifndef SHAREPOD_MPS_H
 #define SHAREPOD_MPS_H
 

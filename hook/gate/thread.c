@@ -1,4 +1,4 @@
-/* Thread records: which threads are between the gate and the driver's return. */
+/* Thread records: they tell which threads are between the gate and the driver's return. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/membarrier.h>
@@ -9,7 +9,7 @@
 
 #include "hook/gate/wait.h"
 
-#define SEEN_NS 1000000 /* no store takes so long to reach the other cores */
+#define SEEN_NS 1000000 /* every store reaches the other cores within this */
 
 static struct sp_thread records[SP_THREADS_MAX];
 static uint32_t record_count; /* records ever used: what the keeper scans */
@@ -21,7 +21,7 @@ static __thread struct sp_thread *self;
 
 void sp_thread_forget_lanes(struct sp_thread *thread) {
   thread->looks++;
-  if (thread->looks << 2 == 0) /* once around: what was known then would be found again */
+  if (thread->looks << 2 == 0) /* the counter has wrapped: lanes remembered one round ago would be found again */
     memset(thread->known, 0, sizeof thread->known);
 }
 
@@ -32,7 +32,7 @@ static void release_record(void *pointer) {
     sp_store(&thread->launches[device], 0);
   }
   self = NULL;
-  sp_wait_left(thread); /* it may have been ended where it waited */
+  sp_wait_left(thread); /* the thread may have been ended while it waited */
   thread->device = NULL;
   sp_thread_forget_lanes(thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
@@ -86,12 +86,12 @@ uint64_t sp_threads_launches(uint32_t device_index) {
 }
 
 void sp_barrier(void) {
-  /* Pairs with the announce in gate.c: a thread whose announce we do not see afterwards will see our stores. */
+  /* Pairs with the announce in gate.c: if we do not see a thread's announce after this, that thread sees our stores. */
   if (!sp_load(&sp_guest.no_membarrier)) {
     if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0)
       return;
-    /* A sandbox that the program has entered since forbids it. Announces have a fence of their own from now on; what
-     * was announced without one is seen by everybody long before this is over. */
+    /* The program has entered a sandbox that forbids membarrier. From now on each announce has its own fence. Announces
+     * that were made without one reach all cores long before this wait is over. */
     __atomic_store_n(&sp_guest.no_membarrier, 1, __ATOMIC_SEQ_CST);
     nanosleep(&(struct timespec){.tv_nsec = SEEN_NS}, NULL);
   }

@@ -8,12 +8,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PROGRESS_NS     2000000u   /* a gate wait without progress past the prediction ends after this */
-#define PROGRESS_MAX_NS 32000000u  /* … doubled at each pass without progress, up to here */
+#define PROGRESS_NS     2000000u  /* a wait for progress ends this long after the predicted end of the work in flight */
+#define PROGRESS_MAX_NS 32000000u /* … doubled at each pass without progress, up to here */
 #define STALE_LOOK_NS   100000000u /* how often a waiting thread looks at the agent's heartbeat */
-#define UNMOVED_NS      300000000u /* twice as long as between two heartbeats of an agent on a busy machine */
-#define EXPECTED_MAX_NS 100000000u /* no prediction is believed for longer */
-#define FOLLOW_NS       300000u    /* a unit too long for two in flight is followed so long before its predicted end */
+#define UNMOVED_NS      300000000u /* twice the time between two heartbeats of an agent on a busy machine */
+#define EXPECTED_MAX_NS 100000000u /* no predicted end is believed that lies further ahead */
+#define FOLLOW_NS 300000u /* if two units are too long to be in flight, the second follows this long before the end */
 
 static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t timeout_ns) {
   int saved = errno;
@@ -22,14 +22,14 @@ static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t ti
   errno = saved;
 }
 
-/* The agent is gone when its heartbeat is old and does not move. Age alone is not enough: in a process that was
- * restored on another machine, our clock is not the agent's any more. A heartbeat from the future counts as old: it is
- * damage, and an agent that is there would overwrite it. */
+/* Is the agent gone? It is if its heartbeat is old and does not change. Age alone is not enough: the clock of a process
+ * that was restored on another machine differs from the agent's. A heartbeat from the future counts as old: it is
+ * damage, and a living agent would overwrite it. */
 static bool agent_gone(void) {
   static uint64_t seen_ns, moved_ns;
   uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_guest.region.header);
   if (heartbeat_ns == 0)
-    return true; /* planned stop: it said so */
+    return true; /* a planned stop sets it to 0 */
   uint64_t now_ns = sp_now_ns();
   uint64_t apart_ns = now_ns > heartbeat_ns ? now_ns - heartbeat_ns : heartbeat_ns - now_ns;
   if (heartbeat_ns != sp_load(&seen_ns)) {
@@ -39,11 +39,11 @@ static bool agent_gone(void) {
   return apart_ns > SP_STALE_NS && now_ns - sp_load(&moved_ns) > UNMOVED_NS;
 }
 
-/* Enter the open turn `word` with this process. False: it closed meanwhile. */
+/* Enter the open turn `word`. False: it has closed meanwhile. */
 static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t word) {
   SP_UNCANCELLED;
-  /* Before the lock: the stream may be full of what we do not count, and the driver would wait for room. Of several
-   * threads that come here at once only one enters, and its event alone may tell. */
+  /* Before the lock: the stream may be full of work that the hook does not count, and then the driver waits for room.
+   * If several threads come here at once, only one enters, and only its event counts. */
   bool started = !sp_device_in_flight(device);
   if (started)
     sp_lane_start(lane);
@@ -51,24 +51,24 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
   bool entered = sp_load(&device->entered) == word;
   if (entered && started)
     __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
-  /* Another thread may have entered a later turn while we came here: what we say must not hide that one. */
+  /* Another thread may have entered a later turn meanwhile: its report must not be overwritten. */
   if (!entered && sp_grant_word(device->grant) == word) {
     struct sp_report *report = &device->report;
     struct sp_report before = *report;
-    /* Back from a drain inside the same turn: the time between is idle time of this process. */
+    /* The process comes back from a drain within the same turn: the time in between is its idle time. */
     uint64_t now_ns = sp_now_ns();
     if (report->held_turn == word && report->drained_turn == word && now_ns > report->residue_until_ns)
       report->idle_ns += now_ns - report->residue_until_ns;
     if (report->held_turn != word) {
       report->idle_ns = 0;
-      sp_store(&device->starved_ns, 0); /* of an earlier turn, and too late */
+      sp_store(&device->starved_ns, 0); /* it belongs to an earlier turn, and is too late */
       report->entered_ns = now_ns;
     }
     bool empty = !sp_device_in_flight(device);
     uint64_t entry_ns = device->entry_ns;
     sp_store(&device->entry_ns, now_ns);
     if (empty) {
-      /* What is launched next begins now, not when the last work ended. */
+      /* The next launch begins now, and not when the last work ended. */
       sp_store(&device->began_ns, now_ns);
       sp_store(&device->back_ns, 0);
       __atomic_store_n(&device->fresh_ns, now_ns, __ATOMIC_RELEASE);
@@ -78,7 +78,8 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
     }
     bool aside = device->aside;
     __atomic_store_n(&device->aside, false, __ATOMIC_RELEASE);
-    report->held_turn = word; /* drained_turn and drained_ns go on to tell of the turn before, which may be news */
+    report->held_turn =
+        word; /* drained_turn and drained_ns keep the drain of the turn before, which the agent may not have read */
     if (report->drained_turn == word)
       report->drained_turn = 0;
     report->residue_until_ns = 0;
@@ -89,7 +90,7 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
         __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
       __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
     } else {
-      /* Nothing was launched: an earlier turn may still be draining, and then that is what we say again. */
+      /* Nothing was launched: an earlier turn may still drain, so publish its report again. */
       *report = before;
       sp_store(&device->entry_ns, entry_ns);
       device->aside = aside;
@@ -138,23 +139,23 @@ bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_
 enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane,
                                   uint64_t predicted_ns) {
   if (sp_load(&lane->pending_ns))
-    sp_lane_mark(lane, true, false); /* so that there is progress to be told of */
+    sp_lane_mark(lane, true, false); /* so that progress can be seen */
   uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
   uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
   if (in_flight_ns == 0)
-    return SP_STUCK; /* nothing marked (the driver refused): nothing to wait for */
+    return SP_STUCK; /* there is no marker (the driver refused one), so nothing to wait for */
   if (thread->progress_seen != progress || !thread->patience_ns) {
     thread->progress_seen = progress;
     thread->patience_ns = PROGRESS_NS;
     thread->passed_ns = 0;
   }
-  /* What is in flight may rightly take as long as predicted; the patience starts then. */
+  /* Work in flight may take as long as predicted: the patience begins after that. */
   uint64_t end_ns = sp_load(&device->began_ns) + in_flight_ns;
   if (end_ns > now_ns + EXPECTED_MAX_NS)
     end_ns = now_ns + EXPECTED_MAX_NS;
   uint64_t until_ns = (end_ns > thread->passed_ns ? end_ns : thread->passed_ns) + thread->patience_ns;
   bool follows = predicted_ns && sp_one_in_flight(in_flight_ns, predicted_ns);
-  if (follows) { /* beside a latency share later: what follows is in its way */
+  if (follows) { /* later beside a latency share: the next unit would delay it */
     uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
     until_ns = end_ns - (half_ns < FOLLOW_NS ? half_ns : FOLLOW_NS);
   }

@@ -11,7 +11,7 @@
 
 #include "driver/cuda.h"
 
-/* X(field, symbol, symbol of an older driver or the same one again, parameters) */
+/* X(field, symbol, symbol in an older driver or the same one again, parameters) */
 #define SP_DRIVER_FUNCTIONS(X)                                                                                         \
   X(cuCtxGetCurrent, "cuCtxGetCurrent", "cuCtxGetCurrent", (CUcontext *))                                              \
   X(cuCtxSetCurrent, "cuCtxSetCurrent", "cuCtxSetCurrent", (CUcontext))                                                \
@@ -62,8 +62,9 @@ struct sp_driver {
 #undef SP_FIELD
 };
 
-/* Never NULL. A member is NULL while no libcuda.so.1 is loaded, and when the driver lacks the symbol. Valid as soon as
- * any wrapper runs, whatever route the program took to it. Takes no lock; after the first success one acquire load. */
+/* Never NULL. A member is NULL while no libcuda.so.1 is loaded, or if the driver lacks the symbol. Valid as soon as any
+ * wrapper runs, by whatever route the program has called it. Takes no lock; after the first success it is one acquire
+ * load. */
 const struct sp_driver *sp_driver(void);
 
 #endif

@@ -1,7 +1,8 @@
 /*
- * Which addresses the program gets: the table of wrapped symbols, and the two doors through which a program asks for
- * an address, dlsym (by handle) and cuGetProcAddress. Both ask the driver first and replace an address only if it is
- * the driver's own export of a name in the table, so the driver alone chooses the variant, whatever its version.
+ * Decides which addresses the program gets. It has the table of wrapped symbols, and serves the two ways in which a
+ * program asks for an address: dlsym (with a handle) and cuGetProcAddress. Both ask the driver first, and replace an
+ * address only if it is the driver's own export of a name in the table. So the driver alone chooses the variant,
+ * whatever its version.
  */
 #include "hook/interpose/intercept.h"
 
@@ -45,9 +46,9 @@ static void *own_export(void *handle, const char *symbol, const char *older) {
 }
 
 /*
- * Fill everything from the driver's handle, if it is loaded. The handle is kept: the driver cannot be unloaded under
- * our pointers. Threads may race here; all of them write the same values, and no lock means nothing that a fork could
- * leave locked.
+ * Fill the tables from the driver's handle, if it is loaded. The handle is kept, so that the driver is not unloaded
+ * under our pointers. Threads may race here, and all write the same values. There is no lock, because a fork could
+ * leave it locked.
  */
 static void load_driver(void) {
   int saved_errno = errno;
@@ -85,8 +86,8 @@ void *sp_find_real(enum sp_row row) {
 void *sp_find_next(enum sp_row row, const void *caller) {
   int saved_errno = errno;
   sp_dlsym_function *lookup = sp_libc_dlsym();
-  /* The loader sees this library as the caller, so "next" is next to us. A driver that was opened privately
-   * (RTLD_LOCAL) is next to nobody. */
+  /* For the loader this library is the caller, so RTLD_NEXT means the libraries after it. A driver that was opened
+   * privately (RTLD_LOCAL) is not among them. */
   void *found = lookup != NULL ? lookup(SP_RTLD_NEXT, symbols[row].name) : NULL;
   if (found == NULL) {
     found = sp_find_real(row);
@@ -94,7 +95,8 @@ void *sp_find_next(enum sp_row row, const void *caller) {
   if (found != NULL) {
     __atomic_store_n(&sp_next[row], found, __ATOMIC_RELAXED);
   } else {
-    /* No driver yet: a stub of the caller's that loads it. Not remembered: the stub's library may go. */
+    /* No driver yet: the caller may have a stub that loads it. Not remembered, because the stub's library may be
+     * unloaded. */
     found = sp_scope_symbol(caller, symbols[row].name);
   }
   errno = saved_errno;
@@ -109,7 +111,8 @@ CUresult sp_unavailable(enum sp_row row) {
   return CUDA_ERROR_NOT_FOUND;
 }
 
-/* Whether in this function stream 0 is the calling thread's own: _ptsz, or _ptds for calls without a stream. */
+/* Is stream 0 the calling thread's own stream in this function? Its name then ends in _ptsz, or _ptds if it has no
+ * stream parameter. */
 static bool is_per_thread(const char *name) {
   while (*name != '\0' && (name[0] != '_' || name[1] != 'p')) {
     name++;
@@ -117,8 +120,9 @@ static bool is_per_thread(const char *name) {
   return *name != '\0';
 }
 
-/* NVIDIA's driver has one address per name. A driver that gives an old name to a newer function (ours, simulated) means
- * the newer interface: the newest row wins, and a plain one over its per-thread twin. */
+/* The wrapper for an export of the driver. NVIDIA's driver has one address for each name. If a driver gives the same
+ * function an old and a new name, as our simulated one does, it has the newer interface: the newest row wins, and a
+ * plain name wins over its per-thread twin. */
 void *sp_wrapper_of(void *address) {
   int best = -1;
   for (int row = 0; address != NULL && have_driver() && row < SP_ROW_COUNT; row++) {
@@ -133,10 +137,10 @@ void *sp_wrapper_of(void *address) {
   return best >= 0 ? (void *)symbols[best].wrapper : address;
 }
 
-/* Called by the dlsym trampoline for a real handle: a wrapper, or NULL for "go on to the real dlsym". */
+/* Called by the dlsym trampoline for a real handle. Returns a wrapper, or NULL for "call the real dlsym". */
 void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
 void *sp_filter(void *handle, const char *name) {
-  sp_own_names_return(); /* the caller may be about to fill variables with what it asks for */
+  sp_own_names_return(); /* the caller may be about to store the result in a variable */
   if (name[0] == 'n' && name[1] == 'v') {
     return sp_nvml_filter(handle, name);
   }
@@ -149,7 +153,7 @@ void *sp_filter(void *handle, const char *name) {
     }
     sp_dlsym_function *lookup = sp_libc_dlsym();
     void *real = sp_find_real((enum sp_row)row);
-    /* The real lookup comes last: it leaves the loader's error state (dlerror) as the program expects it. */
+    /* The real lookup comes last, so that dlerror returns what the program expects. */
     return real != NULL && lookup != NULL && lookup(handle, name) == real ? sp_wrapper_of(real) : NULL;
   }
   return NULL;
@@ -158,11 +162,11 @@ void *sp_filter(void *handle, const char *name) {
 /* Called by the dlopen trampoline. */
 void sp_before_dlopen(void) __attribute__((visibility("hidden")));
 void sp_before_dlopen(void) {
-  sp_libc_dlopen(); /* everything is resolved */
+  sp_libc_dlopen(); /* all functions are resolved already */
   sp_own_names_return();
 }
 
-/* Only to be early; dlsym and dlopen do the same if a program calls them before this. */
+/* This is only to be early: dlsym and dlopen do the same if a program calls them before. */
 __attribute__((constructor)) static void begin(void) {
   sp_resolve();
   sp_own_names_return();

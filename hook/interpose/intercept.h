@@ -1,13 +1,13 @@
 /*
- * The frame of every wrapper.
+ * The macros of all wrappers.
  *
  * A wrapped symbol is two functions around one body:
- *   name            exported; what linked programs and RTLD_DEFAULT find. It goes on to what the program would have
- *                   found without the hook: the next definition in search order, be it the driver's or a tool's.
- *   sp_wrap_name    handed out where the program was about to get the address of the driver's own export. It goes on
- *                   to the driver.
- * A tool behind us may come back through the second while we are inside the first, and a driver may call its own
- * exports: the outermost call of a thread alone does the accounting (jump.c says which one that is).
+ *   name            exported: linked programs and RTLD_DEFAULT find it. It calls what the program would have found
+ *                   without the hook: the next definition in search order, which may be the driver's or a tool's.
+ *   sp_wrap_name    returned to a program that was about to get the address of the driver's own export. It calls the
+ *                   driver.
+ * A tool behind us may call the second while we are inside the first, and a driver may call its own exports. So only
+ * the outermost call of a thread does the accounting (jump.c decides which one that is).
  */
 #ifndef SHAREPOD_INTERCEPT_H
 #define SHAREPOD_INTERCEPT_H
@@ -25,29 +25,29 @@ enum sp_row {
   SP_ROW_COUNT
 };
 
-extern void *sp_real[SP_ROW_COUNT]; /* the driver's own exports; NULL until it is loaded */
-extern void *sp_next[SP_ROW_COUNT]; /* what the exported name goes on to; NULL until first used */
+extern void *sp_real[SP_ROW_COUNT]; /* the driver's own exports; NULL until the driver is loaded */
+extern void *sp_next[SP_ROW_COUNT]; /* the function that the exported name calls; NULL until first used */
 
-/* The outermost call of the thread that is under way. */
+/* The thread's outermost call that is under way. */
 struct sp_outermost {
-  const void *frame;  /* of the function of ours that makes it; NULL: there is none */
-  const void *caller; /* an address in the code that called us for it */
+  const void *frame;  /* the stack frame of our wrapper that makes it; NULL: none is under way */
+  const void *caller; /* an address in the code that called the wrapper */
 };
 extern _Thread_local struct sp_outermost sp_outermost __attribute__((tls_model("initial-exec")));
 
-/* The slow halves of the two lookups below; `caller` is an address in the code that calls. errno survives. */
+/* The slow halves of the two lookups below; `caller`: an address in the calling code. Neither changes errno. */
 void *sp_find_real(enum sp_row row);
 void *sp_find_next(enum sp_row row, const void *caller);
 
-/* The wrapper to hand out instead of `address`, or `address` when it is not a wrapped export of the driver. */
+/* The wrapper to return instead of `address`; `address` itself if it is not a wrapped export of the driver. */
 void *sp_wrapper_of(void *address);
 
-/* Was this call, from the code at `caller`, made inside the outermost one, and is that under way indeed? If it is not,
- * what it left behind is put right. */
+/* Was this call, from the code at `caller`, made inside the outermost call, and is that really under way? If it is not,
+ * what it left behind is undone. */
 bool sp_still_inside(const void *caller);
 
-/* The answer of a wrapper that has nothing to go on to: the program found our name, but no driver is loaded, or it
- * lacks the function. errno survives. */
+/* The result of a wrapper that has no function to call: the program found our name, but no driver is loaded, or the
+ * driver lacks the function. Does not change errno. */
 CUresult sp_unavailable(enum sp_row row);
 
 #pragma GCC visibility pop
@@ -82,8 +82,8 @@ static inline void sp_outermost_end(void) {
 
 /*
  * SP_WRAPPER(cuEventSynchronize, (CUevent event), (event)) { body; `real` is the function to call }
- * Inside the body the driver is called through SP_CALL, or between sp_outermost_begin and sp_outermost_end, which also
- * stand around whatever of ours may wait.
+ * Inside the body the driver is called through SP_CALL, or between sp_outermost_begin and sp_outermost_end. Our own
+ * code that may wait is also put between these two.
  */
 #define SP_WRAPPER(name, parameters, arguments)                                                                        \
   typedef CUresult name##_function parameters;                                                                         \

@@ -1,10 +1,11 @@
 /*
- * Which call of a thread into the driver is the outermost, although calls may end without a return: a signal handler
- * may leave one by siglongjmp (as the interrupts of Sage and Julia do), and what the call left at the gate stays.
+ * Decides which call of a thread into the driver is the outermost. Calls may end without a return: a signal handler may
+ * leave one by siglongjmp, as the interrupts of Sage and Julia do, and then the state that the call left at the gate
+ * must be undone.
  *
- * A call inside another one is made further down the same stack, and by other code than made the outermost: by the
- * driver, or by a tool between it and us. A call that comes from the object that made the outermost, or from further
- * up, shows that the outermost is over.
+ * A call inside another one is made further down the same stack, and by other code than made the outermost call: by the
+ * driver, or by a tool between the driver and us. So a call from the object that made the outermost call, or from
+ * further up the stack, shows that the outermost call is over.
  */
 #define _GNU_SOURCE
 #include <link.h>
@@ -17,7 +18,7 @@ _Thread_local struct sp_outermost sp_outermost;
 
 struct callers {
   ElfW(Addr) address[2];
-  unsigned int here; /* the bits of those that are in the object */
+  unsigned int here; /* a bit for each of the addresses that is in the object */
 };
 
 static int find_callers(struct dl_phdr_info *info, size_t size, void *data) {
@@ -32,7 +33,9 @@ static int find_callers(struct dl_phdr_info *info, size_t size, void *data) {
   return callers->here != 0;
 }
 
-/* Code that was made at run time is in no object: all of it counts as one. */
+/* Are both addresses in the same object? Code that was generated at run time is in no object, and all of it counts as
+ * one.
+ */
 static bool of_one_object(const void *one, const void *other) {
   struct callers callers = {{(ElfW(Addr))one, (ElfW(Addr))other}, 0};
   sp_iterate_function *iterate = sp_libc_iterate();
@@ -42,7 +45,8 @@ static bool of_one_object(const void *one, const void *other) {
 }
 
 bool sp_still_inside(const void *caller) {
-  /* Those that were found apart last: a tool makes the same call inside each launch. */
+  /* The last two addresses that were found to be in different objects: a tool makes the same call inside each launch.
+   */
   static _Thread_local const void *outer, *inner;
   if (__builtin_frame_address(0) < sp_outermost.frame) {
     if (sp_outermost.caller == outer && caller == inner)

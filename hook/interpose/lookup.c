@@ -1,5 +1,6 @@
 /*
- * cuGetProcAddress, both forms. The driver answers first; version, flags and status pass through untouched.
+ * Wrappers of both forms of cuGetProcAddress. The driver answers first; version, flags and status pass through
+ * unchanged.
  */
 #include "hook/interpose/intercept.h"
 

@@ -8,7 +8,8 @@ bool sp_text_equal(const char *left, const char *right) {
   return *left == *right;
 }
 
-/* glibc has relocated the pointers of the dynamic section in place; musl, and the vdso, have not. */
+/* The absolute address of a pointer in the dynamic section: glibc relocates these in place; musl and the vdso do not.
+ */
 static const void *absolute(ElfW(Addr) base, ElfW(Addr) pointer) {
   return (const void *)(pointer < base ? base + pointer : pointer);
 }
@@ -67,7 +68,7 @@ static bool is_definition(const struct sp_object *object, const ElfW(Sym) * symb
 static const ElfW(Sym) * find_gnu(const struct sp_object *object, const char *name, unsigned int types) {
   const uint32_t *table = object->gnu_hash;
   uint32_t buckets = table[0];
-  uint32_t first = table[1]; /* index of the first hashed symbol */
+  uint32_t first = table[1]; /* the index of the first hashed symbol */
   const uint32_t *bucket = table + 4 + (size_t)table[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
   const uint32_t *chain = bucket + buckets;
   uint32_t hash = 5381;

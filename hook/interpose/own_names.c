@@ -1,14 +1,14 @@
 /*
- * Libraries with variables that have the names of functions here: cuew, dynlink_cuda and slang-rhi keep what they have
- * looked up in `cuInit`, `cuMemGetInfo_v2` and so on. The loader takes the first definition of a name, and behind
- * LD_PRELOAD that is ours, so such a library would write its pointer over our code.
+ * Repairs libraries with variables that have the names of our functions. cuew, dynlink_cuda and slang-rhi store the
+ * addresses that they look up in variables called `cuInit`, `cuMemGetInfo_v2` and so on. The loader binds a name to its
+ * first definition, and with LD_PRELOAD that is ours: so such a library would write its pointer over our code.
  *
- * The pointers come from dlsym. So before each lookup the objects that are new are looked at: where the loader has put
- * an address of ours for a name that the object itself, or one that it needs, defines as a variable, the variable's own
- * address goes there. Nothing else is touched. A place that cannot be written to stays as it is.
+ * The pointers come from dlsym. So before each lookup all new objects are examined. If the loader has bound a name to
+ * our function, and the object itself, or one that it needs, defines that name as a variable, the variable's address is
+ * written there instead. Nothing else is changed. A place that cannot be written stays unchanged.
  *
- * An object is in the loader's list before it is relocated. Who holds the loader's lock while it opens one has
- * relocated it when the lock is free, so everybody passes through that lock once before he looks (wait_for_loader).
+ * An object is in the loader's list before it is relocated. The thread that opens an object holds the loader's lock
+ * until the object is relocated. So each thread takes that lock once before it examines objects (wait_for_loader).
  */
 #define _GNU_SOURCE
 #include "hook/interpose/own_names.h"
@@ -34,17 +34,17 @@
 #error "which relocations hold the address of a variable?"
 #endif
 
-#define MOST_LOOKS 3 /* while other threads open libraries without end, the next lookup looks again */
+#define MOST_LOOKS 3 /* if other threads open libraries all the time, the next lookup goes on */
 
 #define NEVER ~0ull
 
-/* How many objects had been loaded beside those of the start (musl), or with them, when all of them were looked at. */
+/* How many objects had been loaded when all were last examined; under musl, without those of the program's start. */
 static unsigned long long seen = NEVER;
 
 struct look {
   sp_iterate_function *iterate;
-  unsigned long long loads; /* how many had ever been loaded when the loader was waited for */
-  size_t count, skip;       /* objects in the list; the first ones that have been looked at before */
+  unsigned long long loads; /* how many objects had ever been loaded when the loader's lock was taken */
+  size_t count, skip;       /* objects in the list; how many of the first were examined before */
   struct sp_object own;
   ElfW(Addr) own_end;
 };
@@ -106,8 +106,8 @@ static int find_needed(struct dl_phdr_info *info, size_t size, void *data) {
   return 1;
 }
 
-/* The variable `name` of the first library that defines the name, of those that the object needs itself. 0 for a
- * function. */
+/* Among the libraries that the object needs directly, take the first one that defines `name`: return the address of its
+ * variable, or 0 if it defines a function. */
 static ElfW(Addr) needed_variable(const struct look *look, const struct sp_object *object, const char *name) {
   for (const ElfW(Dyn) *entry = object->dynamic; entry->d_tag != DT_NULL; entry++) {
     struct needed needed = {.file = object->strings + entry->d_un.d_val, .name = name};
@@ -118,7 +118,7 @@ static ElfW(Addr) needed_variable(const struct look *look, const struct sp_objec
   return 0;
 }
 
-/* Write one word that the loader has made read-only, or not. */
+/* Write one word, which the loader may have made read-only. */
 static void write_word(const struct dl_phdr_info *info, ElfW(Addr) address, ElfW(Addr) value) {
   ElfW(Addr) page_bytes = getauxval(AT_PAGESZ), page = address & ~(page_bytes - 1);
   bool writable = false, sealed = false;
@@ -188,7 +188,7 @@ static int return_names(struct dl_phdr_info *info, size_t size, void *data) {
   struct look *look = data;
   struct sp_object object;
   if (info->dlpi_adds != look->loads) {
-    return 1; /* one that may not be relocated yet */
+    return 1; /* this object may not be relocated yet */
   }
   if (look->skip > 0) {
     look->skip--;
@@ -204,14 +204,14 @@ static int return_names(struct dl_phdr_info *info, size_t size, void *data) {
   return 0;
 }
 
-/* Whether all of the objects have been looked at, and not one came meanwhile. */
+/* Examine the new objects. True: all have been examined, and none was loaded meanwhile. */
 static bool look_at_new(sp_iterate_function *iterate, unsigned long long loads) {
   unsigned long long before = __atomic_load_n(&seen, __ATOMIC_RELAXED);
   struct look look = {.iterate = iterate, .loads = loads};
   if (iterate(count_objects, &look) != 0 || look.own.symbols == NULL) {
     return false;
   }
-  /* New ones are at the end of the list. Some of them may be gone again: then a few old ones are looked at twice. */
+  /* New objects are at the end of the list. If some of them are gone again, a few old ones are examined twice. */
   look.skip = before != NEVER && look.count > loads - before ? look.count - (size_t)(loads - before) : 0;
   if (iterate(return_names, &look) != 0) {
     return false;
@@ -223,7 +223,7 @@ static bool look_at_new(sp_iterate_function *iterate, unsigned long long loads) 
 static void wait_for_loader(void) {
   sp_dlsym_function *lookup = sp_libc_dlsym();
   if (lookup != NULL) {
-    lookup(RTLD_NEXT, "dlsym"); /* it is found, so libc keeps no error */
+    lookup(RTLD_NEXT, "dlsym"); /* it is found, so libc records no error */
   }
 }
 

@@ -6,7 +6,8 @@
  * AddressSanitizer and ThreadSanitizer intercept them and resolve their originals through us. The loader's debugger
  * interface (_r_debug; _dl_debug_addr in musl) is a stable ABI and plain memory.
  *
- * The list is walked without the loader's lock: all that we look for was mapped before the program started and stays.
+ * The list is walked without the loader's lock: all objects that we look for were mapped before the program started,
+ * and stay.
  */
 #include "hook/interpose/resolve.h"
 
@@ -124,7 +125,7 @@ void sp_resolve(void) {
   __atomic_store_n(&libc_iterate, (sp_iterate_function *)own_iterate, __ATOMIC_RELAXED);
   __atomic_store_n(&libc_dlsym, (sp_dlsym_function *)own_dlsym, __ATOMIC_RELAXED);
   __atomic_store_n(&libc_dlopen, (sp_dlopen_function *)own_dlopen, __ATOMIC_RELAXED);
-  /* Last, with release: the trampolines take them as the sign that the mask is set. */
+  /* Last, with release: if the trampolines see these, the mask is set. */
   __atomic_store_n(&sp_chain_dlsym, (sp_dlsym_function *)chain_dlsym, __ATOMIC_RELEASE);
   __atomic_store_n(&sp_chain_dlopen, (sp_dlopen_function *)chain_dlopen, __ATOMIC_RELEASE);
 }

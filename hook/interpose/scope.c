@@ -1,7 +1,7 @@
 /*
- * The local scope of a library that was opened with RTLD_LOCAL, as Python opens everything: its own definitions and
- * those of the libraries that it needs. The loader finds our names before them, so a stub that loads the driver at its
- * first call is found here and nowhere else.
+ * Searches the local scope of a library that was opened with RTLD_LOCAL, as Python opens everything: its own
+ * definitions and those of the libraries that it needs. The loader finds our names before them. So a stub that loads
+ * the driver at its first call is found only here.
  */
 #define _GNU_SOURCE
 #include "hook/interpose/scope.h"

@@ -1,8 +1,8 @@
-/* What a caller would have found without this library, where that is no global definition. */
+/* Finds what a caller would have found without this library, if that is not a global definition. */
 #ifndef SHAREPOD_SCOPE_H
 #define SHAREPOD_SCOPE_H
 
-/* The function that `name` is to the library with the address `caller` and to those that it needs, or NULL. Calls libc.
+/* The function `name` in the library that has the address `caller`, or in those that it needs; else NULL. Calls libc.
  */
 void *sp_scope_symbol(const void *caller, const char *name) __attribute__((visibility("hidden")));
 

@@ -1,9 +1,9 @@
 /*
  * dlsym and dlopen as tail calls.
  *
- * The loader takes the return address of these two functions as "the caller": it decides what RTLD_NEXT is next to,
- * and whose RUNPATH and $ORIGIN apply. A wrapper in C would become the caller of everybody. So we look at the
- * arguments and jump: the real function sees the program's own return address and the program's own stack.
+ * For the loader, the return address of these two functions is "the caller". It decides which library RTLD_NEXT searches
+ * first, and which object's RUNPATH and $ORIGIN apply. A wrapper in C would become the caller of every lookup. So we
+ * inspect the arguments and jump: the real function gets the program's own return address and stack.
  */
         .hidden sp_filter
         .hidden sp_before_dlopen
@@ -13,7 +13,7 @@
         .hidden sp_dlopen_mask
         .text
 
-/* Call a function of ours between the program's call and the real one: the two arguments stay. */
+/* Call a function of ours between the program's call and the real one; the two arguments are kept. */
         .macro  call_ours function
         pushq   %rdi
         .cfi_adjust_cfa_offset 8

@@ -1,4 +1,4 @@
-/* The account of this process: charges that are reserved, kept, and given back. */
+/* The memory account of this process: reserves charges, keeps them, and ends them. */
 #include "hook/memory/memory.h"
 
 #include <errno.h>
@@ -83,7 +83,7 @@ void sp_memory_uncharge(const struct sp_allocation *allocation) {
   case SP_MEMORY_IMPORT:
     sp_slot_memory(allocation->device_ordinal, -(int64_t)allocation->bytes);
     break;
-  case SP_MEMORY_HANDLE: /* these name what another row is charged with */
+  case SP_MEMORY_HANDLE: /* these rows refer to memory that another row is charged for */
   case SP_MEMORY_MAPPING:
   case SP_MEMORY_GRAPH:
     break;
@@ -107,7 +107,7 @@ void sp_memory_forget_context(const void *context) {
   for (uint64_t i = 0; i < rows->row_count;) {
     struct sp_allocation *row = &rows->rows[i], taken;
     if (row->key != 0 && row->owner == (uint64_t)(uintptr_t)context && dies_with_context(row)) {
-      sp_rows_take(rows, row, &taken); /* may pull another row into this place: look at it again */
+      sp_rows_take(rows, row, &taken); /* may move another row into this place: look at it again */
       sp_memory_uncharge(&taken);
     } else {
       i++;

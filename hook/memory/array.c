@@ -1,10 +1,11 @@
 /*
- * Arrays, mipmapped arrays and external memory. How a driver lays an array out it does not tell, so the charge is the
- * size of its elements; what it takes beyond that, NVML's figure for the process shows, and the agent adds it.
+ * Wrappers for arrays, mipmapped arrays and external memory. The driver does not tell how it lays out an array, so the
+ * charge is the size of its elements. The memory that it takes beyond that shows in NVML's figure for the process, and
+ * the agent adds it.
  */
 #include "hook/memory/charge.h"
 
-/* CUarray_format of cuda.h: bytes of one channel; block-compressed formats are told in 4-by-4 blocks. */
+/* The bytes of one channel of a CUarray_format (cuda.h). Block-compressed formats come in 4-by-4 blocks instead. */
 static uint64_t channel_bytes(unsigned int format) {
   switch (format) {
   case 0x01: /* 8-bit integers */
@@ -21,7 +22,7 @@ static uint64_t channel_bytes(unsigned int format) {
   default:
     break;
   }
-  if (format >= 0xc0 && format <= 0xcb) { /* normalised: by turns three of 8 bits, three of 16 */
+  if (format >= 0xc0 && format <= 0xcb) { /* normalised: three formats of 8 bits, three of 16, and so on in turn */
     return (format - 0xc0) / 3 % 2 == 0 ? 1 : 2;
   }
   return 4;
@@ -40,7 +41,7 @@ static uint64_t least_one(uint64_t count) {
   return count == 0 ? 1 : count;
 }
 
-/* The bytes of one level; an extent of 0 is a dimension that is not there. */
+/* The bytes of one level; an extent of 0 means that the array lacks this dimension. */
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, uint64_t width, uint64_t height, uint64_t depth) {
   uint64_t layers = least_one(depth);
   if (block_compressed(array->Format)) {
@@ -53,7 +54,7 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, uint64_t width
 
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels) {
   if (array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) {
-    return 0; /* memory is mapped into it */
+    return 0; /* a sparse array has no memory of its own: memory is mapped into it */
   }
   bool layered = array->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
   uint64_t total = 0, width = array->Width, height = array->Height, depth = array->Depth;
@@ -61,7 +62,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int l
     uint64_t bytes = level_bytes(array, width, height, depth);
     total = total > UINT64_MAX - bytes ? UINT64_MAX : total + bytes;
     if (width <= 1 && height <= 1 && (layered || depth <= 1)) {
-      break; /* no level is smaller, whatever was asked for */
+      break; /* this is the smallest level, even if more were asked for */
     }
     width = width > 1 ? width / 2 : width;
     height = height > 1 ? height / 2 : height;
@@ -114,7 +115,7 @@ SP_WRAPPER(cuMipmappedArrayDestroy, (CUarray array), (array)) {
   FREED(SP_MEMORY_ARRAY, (uintptr_t)array, true, real(array));
 }
 
-/* Memory of another interface (Vulkan, a capture card's) that nobody else in the share is charged with. */
+/* Memory of another interface (Vulkan, a capture card): no other process of the share is charged for it. */
 SP_WRAPPER(cuImportExternalMemory, (CUexternalMemory * memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *from),
            (memory, from)) {
   if (memory == NULL || from == NULL) {

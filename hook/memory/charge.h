@@ -1,4 +1,4 @@
-/* The frame of every wrapper that obtains or returns device memory. */
+/* Macros for the wrappers that allocate or free device memory. */
 #ifndef SHAREPOD_MEMORY_CHARGE_H
 #define SHAREPOD_MEMORY_CHARGE_H
 
@@ -7,7 +7,7 @@
 #include "hook/interpose/intercept.h"
 #include "hook/memory/memory.h"
 
-/* Where an allocation of the calling thread goes. */
+/* The device and context in which an allocation of the calling thread is made. */
 struct sp_place {
   uint64_t context;
   int device;
@@ -16,9 +16,9 @@ struct sp_place {
 /* memory/place.c */
 struct sp_place sp_place_current(void);
 int sp_place_of_stream(CUstream stream);
-/* Inside a capture a stream-ordered call makes a graph node and obtains nothing. */
+/* Is the stream capturing? Then a stream-ordered call makes a graph node, and allocates nothing. */
 bool sp_place_captures(CUstream stream, bool per_thread);
-/* A context is gone: its handle may come back as that of another device. */
+/* A context is gone: its handle may be given out again for another device. */
 void sp_places_changed(void);
 
 static inline uint64_t sp_times(uint64_t left, uint64_t right) {
@@ -35,10 +35,10 @@ static inline struct sp_allocation sp_allocation_of(enum sp_memory_kind kind, ui
                                 .kind = (uint16_t)kind};
 }
 
-/* What a call that takes memory at once answers over the cap. A driver looks for open captures before it looks for
- * memory: where one forbids the call, that is the answer, and the capture is invalid. So the driver is asked, for more
- * than any device has. Calls that are ordered by a stream, and those that make memory without an address, are not
- * forbidden. */
+/* The error of an immediate allocation over the cap. A driver checks for open captures before it checks for memory: if
+ * a capture forbids the call, it returns that error and invalidates the capture. So we ask the driver for more memory
+ * than any device has, and return its error. Stream-ordered calls, and calls that make memory without an address, are
+ * allowed in captures and do not need this. */
 static inline CUresult sp_memory_refusal(void) {
   const struct sp_driver *driver = sp_driver();
   CUdeviceptr none;
@@ -49,7 +49,7 @@ static inline CUresult sp_memory_refusal(void) {
   return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 
-/* `key` is read after `call`, the driver's, has set it. Over the cap it is not made. */
+/* Reserve `size`, make `call`, and keep the charge under `key`, which the call has set. Over the cap it is not made. */
 #define CHARGED(memory_kind, size, key, call)                                                                          \
   do {                                                                                                                 \
     struct sp_place place = sp_place_current();                                                                        \
@@ -68,7 +68,7 @@ static inline CUresult sp_memory_refusal(void) {
     return result;                                                                                                     \
   } while (0)
 
-/* `waits`: the driver waits for work in it, and pools may hold less afterwards. */
+/* Free by `call`, and end the charge. `waits`: the driver waits for work in it, so pools may hold less afterwards. */
 #define FREED(memory_kind, key, waits, call)                                                                           \
   do {                                                                                                                 \
     struct sp_allocation taken;                                                                                        \

@@ -1,7 +1,7 @@
 /*
- * The memory of executable graphs: allocation nodes take theirs from a pool of the device when the graph is uploaded
- * or launched for the first time, and keep it until the pool is trimmed. Before that the sum of its allocation nodes is
- * reserved; what the pool really grew by is settled after it.
+ * The memory of executable graphs. When a graph is uploaded or launched for the first time, its allocation nodes take
+ * memory from a pool of the device, and keep it until the pool is trimmed. Before that call the sum of its allocation
+ * nodes is reserved; after it the charge becomes what the pool has really grown by.
  */
 #include "hook/memory/graph.h"
 
@@ -10,10 +10,11 @@
 
 #include "hook/gate/gate.h"
 
-#define DEPTH_MAX 16 /* child graphs within child graphs */
+#define DEPTH_MAX 16 /* of child graphs within child graphs */
 
 static uint32_t graphs_allocate;
-static uint64_t trims = 1; /* of graphs' pools: what was launched before has to take its memory again */
+static uint64_t trims =
+    1; /* counts trims of the graphs' pools: a graph launched before one must take its memory again */
 
 void sp_graphs_allocate(void) {
   __atomic_store_n(&graphs_allocate, 1, __ATOMIC_RELAXED);
@@ -27,7 +28,8 @@ void sp_graphs_trimmed(void) {
   __atomic_fetch_add(&trims, 1, __ATOMIC_RELAXED);
 }
 
-/* Add up the allocation nodes of a graph; they are all of one device, or the first one's pays. */
+/* Add up the allocation nodes of a graph. If they are on several devices, the first node's device is charged for all.
+ */
 static uint64_t sum_of(CUgraph graph, int *device, int depth) {
   const struct sp_driver *driver = sp_driver();
   size_t count = 0;
@@ -58,7 +60,7 @@ static uint64_t sum_of(CUgraph graph, int *device, int depth) {
   return total;
 }
 
-/* What a graph may allocate, and on which device. 0: nothing, or it cannot be told. */
+/* How much a graph may allocate, and on which device. 0: nothing, or it is not known. */
 static uint64_t allocates(CUgraph graph, int *device) {
   const struct sp_driver *driver = sp_driver();
   *device = SP_NO_DEVICE;
@@ -72,7 +74,7 @@ static uint64_t allocates(CUgraph graph, int *device) {
   return bytes;
 }
 
-/* An executable graph has been made of `graph`: remember what it may take. */
+/* An executable graph has been made of `graph`: remember how much it may allocate. */
 static void instantiated(CUgraphExec executable, CUgraph graph) {
   int saved_errno = errno, device;
   uint64_t bytes = allocates(graph, &device);
@@ -114,7 +116,7 @@ void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult res
     sp_pool_undone(growth, false);
     return;
   }
-  sp_pool_grown(growth); /* it has its memory, whatever the pool rounded it up to */
+  sp_pool_grown(growth); /* it has its memory: charge what the pool has rounded it up to */
   struct sp_rows *rows = sp_rows_lock();
   struct sp_allocation *row =
       rows != NULL ? sp_rows_find(rows, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable) : NULL;
@@ -144,7 +146,7 @@ INSTANTIATE(cuGraphInstantiate_v2,
 INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * executable, CUgraph graph, unsigned long long flags),
             (executable, graph, flags))
 
-/* It may upload at once, and then it takes its memory here. */
+/* With such parameters a graph may be uploaded at once: then it takes its memory here. */
 #define WITH_PARAMS(name)                                                                                              \
   SP_WRAPPER(name, (CUgraphExec * executable, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS * params),                  \
              (executable, graph, params)) {                                                                            \
@@ -189,7 +191,7 @@ SP_WRAPPER(cuGraphExecDestroy, (CUgraphExec executable), (executable)) {
   CUresult result;
   SP_CALL(result, real(executable));
   if (result == CUDA_SUCCESS) {
-    sp_gate_unit_changed(sp_unit_key(executable, 0, 0), true); /* another may get the same handle */
+    sp_gate_unit_changed(sp_unit_key(executable, 0, 0), true); /* another graph may get the same handle */
   }
   if (ours && result == CUDA_SUCCESS) {
     sp_memory_uncharge(&taken);
@@ -207,7 +209,7 @@ SP_WRAPPER(cuGraphAddMemAllocNode,
   return real(node, graph, after, count, params);
 }
 
-/* The generic forms begin with the type of the node. */
+/* The parameters of the generic functions begin with the type of the node. */
 static void note_type(const int *params) {
   if (params != NULL && *params == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
     sp_graphs_allocate();

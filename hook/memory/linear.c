@@ -1,11 +1,11 @@
 /*
- * Linear memory, its frees, and the questions about memory: what the program asks of the driver, charged to its share.
- * Over the cap the driver is not called at all: nothing is half done. A device that cannot be told (no current
- * context) is left to the driver, which refuses.
+ * Wrappers for linear memory: its allocations, its frees, and the queries for free memory. Over the cap the driver is
+ * not called, so nothing is half done. If there is no current context, the device is not known: the call goes to the
+ * driver, which refuses it.
  */
 #include "hook/memory/charge.h"
 
-#define SP_PITCH 512u /* what the driver rounds rows up to; the difference is settled when its answer is known */
+#define SP_PITCH 512u /* the driver rounds rows up to about this; the charge is corrected when its pitch is known */
 
 #define LINEAR(name, address_type, size)                                                                               \
   SP_WRAPPER(name, (address_type * address, size bytes), (address, bytes)) {                                           \
@@ -69,7 +69,7 @@ SP_WRAPPER(cuMemFree_v2, (CUdeviceptr address), (address)) {
       uint64_t seen_total = *total_bytes;                                                                              \
       sp_pools_look();                                                                                                 \
       sp_memory_view(device, &seen_free, &seen_total);                                                                 \
-      *free_bytes = (size)seen_free; /* only ever lowered: it fits */                                                  \
+      *free_bytes = (size)seen_free; /* it is only lowered, so it fits */                                              \
       *total_bytes = (size)seen_total;                                                                                 \
     }                                                                                                                  \
     return result;                                                                                                     \

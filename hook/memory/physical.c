@@ -1,14 +1,14 @@
 /*
- * Virtual memory management: physical memory that is made (cuMemCreate), mapped at addresses of the program's choice,
- * and gone when neither a handle nor a mapping is left. It is charged to the device it lies on, from its making to its
- * end; handles and mappings are counted. A driver may give the number of a released handle to another while the memory
- * of the first is still mapped, so the memory has a number of ours.
+ * Wrappers for virtual memory management: physical memory is made (cuMemCreate), mapped at addresses of the program's
+ * choice, and freed when neither a handle nor a mapping is left. It is charged to its device from its making to its
+ * end, so handles and mappings are counted. The driver may give the number of a released handle to new memory while the
+ * old memory is still mapped, so each memory gets a number of our own.
  *
- * What was imported is its exporter's: nothing is charged, and its handles and mappings are let pass.
+ * Imported memory belongs to its exporter: it is not charged, and calls on its handles and mappings pass.
  */
 #include "hook/memory/charge.h"
 
-/* A reference to the memory with that number is gone; with the last one its charge. The caller holds the lock. */
+/* Drop a reference to the memory with that number; the last one ends its charge. The caller holds the lock. */
 static void drop_reference(struct sp_rows *rows, uint64_t number) {
   struct sp_allocation *chunk = sp_rows_find(rows, SP_MEMORY_CHUNK, number), taken;
   if (chunk != NULL && --chunk->references == 0) {
@@ -53,8 +53,8 @@ SP_WRAPPER(cuMemCreate,
   return result;
 }
 
-/* One reference to the handle less: false when it is not ours. With the last one its row goes, before the driver may
- * give the number to another thread. */
+/* Drop a reference to the handle; false: we do not know it. The last one removes its row, before the driver can give
+ * the number to another thread. */
 static bool release_handle(uint64_t handle, struct sp_allocation *released) {
   struct sp_rows *rows = sp_rows_lock();
   if (rows == NULL) {
@@ -130,8 +130,8 @@ SP_WRAPPER(cuMemMap,
   return result;
 }
 
-/* A mapping in [from, end) that begins at no address known to us: any, or NULL. Looked for only after a mapping that we
- * have not seen. */
+/* Any mapping in [from, end), or NULL. Searched only if no known mapping begins at an address, because we have not seen
+ * the call that made it. */
 static struct sp_allocation *mapping_in(struct sp_rows *rows, uint64_t from, uint64_t end) {
   for (uint64_t index = 0; index < rows->row_count; index++) {
     struct sp_allocation *row = &rows->rows[index];
@@ -142,8 +142,8 @@ static struct sp_allocation *mapping_in(struct sp_rows *rows, uint64_t from, uin
   return NULL;
 }
 
-/* A range may hold several mappings, whole ones. Its addresses are the program's: nobody else maps there before it
- * knows that they are free, so the rows go after the driver's own. */
+/* Remove the rows of a range, which may have several whole mappings. The program chooses its addresses and maps nothing
+ * there before it knows that they are free, so the rows may be removed after the driver has unmapped. */
 static void unmapped(uint64_t from, uint64_t end) {
   struct sp_rows *rows = sp_rows_lock();
   if (rows == NULL) {
@@ -174,7 +174,7 @@ SP_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t bytes), (address, bytes)) {
   return result;
 }
 
-/* One reference more: of a handle that we know, or of one that comes back for memory that is mapped. */
+/* Add a reference: to a handle that we know, or to a new handle for memory that is mapped. */
 static void retained(uint64_t handle, uint64_t address) {
   struct sp_rows *rows = sp_rows_lock();
   if (rows == NULL) {

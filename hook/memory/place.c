@@ -1,7 +1,7 @@
-/* Which device and context an allocation belongs to. */
+/* Finds the device and context that an allocation belongs to. */
 #include "hook/memory/charge.h"
 
-static uint32_t generation = 1; /* of contexts: grows when one goes */
+static uint32_t generation = 1; /* rises when a context is gone */
 
 static int device_now(void) {
   const struct sp_driver *driver = sp_driver();

@@ -2,8 +2,8 @@
 
 #include <errno.h>
 
-/* Pools grow by whole multiples of GRAIN_BYTES: seen on an H200 with the driver of CUDA 13.0. One that grows by other
- * steps is believed to grow by LEAST_BYTES, in which physical memory comes. */
+/* Pools grow by multiples of GRAIN_BYTES: measured on an H200 with the driver of CUDA 13.0. A pool that has grown by
+ * another step is assumed to grow by LEAST_BYTES, the granularity of physical memory. */
 #define POOLS_MAX   512u
 #define GRAIN_BYTES (32u << 20)
 #define LEAST_BYTES (2u << 20)
@@ -11,24 +11,24 @@
 enum state { FREE_ENTRY, OPEN, DESTROYED, UNPAID };
 
 struct sp_pool {
-  CUmemoryPool handle; /* NULL: the graphs' */
+  CUmemoryPool handle; /* NULL: the pool of graphs */
   uint32_t state;
   int device;
-  uint64_t charged;   /* what it held when the driver was asked last */
-  uint64_t in_flight; /* reserved for allocations that are on their way */
-  uint32_t asked;     /* allocations that are on their way */
+  uint64_t charged;   /* what it held when the driver was last asked */
+  uint64_t in_flight; /* reserved for allocations under way */
+  uint32_t asked;     /* the number of allocations under way */
   uint64_t live;      /* the sum of its allocations */
-  uint64_t grain;     /* what it grows by a multiple of */
+  uint64_t grain;     /* it grows by multiples of this */
 };
 
 struct pools {
-  pthread_mutex_t lock; /* guards all below; nothing that may wait is called under it */
+  pthread_mutex_t lock; /* guards the rest; no call that may wait is made under it */
   uint32_t count;
   struct sp_pool pools[POOLS_MAX];
 };
 
 static void *shared_pools;
-static uint32_t dirty; /* a pool may hold more than its allocations, and may give that back at any synchronise */
+static uint32_t dirty; /* a pool may hold more than its allocations, and may return that at any synchronise */
 
 static struct pools *lock_pools(bool create) {
   struct pools *pools = create ? sp_map_wiped(&shared_pools, sizeof *pools)
@@ -43,7 +43,7 @@ static void unlock_pools(struct pools *pools) {
   pthread_mutex_unlock(&pools->lock);
 }
 
-/* What the pool has reserved of the device. False: the driver does not say. */
+/* How much memory the pool has reserved on the device. False: the driver does not tell. */
 static bool ask(const struct sp_pool *pool, uint64_t *bytes) {
   const struct sp_driver *driver = sp_driver();
   *bytes = 0;
@@ -56,7 +56,7 @@ static bool ask(const struct sp_pool *pool, uint64_t *bytes) {
          driver->cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, bytes) == CUDA_SUCCESS;
 }
 
-/* The entry of a pool that has not been destroyed, or NULL. Of each device the graphs have one without a handle. */
+/* The entry of a living pool, or NULL. The graphs have a pool without a handle on each device. */
 static struct sp_pool *find(struct pools *pools, int device_ordinal, CUmemoryPool handle) {
   for (uint32_t index = 0; index < pools->count; index++) {
     struct sp_pool *pool = &pools->pools[index];
@@ -68,7 +68,7 @@ static struct sp_pool *find(struct pools *pools, int device_ordinal, CUmemoryPoo
   return NULL;
 }
 
-/* NULL: there is no room. */
+/* Add an entry; NULL: there is no room. */
 static struct sp_pool *add(struct pools *pools, struct sp_pool made) {
   uint32_t index = 0;
   while (index < pools->count && pools->pools[index].state != FREE_ENTRY) {
@@ -90,7 +90,7 @@ struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
   struct sp_pool *pool = find(pools, device_ordinal, handle);
   struct sp_pool made = {.handle = handle, .state = OPEN, .device = device_ordinal, .grain = GRAIN_BYTES};
   if (pool == NULL && ask(&made, &made.charged) && (pool = add(pools, made)) != NULL) {
-    /* Of before we were there, or of the driver's own: all of it is the share's. */
+    /* Memory from before the hook was attached, or the driver's own: all of it is charged to the share. */
     sp_slot_memory(device_ordinal, (int64_t)made.charged);
   }
   unlock_pools(pools);
@@ -115,17 +115,17 @@ int sp_pool_device(const struct sp_pool *pool) {
   return pool->device;
 }
 
-/* Bring the charge to what it holds; what is on its way has a charge of its own. */
+/* Correct the charge to what the pool holds. Allocations under way have a charge of their own. */
 static bool refresh(struct sp_pool *pool) {
   uint64_t now = 0, before = pool->charged;
   if (pool->state == OPEN && !ask(pool, &now)) {
     return false;
   }
   if (pool->state == DESTROYED && pool->live != 0) {
-    return false; /* what it still holds goes when the last allocation does */
+    return false; /* it keeps its memory until its last allocation is freed */
   }
   if (now > before && pool->asked != 0) {
-    return false; /* an allocation that is about to tell */
+    return false; /* an allocation under way will correct it */
   }
   pool->charged = now;
   if (pool->state == DESTROYED && pool->asked == 0) {
@@ -146,7 +146,7 @@ static bool refresh_all(int device_ordinal, bool every) {
     if (every || pool->device == device_ordinal) {
       less |= refresh(pool);
     }
-    keeps |= pool->handle != NULL && pool->charged > pool->live; /* a graph's pool gives back when it is trimmed */
+    keeps |= pool->handle != NULL && pool->charged > pool->live; /* the graphs' pool shrinks only when it is trimmed */
   }
   if (pools != NULL) {
     __atomic_store_n(&dirty, keeps, __ATOMIC_RELAXED);
@@ -204,11 +204,11 @@ bool sp_pools_shrink(int device_ordinal) {
     return false;
   }
   bool less = refresh_all(device_ordinal, false);
-  /* We are inside a call that the program may make while it captures: what we add may not spoil that. */
+  /* We are inside a call that the program may make while it captures: our own calls may not invalidate the capture. */
   int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   bool relaxed =
       driver->cuThreadExchangeStreamCaptureMode && driver->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
-  /* One after the other, without the lock: a trim may wait in the driver. */
+  /* One pool after the other, without the lock: a trim may wait in the driver. */
   for (uint32_t index = 0; index < POOLS_MAX; index++) {
     struct pools *pools = lock_pools(false);
     bool ours = index < pools->count && pools->pools[index].state == OPEN &&
@@ -236,14 +236,13 @@ static uint64_t round_up(uint64_t bytes, uint64_t to) {
   return bytes > UINT64_MAX - to ? bytes : (bytes + to - 1) / to * to;
 }
 
-/* What the pool grows by for `bytes`, unless its unused part lies in pieces. The driver adds to the end of what it has.
- */
+/* How much the pool grows for an allocation of `bytes`, unless its unused part is fragmented. It grows at its end. */
 static uint64_t growth_for(const struct sp_pool *pool, uint64_t bytes) {
   uint64_t unused = pool->charged > pool->live ? pool->charged - pool->live : 0;
   return bytes <= unused ? 0 : round_up(bytes - unused, pool->grain);
 }
 
-/* An allocation is not on its way any more. Returns how much less is in flight. */
+/* An allocation is not under way any more. Returns how much `in_flight` has fallen. */
 static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
   uint64_t before = pool->in_flight;
   pool->asked--;
@@ -267,7 +266,7 @@ static bool begin(struct sp_growth *growth) {
 bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
   struct pools *pools = lock_pools(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
-  pool->live += bytes; /* two at a time do not count on the same unused part */
+  pool->live += bytes; /* so that two allocations at the same time do not count on the same unused part */
   pool->in_flight += growth->growth;
   pool->asked++;
   unlock_pools(pools);
@@ -288,17 +287,17 @@ bool sp_pool_grown(struct sp_growth *growth) {
   struct pools *pools = lock_pools(false);
   uint64_t now = 0, before = pool->charged + pool->in_flight;
   bool fits = true;
-  if (!ask(pool, &now)) { /* it told before: then what was reserved is what it grew by */
+  if (!ask(pool, &now)) { /* the driver told before, but not now: assume that it grew by what was reserved */
     now = pool->charged + growth->growth;
   }
   leave(pool, growth->growth);
   uint64_t after = now + pool->in_flight;
   if (pool->asked != 0 && now <= before) {
-    after = before; /* which of them grows it by how much depends on whom the driver hears first: together they fit */
+    after = before; /* several under way: which one has grown the pool depends on their order, but together they fit */
   } else if (after > before) {
     fits = sp_share_memory_try(pool->device, after - before) == 0;
     if (!fits) {
-      sp_slot_memory(pool->device, (int64_t)(after - before)); /* for so long it is there */
+      sp_slot_memory(pool->device, (int64_t)(after - before)); /* it exists, until it is returned */
     }
   } else {
     sp_slot_memory(pool->device, -(int64_t)(before - after));
@@ -334,7 +333,7 @@ void sp_pool_freed(const struct sp_allocation *taken) {
   struct sp_pool *pool = (struct sp_pool *)(uintptr_t)taken->owner;
   struct pools *pools = lock_pools(false);
   if (pools == NULL) {
-    return; /* of the parent, in a forked child */
+    return; /* in a forked child: the pool is the parent's */
   }
   pool->live -= taken->bytes < pool->live ? taken->bytes : pool->live;
   if (pool->state == DESTROYED) {

@@ -1,42 +1,42 @@
 /*
- * Pools: what stream-ordered allocations come from, and what executable graphs allocate from.
+ * Pools: stream-ordered allocations and executable graphs get their memory from them.
  *
- * The device's memory is taken by the pool, not by the allocation: a pool grows by chunks of its own size, keeps what
- * is freed, and gives it back when it likes. So a pool is charged with what it has reserved, as the driver tells
- * after every allocation. Before one, what it may grow by is reserved.
+ * A pool takes the device's memory, and not the single allocation: it grows by chunks, keeps what is freed, and returns
+ * it at a time of its own choice. So a pool is charged with what it has reserved, which the driver tells after every
+ * allocation. Before an allocation, the most that the pool may grow by is reserved.
  */
 #ifndef SHAREPOD_MEMORY_POOL_H
 #define SHAREPOD_MEMORY_POOL_H
 
 #include "hook/memory/charge.h"
 
-struct sp_pool; /* of this process, never freed */
+struct sp_pool; /* never freed */
 
-/* The entry of a pool of the driver's; a graph's pool is named by NULL. NULL: the driver cannot tell what its pools
- * hold, or the table is full; then allocations are charged one by one. */
+/* The entry of a driver's pool; the handle NULL names the graphs' pool. Returns NULL if the driver cannot tell what its
+ * pools hold, or if the table is full: then allocations are charged one by one. */
 struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle);
-/* A pool of host memory, or of another process that pays for it: never charged here. */
+/* Never charge this pool: it is of host memory, or another process is charged for it. */
 void sp_pool_unpaid(CUmemoryPool handle);
 bool sp_pool_is_unpaid(const struct sp_pool *pool);
-/* Ask what it holds and correct its charge: after a trim or another threshold. */
+/* Ask what the pool holds and correct its charge. Called after a trim, or a change of its release threshold. */
 void sp_pool_refresh(CUmemoryPool handle);
 void sp_pools_refresh_graphs(int device_ordinal);
-/* The driver has destroyed it, but for what is still allocated. */
+/* The driver has destroyed the pool, except for memory that is still allocated. */
 void sp_pool_destroyed(CUmemoryPool handle);
 
-/* One allocation on its way. */
+/* An allocation under way. */
 struct sp_growth {
   struct sp_pool *pool;
-  uint64_t bytes;  /* of the allocation */
-  uint64_t growth; /* reserved for what the pool may grow by */
+  uint64_t bytes;  /* the allocation's size */
+  uint64_t growth; /* what was reserved, because the pool may grow by it */
 };
 
-/* False: over the cap, nothing changed. */
+/* Reserve for an allocation. False: over the cap, nothing has changed. */
 bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes);
-/* The same for a graph: whatever the pool keeps may be in use by another one. */
+/* The same for a graph, without counting on memory that the pool keeps: another graph may be using it. */
 bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes);
-/* The driver has allocated: settle with what the pool holds now. False: it grew past the cap; the allocation has to go
- * back, and then sp_pool_undone has to be called. */
+/* The driver has allocated: correct the charge to what the pool holds now. False: it has grown past the cap; the caller
+ * must free the allocation, then call sp_pool_undone. */
 bool sp_pool_grown(struct sp_growth *growth);
 void sp_pool_undone(const struct sp_growth *growth, bool allocated);
 int sp_pool_device(const struct sp_pool *pool);

@@ -15,7 +15,7 @@
 #define MADV_HUGEPAGE 14
 #endif
 
-#define ROWS_FIRST 4096u /* power of two; pages are touched as used */
+#define ROWS_FIRST 4096u /* a power of two; pages are touched only when they are used */
 #define HUGE_BYTES (2u << 20)
 
 static void *shared_rows;
@@ -29,7 +29,7 @@ void *sp_map_wiped(void **shared, size_t bytes) {
   if (page == MAP_FAILED) {
     return NULL;
   }
-  madvise(page, bytes, MADV_WIPEONFORK); /* a kernel before 4.14 refuses: the child then keeps a copy */
+  madvise(page, bytes, MADV_WIPEONFORK); /* a kernel before 4.14 refuses: then the child keeps a copy */
   if (!__atomic_compare_exchange_n(shared, &found, page, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
     munmap(page, bytes);
     return found;
@@ -49,12 +49,12 @@ void sp_rows_unlock(struct sp_rows *rows) {
   pthread_mutex_unlock(&rows->lock);
 }
 
-/* A managed address and one from a pool are freed by the same call. */
+/* The key space of a kind. Managed memory and pool memory share one, because the same call frees both. */
 static inline uint64_t space_of(uint64_t kind) {
   return kind == SP_MEMORY_POOLED ? SP_MEMORY_ADDRESS : kind;
 }
 
-/* Neighbours by the driver's granularity share a cache line: of what is allocated in a row, every other is in it. */
+/* The home row of a key. Neighbouring allocations, by the driver's granularity, share a cache line. */
 static uint64_t home(const struct sp_rows *rows, uint64_t kind, uint64_t key) {
   uint64_t group = ((key >> 10 ^ space_of(kind) << 59) * 0x9e3779b97f4a7c15u) >> 32;
   return (group << 1 | (key >> 9 & 1)) & (rows->row_count - 1);
@@ -64,7 +64,7 @@ static uint64_t after(const struct sp_rows *rows, uint64_t index) {
   return (index + 1) & (rows->row_count - 1);
 }
 
-/* The row of a key, or the empty row where it would go. There is always an empty row. */
+/* The row of a key, or the empty row in which it would be inserted. There always is an empty row. */
 static struct sp_allocation *row_of(struct sp_rows *rows, uint64_t kind, uint64_t key) {
   uint64_t index = home(rows, kind, key);
   for (;; index = after(rows, index)) {
@@ -80,8 +80,8 @@ struct sp_allocation *sp_rows_find(struct sp_rows *rows, enum sp_memory_kind kin
   return row != NULL && row->key != 0 ? row : NULL;
 }
 
-/* Large ones in huge pages: a row is as good as never in the cache, and a look at the page tables costs as much again.
- */
+/* Map a table; a large one uses huge pages. A row of it is rarely in the cache, and a page table walk would cost as
+ * much again. */
 static struct sp_allocation *map_rows(size_t bytes) {
   size_t slack = bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
   char *at = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -137,12 +137,13 @@ bool sp_rows_room(void) {
   return room;
 }
 
-/* Close the gap, so that no probe sequence is cut. */
+/* Remove a row and close the gap, so that no probe sequence is interrupted. */
 static void remove_row(struct sp_rows *rows, struct sp_allocation *row) {
   uint64_t gap = (uint64_t)(row - rows->rows), mask = rows->row_count - 1;
   for (uint64_t index = after(rows, gap); rows->rows[index].key != 0; index = after(rows, index)) {
     uint64_t wants = home(rows, rows->rows[index].kind, rows->rows[index].key);
-    if (((index - wants) & mask) >= ((index - gap) & mask)) { /* its home is not behind the gap: it may move there */
+    if (((index - wants) & mask) >=
+        ((index - gap) & mask)) { /* its home is not behind the gap, so it may move into the gap */
       rows->rows[gap] = rows->rows[index];
       gap = index;
     }

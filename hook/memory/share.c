@@ -1,4 +1,4 @@
-/* The share's side of the account: what its slots in the region say, and the cap. */
+/* The share's side of the account: the sum over its slots in the region, and the cap. */
 #include "hook/gate/guest.h"
 #include "hook/memory/memory.h"
 
@@ -16,7 +16,7 @@ int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
   if (!device)
     return 0;
   uint64_t limit_bytes = sp_load(&device->grant->memory_limit_bytes);
-  /* Twice: two processes that race may refuse each other where one would have fitted. */
+  /* Try twice: two processes that race may refuse each other although one of them would fit. */
   return sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes) &&
                  sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes)
              ? -1

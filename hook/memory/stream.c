@@ -1,8 +1,8 @@
-/* Stream-ordered memory: allocations from pools, and the pools themselves. It belongs to a device and outlives
- * contexts. */
+/* Wrappers for stream-ordered memory: allocations from pools, and the pools themselves. Such memory belongs to a device
+ * and outlives contexts. */
 #include "hook/memory/graph.h"
 
-/* The pool that an allocation without one comes from. */
+/* The device's current pool, which serves allocations that name no pool. */
 static CUmemoryPool current_pool(int device) {
   const struct sp_driver *driver = sp_driver();
   CUmemoryPool pool = NULL;
@@ -12,7 +12,7 @@ static CUmemoryPool current_pool(int device) {
              : NULL;
 }
 
-/* One call of the driver's: of whichever function, from whichever pool. */
+/* An allocation to be made by the driver, whatever its function and pool. */
 struct request {
   CUresult (*from_current)(CUdeviceptr *, size_t, CUstream);
   CUresult (*from_pool)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
@@ -42,7 +42,7 @@ static void give_back(const struct request *request) {
   }
 }
 
-/* The driver does not tell what its pools hold: charged as it is asked for. */
+/* The driver does not tell what its pools hold: charge the size that is asked for. */
 static CUresult allocate_bytes(const struct request *request, int device) {
   if (!sp_memory_reserve(device, request->bytes)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -60,7 +60,7 @@ static CUresult allocate_bytes(const struct request *request, int device) {
 
 static CUresult allocate(const struct request *request, int device, CUmemoryPool handle) {
   if (request->bytes == 0) {
-    return call(request); /* it holds nothing, and all of them may have the same address */
+    return call(request); /* an empty allocation holds nothing, and all such may have the same address */
   }
   struct sp_pool *pool = handle != NULL ? sp_pool_of(device, handle) : NULL;
   if (pool == NULL) {
@@ -69,7 +69,7 @@ static CUresult allocate(const struct request *request, int device, CUmemoryPool
   if (sp_pool_is_unpaid(pool)) {
     return call(request);
   }
-  /* Twice: what the pool keeps may be in pieces too small, which is known when it has grown past the cap. */
+  /* Try twice: memory that the pool keeps may be too fragmented, which shows when it has grown past the cap. */
   for (int attempt = 0; attempt < 2; attempt++) {
     struct sp_growth growth;
     if (!sp_pool_begin(&growth, pool, request->bytes)) {
@@ -109,7 +109,8 @@ static CUresult allocate(const struct request *request, int device, CUmemoryPool
 STREAM_ORDERED(cuMemAllocAsync, false)
 STREAM_ORDERED(cuMemAllocAsync_ptsz, true)
 
-/* A pool may be of another device than the stream, or of none. One that came from nowhere is taken for the stream's. */
+/* A pool may be on another device than the stream, or on none. A pool of unknown origin counts as the stream's
+ * device's. */
 #define FROM_POOL(name, own_stream)                                                                                    \
   SP_WRAPPER(name, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream),                          \
              (address, bytes, pool, stream)) {                                                                         \
@@ -138,7 +139,7 @@ FROM_POOL(cuMemAllocFromPoolAsync_ptsz, true)
 FREE_ASYNC(cuMemFreeAsync, false)
 FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 
-/* Where its memory lies is known where the program gets the pool. Managed memory may lie nowhere in particular. */
+/* Note where the pool's memory lies, when the program gets the pool. Managed memory may lie on no particular device. */
 static void pool_lies(CUmemoryPool pool, const CUmemLocation *location) {
   if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
     sp_pool_of(location->id, pool);

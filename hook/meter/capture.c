@@ -1,6 +1,6 @@
 /*
- * Stream captures: which are open, and how an event of ours is recorded beside them. A program that captures must never
- * see an error that it would not have seen without us, nor find its capture invalid.
+ * Stream captures: counts the open ones, and records our events beside them. A program that captures must never get an
+ * error that it would not get without the hook, nor find its capture invalid.
  */
 #define _GNU_SOURCE
 #include <time.h>
@@ -8,7 +8,7 @@
 #include "hook/gate/guest.h"
 #include "region/uncancelled.h"
 
-static _Alignas(64) uint32_t recording; /* threads inside the driver to record an event of ours */
+static _Alignas(64) uint32_t recording; /* how many threads are inside the driver to record an event of ours */
 
 bool sp_lane_capturing(void *stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
@@ -18,7 +18,7 @@ bool sp_lane_capturing(void *stream, bool per_thread) {
     result = driver->cuStreamIsCapturing_ptsz(stream, &status);
   else if (driver->cuStreamIsCapturing)
     result = driver->cuStreamIsCapturing(stream, &status);
-  /* 906: the legacy stream while a capture that it would join is open. Any touch would invalidate it. */
+  /* 906: this is the legacy stream, and a capture that it would join is open. Any use of it would invalidate that. */
   return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -36,8 +36,8 @@ void sp_lanes_capture_begin(void *stream) {
   __atomic_fetch_add(&sp_guest.captures, 1, __ATOMIC_SEQ_CST);
   if (lane)
     __atomic_fetch_add(&lane->captures, 1, __ATOMIC_RELAXED);
-  /* Who has not seen the count is done with its record before the capture opens, for 100 ms at most: it may be waiting
-   * for room in its stream. Pairs with sp_lane_record. */
+  /* A thread that has not seen the new count must finish its record before the capture begins. It may be waiting for
+   * room in its stream, so wait for it, but for 100 ms at most. Pairs with sp_lane_record. */
   for (int look = 0; look < 2000 && __atomic_load_n(&recording, __ATOMIC_SEQ_CST); look++)
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
@@ -58,7 +58,7 @@ bool sp_lane_is_legacy(const struct sp_lane *lane) {
   return lane->owner_thread || ((lane->stream == NULL || lane->stream == CU_STREAM_LEGACY) && !lane->per_thread);
 }
 
-/* Only for who knows that no capture is in the way: see sp_lane_record. */
+/* Record. The caller knows that this disturbs no capture: see sp_lane_record. */
 static CUresult record_now(CUevent event, void *stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
   if (per_thread && driver->cuEventRecord_ptsz)
@@ -66,9 +66,9 @@ static CUresult record_now(CUevent event, void *stream, bool per_thread) {
   return driver->cuEventRecord(event, stream);
 }
 
-/* While a capture is open any stream may join it at any moment. In the legacy stream a record would then invalidate it,
- * so only who launches there anyway may record; in another stream the event would be the capture's, which must not be
- * waited for: it is asked afterwards. */
+/* Record while a capture is open, which any stream may join at any moment. In the legacy stream a record would then
+ * invalidate the capture, so only a thread that launches there anyway may record. In another stream the event would
+ * become part of the capture, and must not be waited for: so after the record the stream is checked again. */
 static CUresult record_beside_captures(CUevent event, void *stream, bool per_thread, bool allowed) {
   if (!allowed || sp_lane_capturing(stream, per_thread))
     return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -76,8 +76,8 @@ static CUresult record_beside_captures(CUevent event, void *stream, bool per_thr
   return result == CUDA_SUCCESS && sp_lane_capturing(stream, per_thread) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : result;
 }
 
-/* Record into the lane's stream; from another thread, a thread's own stream is reached through the legacy stream,
- * which waits for it. */
+/* Record into the lane's stream. If that is another thread's own stream, record into the legacy stream, which waits for
+ * it. */
 CUresult sp_lane_record(const struct sp_lane *lane, CUevent event, bool launching) {
   void *stream = lane->stream;
   bool per_thread = lane->per_thread;

@@ -1,38 +1,38 @@
 /*
- * When did it finish? The keeper wakes some microseconds after a marker has; the marker's own timestamp is exact but
- * on the device's clock. Elapsed times between consecutive markers make a device time scale. The smallest difference
- * between host and device that wake-ups saw in the last one to two seconds bounds the mapping from above (a wake-up can
- * be late, never early): work is said to have finished then, never too early. The largest difference that the recording
- * of an event saw bounds it from below (no event is stamped before it is recorded; behind an empty stream it is at
- * once): where it saw such a stream and the two are near each other, that is the better guess of when it ended, for the
- * account alone.
+ * Computes when markers finished, on the host's clock. The keeper wakes some microseconds after a marker has finished.
+ * The marker's own timestamp is exact, but on the device's clock. Elapsed times between consecutive markers make a time
+ * scale of the device. Two bounds map it to the host's clock:
+ *   from above: the smallest difference (host - device) that wake-ups have seen in the last one to two seconds. A
+ * wake-up can be late, but never early. Work is reported to have finished by this bound, so never too early. from
+ * below: the largest difference that the recording of an event has seen. No event is stamped before it is recorded, and
+ * in an empty stream it is stamped at once. If such an event is among them and the two bounds are near each other, the
+ * lower bound is the better guess of when work ended. Only the account uses this guess.
  *
- * The driver tells elapsed times between events of one context alone. So each context has a scale of its own, and the
- * host's clock joins them.
+ * The driver tells elapsed times only between events of the same context. So each context has a scale of its own, and
+ * the host's clock connects them.
  *
- * A launch takes some microseconds to arrive, and the guess is as far off: what was seen where the length of the work
- * is known exactly tells both together, and so when other work can have begun.
+ * A launch takes some microseconds to arrive, and the guess is wrong by about as much. Work of exactly known length
+ * shows the sum of both, and from that sum follows when other work can have begun.
  */
 #include <string.h>
 
 #include "hook/gate/guest.h"
 
 #define WINDOW_NS 1000000000u
-#define EARLY_NS  2000    /* what the bounds of the clocks are wrong by at most */
-#define TIGHT_NS  100000u /* an event recorded on an idle device is stamped at once: so near it is believed */
+#define EARLY_NS  2000    /* the bounds of the clocks are wrong by at most this */
+#define TIGHT_NS  100000u /* two bounds nearer to each other than this are both believed */
 
 bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
   const struct sp_driver *driver = sp_driver();
   float elapsed_ms = 0;
   if (!from || !driver->cuEventElapsedTime || driver->cuEventElapsedTime(&elapsed_ms, from, to) != CUDA_SUCCESS)
     return false;
-  *ns = (int64_t)((double)elapsed_ms * 1e6 + 0.5); /* rounded: thousands of these are added up */
+  *ns = (int64_t)((double)elapsed_ms * 1e6 + 0.5); /* rounded, because thousands of these are added up */
   return true;
 }
 
-/* The mapping of the device's clock to the host's, host - device: at most `offset_ns`, as a wake-up saw it; at least
- * `least_ns`, as the recording of an event saw it. Each is certain when it is seen, so an older one that contradicts it
- * gives way. */
+/* Learn an upper bound of the mapping (host - device) from a wake-up: `offset_ns`. A bound is certain when it is seen,
+ * so an older lower bound that contradicts it is given up. */
 static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
   if (now_ns - clock->window_ns > WINDOW_NS) {
     clock->offset_ns[1] = clock->offset_ns[0];
@@ -47,7 +47,7 @@ static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
     clock->offset_ns[0] = offset_ns;
   }
   for (int second = 0; second < 2; second++)
-    if (clock->least_ns[second] > offset_ns) /* the clocks have drifted apart since */
+    if (clock->least_ns[second] > offset_ns) /* the clocks have drifted since */
       clock->least_ns[second] = offset_ns;
 }
 
@@ -59,7 +59,8 @@ static int64_t least(const struct sp_clock *clock) {
   return clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
 }
 
-/* At `host_ns` the device's clock showed `device_ns`, or more; about as much if the stream was `idle`. */
+/* Learn a lower bound: at `host_ns` the device's clock showed `device_ns` or less; about that if the stream was `idle`.
+ */
 static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device_ns, bool idle) {
   clock->idle[0] |= idle;
   int64_t least_ns = (int64_t)host_ns - device_ns;
@@ -70,7 +71,7 @@ static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device
       clock->offset_ns[second] = least_ns;
 }
 
-/* An edge alone that is stamped well after what its stream was given before: nothing ran there when it was recorded. */
+/* Was the stream idle when this edge was recorded? It was if the edge is stamped well after the stream's last work. */
 static bool was_idle(const struct sp_clock *clock, const struct sp_marker *marker) {
   const struct sp_lane *lane = marker->lane;
   return !marker->launches && !marker->awaits &&
@@ -89,8 +90,8 @@ int64_t sp_clock_arrived_ns(const struct sp_clock *clock, uint64_t launched_ns) 
 void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_t began_ns) {
   int64_t arrival_ns = (int64_t)launched_ns - began_ns, most_ns = sp_clock_most_ns(clock);
   if (arrival_ns > most_ns + EARLY_NS)
-    return; /* before the launch: beside other streams the work took longer than is known of it */
-  if (knows_arrival(clock, launched_ns)) { /* a longer way may have had a wait in it */
+    return; /* it would lie before the launch: beside other streams the work took longer than its known length */
+  if (knows_arrival(clock, launched_ns)) { /* a longer time may include a wait */
     int64_t change_ns = arrival_ns - clock->arrival_ns;
     arrival_ns = clock->arrival_ns + change_ns / (change_ns > 0 ? 8 : 32);
   }
@@ -98,8 +99,8 @@ void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_
   clock->arrival_seen_ns = launched_ns;
 }
 
-/* Another context's work has ended: its clock is the present one from now on. What an event and its record take is
- * known of the device, so a new clock knows it too. */
+/* Work of another context has ended: its clock becomes the present one. What an event and its record take is a property
+ * of the device, so it is copied to a new clock. */
 static void take_up(struct sp_device *device, CUcontext context) {
   struct sp_clock before = device->clock;
   uint32_t place = device->changes++ % SP_CLOCKS_MAX;
@@ -121,7 +122,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
   if (__atomic_exchange_n(&device->stale, false, __ATOMIC_ACQUIRE)) {
     memset(device->clocks, 0, sizeof device->clocks);
     clock->event = NULL;
-    device->scale = 0; /* what was in flight has no end that is known */
+    device->scale = 0; /* the end of the work that was in flight cannot be known */
   }
   if (clock->context != marker->lane->context)
     take_up(device, marker->lane->context);
@@ -129,10 +130,10 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
   clock->event = marker->event;
   if (chained) {
     clock->device_ns += span_ns;
-    /* The program may have seen it first. */
+    /* A thread of the program may have seen the end before the keeper. */
     learn(clock, (int64_t)(seen_ns ? seen_ns : now_ns) - clock->device_ns, now_ns);
     clock->waits[0] |= blocked || seen_ns;
-  } else { /* the first one: begin a scale */
+  } else { /* the first marker: begin a scale */
     clock->scale = ++device->scales;
     clock->device_ns = clock->latest_ns = 0;
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
@@ -157,14 +158,14 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
   clock->low_ns = near && least_ns < most_ns ? least_ns : most_ns;
   clock->guess_ns = clock->tight ? clock->low_ns : most_ns;
   uint64_t finished_ns = (uint64_t)(clock->latest_ns + most_ns);
-  if (finished_ns < before_ns) /* work ends in the order of its markers, whatever the mapping says */
+  if (finished_ns < before_ns) /* work ends in the order of its markers, even if the mapping disagrees */
     finished_ns = before_ns;
   if (finished_ns > now_ns)
     finished_ns = now_ns;
-  sp_store(&device->finished_ns, finished_ns); /* app threads read it to learn their pauses */
+  sp_store(&device->finished_ns, finished_ns); /* threads of the program read it to learn their pauses */
   sp_store(&device->began_ns, finished_ns);
   uint64_t entry_ns = sp_load(&device->entry_ns);
-  /* Launched in this turn; what ran on from an earlier one has ended too, for its markers come before. */
+  /* Was the work launched in this turn? Then work of an earlier turn has ended, too, because its markers come first. */
   bool ours = marker->launches && marker->first_ns >= entry_ns;
   if (clock->started || (ours && sp_load(&device->slot->first_ended_ns) < entry_ns))
     sp_store(&device->slot->first_ended_ns, finished_ns);

@@ -1,8 +1,8 @@
 /*
- * The account of host copies: how much the program moves between its memory and the device's. Copy engines do that
- * beside the kernels, so it is neither gated nor billed, but it is seen.
+ * Counts host copies: how much the program copies between host and device memory. Copy engines work beside the kernels,
+ * so these copies are neither gated nor billed, but they are shown in the usage.
  *
- * Two relaxed additions to a line of the process's slot; no lock, no clock, no system call.
+ * A copy costs two relaxed additions to a cache line of the process's slot: no lock, no clock, no system call.
  */
 #include "hook/gate/guest.h"
 

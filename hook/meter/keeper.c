@@ -1,7 +1,7 @@
 /*
- * The keeper: one helper thread per device that a process uses. It waits for markers, wakes the gate, learns durations,
- * drains at the end of a turn and gives an idle turn back. It may block in the driver behind a kernel that never ends:
- * the arbiter bounds every drain, so nobody depends on it but this process.
+ * The keeper: one helper thread for each device that a process uses. It waits for markers, wakes the gate, learns
+ * durations, drains at the end of a turn and returns an idle turn. It may block in the driver behind a kernel that
+ * never ends: the arbiter bounds every drain, so only this process depends on its keeper.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,18 +20,18 @@
 #define LINGER_MIN_NS     50000u
 #define LINGER_MAX_NS     200000u
 #define LOOK_MIN_NS       100000u  /* the first look after a launch */
-#define LOOK_ALONE_NS     4000000u /* the longest time between looks while nobody else waits */
+#define LOOK_ALONE_NS     4000000u /* the longest time between looks while no other share waits */
 #define LOOK_CONTENDED_NS 200000u
-#define LOOK_STANDING_NS  500000u     /* at a wait that work stands behind, once the turn is given back */
-#define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
-#define TELL_NS           100000      /* so much idle time is told at once */
-#define SPARSE_NS         1000000u    /* work with pauses in it is marked so often at most, to tell them */
-#define COUNT_NS          100000000u  /* how old the published counters of a long turn may be */
-#define LEAVES_NS         100000u     /* work that stands for longer leaves the device to another share at once */
-#define INSIDE_POLL_NS    20000u
-#define BLOCKED_NS        10000u /* a wait that takes longer has slept */
-#define LAST_LOOKS        50     /* of INSIDE_POLL_NS, at the end of the process */
-#define SAME_END_NS       50000u /* two predictions of the end of a drain that differ by less are the same */
+#define LOOK_STANDING_NS  500000u     /* between looks at a wait that work stands behind, once the turn is returned */
+#define ASLEEP_NS         1000000000u /* the longest sleep without a turn; after it the slot's lock is refreshed */
+#define TELL_NS           100000      /* this much idle time is published at once */
+#define SPARSE_NS      1000000u   /* work with pauses in it is marked at most this often, so that the pauses are seen */
+#define COUNT_NS       100000000u /* how old the published counters of a long turn may be */
+#define LEAVES_NS      100000u    /* work that usually stands for longer leaves the device to another share at once */
+#define INSIDE_POLL_NS 20000u
+#define BLOCKED_NS     10000u /* a wait that takes longer than this has slept */
+#define LAST_LOOKS     50     /* of INSIDE_POLL_NS, at the end of the process */
+#define SAME_END_NS    50000u /* two predictions of the end of a drain that differ by less are the same */
 
 static void sleep_ns(uint64_t ns) {
   nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
@@ -49,7 +49,7 @@ void sp_keeper_kick(struct sp_device *device) {
 static void learn_pause(struct sp_device *device, uint64_t pause_ns) {
   uint64_t gap_ns = sp_load(&device->gap_ns);
   if (pause_ns > 1000000)
-    pause_ns = 1000000; /* one long pause must not hide the short ones for ever */
+    pause_ns = 1000000; /* so that one long pause does not hide the short ones for ever */
   sp_store(&device->gap_ns, gap_ns - gap_ns / 4 + pause_ns / 4);
 }
 
@@ -59,8 +59,8 @@ void sp_keeper_pause(struct sp_device *device) {
     learn_pause(device, now_ns - finished_ns);
 }
 
-/* Until a kick; while it holds a turn also until its grant changes from `word`. Of the next turn it hears by the kick
- * of the thread that enters it: to be woken by the grant as well would take the core from that thread. */
+/* Sleep until a kick; while the process holds a turn, also until the grant changes from `word`. The thread that enters
+ * the next turn kicks the keeper. So the grant need not wake it, too, which would take the core from that thread. */
 static void sleep_until_kicked(struct sp_device *device, uint32_t kick, bool holding, uint32_t word,
                                uint64_t timeout_ns) {
   struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
@@ -78,8 +78,8 @@ static bool queue_empty(const struct sp_device *device) {
   return __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE) == sp_load(&device->queue_head);
 }
 
-/* Wait for the oldest marker, then wake whoever waits for progress. False: it is a wait of the program's that is not
- * over, and may never be. */
+/* Wait for the oldest marker, then wake the threads that wait for progress. False: the marker stands behind a wait of
+ * the program that is not over, and may never be. */
 static bool wait_for_marker(struct sp_device *device) {
   const struct sp_driver *driver = sp_driver();
   struct sp_marker *marker = &device->queue[device->queue_head % SP_MARKERS_MAX];
@@ -93,7 +93,7 @@ static bool wait_for_marker(struct sp_device *device) {
   }
   if (!__atomic_load_n(&lane->dead, __ATOMIC_SEQ_CST)) {
     if (driver->cuCtxSetCurrent) {
-      driver->cuCtxSetCurrent(lane->context); /* drivers may refuse an event of a context that is not current */
+      driver->cuCtxSetCurrent(lane->context); /* a driver may refuse an event of a context that is not current */
     }
     /* Any error counts as finished: the context is lost or the driver is being torn down. */
     waited = driver->cuEventSynchronize(marker->event) == CUDA_SUCCESS;
@@ -106,7 +106,7 @@ static bool wait_for_marker(struct sp_device *device) {
   return true;
 }
 
-/* Caller holds turn_lock. */
+/* Publish the report. The caller holds turn_lock. */
 static void publish(struct sp_device *device) {
   struct sp_report *report = &device->report;
   report->launches = sp_threads_launches(device->index);
@@ -120,8 +120,8 @@ static void publish(struct sp_device *device) {
   sp_slot_publish(device->slot, report);
 }
 
-/* The arbiter takes what is not told to be idle for work, and a counter that it has written does not fall: that is told
- * at once. The other counters of a long turn are told now and then, however full the device's queue is. */
+/* Publish new idle time at once: time that is not reported as idle counts as work for the arbiter, and its counters
+ * never fall. The other counters of a long turn are published now and then, however full the device's queue is. */
 static void tell(struct sp_device *device, uint64_t *told_ns) {
   uint64_t now_ns = sp_now_ns();
   int64_t starved_ns = sp_load(&device->starved_ns);
@@ -133,20 +133,22 @@ static void tell(struct sp_device *device, uint64_t *told_ns) {
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* Nobody of this process launches under the entered turn any more when this returns true. Caller holds turn_lock. */
+/* Try to leave the entered turn. True: no thread of this process launches under it any more. The caller holds
+ * turn_lock.
+ */
 static bool try_leave(struct sp_device *device) {
   __atomic_store_n(&device->entered, 0, __ATOMIC_SEQ_CST);
   sp_barrier(); /* pairs with announce() in gate.c */
   return !sp_threads_inside(device->index);
 }
 
-/* The same, but it waits for threads that are inside the driver. False: the next turn has been entered meanwhile. */
+/* The same, but wait for threads that are inside the driver. False: the next turn has been entered meanwhile. */
 static bool leave_turn(struct sp_device *device) {
   pthread_mutex_lock(&device->turn_lock);
   bool left = try_leave(device);
   pthread_mutex_unlock(&device->turn_lock);
   while (!left) {
-    sleep_ns(INSIDE_POLL_NS); /* a launch may be blocked behind a full queue: the drain makes room */
+    sleep_ns(INSIDE_POLL_NS); /* a launch may be blocked by a full queue: the drain makes room */
     if (!queue_empty(device))
       wait_for_marker(device);
     left = !sp_threads_inside(device->index);
@@ -156,14 +158,14 @@ static bool leave_turn(struct sp_device *device) {
   return true;
 }
 
-/* Say that the turn is drained, unless a thread has entered again: as of the end of its work, however late we are to
- * see it, or as of now when the idle time since kept others out, or when work stands: it was launched since then.
- * Caller holds turn_lock. */
+/* Report the turn drained, unless a thread has entered again. The time of the drain is the end of the turn's work, even
+ * if we see that late. It is the present time if the idle time since then kept others out, or if work stands, which was
+ * launched since then. The caller holds turn_lock. */
 static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_counts) {
   if (device->report.held_turn != turn || sp_load(&device->entered))
     return false;
   uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
-  if (finished_ns < device->entry_ns) /* nothing has run since */
+  if (finished_ns < device->entry_ns) /* no work has run since the entry */
     finished_ns = device->entry_ns;
   device->aside = sp_lanes_pending(device);
   device->report.drained_turn = turn;
@@ -182,7 +184,7 @@ static bool runs(struct sp_device *device) {
   return works(device) && !sp_stands(device);
 }
 
-/* The grant is closed: let the work run out, tell the arbiter early when it will, then that it has. */
+/* The grant is closed: publish when the work is predicted to end, wait for its end, then report the turn drained. */
 static void drain(struct sp_device *device, uint32_t turn) {
   if (!leave_turn(device))
     return;
@@ -199,7 +201,7 @@ static void drain(struct sp_device *device, uint32_t turn) {
       publish(device);
     }
     pthread_mutex_unlock(&device->turn_lock);
-    /* What it knows it need not be woken for: the next share is being woken now. */
+    /* Do not wake the arbiter for what it knows: at this moment the next share is being woken. */
     bool known = foretold_ns + SAME_END_NS > end_ns && foretold_ns < end_ns + SAME_END_NS;
     if (residue_ns && !known)
       sp_region_ring(&sp_guest.region);
@@ -208,29 +210,29 @@ static void drain(struct sp_device *device, uint32_t turn) {
     if (!wait_for_marker(device)) {
       if (sp_stands(device))
         break;
-      sleep_ns(LOOK_MIN_NS); /* another lane works, and ends behind this wait */
+      sleep_ns(LOOK_MIN_NS); /* another lane has work: its marker is behind this wait in the queue */
     }
     if (sp_load(&device->entered))
-      return; /* co-granted and entered: this turn ended without us */
+      return; /* the share got its next turn, and a thread has entered it: this turn is over */
   }
-  if (runs(device)) { /* a capture forbids the marker: look again soon, the arbiter's bound holds */
+  if (runs(device)) { /* a capture forbids a marker: look again soon; the arbiter's bound limits the drain */
     sleep_ns(LOOK_CONTENDED_NS);
     return;
   }
   pthread_mutex_lock(&device->turn_lock);
-  bool said = say_drained(device, turn, false); /* the arbiter knows when it closed the grant, and bills up to then */
+  bool said = say_drained(device, turn, false); /* idle time need not count: the arbiter bills up to its close */
   pthread_mutex_unlock(&device->turn_lock);
   if (said)
     sp_region_ring(&sp_guest.region);
 }
 
-/* Nothing of ours runs and nothing was launched since `launches`: give the turn back. The gate may enter it again.
- * Caller holds turn_lock. */
+/* Return the turn if none of our work runs and nothing was launched since `launches`. The gate may enter the turn
+ * again. The caller holds turn_lock. */
 static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
   if (sp_load(&device->entered) != turn)
     return;
   if (!try_leave(device) || runs(device) || sp_threads_launches(device->index) != launches) {
-    /* Still the same turn for the agent: nobody was told otherwise. */
+    /* For the agent it still is the same turn, because nothing else was published. */
     if (sp_grant_word(device->grant) == turn)
       __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
   } else if (say_drained(device, turn, contended)) {
@@ -246,16 +248,16 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* The process ends: its last counts, and its turn, or it would be billed for what the kernel needs to take it apart. A
- * thread that still runs may hold the lock for ever: then what was said before stays. */
+/* The process ends: publish its last counts and return its turn. Else it would be billed for the time in which the
+ * kernel takes it apart. A thread that still runs may hold the lock for ever: then the last report stays. */
 __attribute__((destructor)) static void say_last(void) {
   if (!sp_load(&sp_guest.attached) || sp_guest.region.slot->pid != (int32_t)getpid())
-    return; /* a child that was cloned past our handler: the slot is its parent's */
+    return; /* a child that was cloned without our fork handler: the slot belongs to its parent */
   for (uint32_t index = 0; index < sp_guest.device_count; index++) {
     struct sp_device *device = &sp_guest.devices[index];
     for (int look = 0; look < LAST_LOOKS && works(device); look++) {
-      sp_keeper_kick(device);   /* alone, it looks every 4 ms */
-      sleep_ns(INSIDE_POLL_NS); /* what the program has waited for the keeper is about to see */
+      sp_keeper_kick(device);   /* without a kick it looks every 4 ms only */
+      sleep_ns(INSIDE_POLL_NS); /* the keeper is about to see the end of work that the program has waited for */
     }
     bool locked = false;
     for (int look = 0; look < LAST_LOOKS && !(locked = !pthread_mutex_trylock(&device->turn_lock)); look++)
@@ -266,14 +268,14 @@ __attribute__((destructor)) static void say_last(void) {
     uint32_t turn = sp_load(&device->entered);
     if (turn) {
       park_locked(device, turn, sp_threads_launches(device->index), sp_grant_flags(device->grant) & SP_GRANT_CONTENDED);
-      sp_region_ring(&sp_guest.region); /* its grant may have been closed meanwhile */
+      sp_region_ring(&sp_guest.region); /* the grant may have been closed meanwhile */
     }
     pthread_mutex_unlock(&device->turn_lock);
   }
 }
 
-/* The program will not come back within a linger: it has waited for its work, and no thread of it is just
- * being told that it may launch. */
+/* Will the program pause for longer than a linger? It has waited for its work, and no thread of it is just being told
+ * that it may launch. */
 static bool leaves(const struct sp_device *device) {
   return !sp_load(&device->gate_waiters) && sp_load(&device->synced);
 }
@@ -291,7 +293,7 @@ void sp_keeper_synced(struct sp_device *device, bool contended) {
   uint64_t launches = sp_threads_launches(device->index);
   uint32_t turn = sp_load(&device->entered);
   sp_store(&device->synced, 1);
-  /* The keeper was woken by the same end of work. If it has been here already it would have to be woken once more. */
+  /* The same end of work has woken the keeper, too. If the keeper has been here already, it must be woken once more. */
   if (contended && turn && linger_ns(device, true) == 0 && !works(device)) {
     park(device, turn, launches, true);
     sp_store(&device->synced, 0);
@@ -311,9 +313,9 @@ void *sp_keeper_run(void *argument) {
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
   uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), told_ns = 0,
            beside_told_ns = 0, marked_ns = 0;
-  bool believed = false; /* that it leaves: once per piece of work */
+  bool believed = false; /* that the program pauses: believed once for each piece of work */
   while (sp_load(&sp_guest.attached)) {
-    /* Before everything that it announces is looked at: a later kick ends the sleep below at once. */
+    /* Read before the state that a kick announces: so a later kick ends the sleep below at once. */
     uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
     bool standing = false;
     if (!queue_empty(device) && !(standing = !wait_for_marker(device))) {
@@ -334,11 +336,11 @@ void *sp_keeper_run(void *argument) {
         locked_ns = now_ns;
         sp_keeper_last();
       }
-      if (device->beside_ns != beside_told_ns) { /* no turn of ours tells it */
+      if (device->beside_ns != beside_told_ns) { /* no report of a turn has published it */
         beside_told_ns = device->beside_ns;
         sp_region_ring(&sp_guest.region);
       }
-      if (queue_empty(device) && sp_lanes_pending(device)) /* it stood, and its stream was full */
+      if (queue_empty(device) && sp_lanes_pending(device)) /* work stood, and its stream was full */
         sp_lanes_mark_all(device, NULL, SP_BY_KEEPER);
       if (queue_empty(device) || standing)
         sleep_until_kicked(device, kick, false, word, standing ? LOOK_STANDING_NS : ASLEEP_NS);
@@ -354,12 +356,12 @@ void *sp_keeper_run(void *argument) {
     uint64_t launches = sp_threads_launches(device->index);
     bool at_once = standing && contended && device->stood_ns > LEAVES_NS && sp_stands(device);
     if (at_once)
-      launches_seen = launches; /* what it launches next stands, too */
+      launches_seen = launches; /* the next launches will stand, too */
     if (launches != launches_seen && contended && !believed && leaves(device)) {
-      believed = true; /* no need to watch whether it goes on launching */
+      believed = true; /* no need to watch whether the program goes on launching */
       launches_seen = launches;
       idle_since_ns = 0;
-    } else if (launches != launches_seen) { /* the program is launching: look again, ever less often */
+    } else if (launches != launches_seen) { /* the program is launching: look again, but ever less often */
       sp_store(&device->synced, 0);
       believed = false;
       uint64_t longest_ns = contended || flags & SP_GRANT_LIMITED ? LOOK_CONTENDED_NS : LOOK_ALONE_NS;
@@ -368,30 +370,30 @@ void *sp_keeper_run(void *argument) {
         look_ns = longest_ns;
       launches_seen = launches;
       if (idle_since_ns)
-        learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* it came back within the linger */
+        learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* the program came back within the linger */
       idle_since_ns = 0;
       tell(device, &told_ns);
       uint64_t now_ns = sp_now_ns();
       if (now_ns - marked_ns > SPARSE_NS && queue_empty(device) && sp_lanes_sparse(device, now_ns)) {
         marked_ns = now_ns;
-        sp_lanes_mark_all(device, NULL, SP_BY_KEEPER); /* what it was idle for has not been told yet */
+        sp_lanes_mark_all(device, NULL, SP_BY_KEEPER); /* its idle time has not been published yet */
       }
       sleep_until_kicked(device, kick, true, word, look_ns);
     } else if (!standing && sp_lanes_pending(device)) {
       sp_lanes_mark_all(device, NULL, SP_BY_KEEPER);
       if (queue_empty(device))
-        sleep_ns(LOOK_CONTENDED_NS); /* refused: a capture is open */
+        sleep_ns(LOOK_CONTENDED_NS); /* the markers were refused: a capture is open */
     } else {
       uint64_t now_ns = sp_now_ns(), linger = linger_ns(device, contended);
       if (!idle_since_ns)
         idle_since_ns = now_ns;
       look_ns = LOOK_MIN_NS;
-      if (standing && !sp_stands(device)) { /* what runs in another lane is marked behind it */
+      if (standing && !sp_stands(device)) { /* the marker of work in another lane is behind it in the queue */
         idle_since_ns = 0;
         sleep_until_kicked(device, kick, true, word, LOOK_CONTENDED_NS);
       } else if (at_once || now_ns - idle_since_ns >= linger) {
         if (standing)
-          sp_lanes_mark_all(device, NULL, SP_BY_OTHER); /* its end is to be told */
+          sp_lanes_mark_all(device, NULL, SP_BY_OTHER); /* so that its end is seen */
         park(device, turn, launches, contended);
         sp_store(&device->synced, 0);
         believed = false;

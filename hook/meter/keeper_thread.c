@@ -1,4 +1,4 @@
-/* The keeper as a thread: how it begins, and that it is never the reason for which a process goes on. */
+/* The keeper's thread: starts it, and ends the process if only keepers are left of its threads. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 #define RETRY_NS 1000000000u
 
-static uint32_t keepers; /* that run */
+static uint32_t keepers; /* how many run */
 
 static void *run(void *device) {
   __atomic_fetch_add(&keepers, 1, __ATOMIC_RELAXED);
@@ -22,8 +22,8 @@ static void *run(void *device) {
   return NULL;
 }
 
-/* Signals are the program's: its handlers must never run on our thread. A SIGBUS is raised by what the thread does
- * itself, and guard.c's. Returns 0 or an errno. */
+/* Start the thread with all signals blocked, because the program's handlers must never run on our thread. Only SIGBUS
+ * is open: the thread's own accesses raise it, and guard.c handles it. Returns 0 or an errno. */
 static int start(struct sp_device *device) {
   sigset_t all, before;
   sigfillset(&all);
@@ -60,7 +60,7 @@ bool sp_keeper_start(struct sp_device *device) {
   return !error;
 }
 
-/* Whether the program's first thread has ended by itself; the kernel keeps it as a zombie while others are there. */
+/* Has the program's first thread ended by itself? The kernel keeps it as a zombie while other threads live. */
 static bool first_has_ended(void) {
   char text[128];
   int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -69,7 +69,7 @@ static bool first_has_ended(void) {
   ssize_t bytes = read(fd, text, sizeof text - 1);
   close(fd);
   text[bytes < 0 ? 0 : bytes] = 0;
-  const char *state = strrchr(text, ')'); /* behind a name that may have anything in it */
+  const char *state = strrchr(text, ')'); /* the name before it may contain any character */
   return state && state[1] == ' ' && state[2] == 'Z';
 }
 
@@ -90,5 +90,5 @@ static uint32_t count_threads(void) {
 
 void sp_keeper_last(void) {
   if (first_has_ended() && count_threads() <= __atomic_load_n(&keepers, __ATOMIC_RELAXED) + 1)
-    exit(0); /* as libc does when the last thread has ended */
+    exit(0); /* libc does the same when the last thread has ended */
 }

@@ -1,16 +1,16 @@
-/* Lanes: what each stream has in flight, from its first launch to the end of its context. */
+/* Lanes: the state of each stream, from its first launch to the end of its context. */
 #define _GNU_SOURCE
 #include <string.h>
 
 #include "hook/gate/guest.h"
 #include "region/uncancelled.h"
 
-#define CLOSED_MAX     8u       /* so many markers behind ended work may wait for the keeper's next look */
-#define CLOSED_KICK_NS 1000000u /* it is woken for one so often at most: who synchronises all the time pays little */
+#define CLOSED_MAX     8u       /* at most this many markers behind ended work wait for the keeper's next look */
+#define CLOSED_KICK_NS 1000000u /* the keeper is woken for one at most this often: a wake-up costs time */
 
 static struct sp_lane lanes[SP_LANES_MAX];
 static uint32_t lane_count;
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* creation and forgetting of lanes */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the creation and forgetting of lanes */
 
 static bool default_stream(const void *stream) {
   return (uintptr_t)stream <= 2;
@@ -33,13 +33,14 @@ static bool lane_matches(const struct sp_lane *lane, const struct sp_device *dev
   return !default_stream(stream) || (lane->context == context && lane->per_thread == per_thread);
 }
 
-/* The events of a dead context went with it. */
+/* Drop the events of a dead context: they were destroyed with it. */
 static void drop_events(struct sp_lane *lane) {
   memset(lane->events, 0, sizeof lane->events);
   lane->start_event = NULL;
 }
 
-/* A lane of a living context stays with it: its events are that context's, and the keeper's clock may hold one. */
+/* A lane to use for a stream of the context. A lane of another living context cannot be taken: its events belong to
+ * that context, and the keeper's clock may hold one. */
 static struct sp_lane *free_lane(const void *context) {
   for (uint32_t index = 0; index < SP_LANES_MAX; index++) {
     struct sp_lane *lane = &lanes[index];
@@ -56,8 +57,8 @@ static struct sp_lane *free_lane(const void *context) {
   return NULL;
 }
 
-/* A stream works in its own context and on that one's device, whatever is current: events for it are made there. What
- * the driver does not tell stays as it is, which is right for the default streams. */
+/* Find a stream's own context and that context's device, where its work runs and its events are made. They may differ
+ * from the current ones. If the driver does not tell, the arguments stay, which is right for the default streams. */
 static void find_home(void *stream, CUcontext *context, struct sp_device **device) {
   const struct sp_driver *driver = sp_driver();
   CUcontext own = NULL, current = *context;
@@ -74,7 +75,7 @@ static void find_home(void *stream, CUcontext *context, struct sp_device **devic
 
 struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread) {
   SP_UNCANCELLED;
-  if (stream == CU_STREAM_LEGACY) { /* one lane for both names of the legacy stream */
+  if (stream == CU_STREAM_LEGACY) { /* both names of the legacy stream have the same lane */
     stream = per_thread ? stream : NULL;
   }
   uint32_t owner = own_stream(stream, per_thread) ? sp_thread_index(thread) + 1 : 0;
@@ -84,20 +85,20 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
     return NULL;
   find_home(stream, &context, &device);
   if (!device)
-    return NULL; /* a device that is not of the share */
+    return NULL; /* the share does not hold this device */
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++)
     if (lane_matches(&lanes[index], device, stream, per_thread, owner, context))
       return &lanes[index];
   pthread_mutex_lock(&table_lock);
   struct sp_lane *lane = NULL;
-  for (uint32_t index = 0; index < lane_count && !lane; index++) /* another thread may have been faster */
+  for (uint32_t index = 0; index < lane_count && !lane; index++) /* another thread may have made it meanwhile */
     if (lane_matches(&lanes[index], device, stream, per_thread, owner, context))
       lane = &lanes[index];
   if (!lane && (lane = free_lane(context))) {
     if (lane->dead)
       drop_events(lane);
-    sp_store(&lane->device, device); /* the keeper scans lanes that are being set up */
+    sp_store(&lane->device, device); /* the keeper scans lanes that are being set up, too */
     lane->context = context;
     lane->stream = stream;
     lane->per_thread = per_thread;
@@ -120,7 +121,7 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
   return lane;
 }
 
-/* The lane of a handle, of whatever context; NULL for the default streams, which outlive every capture. */
+/* The lane of a stream handle, in any context; NULL for the default streams, which outlive every capture. */
 struct sp_lane *sp_lane_of_handle(const void *stream) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count && !default_stream(stream); index++)
@@ -135,7 +136,7 @@ bool sp_lanes_pending(const struct sp_device *device) {
     const struct sp_lane *lane = &lanes[index];
     if (sp_load(&lane->device) != device || sp_load(&lane->dead))
       continue;
-    /* In this order: a thread that is marking moves the work from the first to the second. */
+    /* In this order, because a thread that records a marker moves the work from the first counter to the second. */
     if (__atomic_load_n(&lane->pending_ns, __ATOMIC_ACQUIRE) || __atomic_load_n(&lane->outstanding, __ATOMIC_ACQUIRE))
       return true;
   }
@@ -174,13 +175,14 @@ void sp_lanes_mark_all(struct sp_device *device, void *context, enum sp_recorder
     if (context && lane->context != context)
       continue;
     if (!context && driver->cuCtxSetCurrent)
-      driver->cuCtxSetCurrent(lane->context); /* creating an event needs it */
+      driver->cuCtxSetCurrent(lane->context); /* an event is created in the current context */
     if (sp_lane_mark_by(lane, recorder, false))
       sp_keeper_kick(device);
   }
 }
 
-/* Another thread's own stream could be reached through the legacy stream only, and every other would wait for that. */
+/* May a marker be recorded into the lane? Another thread's own stream could be reached only through the legacy stream,
+ * for which all other streams would wait. */
 static bool closes(struct sp_lane *lane, const struct sp_device *device, const void *context, uint32_t owner) {
   return sp_load(&lane->pending_ns) && sp_load(&lane->device) == device &&
          __atomic_load_n(&lane->live, __ATOMIC_ACQUIRE) && (void *)lane->context == context &&
@@ -213,7 +215,7 @@ void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *st
     if (sync == SP_SYNC_STREAM && !(own ? lane->owner_thread != 0 : default_stream(stream) || lane->stream == stream))
       continue;
     if (sync == SP_SYNC_EVENT && sp_load(&lane->outstanding))
-      continue; /* more is behind it, it seems: it will be marked in its time */
+      continue; /* the stream seems to go on: it will be marked in its time */
     if (sp_lane_over(lane, thread))
       continue;
     uint32_t place = sp_lane_mark_by(lane, SP_BY_CALLER, false);
@@ -244,7 +246,7 @@ void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread, enum sp
     return;
   uint64_t now_ns = sp_now_ns();
   pthread_mutex_lock(&device->queue_lock);
-  if (device->queue_tail - place <= device->queue_tail - device->queue_head) /* the keeper has not been there yet */
+  if (device->queue_tail - place <= device->queue_tail - device->queue_head) /* the keeper has not come to it yet */
     sp_store(&device->seen_ns[place % SP_MARKERS_MAX], now_ns);
   pthread_mutex_unlock(&device->queue_lock);
   thread->closed = 0;
@@ -265,16 +267,16 @@ static void await_work(const struct sp_lane *lane) {
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 
-/* The last chance of the lane's work to be marked: wait, for 100 ms at most, while every event is behind work. */
+/* Record a last marker behind the lane's work. While all its events are in use, wait, for 100 ms at most. */
 static void mark_last(struct sp_lane *lane) {
   for (int look = 0; look < 2000 && sp_load(&lane->pending_ns) && !sp_lane_mark(lane, false, false); look++) {
     if (!sp_load(&lane->outstanding))
-      return; /* not for want of an event: the driver refuses */
+      return; /* an event is free, so the driver has refused */
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
   }
 }
 
-/* For 100 ms at most: the thread that holds the lock may wait in the driver for room in the stream. */
+/* Take the lock, but wait for 100 ms at most: its holder may be waiting in the driver for room in the stream. */
 static bool lock_for_a_while(pthread_mutex_t *lock) {
   for (int look = 0; look < 2000; look++) {
     if (!pthread_mutex_trylock(lock))
@@ -293,29 +295,29 @@ void sp_lanes_forget(void *stream, void *context) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_lane *lane = &lanes[index];
-    /* Of a context also those whose stream is gone already: the keeper may still wait for their last marker. */
+    /* If a context goes, lanes of destroyed streams count, too: the keeper may still wait for their last marker. */
     if (context ? (void *)lane->context != context || sp_load(&lane->dead) : !lane->live || lane->stream != stream)
       continue;
     if (!context && default_stream(lane->stream))
       continue;
-    /* An event is made in the current context, and recorded into a stream that is there. */
+    /* A marker needs an existing stream, and the lane's context must be current to create an event. */
     if (lane->live && (!context || current == context))
       mark_last(lane);
     if (context)
-      await_work(lane); /* as the driver will: what runs on is on the device, and the turn is not drained */
-    /* A marker that is being recorded is in the stream before the stream goes. */
+      await_work(lane); /* the driver waits, too: work that runs on is on the device, so the turn is not drained */
+    /* A marker that a thread is just recording must be in the stream before the stream is destroyed. */
     bool locked = lock_for_a_while(&lane->lock);
     pthread_mutex_lock(&table_lock);
     __atomic_store_n(&lane->live, false, __ATOMIC_RELEASE);
-    /* At once: the context may go on while we wait below, and launches into its streams need lanes that live. */
+    /* Before the waits below: the context may go on meanwhile, and launches into its streams need new lanes. */
     __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);
     if (context)
       __atomic_store_n(&lane->dead, true, __ATOMIC_SEQ_CST); /* pairs with wait_for_marker in keeper.c */
-    /* What could not be marked has passed: nothing will tell when it ends. */
+    /* Work that could not be marked counts as passed, because its end will never be known. */
     if (__atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL))
       __atomic_fetch_add(&lane->device->passed, sp_load(&lane->batch_launches), __ATOMIC_RELAXED);
-    /* A capture ends with its stream. A context may stay after all (a release of a primary one), and its captures:
-     * sp_lanes_gone ends them otherwise. */
+    /* A capture ends with its stream. But a context may stay after all (the release of a primary one), and so may its
+     * captures: if it does go, sp_lanes_gone ends them. */
     if (!context)
       sp_captures_end_with(lane);
     pthread_mutex_unlock(&table_lock);
@@ -323,7 +325,7 @@ void sp_lanes_forget(void *stream, void *context) {
       pthread_mutex_unlock(&lane->lock);
     if (context) {
       await_keeper(lane);
-      /* Another context may get the same address. */
+      /* Another context may get the same handle. */
       __atomic_store_n(&lane->device->stale, true, __ATOMIC_RELEASE);
     }
   }

@@ -1,45 +1,45 @@
 /*
- * What a finished marker tells: when the device had that work, and how long a unit takes.
+ * Evaluates a finished marker: when did the device run that work, and how long does a unit take?
  *
- * An event's time is when the work before it had ended, unless it was recorded behind work that had ended already. When
- * that work began to run is not known: an event in front would be stamped before the launch arrives, which short work
- * is shorter than. So a stream's span is as long as its work is predicted to be, but within what is certain: it ran
- * neither before it was launched nor before the stream's work before it had ended, and once all of it had been
- * launched it ran until its end. A wrong prediction errs by no more than the launching took, and a queue that never
- * ran empty is never taken for idle. Only the first work of a turn may have waited for another share's after it was
- * launched: there a length that is known exactly is believed, as far as such a wait can be long.
+ * An event's time is the end of the work in front of it, unless it was recorded after that end. The beginning of the
+ * work is not known: an event in front of it would be stamped before the launch arrives, and short work takes less time
+ * than that. So the span of the work is as long as the work is predicted to be, but within certain bounds: it ran
+ * neither before it was launched nor before the end of the stream's earlier work, and once all of it had been launched,
+ * it ran until its end. So a wrong prediction errs by no more than the launching took, and a queue that never ran empty
+ * never counts as idle. Only the first work of a turn may, after its launch, have waited for another share's work:
+ * there an exactly known length is believed, as far as such a wait can be long.
  */
 #include "hook/gate/guest.h"
 
-#define LATE_NS     15000     /* an event that is stamped so soon after its recording was behind ended work */
-#define LOOSE_NS    50000     /* the mapping of the clocks may be wrong by that, unless it is tight */
-#define LATENCY_NS  20000     /* a launch that takes longer to arrive has waited for something */
-#define SPARSE_NS   500000    /* work that was launched over a longer time may have had pauses anywhere in it */
-#define STRETCH_NS  20000000u /* of work says how long it takes on the average */
+#define LATE_NS     15000  /* an event that is stamped this soon after its recording was recorded behind ended work */
+#define LOOSE_NS    50000  /* the mapping of the clocks may be wrong by this, unless it is tight */
+#define LATENCY_NS  20000  /* a launch that takes longer to arrive has waited for something */
+#define SPARSE_NS   500000 /* work that was launched over a longer time than this may have pauses anywhere in it */
+#define STRETCH_NS  20000000u /* the stretch is an average over about this much work */
 #define UNEVEN      (SP_STRETCH * 3 / 2)
 #define STRETCH_MAX (SP_STRETCH * 64)
-#define PUT_OFF_NS  50000   /* what a unit takes varies by less */
-#define STOOD_NS    1000000 /* one long wait must not hide the short ones for ever */
-#define SLICE_NS    2000000 /* the device is a context's for no longer while another one has work */
-#define AWAIT_NS    1000000 /* so long the first work of a turn may have waited for another share's */
+#define PUT_OFF_NS  50000   /* the length of a unit varies by less than this */
+#define STOOD_NS    1000000 /* so that one long wait does not hide the short ones for ever */
+#define SLICE_NS    2000000 /* a context has the device for at most this long while another one has work */
+#define AWAIT_NS    1000000 /* the first work of a turn waits for another share's work for at most this */
 
-/* What is known of the work before a marker, on the device's scale. */
+/* What is known of the work in front of a marker, on the device's scale. */
 struct sp_bounds {
-  int64_t from_ns;  /* it began no earlier, as a rule … */
+  int64_t from_ns;  /* it usually began no earlier than this … */
   int64_t least_ns; /* … and certainly not before this */
   int64_t end_ns;
-  int64_t rest_ns; /* at its end it had run for so long at least */
+  int64_t rest_ns; /* it had run for at least this long when it ended */
   bool empty;      /* its first launch found the stream empty */
-  bool late;       /* it had ended before: the marker was recorded too late to tell when */
-  bool dense;      /* the stream has not run empty since the end before: it took exactly so long */
+  bool late;       /* the marker was recorded after its end, and does not show when that was */
+  bool dense;      /* the stream has not run empty since the last end: so the length is exact */
 };
 
-/* Is its length known? */
+/* Is the length of the work known exactly? */
 static bool is_exact(const struct sp_marker *marker) {
   return marker->unit && !marker->stretch && sp_unit_exact(marker->unit);
 }
 
-/* Else, is the shortest known that such work ever took? */
+/* If not, is at least the shortest time known that such work has ever taken? */
 static bool is_seen(const struct sp_marker *marker) {
   return marker->unit && !marker->stretch && !marker->guessed;
 }
@@ -76,22 +76,22 @@ static struct sp_bounds bounds_of(const struct sp_device *device, const struct s
   return bounds;
 }
 
-/* Add the work to the device's spans. Returns what that adds to its idle time. */
+/* Add the work to the device's spans. Returns what this adds to the device's idle time. */
 static int64_t add(struct sp_spans *spans, const struct sp_bounds *bounds, int64_t work_ns) {
   int64_t from_ns = bounds->from_ns, end_ns = bounds->end_ns, launched_ns = end_ns - bounds->rest_ns;
-  if (work_ns <= bounds->rest_ns) /* longer than we thought, or it waited for others */
+  if (work_ns <= bounds->rest_ns) /* it took longer than predicted, or it waited for other work */
     return sp_spans_add(spans, from_ns, end_ns);
-  if (bounds->late) /* at once, as far as we know */
+  if (bounds->late) /* it ran at once, as far as is known */
     return sp_spans_add(spans, from_ns, within(from_ns + work_ns, from_ns, end_ns));
-  if (launched_ns - from_ns > SPARSE_NS && work_ns < end_ns - from_ns) /* now and then it ran */
+  if (launched_ns - from_ns > SPARSE_NS && work_ns < end_ns - from_ns) /* it ran with pauses */
     return sp_spans_add(spans, launched_ns, end_ns) +
            sp_spans_fill(spans, from_ns, launched_ns, work_ns - bounds->rest_ns);
   return sp_spans_add(spans, within(end_ns - work_ns, bounds->least_ns, end_ns), end_ns);
 }
 
-/* A turn may be granted before its predecessor's work is done, and its first work waits for that. Where the length of
- * our first launch is known exactly, so is when it began; until then the device was another's for all of our streams.
- * More launches may have waited for other streams between them. */
+/* A turn may be granted before its predecessor's work has ended, and then the turn's first work waits for that. If the
+ * length of our first launch is known exactly, its beginning is known, too: until then the device ran another share's
+ * work, for all of our streams. Behind a single launch only: several may have waited for other streams in between. */
 static void await_device(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                          bool fresh) {
   bool exact = is_exact(marker);
@@ -106,12 +106,12 @@ static void await_device(struct sp_device *device, const struct sp_marker *marke
   if (bounds->from_ns >= device->ours_ns || bounds->end_ns <= device->ours_ns)
     return;
   bounds->from_ns = bounds->least_ns = device->ours_ns;
-  bounds->empty = false; /* it arrived long before */
+  bounds->empty = false; /* its launch arrived long before */
 }
 
-/* Work that stood while the turn was another share's has run beside that one's until `back_ns`, when the next turn of
- * ours began. Where its length is known, the other's slices in between are not taken for its own. But it may have taken
- * longer, as a kernel that spins does: beside one other share it had half of the time, but for a slice. */
+/* Work that stood behind a wait has run beside another share's turn, until `back_ns`, when our next turn began. If its
+ * length is known, the other share's slices in between do not count as its own. But it may have taken longer, like a
+ * kernel that spins: beside one other share it had half of the time, give or take a slice. */
 static void account_beside(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                            int64_t back_ns) {
   struct sp_spans *spans = &device->spans;
@@ -131,8 +131,8 @@ static void account_beside(struct sp_device *device, const struct sp_marker *mar
   bounds->empty = false;
 }
 
-/* Work whose length is known exactly has taken longer: the device was another share's in between, or changed to that
- * and back. The arbiter knows whether one had work on it then. */
+/* Work of exactly known length has taken longer: meanwhile the device has run another share's work, or has changed to
+ * it and back. The arbiter knows whether another share had work then. */
 static void account_put_off(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   int64_t put_off_ns = bounds->end_ns - bounds->from_ns - (int64_t)marker->work_ns;
   if (!device->clock.sure || bounds->late || !is_exact(marker) || device->sole != marker->lane ||
@@ -145,7 +145,8 @@ static void account_put_off(struct sp_device *device, const struct sp_marker *ma
 static void account(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds bounds) {
   struct sp_clock *clock = &device->clock;
   uint64_t fresh_ns = __atomic_exchange_n(&device->fresh_ns, 0, __ATOMIC_ACQUIRE);
-  bool aside = __atomic_load_n(&device->aside, __ATOMIC_ACQUIRE); /* first: back_ns is set before it ends */
+  bool aside =
+      __atomic_load_n(&device->aside, __ATOMIC_ACQUIRE); /* read before back_ns, which is set before `aside` ends */
   uint64_t back_ns = __atomic_load_n(&device->back_ns, __ATOMIC_ACQUIRE);
   int64_t idle_ns = 0;
   if (fresh_ns) {
@@ -153,12 +154,13 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
   } else if (device->scale == 0) {
     sp_spans_begin(&device->spans, bounds.end_ns);
     device->ours_ns = INT64_MIN;
-  } else if (device->scale != clock->scale) { /* another context's: the host's clock is common to both */
+  } else if (device->scale !=
+             clock->scale) { /* the spans are on another context's scale: the host's clock connects the two */
     sp_spans_shift(&device->spans, device->told_guess_ns - clock->guess_ns);
     if (device->ours_ns != INT64_MIN)
       device->ours_ns += device->told_guess_ns - clock->guess_ns;
   } else {
-    /* The end is told on the host's clock, and moves with the mapping: edges alone have moved it, too. */
+    /* The end is reported on the host's clock, so it moves with the mapping, which edges alone may have moved. */
     idle_ns = clock->guess_ns - device->told_guess_ns;
   }
   device->told_guess_ns = clock->guess_ns;
@@ -168,7 +170,7 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
     account_beside(device, marker, &bounds, at_ns);
     idle_ns = 0;
     device->ours_ns = INT64_MIN;
-    /* What ended before is followed by more that did, maybe: the turn's own work begins with the first that did not. */
+    /* More work that ended before may follow: the turn's own work begins with the first that did not end before. */
     if (!aside && bounds.end_ns > at_ns) {
       sp_spans_begin(&device->spans, at_ns);
       __atomic_compare_exchange_n(&device->back_ns, &back_ns, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
@@ -183,8 +185,8 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
   sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
 }
 
-/* Where the length of what an empty stream was given is known exactly, so is when it began. A turn's first work may
- * have waited for another share's. */
+/* Learn how long a launch takes to arrive: if the length of work in an empty stream is known exactly, so is its
+ * beginning. Not from a turn's first work, which may have waited for another share's. */
 static void learn_arrival(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   struct sp_clock *clock = &device->clock;
   int64_t began_ns = bounds->end_ns - (int64_t)marker->work_ns, latency_ns = began_ns - bounds->from_ns;
@@ -193,19 +195,20 @@ static void learn_arrival(struct sp_device *device, const struct sp_marker *mark
     sp_clock_learn_arrival(clock, marker->first_ns, began_ns);
 }
 
-/* A launch that was being made while the keeper recorded a marker was before it and is counted behind it: between
- * such edges it is not known how many there were. */
+/* Learn a unit's length. Not between markers of the keeper: a launch that was under way while one was recorded may be
+ * in front of the marker but counted behind it, so the number of launches in between is not known. */
 static void learn_unit(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   if (marker->foreign || marker->lane->foreign)
     return;
   sp_unit_learn(marker->unit, marker->version, marker->launches, (uint64_t)(bounds->end_ns - bounds->least_ns),
                 bounds->dense && marker->alone);
   uint64_t unit_ns = sp_device_predicts(device, sp_load(&marker->unit->predicted_ns));
-  uint64_t longest_ns = device->longest_ns - device->longest_ns / 1024; /* "lately": what is gone is forgotten */
+  uint64_t longest_ns = device->longest_ns -
+                        device->longest_ns / 1024; /* decays, so that units which do not come any more are forgotten */
   sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
 }
 
-/* Has any other lane work in flight? */
+/* Does any other lane have work in flight? */
 static bool others(const struct sp_device *device, const struct sp_lane *lane) {
   uint32_t tail = __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE);
   for (uint32_t place = device->queue_head; place != tail; place++)
@@ -214,10 +217,10 @@ static bool others(const struct sp_device *device, const struct sp_lane *lane) {
   return sp_lanes_unmarked(device);
 }
 
-/* A unit that takes as long as its data says is predicted from its short ones. Too much of it would be in flight, so
- * predictions are stretched by what the work of a lane takes on the average, in comparison with what was predicted of
- * it. Only of a lane that has the device by itself: beside another one a kernel may spin until that one's has run, and
- * then must not hold it back. */
+/* If a unit's length depends on its data, its prediction comes from its short runs, so too much of it would be in
+ * flight. So predictions are stretched by the ratio of what the work of a lane takes on average to what was predicted.
+ * Only a lane that has the device to itself counts: beside another lane a kernel may spin until the other's kernel has
+ * run, and a stretch from that would hold that kernel back. */
 static void learn_stretch(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   const struct sp_lane *lane = marker->lane;
   bool sole = device->sole == lane,
@@ -228,12 +231,11 @@ static void learn_stretch(struct sp_device *device, const struct sp_marker *mark
   uint64_t thought_ns = marker->work_ns * SP_STRETCH / (SP_STRETCH + marker->stretch);
   uint64_t took_ns = (uint64_t)(bounds->end_ns - (bounds->dense ? lane->ended_ns : bounds->least_ns));
   bool longer = took_ns > sp_device_predicts(device, thought_ns);
-  /* A stretch may be so long that only one unit is in flight, and then the stream runs empty each time. All that is
-   * known of such a unit is that it took no longer than since its launch, which can show that the stretch is too long.
-   */
+  /* With a long stretch only one unit is in flight, and the stream runs empty after each. Such a unit took at most the
+   * time since its launch; this bound can still show that the stretch is too long. */
   if (!bounds->dense && (longer || marker->work_ns < sp_grant_budget_ns(device->grant)))
     return;
-  /* Sooner longer than shorter: too little in flight costs less than a late drain. */
+  /* It grows faster than it shrinks: too little work in flight costs less than a late drain. */
   uint64_t window_ns = longer ? STRETCH_NS / 4 : STRETCH_NS;
   uint64_t rest = took_ns < window_ns ? SP_STRETCH - took_ns * SP_STRETCH / window_ns : 0;
   device->took_ns = device->took_ns * rest / SP_STRETCH + took_ns;
@@ -244,18 +246,19 @@ static void learn_stretch(struct sp_device *device, const struct sp_marker *mark
   sp_store(&device->stretch, (uint32_t)(stretch < STRETCH_MAX ? stretch : STRETCH_MAX) - SP_STRETCH);
 }
 
-/* Had the work before the marker ended when it was recorded, by what is known of its length? */
+/* Had the work in front of the marker ended when the marker was recorded, judged by its known length? */
 static bool had_ended(const struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   int64_t recorded_ns = (int64_t)marker->recorded_ns - device->clock.guess_ns;
   return is_seen(marker) && bounds->from_ns + (int64_t)marker->work_ns <= recorded_ns;
 }
 
-/* What the record of an event into an empty stream takes to be stamped. So long a launch takes to begin, at least. */
+/* Learn how long after its record an event in an empty stream is stamped. A launch takes at least as long to begin. */
 static void learn_record(struct sp_clock *clock, int64_t took_ns) {
   clock->record_ns += (took_ns - clock->record_ns) / 8;
 }
 
-/* An event without work before it. Behind another one it tells what an event takes on the device, which is no work. */
+/* Learn from an edge, an event without work in front of it. Behind another edge it shows how long an event takes on the
+ * device, which is not work. */
 static void learn_edge(struct sp_device *device, const struct sp_marker *marker) {
   struct sp_clock *clock = &device->clock;
   const struct sp_lane *lane = marker->lane;
@@ -280,10 +283,10 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
   struct sp_lane *lane = marker.lane;
   if (waited && !sp_load(&lane->dead)) {
     sp_clock_finish(device, &marker, blocked);
-    if (marker.launches) { /* else it is an edge alone */
+    if (marker.launches) { /* if there are none, it is an edge alone */
       struct sp_bounds bounds = bounds_of(device, &marker);
       if (sp_load(&device->aside) || sp_load(&device->back_ns))
-        bounds.dense = false; /* others may have run in between */
+        bounds.dense = false; /* work of other streams may have run in between */
       learn_arrival(device, &marker, &bounds);
       if (bounds.late && had_ended(device, &marker, &bounds))
         learn_record(&device->clock, bounds.rest_ns);

@@ -1,6 +1,6 @@
-/* Predicted durations, one row per function and grid or per executable graph. Used to bound the work in flight and to
- * foresee the end of a drain; never to bill. Rows are read and written without a lock: a torn or lost update costs one
- * imprecise prediction. */
+/* Predicts durations, with one row for each function and grid, or executable graph. Predictions bound the work in
+ * flight and foretell the end of a drain; they are never billed. Rows are read and written without a lock: a torn or
+ * lost update costs one imprecise prediction. */
 #include "hook/gate/guest.h"
 
 #define ROWS   16384u /* a power of two; 256 KiB, touched as used */
@@ -26,7 +26,7 @@ struct sp_unit *sp_unit_find(uint64_t key) {
         return row;
     }
   }
-  /* The table is crowded here: the newcomer takes the first row over and learns anew. */
+  /* No row is free here: the new unit takes over the first row and learns anew. */
   struct sp_unit *row = &rows[hash & (ROWS - 1)];
   sp_store(&row->key, key);
   sp_store(&row->predicted_ns, 0);
@@ -41,7 +41,7 @@ void sp_unit_changed(uint64_t key, bool gone) {
     if (sp_load(&row->key) != key)
       continue;
     uint8_t version = (uint8_t)(sp_load(&row->version) + 2);
-    sp_store(&row->version, version); /* what is in flight is not learned */
+    sp_store(&row->version, version); /* work that is in flight now has the old version, and is not learned */
     if (gone) {
       sp_store(&row->predicted_ns, 0);
       sp_store(&row->learned, version);
@@ -56,11 +56,11 @@ void sp_unit_learn(struct sp_unit *unit, uint8_t version, uint32_t launches, uin
   uint64_t known = sp_unit_stale(unit) ? 0 : sp_load(&unit->predicted_ns), measured = elapsed_ns / launches;
   bool was_exact = known && sp_unit_exact(unit);
   if (exact && !was_exact)
-    known = 0; /* what was known had the way of a launch in it */
+    known = 0; /* the known length included the time that a launch takes to arrive */
   if (known && !exact && measured >= known)
     return;
   if (known) {
-    /* Fast down, slow up: a span can be too long (another share's slice, an idle gap) but never too short. */
+    /* Fast down, slowly up: a span can be too long (another share's slice, an idle gap), but never too short. */
     measured = measured < known ? (known + measured) / 2 : known + (measured - known) / 8;
   }
   if (measured == 0)

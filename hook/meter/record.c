@@ -1,25 +1,25 @@
 /*
- * Markers: how one is recorded behind what a stream has been given.
+ * Records markers behind the work of a stream.
  *
- * A marker is a timing event behind the work. One mechanism gives both answers that the gate needs: progress (the
- * keeper waits for the marker and wakes the gate) and durations (elapsed device time between two markers of a lane).
- * Launching threads record markers and never query or wait for one. A record may wait for room in its stream, so
- * nothing that others need is locked meanwhile.
+ * A marker is a timing event behind the work. It gives both answers that the gate needs: progress (the keeper waits for
+ * the marker and wakes the gate) and durations (the elapsed device time between two markers of a lane). Launching
+ * threads record markers, but never query or wait for one. A record may wait for room in its stream, so no lock that
+ * other threads need is held meanwhile.
  */
 #include <string.h>
 
 #include "hook/gate/guest.h"
 #include "region/uncancelled.h"
 
-#define PIECES_MAX 512u /* half of what a driver's queue of a stream holds; copies and waits are not counted */
+#define PIECES_MAX 512u /* half of what the driver's queue for a stream holds; copies and waits are not counted */
 
-/* Only the thread that launches into a stream may record there when the stream may be full. The driver waits for room
- * then, and the stream may wait for a thread of the program: another recorder could be that very thread. */
+/* If the stream may be full, only the thread that launches into it may record there. For in a full stream the driver
+ * waits for room, and the stream may wait for a thread of the program: another recorder could be that very thread. */
 static bool may_be_full(const struct sp_lane *lane) {
   return lane->pieces + sp_load(&lane->batch_launches) - sp_load(&lane->pieces_done) > PIECES_MAX;
 }
 
-/* The place in the queue is reserved before the driver is called. So the queue is not locked during the call. */
+/* Reserve a place in the queue, before the driver is called: so the queue need not be locked during the call. */
 static bool keep_place(struct sp_device *device) {
   pthread_mutex_lock(&device->queue_lock);
   bool room = device->queue_tail - device->queue_head + device->queue_kept < SP_MARKERS_MAX;
@@ -29,7 +29,7 @@ static bool keep_place(struct sp_device *device) {
   return room;
 }
 
-/* Put the marker in it, or give it up: NULL. Returns the place + 1. */
+/* Put the marker into a reserved place; NULL: give the place up. Returns the place + 1. */
 static uint32_t use_place(struct sp_device *device, const struct sp_marker *marker) {
   pthread_mutex_lock(&device->queue_lock);
   device->queue_kept--;
@@ -43,8 +43,9 @@ static uint32_t use_place(struct sp_device *device, const struct sp_marker *mark
   return place + 1;
 }
 
-/* Take what is pending, with what is known of it. Work is always seen somewhere: the count goes up before the pending
- * work vanishes into the marker (pairs with sp_lanes_pending), and `marked` before the event can finish. */
+/* Move the lane's pending work into the marker. The work is always visible somewhere: `outstanding` rises before the
+ * pending work vanishes into the marker (pairs with sp_lanes_pending), and `marked` rises before the event can finish.
+ */
 static void take_pending(struct sp_lane *lane, struct sp_marker *marker) {
   marker->first_ns = sp_load(&lane->batch_ns);
   marker->unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
@@ -63,10 +64,10 @@ static void take_pending(struct sp_lane *lane, struct sp_marker *marker) {
   marker->pieces = lane->pieces + marker->launches + 1;
 }
 
-/* Put it back, in the opposite order, in front of what has been launched since. */
+/* Move the work back, in the opposite order, in front of what has been launched since. */
 static void put_back(struct sp_lane *lane, const struct sp_marker *marker) {
   if (sp_load(&lane->batch_unit) || !marker->unit) {
-    sp_store(&lane->batch_mixed, true); /* of one unit or not: nothing is learned of it */
+    sp_store(&lane->batch_mixed, true); /* nothing is learned from it, even if it is all of one unit */
   } else {
     sp_store(&lane->batch_version, marker->version);
     sp_store(&lane->batch_unit, marker->unit);
@@ -80,22 +81,22 @@ static void put_back(struct sp_lane *lane, const struct sp_marker *marker) {
   __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
 }
 
-/* No marker will ever be made behind that work: its context has failed for good, or its stream went unseen. It counts
- * as finished, and as passed. */
+/* Give up work that will never get a marker, because its context has failed for good, or its stream was destroyed
+ * unseen. It counts as finished, and as passed. */
 static void give_up(struct sp_lane *lane, const struct sp_marker *marker) {
   __atomic_fetch_add(&lane->device->passed, marker->launches, __ATOMIC_RELAXED);
   __atomic_fetch_sub(&lane->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
   __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
 }
 
-/* Whether that error of the driver is for ever; else it is about captures, or for want of memory. */
+/* Is the driver's error permanent? Errors about captures and for want of memory are not. */
 static bool is_final(CUresult result) {
   return result != CUDA_ERROR_OUT_OF_MEMORY && result != CUDA_ERROR_NOT_SUPPORTED &&
          result != CUDA_ERROR_INVALID_VALUE &&
          (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
 }
 
-/* With the lane locked. Returns the place in the queue + 1; 0: not marked. */
+/* Record a marker, with the lane locked. Returns the place in the queue + 1; 0: not recorded. */
 static uint32_t mark_locked(struct sp_lane *lane, enum sp_recorder recorder, bool edged) {
   const struct sp_driver *driver = sp_driver();
   struct sp_device *device = lane->device;
@@ -133,7 +134,7 @@ uint32_t sp_lane_mark_by(struct sp_lane *lane, enum sp_recorder recorder, bool e
     return 0;
   SP_UNCANCELLED;
   if (pthread_mutex_trylock(&lane->lock))
-    return 0; /* somebody is marking it at this moment */
+    return 0; /* another thread is recording a marker at this moment */
   uint32_t place = recorder > SP_BY_LAUNCHER && recorder < SP_BY_KEEPER && may_be_full(lane)
                        ? 0
                        : mark_locked(lane, recorder, edged);

@@ -1,9 +1,10 @@
 /*
- * Spans: when the device had work of ours. Streams of a process run side by side, and what they do at the same time is
- * done once: the account is the length of the union of their spans.
+ * Spans: when the device had work of ours. Streams of a process run side by side, and time in which several have work
+ * counts once: the account is the length of the union of their spans.
  *
- * Markers finish in the order in which they were recorded, so the span of one stream can lie before that of another
- * which is known already. What was taken for a gap then was none: the last gaps are kept for that.
+ * Markers finish in the order in which they were recorded. So the span of one stream can lie before a span of another
+ * stream that is known already, and a gap that was counted as idle turns out to be work. The last gaps are kept for
+ * that.
  */
 #include <string.h>
 
@@ -32,7 +33,7 @@ static void remember(struct sp_spans *spans, int64_t from_ns, int64_t until_ns) 
   spans->count++;
 }
 
-/* Take work out of the gaps. Returns how much of them it was. */
+/* Deduct work from the gaps. Returns how much was deducted. */
 static int64_t fill(struct sp_spans *spans, int64_t from_ns, int64_t until_ns) {
   int64_t filled_ns = 0, rest_from_ns = 0, rest_until_ns = 0;
   uint32_t kept = 0;
@@ -41,7 +42,7 @@ static int64_t fill(struct sp_spans *spans, int64_t from_ns, int64_t until_ns) {
     int64_t first_ns = from_ns > low_ns ? from_ns : low_ns, last_ns = until_ns < high_ns ? until_ns : high_ns;
     if (first_ns < last_ns) {
       filled_ns += last_ns - first_ns;
-      if (low_ns < first_ns && last_ns < high_ns) { /* in its middle, so in no other gap */
+      if (low_ns < first_ns && last_ns < high_ns) { /* the work is in the middle of this gap, so in no other one */
         rest_from_ns = last_ns;
         rest_until_ns = high_ns;
         high_ns = first_ns;
@@ -78,7 +79,7 @@ int64_t sp_spans_add(struct sp_spans *spans, int64_t from_ns, int64_t until_ns) 
 
 int64_t sp_spans_fill(struct sp_spans *spans, int64_t from_ns, int64_t until_ns, int64_t work_ns) {
   int64_t idle_ns = 0;
-  if (until_ns > spans->until_ns) /* it makes room, and fills it from its end */
+  if (until_ns > spans->until_ns) /* first make the time up to there a gap */
     idle_ns = sp_spans_add(spans, until_ns, until_ns);
   while (work_ns > 0) {
     int64_t first_ns = 0, last_ns = INT64_MIN;

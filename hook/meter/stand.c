@@ -1,17 +1,17 @@
 /*
- * Work that stands: what a stream was given behind a wait that is not over (an upload, a host function, a word). It is
- * in flight and does not run, so the device can be another share's meanwhile. The launch behind such a wait leaves an
- * edge there (ADR 29), and that tells when it is over.
+ * Finds work that stands: work in a stream behind a wait that is not over (an upload, a host function, a word). It is
+ * in flight but does not run, so another share can have the device meanwhile. The launch behind such a wait records an
+ * edge in front of itself (ADR 29), which tells when the wait is over.
  */
 #include "hook/gate/guest.h"
 
-/* The keeper looks instead of waiting: while it waits in the driver, it could not give the turn back. */
+/* Is the marker's wait over? The keeper asks instead of waiting in the driver, where it could not return the turn. */
 static bool is_over(const struct sp_marker *marker) {
   const struct sp_driver *driver = sp_driver();
   if (!driver->cuEventQuery || sp_load(&marker->lane->dead))
     return true;
   if (driver->cuCtxSetCurrent)
-    driver->cuCtxSetCurrent(marker->lane->context); /* drivers may refuse an event of another context */
+    driver->cuCtxSetCurrent(marker->lane->context); /* a driver may refuse an event of another context */
   return driver->cuEventQuery(marker->event) != CUDA_ERROR_NOT_READY;
 }
 
@@ -31,7 +31,7 @@ bool sp_stands(struct sp_device *device) {
   for (uint32_t place = device->queue_head; place != tail; place++) {
     const struct sp_marker *marker = marker_at(device, place);
     if (marker->lane->looked == look)
-      continue; /* behind the first of its lane */
+      continue; /* it is behind the first marker of its lane */
     marker->lane->looked = look;
     if (!marker->awaits || is_over(marker))
       return false;

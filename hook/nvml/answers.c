@@ -1,10 +1,10 @@
 /*
- * NVML's answers inside a share. The library is asked first, and its errors are the program's; what it then says of
- * processes is cut down to those of the share, on every device, and what it says of memory to the share's cap. A
- * process without a usable region gets every answer as it is.
+ * Wrappers of NVML that restrict its answers inside a share. The library is asked first, and its errors go to the
+ * program. Lists of processes are then reduced to those of the share, on every device, and memory figures to the
+ * share's cap. A process without a usable region gets every answer unchanged.
  *
- * The library never answers into the program's room: how many processes others have must not show in whether it is
- * large enough. So "how many are there" and "give them to me" count the same things.
+ * The library never answers into the program's buffer: whether that is large enough must not depend on the processes of
+ * other shares. So "how many are there" and "give them to me" count the same processes.
  */
 
 #include <errno.h>
@@ -13,8 +13,8 @@
 
 #include "hook/nvml/wrapper.h"
 
-#define FIRST_ROOM 512u /* entries; more processes than that are asked for again */
-#define ATTEMPTS   4    /* processes may come while we ask */
+#define FIRST_ROOM 512u /* entries; if there are more processes, the library is asked again with more room */
+#define ATTEMPTS   4    /* more processes may come while we ask */
 
 /* ---- memory ---- */
 
@@ -26,7 +26,7 @@ struct memory_v2 {
   unsigned long long total, reserved, free, used;
 };
 
-/* The share's figures in place of the device's. `reserved` is the driver's and no part of a share. */
+/* Replace the device's figures by the share's. `reserved` is the driver's own, and no part of a share. */
 static void show_share(void *device, unsigned long long *total, unsigned long long *used, unsigned long long *left) {
   struct sp_view view;
   char uuid[96];
@@ -65,12 +65,12 @@ NVML_WRAPPER(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *memory
 
 /* ---- lists of processes ---- */
 
-/* Entries of `bytes` each, with the pid at `pid_at`. */
+/* The layout of a list: entries of `bytes` each, with the pid at `pid_at`. */
 struct layout {
   size_t bytes, pid_at;
 };
 
-/* Our own room for the library's answer: nothing of malloc, which may be the program's own. */
+/* Memory for the library's answer. Not from malloc, which may be the program's own. */
 static void *take_room(size_t bytes) {
   int saved = errno;
   void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -84,7 +84,7 @@ static void give_room(void *room, size_t bytes) {
   errno = saved;
 }
 
-/* Move the entries of the share's processes to the front; how many there are. */
+/* Move the entries of the share's processes to the front. Returns how many there are. */
 static unsigned int keep_own(const struct sp_view *view, char *entries, unsigned int count, struct layout layout) {
   unsigned int kept = 0;
   for (unsigned int index = 0; index < count; index++) {
@@ -100,7 +100,7 @@ static unsigned int keep_own(const struct sp_view *view, char *entries, unsigned
 /* Calls the library for up to *count entries into `entries`. */
 typedef int ask_function(const void *query, unsigned int *count, void *entries);
 
-/* Answer the program's query: `count` is its room on entry, the number of entries on return. */
+/* Answer the program's query. `count`: the program's room; on return, the number of entries. */
 static int answer(const struct sp_view *view, ask_function *ask, const void *query, struct layout layout,
                   unsigned int *count, void *entries) {
   unsigned int room = FIRST_ROOM, found = 0;
@@ -147,7 +147,7 @@ static int list(list_function *real, void *device, unsigned int *count, void *en
   struct sp_view view;
   int result;
   if (count == NULL || (*count != 0 && entries == NULL) || !sp_view_open(&view)) {
-    SP_CALL(result, real(device, count, entries)); /* an error of the program's, or no share */
+    SP_CALL(result, real(device, count, entries)); /* the program has made an error, or is in no share */
     return result;
   }
   struct list_query query = {real, device};
@@ -217,10 +217,10 @@ NVML_WRAPPER(nvmlDeviceGetRunningProcessDetailList, (void *device, struct proces
 
 /* ---- samples of utilisation: asked without room, the library says how many there may be at most ---- */
 
-/* What a share's program is told to have room for: it says nothing of others. */
+/* The room that a share's program is told to have: a constant, so it tells nothing about other shares. */
 #define SAMPLES_ROOM SP_SLOTS_MAX
 
-/* After an answer: samples of others alone are no samples. */
+/* The result after an answer was reduced: if only other shares' samples were there, none were found. */
 static int none_found(int result, const unsigned int *count) {
   return result == NVML_SUCCESS && *count == 0 ? NVML_ERROR_NOT_FOUND : result;
 }

@@ -1,13 +1,13 @@
 /*
- * Which devices NVML lists inside a share: the share's, in the order in which CUDA numbers them, and no others. Of MIG
- * instances the GPU is listed, once, and of its instances the share's. So a program that looks for a free device finds
- * none that it would use unmetered.
+ * Wrappers of NVML that list and find devices. Inside a share they list only the share's devices, in CUDA's order. A
+ * GPU with MIG instances of the share is listed once, and has only the share's instances. So a program that looks for a
+ * free device finds none that it would use unmetered.
  */
 #include <string.h>
 
 #include "hook/nvml/wrapper.h"
 
-/* The devices that are listed. One that NVML cannot look up now (it is lost) has its place, and the error. */
+/* The listed devices. A device that NVML cannot find now, because it is lost, keeps its place, with the error. */
 struct listed {
   unsigned int count;
   void *devices[SP_DEVICES_MAX];
@@ -35,7 +35,7 @@ static void list_devices(const struct sp_view *view, struct listed *listed) {
   }
 }
 
-/* The place of a device in the list; its length: it is not there. */
+/* The place of a device in the list; the list's length if it is not in it. */
 static unsigned int place_of(const struct listed *listed, const void *device) {
   unsigned int place = 0;
   while (place < listed->count && listed->devices[place] != device) {
@@ -92,7 +92,7 @@ COUNT(nvmlDeviceGetCount_v2)
 BY_INDEX(nvmlDeviceGetHandleByIndex)
 BY_INDEX(nvmlDeviceGetHandleByIndex_v2)
 
-/* Looked up by what it is called: another device is not there. */
+/* Find a device by a name of it: a device outside the share is not found. */
 #define BY_NAME(name, parameter, argument)                                                                             \
   NVML_WRAPPER(name, (parameter, void **device), (argument, device)) {                                                 \
     struct sp_view view;                                                                                               \

@@ -1,6 +1,7 @@
 /*
- * Which addresses of NVML the program gets: intercept.c for libnvidia-ml.so.1, which has neither versions of symbols
- * nor a lookup of its own. Runs as early as that one, and keeps to the same rule: no libc before a name is one of ours.
+ * Decides which addresses of NVML the program gets. It does for libnvidia-ml.so.1 what interpose/intercept.c does for
+ * the driver; this library has neither symbol versions nor a lookup function of its own. It runs as early, and has the
+ * same rule: no call of libc before a name is known to be one of ours.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -34,7 +35,7 @@ static by_uuid_function *get_device;
 static gpu_function *get_gpu;
 static int loaded; /* set with release when those above are filled */
 
-/* As load_driver in intercept.c: threads may race and write the same values; the handle is kept. */
+/* Like load_driver in interpose/intercept.c: threads may race, and all write the same values; the handle is kept. */
 static void load_library(void) {
   int saved = errno;
   sp_dlopen_function *open = sp_libc_dlopen();
@@ -63,7 +64,7 @@ void *sp_nvml_real(enum sp_nvml_row row) {
   return have_library() ? __atomic_load_n(&real[row], __ATOMIC_RELAXED) : NULL;
 }
 
-/* Not remembered: these calls are rare, and the library may be loaded in between. */
+/* The result is not remembered: these calls are rare, and the library may be loaded in between. */
 void *sp_nvml_next(enum sp_nvml_row row) {
   int saved = errno;
   sp_dlsym_function *lookup = sp_libc_dlsym();
@@ -99,7 +100,7 @@ void *sp_nvml_filter(void *handle, const char *name) {
     }
     sp_dlsym_function *lookup = sp_libc_dlsym();
     void *own = sp_nvml_real((enum sp_nvml_row)row);
-    /* The real lookup comes last: it leaves the loader's error state (dlerror) as the program expects it. */
+    /* The real lookup comes last, so that dlerror returns what the program expects. */
     return own != NULL && lookup != NULL && lookup(handle, name) == own ? (void *)symbols[row].wrapper : NULL;
   }
   return NULL;
