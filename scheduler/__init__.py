@@ -1,5 +1,5 @@
-"""One per cluster: decides where pods that hold shares go. Kubernetes schedules; here is what it cannot know, devices.
+"""One process per cluster: decides where pods with shares go. It adds what kube-scheduler cannot know: devices.
 
-`placement.c` judges nodes. Everything around it is values in, values out, without a clock or a wire; files are read by
-`trace.py` alone.
+`placement.c` judges nodes. Everything around it takes values and returns values, without a clock or a network; only
+`trace.py` reads files.
 """

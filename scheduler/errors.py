@@ -1,8 +1,8 @@
-"""What is wrong with what placement was given; the text says what, the limit, the remedy."""
+"""The errors of placement's input. Each text says what is wrong, the limit and the remedy."""
 
 
 class PlacementError(Exception):
-    """Nothing was changed."""
+    """The input cannot be used. Nothing was changed."""
 
 
 class TraceError(PlacementError):
@@ -10,4 +10,4 @@ class TraceError(PlacementError):
 
 
 class UsageRefused(PlacementError):
-    """What an agent told cannot be, or does not fit what it told before."""
+    """An agent's report is impossible, or does not fit what the agent reported before."""

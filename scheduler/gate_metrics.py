@@ -1,7 +1,7 @@
-"""The metrics of who waits, who yields and who decides: adding one is one row here. Pure.
+"""Defines the gate controller's metrics, one row each: waiting jobs, yielding pods, decisions. Pure.
 
-What is counted is in `GateTally`; the rest is read when it is asked for. Queues are namespaces, which tenants name:
-only so many are told by name (`QueueNames`), the others are told together.
+`GateTally` holds the counters; the other values are read at each scrape. Queues are namespaces, which tenants name:
+only QUEUES_MAX of them are reported by name (`QueueNames`), the others together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CLASSES: Final = ("latency", "standard", "batch")
 BANDS: Final = ("negative", "zero", "positive", "system")
 SYSTEM_PRIORITY: Final = 2_000_000_000
-"""From here on priorities are Kubernetes' own."""
+"""The lowest of the priorities that Kubernetes reserves for itself."""
 ORDERS: Final = ("release", "yield", "evict")
 RESULTS: Final = ("written", "gone", "conflict", "budget", "forbidden", "invalid", "busy", "away")
 YIELDS: Final = ("limited", "paused", "evicted", "resumed")
@@ -32,12 +32,12 @@ WAITS_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 180
                   86400.0)  # fmt: skip
 ROUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 QUEUES_MAX: Final = 100
-"""Queues that are told by name, and as many again that have rules of their own."""
+"""Queues that are reported by name, and as many again that have rules of their own."""
 OTHER: Final = "other"
 
 
 def band_of(priority: int) -> str:
-    """Return the band of a priority: what tenants call their PriorityClasses has no bound."""
+    """Return the band of a priority: as a label, the names of PriorityClasses would have no bound."""
     if priority >= SYSTEM_PRIORITY:
         return BANDS[3]
     return BANDS[2] if priority > 0 else BANDS[1] if priority == 0 else BANDS[0]
@@ -45,7 +45,7 @@ def band_of(priority: int) -> str:
 
 @dataclass(slots=True)
 class GateTally:
-    """What was decided so far by this replica. Written and read on one loop."""
+    """The counters of what this replica has decided so far. Written and read on one event loop."""
 
     orders: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By order and result."""
@@ -55,31 +55,32 @@ class GateTally:
     waits: dict[tuple[str, ...], Histogram] = field(
         default_factory=lambda: {(one, band): Histogram(WAITS_S) for one in CLASSES for band in BANDS}
     )
-    """From creation to release, by class and band."""
+    """The time from creation to release, by class and band."""
     gang_times: dict[str, Histogram] = field(default_factory=lambda: {phase: Histogram(WAITS_S) for phase in PHASES})
     rounds: dict[str, Histogram] = field(default_factory=lambda: {result: Histogram(ROUNDS_S) for result in ROUNDS})
 
     def released(self, share_class: str, priority: int, waited_s: float) -> None:
-        """Count a pod whose gate has gone."""
+        """Count a pod after its gate was removed."""
         self.waits[share_class, band_of(priority)].observe(waited_s)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLook:
-    """How one queue stands."""
+    """The numbers of one queue."""
 
     pods: int = 0
-    """That wait."""
+    """Waiting pods."""
     shares: int = 0
+    """Shares that the waiting pods ask for."""
     devices: float = 0.0
-    """That those ask for."""
+    """Devices that the waiting pods ask for."""
     paused: int = 0
     """Pods that are paused for others."""
     held: float = 0.0
     """Devices that its pods are promised."""
 
     def plus(self, other: QueueLook) -> QueueLook:
-        """Return both together."""
+        """Return the sums of both."""
         return QueueLook(
             self.pods + other.pods, self.shares + other.shares, self.devices + other.devices,
             self.paused + other.paused, self.held + other.held,
@@ -88,13 +89,13 @@ class QueueLook:
 
 @dataclass(frozen=True, slots=True)
 class GateLook:
-    """How the controller stands."""
+    """The controller's numbers at one moment."""
 
     leading: bool
     turns: int
-    """How often it has come to lead."""
+    """How often this replica has become the leader."""
     queues: Mapping[str, QueueLook]
-    """By name, all of them; none where it does not lead."""
+    """All queues, by name; none where this replica does not lead."""
     ruled: Iterable[str]
     """Queues that have rules of their own."""
     longest_wait_s: float
@@ -103,14 +104,14 @@ class GateLook:
 
 
 class QueueNames:
-    """Which queues are told by name: once told, always told, so that series do not come and go."""
+    """The queues that are reported by name. A queue that was once named stays named, so that no series vanishes."""
 
     def __init__(self) -> None:
         self._ruled: set[str] = set()
         self._others: set[str] = set()
 
     def told(self, look: GateLook) -> dict[str, QueueLook]:
-        """Return the queues by the names under which they are told."""
+        """Return the queues by the names under which they are reported."""
         for name in sorted(look.ruled):
             if len(self._ruled) < QUEUES_MAX:
                 self._ruled.add(name)
@@ -127,12 +128,12 @@ class QueueNames:
 
 @dataclass(frozen=True, slots=True)
 class GateSnapshot:
-    """What a scrape shows of gates."""
+    """The values that a scrape shows of the gate controller."""
 
     look: GateLook
     tally: GateTally
     queues: Mapping[str, QueueLook]
-    """By the names under which they are told."""
+    """By the names under which they are reported."""
 
 
 _OF_QUEUES: Final[tuple[Row[QueueLook], ...]] = (
@@ -207,7 +208,7 @@ _ROUNDS: Final[HistogramRow[Histogram]] = HistogramRow(
 def _counted(
     known: Sequence[str], of: Callable[[GateTally], Mapping[str, int]]
 ) -> Callable[[GateSnapshot], list[tuple[tuple[str], int]]]:
-    """Return what finds the count of each key in a snapshot, 0 before the first."""
+    """Return a function that finds the count of each known key in a snapshot, 0 before the first event."""
     return lambda snapshot: [((key,), of(snapshot.tally).get(key, 0)) for key in known]
 
 
@@ -218,7 +219,7 @@ TABLES: Final[tuple[AnyTable[GateSnapshot], ...]] = (
         "Orders", {"order": ORDERS, "result": RESULTS}, (_ORDERS,),
         lambda s: [((order, result), s.tally.orders[order, result]) for order in ORDERS for result in RESULTS],
     ),
-    Table("Who yields", {"kind": YIELDS}, (_YIELDS,), _counted(YIELDS, lambda t: t.yields)),
+    Table("Pods that yield", {"kind": YIELDS}, (_YIELDS,), _counted(YIELDS, lambda t: t.yields)),
     Table("Evictions", {"cause": EVICTIONS}, (_EVICTIONS,), _counted(EVICTIONS, lambda t: t.evictions)),
     Table("Gangs", {"event": GANGS}, (_GANGS,), _counted(GANGS, lambda t: t.gangs)),
     Table("Waits", {"class": CLASSES, "priority": BANDS}, (_WAITS,), lambda s: s.tally.waits.items()),

@@ -1,4 +1,4 @@
-"""Starts and stops the scheduler: settings, API server, feed, gates, status. Nothing is decided here."""
+"""Starts and stops the scheduler: settings, API server, usage feed, gate controller, status. It decides nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-# Before grpc loads its C core, which would log to stderr in its own way.
+# Set before grpc loads its C core, which would otherwise log to stderr in its own format.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster
@@ -53,12 +53,12 @@ log = logging.getLogger("sharepod.scheduler")
 
 COMPONENT: Final = "sharepod-scheduler"
 RENEW_S: Final = 60.0
-"""Between two looks at which pods are to be expected."""
+"""The time between two estimates of the expected pods."""
 METRICS_S: Final = 5.0
 
 
 async def renew_for_ever(cluster: Cluster, name: str) -> None:
-    """Have the view judge by the pods that are to be expected now, and the nodes that there are."""
+    """Renew the view's policy, for ever, when the expected pods or the nodes have changed."""
     judged: tuple[Outline, Mix] | None = None
     while True:
         mix, board = cluster.expected(), cluster.board
@@ -76,10 +76,10 @@ def _access(settings: Settings) -> Access:
 
 
 class _OnLoop:
-    """A collector that makes its families on the event loop. The thread that scrapes waits for them."""
+    """A Prometheus collector that makes its metrics on the event loop. The scraping thread waits for them."""
 
     def __init__(self, collected: Callable[[], list[Metric]]) -> None:
-        """Take what makes the families on the loop that runs now."""
+        """Take the function that makes the metrics; it is called on the event loop that runs now."""
         self._collected = collected
         self._loop = asyncio.get_running_loop()
 
@@ -93,7 +93,7 @@ class _OnLoop:
 
 
 def _serve_metrics(settings: Settings, collected: Callable[[], list[Metric]], stack: contextlib.AsyncExitStack) -> None:
-    """Serve what `collected` returns, where the settings say. Raises CannotStart."""
+    """Serve the metrics that `collected` returns, at the address in the settings. Raises CannotStart."""
     if settings.metrics_listen == "off":
         return
     credentials = Credentials(
@@ -105,7 +105,7 @@ def _serve_metrics(settings: Settings, collected: Callable[[], list[Metric]], st
 async def _listen_to_agents(
     settings: Settings, book: UsageBook, client: Client, stack: contextlib.AsyncExitStack
 ) -> usage_server.Tally:
-    """Take what agents report into the book; return what is counted. Raises SettingsError."""
+    """Serve the agents' reports into the book; return the counters. Raises SettingsError."""
     if settings.usage_listen == "off":
         return usage_server.Tally()
     certificate, node_of = None, None
@@ -129,7 +129,7 @@ def _gatekeeper(
     not_ready: Callable[[], str],
     stack: contextlib.AsyncExitStack,
 ) -> tuple[Gatekeeper, Lease]:
-    """Return the controller that releases pods and has shares yield, and the lease that lets one replica do so."""
+    """Return the controller that releases pods and makes shares yield, and the lease that lets one replica decide."""
     namespace, _, name = settings.lease.partition("/")
     holder = f"{os.environ.get('HOSTNAME', COMPONENT)}_{secrets.token_hex(4)}"
     lease = Lease(client, namespace=namespace, name=name, holder=holder)

@@ -1,6 +1,6 @@
-"""The scheduler's metrics: adding one is one row here; docs/scheduler-metrics.md is generated from the tables.
+"""Defines the scheduler's metrics, one row each; docs/scheduler-metrics.md is generated from the tables.
 
-Those of gates are in gate_metrics.py. `python -m sharepod.scheduler.metrics` prints the page.
+The metrics of the gate controller are in gate_metrics.py. `python -m sharepod.scheduler.metrics` prints the page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the scheduler stands."""
+    """The scheduler's numbers at one moment."""
 
     ready: bool
     nodes_by_state: Mapping[str, int]
@@ -30,11 +30,11 @@ class Look:
     """By POD_STATES."""
     devices: int
     left: float
-    """Of all devices, in devices."""
+    """The unpromised time of all devices, in devices."""
     wasted: float
-    """Of what is left, what the pods that are expected most could not use, in devices."""
+    """The part of `left` that the most expected pods could not use, in devices."""
     lag_s: float
-    """How long ago the slowest of the nodes that are not silent has reported."""
+    """Age of the oldest last report among the nodes that are not silent."""
     streams: int
     stream_ends: Mapping[str, int]
 

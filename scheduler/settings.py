@@ -1,4 +1,4 @@
-"""The scheduler's settings, one frozen value: flag --listen = environment SHAREPOD_SCHEDULER_LISTEN."""
+"""Defines the scheduler's settings, one frozen value: flag --listen = environment SHAREPOD_SCHEDULER_LISTEN."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Settings:
     )
     usage_listen: str = setting(
         "0.0.0.0:9466", address("give HOST:PORT, such as 0.0.0.0:9466", off="off"),
-        "Where agents report what is used; off: nobody reports, and no pod is placed.",
+        "Where agents report what is used; off: no agent can report, and no pod is placed.",
     )  # fmt: skip
     usage_certificate: str = setting(
         "", FILE, "PEM file with the certificate of that address; needed where it is not loopback."
@@ -48,7 +48,7 @@ class Settings:
     usage_account: str = setting(
         "system:serviceaccount:sharepod:sharepod-node",
         text(r"system:serviceaccount:[a-z0-9-]{1,63}:[a-z0-9.-]{1,253}", "give system:serviceaccount:NAMESPACE:NAME"),
-        "The service account whose tokens agents show.",
+        "The service account of the tokens that agents present.",
     )
     metrics_listen: str = setting(
         "127.0.0.1:9468", address("give HOST:PORT, such as 127.0.0.1:9468", off="off"), "Where Prometheus scrapes; off."

@@ -1,1 +1,1 @@
-"""The controller of gates: which of the jobs that wait are released, and how that is written."""
+"""The gate controller: decides which waiting jobs are released, and writes that to the API server."""

@@ -1,8 +1,8 @@
-"""Writes what a decision round ordered to the API server: gates, annotations, evictions; and tells what became of it.
+"""Writes the orders of a decision round to the API server (gates, annotations, evictions) and reports the results.
 
-Each order is one request that names its pod by its uid, so that another pod of that name is refused, and that does no
-harm when it is made twice. What fails is tried again for as long as the decision counts on the view; then the next
-round decides anew.
+Each order is one request. It names its pod by uid, so that the API server refuses it for another pod of the same name.
+Making it twice does no harm. A request that fails is tried again while the decision counts on the view (TRY_S); after
+that the next round decides anew.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ CALL_S: Final = 5.0
 TRY_S: Final = ASSUMED_S - CALL_S
 _STRATEGIC: Final = "application/strategic-merge-patch+json"
 _BUDGET: Final = "disruption budget"
-"""In the refusal of an eviction: other 429 say that the API server is busy."""
+"""Marks a 429 as the refusal of an eviction; any other 429 says that the API server is busy."""
 _DONE: Final = {200: "written", 201: "written", 404: "gone", 409: "conflict"}
 """404, 409: the pod has gone, and another may have come."""
 _FAILED: Final = {
     0: "away", 401: "forbidden", 403: "forbidden", 400: "invalid", 409: "conflict", 410: "invalid", 422: "invalid",
 }  # fmt: skip
 _NEWS_MAX: Final = 128
-"""Events that may be still to be written when somebody is told of his release: others matter more."""
+"""A Released Event is dropped while more Events than this wait to be written: others matter more."""
 
 
 class OrderWriter:
@@ -54,13 +54,13 @@ class OrderWriter:
         self.refused: Callable[[Pod], None] = lambda _: None
         """Called for a pod that a disruption budget keeps from being evicted."""
         self.released: Callable[[Pod], None] = lambda _: None
-        """Called for a pod whose gate has gone."""
+        """Called for a pod after its gate was removed."""
         self.leads: Callable[[], bool] = lambda: True
-        """Tells whether this replica still decides: nothing is tried again when it does not."""
+        """Tells whether this replica still decides. When it does not, no request is tried again."""
         self.tally = GateTally()
 
     def write(self, orders: Iterable[Order]) -> None:
-        """Begin to write orders, those first that make room."""
+        """Start to write orders; those that make room come first."""
         rank = {Yield: 0, Evict: 1, Release: 2, Tell: 3}
         for order in sorted(orders, key=lambda order: rank[type(order)]):
             if isinstance(order, Tell):
@@ -77,15 +77,15 @@ class OrderWriter:
                     self._start("release", assumed.pod, self._release(assumed), done)
 
     def tell(self, pod: Pod, reason: str, text: str, *, warning: bool) -> None:
-        """Have an Event about a pod written."""
+        """Write an Event about a pod."""
         self.tell_of(Subject(pod.namespace, pod.name, pod.uid), reason, text, warning=warning)
 
     def tell_of(self, subject: Subject, reason: str, text: str, *, warning: bool) -> None:
-        """Have an Event about anything written."""
+        """Write an Event about any object."""
         self._events.tell(subject, reason, text, warning=warning)
 
     async def stop(self) -> None:
-        """End what is under way: whoever decides next finds it undone."""
+        """Cancel the requests that are under way: the next replica that decides finds them undone."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -113,7 +113,7 @@ class OrderWriter:
             log.warning("order not written", extra=aside)
 
     def _released(self, order: Release, assumed: Assumed) -> None:
-        """Tell one of those that were released together, unless there is more to tell than is heard."""
+        """Write one Event for all pods that were released together, unless too many Events wait already."""
         self.released(assumed.pod)
         if assumed is not order.places[0] or self._events.waiting > _NEWS_MAX:
             return
@@ -175,11 +175,11 @@ class OrderWriter:
             return None
 
     async def _again(self, call: Callable[[], Coroutine[None, None, Answer]]) -> Answer:
-        """Return the answer to a request, tried again while the API server is away. Raises ApiUnavailable."""
+        """Return the answer to a request; repeat it while the API server is away. Raises ApiUnavailable."""
         pause_s, waited_s = 0.2, 0.0
         while True:
             if not self.leads():
-                raise ApiUnavailable("this replica decides no more: whoever does will decide anew", status=409)
+                raise ApiUnavailable("this replica is not the leader any more: the leader decides anew", status=409)
             try:
                 return await call()
             except ApiUnavailable as error:
@@ -191,6 +191,6 @@ class OrderWriter:
 
 
 def _result(answer: Answer) -> str:
-    """Return what became of an order: of a pod with another uid a patch says that the field cannot change."""
+    """Return what became of an order: 422 about metadata.uid means that another pod has the name now."""
     is_another = answer.status == 422 and "metadata.uid" in str(answer.body.get("message"))
     return "conflict" if is_another else _DONE.get(answer.status, "invalid")

@@ -1,4 +1,4 @@
-"""What a decision round has done in the cluster: values, for whoever writes them to the API server, or plays it."""
+"""The orders of a decision round, as values: action_writer.py writes them, simulation/timeline.py plays them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """Have a pod yield in one of terms.YIELDS; "": as it was before."""
+    """Have a pod yield in one of the ways in terms.YIELDS; `how` is "": it yields no more."""
 
     pod: Pod
     how: str
@@ -30,7 +30,7 @@ class Yield:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Evict a pod, as far as its disruption budgets let it."""
+    """Evict a pod, if its disruption budgets allow it."""
 
     pod: Pod
     why: str

@@ -1,7 +1,8 @@
-"""What decision rounds remember: the jobs, and since when something is so. Pure.
+"""Holds what decision rounds remember: the jobs, and since when a pod exists, runs, is paused and so on. Pure.
 
-It follows the view of the cluster by its changes, so that a round costs what has changed and what waits, not what runs.
-Times are of one clock that does not jump. Who starts anew notes what the API server has, and decides the same.
+It takes over only the changes of the cluster's view. So the cost of a round depends on what has changed and what waits,
+not on what runs. All times are of one clock that does not jump. A replica that starts anew notes the times that the API
+server has, and decides the same.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 LEAVE_S: Final = 60.0
-"""How long it is waited for who was evicted, and room kept for whom he was; then it is planned anew."""
+"""How long the end of an evicted pod is awaited and its room reserved for the preemptor; then room is planned anew."""
 BIND_S: Final = 120.0
-"""How long kube-scheduler may take to bind who was released: then it has a reason that is not known here."""
+"""How long kube-scheduler may take to bind a released pod. After that it has a reason that is not known here."""
 AVOID_S: Final = 900.0
-"""How long no other pod of its controller is sent to that node then."""
+"""How long after that no other pod of the same controller is sent to that node."""
 SPARED_S: Final = 60.0
-"""How long a pod is spared whose eviction was refused."""
+"""How long a pod is not evicted after an eviction of it was refused."""
 
 _KINDS_MAX: Final = 65_536
 
@@ -43,7 +44,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
-        """By uid: since when a pod is there."""
+        """By uid: since when a pod exists."""
         self._started: dict[str, float] = {}
         """By uid: since when it runs."""
         self._paused: dict[str, float] = {}
@@ -52,61 +53,62 @@ class Memory:
         """By uid: when its shares were last seen to use their devices."""
         self._pods: dict[str, Pod] = {}
         self.members: defaultdict[Key, dict[str, Pod]] = defaultdict(dict)
-        """Of each job, by uid."""
+        """The pods of each job, by uid."""
         self.jobs: dict[Key, Job] = {}
         self.waits: dict[Key, Job] = {}
-        """Those of which somebody waits or is paused, or that are refused."""
+        """Jobs that have a waiting or paused pod, or that are refused."""
         self._kinds: dict[object, int] = {}
         self._last_kind = 0
         self.holders: dict[Key, tuple[Holder, ...]] = {}
-        """Of each job of which pods are released."""
+        """By job; only jobs that have released pods."""
         self._by_namespace: defaultdict[str, dict[Key, Job]] = defaultdict(dict)
         self._held: dict[tuple[str, int], Total] = {}
         self.ending: dict[str, Pod] = {}
-        """By uid: pods that are on nodes and being deleted, by whomever: their room comes by itself."""
+        """By uid: pods that have a node and are being deleted, for any reason: their room becomes free by itself."""
         self.leaving: dict[str, float] = {}
-        """By uid: until when it is waited for who was evicted."""
+        """By uid: until when the end of an evicted pod is awaited."""
         self.spared: dict[str, float] = {}
         """By uid: until when a pod is not evicted."""
         self.pressed: dict[str, tuple[float, str]] = {}
-        """By uid: until when a pod goes on yielding to one that has waited for its device, and the uid of that; empty
-        where only another replica knew it (contention.py)."""
+        """By uid of a yielding pod: until when it yields, and the uid of the pod that has waited for its device. That
+        uid is empty where only another replica knew it (contention.py)."""
         self.avoided: dict[tuple[str, str], float] = {}
-        """By controller and node: until when none of its pods is sent there, as kube-scheduler would not bind one."""
+        """By controller and node: until when no pod of the controller is sent to the node, as kube-scheduler did not
+        bind one there."""
         self.limited: set[str] = set()
         """Uids of pods that are held to their requests."""
         self.eased: dict[tuple[str, str], float] = {}
-        """By node and device, when somebody was last made to yield there because others waited."""
+        """By node and device: when a pod was last made to yield because a share waited for the device."""
         self.kept: dict[Key, tuple[tuple[str, ...], float]] = {}
-        """Nodes that are kept for a job, and until when."""
+        """Nodes that are reserved for a job, and until when."""
         self.tried: set[Key] = set()
-        """Jobs for which nobody could yield, and which leave it to others to be looked at next, as not all were."""
+        """Jobs for which no victims were found. They get no new plan while other jobs still wait for their first."""
         self.released: dict[Key, float] = {}
         """When members of a job were last released."""
         self.told: dict[Key, str] = {}
-        """What the owner of a job was last told."""
+        """The reason of the last Event about a job."""
         self.waiting: list[tuple[Job, str]] = []
-        """The jobs that waited after the last round, in the order in which they were tried, and why."""
+        """The jobs that waited after the last round, in the order in which they were tried, and why each waits."""
 
         self.yields: dict[str, tuple[float, str]] = {}
-        """By uid: since when a pod yields, and why, as far as this replica has decided it."""
+        """By uid: since when a pod yields, and why, if this replica has decided it."""
         self.restarts = Restarts()
         self.tally = GateTally()
         self.decides = False
-        """Rounds are decided with it; False: another replica decides, and what rounds note is not known."""
+        """This replica decides. False: another one does, and what its rounds note is not known here."""
         self._stale: set[Key] = set()
         """Jobs that have to be made anew."""
         self.capacity: tuple[tuple[Seats, int, int], Capacity] | None = None
-        """What the nodes would take without pods, as they were last looked at (capacity.py)."""
+        """What the nodes would take without pods, and the version of the nodes for which this holds (capacity.py)."""
 
     def note(self, pod: Pod, *, since_s: float, started_s: float | None = None) -> None:
-        """Take since when a pod is there, and runs, as the API server has it; what is known already stays."""
+        """Note since when a pod exists and runs, according to the API server; times that are known already stay."""
         self._since.setdefault(pod.uid, since_s)
         if started_s is not None:
             self._started.setdefault(pod.uid, started_s)
 
     def refused(self, pod: Pod, now_s: float) -> None:
-        """Take it that a pod was not evicted: a disruption budget is in the way."""
+        """Note that a pod was not evicted, as a disruption budget forbids it."""
         self.leaving.pop(pod.uid, None)
         self.spared[pod.uid] = now_s + SPARED_S
         self._stale.add(key_of(pod))
@@ -114,7 +116,7 @@ class Memory:
             del self.kept[key]
 
     def look(self, cluster: Cluster, busy: Iterable[str], now_s: float) -> None:
-        """Take over what has changed on the view; `busy`: uids of pods that use their devices."""
+        """Take over what has changed on the view. `busy`: uids of pods that use their devices."""
         dirty, self._stale = self._stale, set()
         for uid in sorted(cluster.take_changed()):
             before, pod = self._pods.pop(uid, None), cluster.pod(uid)
@@ -143,7 +145,7 @@ class Memory:
                 self._busy[uid] = now_s
 
     def take_over(self, now_s: float) -> None:
-        """Begin to decide: those that another replica has released have their whole time from now on."""
+        """Begin to decide: pods that another replica has released get their whole timeout from now on."""
         self.decides = True
         starting = [key for key, job in self.jobs.items() if job.starts and (job.is_gang or _is_unbound(job))]
         self.released = dict.fromkeys(starting, now_s)
@@ -154,7 +156,7 @@ class Memory:
             noted.pop(uid, None)
 
     def _expire(self, now_s: float) -> set[Key]:
-        """Forget what was so for a time only; return the jobs that are others with it."""
+        """Forget entries that have expired; return the jobs that change with that."""
         dirty: set[Key] = set()
         for until in (self.leaving, self.spared):
             for uid in [uid for uid, until_s in until.items() if until_s <= now_s]:
@@ -168,17 +170,17 @@ class Memory:
         return dirty
 
     def evicted(self, pod: Pod, now_s: float, cluster: Cluster) -> None:
-        """Take it that a pod is about to be evicted: it is of no job any more."""
+        """Note that a pod is about to be evicted: it belongs to no job any more."""
         self.leaving[pod.uid] = now_s + LEAVE_S
         self._make_job(key_of(pod), cluster)
 
     def unbound(self, pod: Pod, now_s: float) -> None:
-        """Take it that kube-scheduler does not bind a pod where it was sent."""
+        """Note that kube-scheduler does not bind a pod to the node that it was sent to."""
         if pod.controller:
             self.avoided[pod.controller, pod.place] = now_s + AVOID_S
 
     def yielded(self, pod: Pod, how: str, why: str, now_s: float) -> None:
-        """Take it that a pod was made to yield, or to go on."""
+        """Note that a pod was made to yield, or to go on."""
         if how:
             since_s = self.yields[pod.uid][0] if pod.uid in self.yields else now_s
             self.yields[pod.uid] = since_s, why
@@ -190,7 +192,7 @@ class Memory:
         return [name for name, jobs in self._by_namespace.items() if jobs]
 
     def held(self, namespace: str, device_mib: int) -> Total:
-        """Return what the pods of a namespace hold that are released and do not yield their time."""
+        """Return what the released pods of a namespace hold, without those that are paused."""
         found = self._held.get((namespace, device_mib))
         if found is None:
             theirs = self._by_namespace[namespace].values()
@@ -238,33 +240,33 @@ class Memory:
             self.waits[key] = job
 
     def since_s(self, pod: Pod) -> float:
-        """Return since when a pod waits: since it is there, or since it is paused for others."""
+        """Return since when a pod waits: since it exists, or since it was paused for others."""
         return self._paused.get(pod.uid, self._since[pod.uid])
 
     def came_s(self, pod: Pod) -> float:
-        """Return since when a pod is there."""
+        """Return since when a pod exists."""
         return self._since[pod.uid]
 
     def paused_s(self, uid: str) -> float | None:
-        """Return since when a pod is seen paused; None: it is not."""
+        """Return since when a pod is seen paused; None: it is not paused."""
         return self._paused.get(uid)
 
     def waited_s(self, uid: str, now_s: float) -> float | None:
-        """Return for how long a pod has been there; None: it is no more."""
+        """Return for how long a pod has existed; None: it has gone."""
         since_s = self._since.get(uid)
         return None if since_s is None else max(0.0, now_s - since_s)
 
     def started_s(self, pod: Pod) -> float:
-        """Return since when a pod runs; of one that does not yet, since when it is there."""
+        """Return since when a pod runs; if it does not run yet, since when it exists."""
         return self._started.get(pod.uid, self._since[pod.uid])
 
     def overruns(self, pod: Pod, queue: Queue, now_s: float) -> bool:
-        """Tell whether a pod has run for longer than its queue lets it."""
+        """Tell whether a pod has run for longer than its queue allows."""
         started_s = self._started.get(pod.uid)
         return queue.longest_run_s is not None and started_s is not None and now_s - started_s > queue.longest_run_s
 
     def idles(self, pod: Pod, queue: Queue, now_s: float) -> bool:
-        """Tell whether a pod has used nothing for longer than its queue lets it hold what it does not use."""
+        """Tell whether a pod has used none of its devices for longer than its queue allows."""
         busy_s = self._busy.get(pod.uid)
         return queue.idle_s is not None and busy_s is not None and now_s - busy_s > queue.idle_s
 

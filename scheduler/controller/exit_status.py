@@ -1,6 +1,7 @@
 """Asks the API server how members of gangs ended: whether they failed, succeeded or were deleted.
 
-The watch of pods that live does not say. Only the replica that decides asks; what is not answered is asked again.
+The scheduler watches only live pods, so the watch does not say how a pod ended. Only the replica that decides asks. A
+question without an answer is asked again.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ ASKED_MAX: Final = 16
 
 
 class Endings:
-    """What one replica asks."""
+    """One replica's questions to the API server."""
 
     def __init__(self, client: Client, restarts: Restarts, lease: Lease) -> None:
         self._client, self._restarts, self._lease = client, restarts, lease
 
     async def ask_for_ever(self) -> None:
-        """Ask about whoever is lost, again and again."""
+        """Ask about the members that gangs have lost, for ever."""
         while True:
             answered = True
             for pod in self._restarts.unknown(ASKED_MAX) if self._lease.is_held() else ():
@@ -46,7 +47,7 @@ class Endings:
             await asyncio.sleep(LOOK_S if answered else AWAY_S)
 
     async def _ask(self, pod: Pod) -> bool:
-        """Tell whether there was an answer."""
+        """Ask how a pod ended; tell whether there was an answer."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         try:
             answer = await self._client.call("GET", path, timeout_s=CALL_S)
@@ -62,7 +63,7 @@ class Endings:
 
 
 def how_ended(body: Object) -> tuple[str, str]:
-    """Return how a pod ended, and what there is to say of that in a few words; nothing: it lives."""
+    """Return how a pod ended, and the cause in a few words; two empty texts: it lives."""
     status = at(body, "status")
     if status.get("phase") == "Succeeded":
         return SUCCEEDED, "it has done its work"

@@ -1,4 +1,4 @@
-"""How evenly a cluster is divided among its queues. Pure."""
+"""Measures how evenly a cluster is divided among its queues. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Return Jain's index: 1 where all are equal, 1/n where one has everything; 1 where nobody has anything."""
+    """Return Jain's index: 1 where all values are equal, all 0 included; 1/n where one of n has everything."""
     squares = len(values) * sum(value * value for value in values)
     return sum(values) ** 2 / squares if squares else 1.0
 
@@ -29,7 +29,7 @@ def weighted_shares(memory: Memory, queues: Queues) -> dict[str, float]:
 
 
 def overfull(memory: Memory, queues: Queues) -> list[tuple[str, int, int]]:
-    """Return the queues that hold more than their caps, with what they hold and may, in milli of devices."""
+    """Return the queues that hold more than their caps, with what they hold and their caps, in milli of devices."""
     caps = [(name, cap) for name in memory.queues() if (cap := queues.of(name).cap_milli) is not None]
     held = ((name, memory.held(name, 0).device_milli, cap) for name, cap in caps)
     return [one for one in held if one[1] > one[2]]

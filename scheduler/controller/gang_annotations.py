@@ -1,6 +1,6 @@
-"""What a pod's annotations say about its gang: pods that start together or not at all. Pure values.
+"""Reads a pod's gang from its annotations. A gang is a set of pods that start together or not at all. Pure values.
 
-A pod that is of no gang is one of its own, of size 1: whoever releases pods knows only jobs.
+A pod without a gang is treated like a gang of size 1 (job.py): the code that releases pods knows only jobs.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A pod's gang, as that pod describes it: all of its members have to say the same."""
+    """A pod's gang, as that pod describes it. All members have to say the same."""
 
     name: str
     """Unique within the namespace."""
     size: int
-    """1..SIZE_MAX: how many run when there is room for all."""
+    """1..SIZE_MAX: how many members run when there is room for all."""
     least: int
-    """1..size: how many start together; below `size` the gang is elastic."""
+    """1..size: how many members start together; below `size` the gang is elastic."""
     timeout_s: int = TIMEOUT_S
     """How long released members may take until all of them run."""
     restart: str = "never"
-    """`whole`: when a member fails all of them are started anew."""
+    """`whole`: when a member fails, all members start anew."""
 
 
 def read_gang(annotations: Mapping[str, str]) -> Gang | None:
-    """Return the gang of a pod with these annotations; None: it is of none. Raises PlacementError."""
+    """Return the gang of a pod with these annotations; None: it belongs to none. Raises PlacementError."""
     given = {key: annotations[key] for key in (SIZE, LEAST, TIMEOUT, RESTART) if key in annotations}
     name = annotations.get(GANG)
     if name is None:

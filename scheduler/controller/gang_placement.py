@@ -1,8 +1,8 @@
 """Finds places for pods that start together, on the view of the cluster: for all of them or for none.
 
-What is found is assumed there at once, so that who is tried next does not get the same room. Members go to as few
-nodes as take them, within the smallest domain (rack, switch, zone) that has room for all. Within a round room only
-shrinks, so that of pods that ask for the same only the first is looked at in vain.
+A place that is found is assumed on the view at once, so that the next job does not get the same room. Members go to as
+few nodes as can take them, within the smallest domain (rack, switch, zone) that has room for all. Within a round room
+only shrinks, unless others yield. So when pods do not fit, later pods that ask for the same are not tried.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int32]
 
 DOMAINS_TRIED: Final = 4
-"""Of each level, those that would be filled most."""
+"""Domains that are tried on each level: those that the pods would fill most."""
 
 
 class Placer:
@@ -40,7 +40,7 @@ class Placer:
         """Nodes on which no places are looked for."""
         self._open: Indices = cluster.seats.indices()
         self._suits: dict[Demands, NDArray[np.bool_]] = {}
-        """Which nodes pods may be bound to, by index."""
+        """By what pods demand of their node: whether they may be bound to it, by the node's index."""
         self._avoided: defaultdict[str, list[str]] = defaultdict(list)
         for controller, node in avoided:
             self._avoided[controller].append(node)
@@ -79,14 +79,14 @@ class Placer:
             return found
         away = self._cluster.seats.find(sorted(self._avoided[pod.controller]))[1]
         rest = np.setdiff1d(found, np.array(away, dtype=np.int32))
-        return rest if rest.size else found  # where none is left, kube-scheduler may have been away
+        return rest if rest.size else found  # all are avoided: perhaps kube-scheduler was only away
 
     def avoids(self, pod: Pod) -> bool:
-        """Tell whether a pod is not sent to some node that would suit it."""
+        """Tell whether there are nodes that a pod avoids, as another one of its controller was not bound there."""
         return pod.controller in self._avoided
 
     def reopened(self) -> None:
-        """Look anew at what did not fit: there is more room than before."""
+        """Try again what did not fit, as there is more room than before."""
         self._unfit.clear()
         self.generation += 1
 
@@ -111,14 +111,14 @@ class Placer:
         return None
 
     def has_room(self, pod: Pod) -> bool:
-        """Tell whether the devices that a pod has are not promised beyond what they have."""
+        """Tell whether none of a pod's devices is promised beyond all of its time."""
         row = self._cluster.row(pod.place)
         if row is None or pod.uid not in row.places:
             return False
         return all(row.free_milli[device] >= 0 for share in row.places[pod.uid] for device in share)
 
     def could_resume(self, pods: Sequence[Pod]) -> bool:
-        """Tell whether the devices of paused pods have room for all of them to go on: without trying it on the view."""
+        """Tell, without a trial on the view, whether the devices of paused pods have room for all of them to go on."""
         needed: dict[tuple[str, int], int] = {}
         for pod in pods:
             row = self._cluster.row(pod.place)
@@ -146,13 +146,13 @@ class Placer:
         return placed
 
     def undo(self, placed: Sequence[Assumed]) -> None:
-        """Assume these no longer."""
+        """Undo these assumptions."""
         for assumed in placed:
             self._cluster.forget(assumed.pod.uid)
         self._cluster.settle(self._now_s)
 
     def _best(self, pod: Pod, area: Indices, wanted: int) -> int:
-        """Return the best node of an area for a pod, the first of so many; -1: it fits on none."""
+        """Return the best node of an area for the first of `wanted` pods; -1: it fits on none."""
         cluster = self._cluster
         area = self._suited(pod, area)
         allowed = cluster.allowed(pod, area)
@@ -161,7 +161,7 @@ class Placer:
         if not fits.any():
             return -1
         area, allowed = area[fits], allowed[fits]
-        if wanted > 1:  # they are better together than each where it alone would be best
+        if wanted > 1:  # better together than each pod on the node that is best for it alone
             copies = np.minimum(cluster.board.copies_array(pod.ask, area, allowed), wanted)
             most = copies == copies.max()
             area, allowed = area[most], allowed[most]
@@ -181,7 +181,7 @@ class Placer:
         return assumed
 
     def _areas(self, pods: Sequence[Pod]) -> Iterator[Indices]:
-        """Yield the sets of nodes to be tried: the smallest domains first, at last all that are open."""
+        """Yield the sets of nodes to be tried: the smallest domains first, at last all open nodes."""
         if len(pods) > 1:
             area = self._suited(pods[0], self._open)
             found = self._cluster.board.copies_array(pods[0].ask, area, self._cluster.allowed(pods[0], area))
@@ -217,5 +217,5 @@ def _class_of(pod: Pod) -> object:
 
 
 def _depends_on_others(pods: Sequence[Pod]) -> bool:
-    """Tell whether where these fit depends on where others are: what did not fit may do so once those are placed."""
+    """Tell whether other pods decide where these fit: a pod that did not fit may fit once another one is placed."""
     return any(pod.affinity or pod.anti_affinity for pod in pods)

@@ -1,6 +1,6 @@
-"""The controller's loop: has a round decided whenever something has changed or some time has passed, and written.
+"""The controller's loop: decides a round when something has changed or time has passed, and has its orders written.
 
-Only the replica that holds the lease decides; the others follow the cluster, so that they can go on at once.
+Only the replica that holds the lease decides; the others follow the cluster, so that they can take over at once.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.scheduler.gates")
 
 ROUND_S: Final = 0.25
-"""Between two rounds at least: what comes together is decided together."""
+"""The shortest time between two rounds: pods that come together are decided together."""
 LOOK_S: Final = 1.0
-"""Between two rounds at most: those who wait age."""
+"""The longest time between two rounds: waiting jobs age."""
 FAILED_S: Final = 5.0
-"""After a round that failed: the next one may do so, too."""
+"""The pause after a round that failed: the next one may fail, too."""
 TOLD_MAX: Final = 20
-"""Queues of which it is told at a time that they hold more than their caps; `sharepod queue` shows all."""
+"""Queues over their caps that are reported at a time; `sharepod queue` shows all."""
 AGE_MAX_S: Final = 30 * 86_400.0
-"""How long ago something may have been by the clock of the API server's machine, which is not ours."""
+"""The greatest age that is believed of a pod that this replica finds at its start: ages come from other clocks."""
 NEWS_S: Final = 60.0
-"""How long ago something may have been of which this replica, which follows the cluster, has just heard."""
+"""The greatest age that is believed of a pod that comes or changes while this replica follows the cluster."""
 JUMP_S: Final = 5.0
-"""By so much a clock is set, not slewed, between two looks."""
+"""If its offset changes by more than this between two looks, the wall clock was set, not slewed."""
 
 
 class Gatekeeper:
@@ -72,13 +72,13 @@ class Gatekeeper:
         """Why the rules of queues are not those that were last given; empty: they are."""
         self._rules: Subject | None = None
         self._news: list[tuple[str, str, bool]] = []
-        """What is to be told about the rules by the replica that decides: reason, text, whether it is a warning."""
+        """Events about the rules, for the replica that decides to write: reason, text, whether it is a warning."""
         self._dated = False
-        """What was there when this replica began to follow the cluster has been dated."""
+        """The pods that existed when this replica began to follow the cluster have got their times."""
         self._offset_s: float | None = None
-        """Of the wall clock to ours, when we last looked."""
+        """The wall clock's offset to the monotonic clock at the last look."""
         self._jumped_s = 0.0
-        """How far the wall clock has been set since this replica is there."""
+        """How far the wall clock has been set since this replica started."""
         self._over: frozenset[str] = frozenset()
         """Queues that hold more than their caps."""
         writer.refused, writer.released, writer.tally = self._refused, self._released, self.memory.tally
@@ -95,7 +95,7 @@ class Gatekeeper:
                 self.set_rules({KEY: text} if kind == "set" else {})
 
     def set_rules(self, data: Mapping[str, object]) -> None:
-        """Take the rules of queues, as a ConfigMap has them; what cannot be read changes nothing."""
+        """Take the rules of queues, as a ConfigMap has them; rules that cannot be read change nothing."""
         try:
             self.queues = read_queues(data)
         except PlacementError as error:
@@ -118,14 +118,14 @@ class Gatekeeper:
                 try:
                     while self.look(now_s):
                         await asyncio.sleep(0)
-                except Exception:  # what it had decided counts for a while, and then no more: nothing is written
+                except Exception:  # nothing is written; what the round has assumed on the view expires
                     log.exception("round failed", extra={"tried_again_s": FAILED_S})
                     await asyncio.sleep(FAILED_S)
                 version = self._cluster.version
             await asyncio.sleep(ROUND_S)
 
     def look(self, now_s: float) -> bool:
-        """Decide once, if it is this replica's turn; tell whether there is more to decide at once."""
+        """Decide once, if this replica holds the lease; tell whether there is more to decide at once."""
         self._date(now_s)
         if self._not_ready() or not self._lease.is_held():
             self.memory.look(self._cluster, (), now_s)
@@ -148,11 +148,11 @@ class Gatekeeper:
         return released >= PLACED
 
     def _date(self, now_s: float) -> None:
-        """Note since when pods are there that have come or changed.
+        """Note since when the pods that have come or changed exist and run.
 
-        Of what was there before this replica the clocks of others say so: the API server's, and of a pod's start its
-        node's, which is not believed that it started before it was made. What comes later comes now, whatever clocks
-        do.
+        For pods that existed before this replica, other clocks say so: the API server's clock for the creation, the
+        node's for the start. A start before the creation is not believed. Pods that come later are at most NEWS_S old,
+        whatever those clocks say.
         """
         unix_s = now_s + self._offset(self._unix() - now_s)
         most_s = NEWS_S if self._dated else AGE_MAX_S
@@ -165,7 +165,7 @@ class Gatekeeper:
         self._dated = self._dated or not self._not_ready()
 
     def _offset(self, shown_s: float) -> float:
-        """Return the offset of a wall clock that does not jump, of one that shows this."""
+        """Return the wall clock's offset without its jumps; `shown_s` is the offset that it shows."""
         before_s, self._offset_s = self._offset_s, shown_s
         if before_s is not None and abs(shown_s - before_s) > JUMP_S:
             self._jumped_s += shown_s - before_s
@@ -182,7 +182,7 @@ class Gatekeeper:
             self.memory.tally.released(urgent, pod.priority, waited_s)
 
     def _look_at_caps(self) -> None:
-        """Tell of queues that hold more than their caps: nothing of them ends for that."""
+        """Report queues that hold more than their caps; none of their pods is ended for that."""
         over = {name: held for name, held, cap in overfull(self.memory, self.queues)}
         for name in sorted(over.keys() - self._over)[:TOLD_MAX]:
             cap = self.queues.of(name).cap_milli or 0

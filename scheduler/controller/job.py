@@ -1,4 +1,4 @@
-"""What is released together: a gang, or a pod by itself. Pure values, made of pods as the API server has them."""
+"""Defines a job: pods that are released together, a gang or one pod. Pure values, made of the API server's pods."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Job:
 
     key: Key
     least: int
-    """How many have to be there at least for it to run."""
+    """The fewest members with which it runs."""
     waiting: tuple[Pod, ...]
-    """Members that nobody has released, the oldest first; no more than the gang still takes."""
+    """Members that are not released, the oldest first; no more than the gang still takes."""
     released: tuple[Pod, ...]
-    """Members that may run or do so."""
+    """Members that are released, running or not."""
     timeout_s: int
     restart: str
     refusal: str = ""
-    """Why nothing of it is released."""
+    """Why none of its members is released."""
     priority: int = field(default=0)
-    """The least of its members'."""
+    """The lowest priority of its members."""
     since_s: float = 0.0
-    """When the youngest of the members that it needs came: before that it waited for itself."""
+    """When the youngest of the members that it needs came: before that it waited for its own members."""
     resumes: bool = False
-    """Its waiting pods are there and paused."""
+    """Its waiting pods are on their nodes and paused."""
 
     kind: int | None = None
-    """Equal for jobs that fit where the other does; None: members ask for different things, or for others' company."""
+    """Equal for jobs that fit in the same places; None: its members ask for different things or have an affinity."""
 
     @property
     def namespace(self) -> str:
-        """Return its namespace, which is its queue."""
+        """Return its namespace, which is also its queue."""
         return self.key[0]
 
     @property
@@ -68,7 +68,7 @@ class Job:
 
     @property
     def needed(self) -> tuple[Pod, ...]:
-        """Return the waiting members without which it does not run; empty: it does."""
+        """Return the waiting members without which it does not run; empty: it runs without them."""
         return self.waiting if self.resumes else self.waiting[: max(0, self.least - len(self.released))]
 
     @property
@@ -78,7 +78,7 @@ class Job:
 
 
 def key_of(pod: Pod) -> Key:
-    """Return the job that a pod is of."""
+    """Return the key of the job that a pod belongs to."""
     return pod.namespace, f"gang/{pod.gang.name}" if pod.gang else f"pod/{pod.name}"
 
 
@@ -89,10 +89,10 @@ def job_of(
     is_released: Callable[[Pod], bool],
     kind_of: Callable[[object], int],
 ) -> Job:
-    """Return the job of its members, of which there is one at least.
+    """Return the job of these members, at least one.
 
-    `since` tells since when a pod waits, on the clock of whoever asks; `is_released` whether its gate is going;
-    `kind_of` gives equals equal numbers.
+    `since` tells since when a pod waits, on the caller's clock. `is_released` tells whether a pod's gate has gone or is
+    being removed. `kind_of` gives equal values equal numbers.
     """
     members = sorted(members, key=lambda pod: (pod.created, pod.uid))
     said: list[Gang] = sorted({pod.gang for pod in members if pod.gang}, key=lambda gang: (gang.size, gang.least))

@@ -1,8 +1,9 @@
-"""In which order jobs get what is free: those that have waited too long, then by priority, then the queue with least.
+"""Orders the waiting jobs: those that have waited too long, then by priority, then the queue that holds the least.
 
-A queue's dominant share is the largest part that its pods hold of any one thing: devices' time, devices' memory,
-processors, memory (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011), divided by its weight. It grows with each
-job that is taken, so that a long list of one queue does not go before the first of another. Pure.
+A queue's dominant share is the largest part of any one resource that its pods hold, divided by the queue's weight
+(Ghodsi et al., "Dominant Resource Fairness", NSDI 2011). Resources are devices' time, devices' memory, processors and
+memory. The share grows with each job that is taken, so that a long list of jobs of one queue does not go before the
+first job of another. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What a cluster has, or pods hold."""
+    """Amounts of resources: what a cluster has, or what pods hold."""
 
     device_milli: int = 0
     device_mib: int = 0
@@ -32,7 +33,7 @@ class Total:
     memory_mib: int = 0
 
     def plus(self, other: Total) -> Total:
-        """Return both together."""
+        """Return the sums of both."""
         return Total(
             self.device_milli + other.device_milli,
             self.device_mib + other.device_mib,
@@ -41,7 +42,7 @@ class Total:
         )
 
     def dominant(self, whole: Total) -> float:
-        """Return the largest part that this is of the whole, of anything that the whole has."""
+        """Return the largest part of the whole that this is, among all resources that the whole has."""
         pairs = (
             (self.device_milli, whole.device_milli),
             (self.device_mib, whole.device_mib),
@@ -52,7 +53,7 @@ class Total:
 
 
 def total_of(pods: Iterable[Pod], device_mib: int) -> Total:
-    """Return what pods are promised; without a cap a share's memory is its part of a device of `device_mib`."""
+    """Return what pods are promised. A share without a memory cap counts with its part of a device of `device_mib`."""
     device_milli = memory = cpu_milli = memory_mib = 0
     for pod in pods:
         ask = pod.ask
@@ -66,7 +67,7 @@ def total_of(pods: Iterable[Pod], device_mib: int) -> Total:
 
 
 class Line:
-    """The jobs that wait, as they are to be tried."""
+    """The waiting jobs, in the order in which they are tried."""
 
     def __init__(
         self, jobs: Iterable[Job], held: dict[str, Total], whole: Total, device_mib: int, queues: Queues, now_s: float
@@ -76,7 +77,7 @@ class Line:
         self._shares: dict[str, float] = {}
         self.jobs = list(jobs)
         self.aged: list[Job] = []
-        """Those that have waited for longer than their queue lets anyone wait; the longest first."""
+        """Jobs that have waited for longer than their queue allows, the longest wait first."""
         by_priority: defaultdict[int, defaultdict[str, list[Job]]] = defaultdict(lambda: defaultdict(list))
         for job in self.jobs:
             if now_s - job.since_s >= queues.of(job.namespace).longest_wait_s:
@@ -105,13 +106,13 @@ class Line:
         return cap is not None and self._held[job.namespace].device_milli + sum(pod.ask.milli for pod in pods) > cap
 
     def __iter__(self) -> Iterator[Job]:
-        """Yield every job once; of what was taken meanwhile the order of those to come takes account."""
+        """Yield every job once; jobs that are taken meanwhile change the order of the rest."""
         yield from self.aged
         for level in self._levels:
             yield from self._by_share(level)
 
     def _by_share(self, level: dict[str, list[Job]]) -> Iterator[Job]:
-        # Who is paused holds memory: of equals he goes on first.
+        # A paused job still holds memory, so it comes before waiting jobs of the same priority.
         yield from sorted((job for jobs in level.values() for job in jobs if job.resumes), key=_age)
         level = {queue: [job for job in jobs if not job.resumes] for queue, jobs in level.items()}
         level = {queue: sorted(jobs, key=_age, reverse=True) for queue, jobs in level.items() if jobs}
@@ -120,7 +121,7 @@ class Line:
         while heap:
             share, queue = heap[0]
             now = self.share(queue)
-            if now != share:  # it has got something since
+            if now != share:  # the queue has got something since
                 heapq.heapreplace(heap, (now, queue))
                 continue
             yield level[queue].pop()

@@ -1,7 +1,7 @@
-"""The rules of queues: whose pods go first when not all can, how much a queue may hold, how long it may run. Pure.
+"""Reads the rules of queues: which queue goes first, how much it may hold, how long its jobs may wait and run. Pure.
 
-A queue is a namespace. Its rules are in a ConfigMap, key `queues.yaml`; a queue that is not named there has those of
-`default`. What cannot be read changes nothing: the rules stay as they were.
+A queue is a namespace. Its rules are in a ConfigMap, key `queues.yaml`; a queue that is not named there has the rules
+of `default`. A text that cannot be read changes nothing: the rules stay as they were.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KEY: Final = "queues.yaml"
 DEFAULT: Final = "default"
-"""The entry for queues that have none of their own; a namespace of that name has it, too."""
+"""The entry for queues that have none of their own; a namespace of this name has these rules, too."""
 OVERRUNS: Final = ("yield", "end")
 _TEXT_MAX: Final = 2**20
 _WEIGHT_MAX: Final = 1000.0
@@ -33,17 +33,17 @@ class Queue:
     """The rules of one queue."""
 
     weight: float = 1.0
-    """How much of the cluster it is due, as against others that wait; above 0, at most 1000."""
+    """How much of the cluster it is due, relative to other queues that wait; above 0, at most 1000."""
     cap_milli: int | None = None
-    """The most that its pods may be promised of all devices together, in thousandths of one; None: all."""
+    """The most that its pods may be promised of all devices together, in thousandths of a device; None: all."""
     longest_wait_s: float = 86_400.0
     """A job that has waited for longer goes before all others, whatever their priority."""
     longest_run_s: float | None = None
-    """A job that has run for longer yields to whoever waits; None: there is no such time."""
+    """A job that has run for longer yields to any job that waits; None: there is no such time."""
     overrun: str = "yield"
-    """`end`: it is evicted then."""
+    """`end`: a job that has run for longer than that is evicted."""
     idle_s: float | None = None
-    """A share that has used nothing for so long yields to whoever waits; None: it keeps what it holds."""
+    """A share that has used nothing for this time yields to any job that waits; None: it keeps what it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def read_queues(data: Mapping[str, object]) -> Queues:
 
 
 def _queue(name: str, rules: object, default: Queue) -> Queue:
-    """Return the rules of a queue; what it does not say is as in `default`."""
+    """Return the rules of a queue; a rule that it does not give is as in `default`."""
     if rules is None:
         return default
     if not isinstance(rules, dict):

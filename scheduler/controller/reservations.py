@@ -1,9 +1,10 @@
-"""Nodes that are kept free: for a job that others end for, and for one that has waited for too long. Pure.
+"""Reserves nodes for a job that other pods are evicted for, and for a job that has waited for too long. Pure.
 
-Others of its priority and below get no place there, of higher priority not either where somebody ends for it (who has
-been evicted is not to be evicted for another), or where it has waited for twice as long: what is free there is for it
-then. Who runs there still yields to higher priorities, which takes nothing of that. A node is open to whom it is kept
-for: who else has to yield there may be seen only when those who were evicted have gone.
+Jobs of the same or a lower priority get no place on a reserved node. A reservation is closed to higher priorities too
+in two cases: while an evicted pod is ending there (the eviction must not be wasted), and when its job has waited for
+twice the longest wait of its queue. In the second case higher priorities may still take what their own victims free
+there: that takes nothing from what is reserved. A reserved node stays open to its own job: only when the evicted pods
+have gone, it may show which other pods have to yield there.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.cluster import Cluster
 
 KEPT: Final = 8
-"""Jobs for which nodes are kept at the same time because they have waited for too long."""
+"""While this many jobs have reservations, no other job gets one because it has waited for too long."""
 KEPT_PART: Final = 0.25
-"""Of all devices: so much may be on nodes that are kept, unless a job needs more."""
+"""The largest part of all devices that may be on reserved nodes, unless a job needs more."""
 AGED_TWICE: Final = 2.0
-"""Longest waits after which nodes are kept for a job in any case, and closed to higher priorities too."""
+"""In longest waits of its queue: after this a job gets a reservation in any case, closed to higher priorities too."""
 
 
 class Keeping:
-    """What is kept in one round, and for whom."""
+    """The reservations in one round."""
 
     def __init__(
         self, cluster: Cluster, memory: Memory, queues: Queues, placer: Placer, capacity: Capacity, now_s: float
@@ -40,30 +41,30 @@ class Keeping:
         self._placer, self._capacity = placer, capacity
         self._kept = memory.kept
         self._closing: list[tuple[Key, Job, bool, bool, tuple[str, ...]]] = []
-        """For whom nodes are kept, whether it has aged twice, and whether somebody ends there."""
+        """Each reservation's job, whether the job has aged twice, whether evicted pods are ending there, the nodes."""
         self.ending: frozenset[str] = frozenset()
-        """Nodes from which somebody goes, or is to be paused, since this round: on the view he has gone already."""
+        """Nodes on which pods were evicted, or are to be paused, in this round: on the view they have gone already."""
         self._note()
 
     def __contains__(self, job: Job) -> bool:
-        """Tell whether nodes are kept for a job."""
+        """Tell whether a job has a reservation."""
         return job.key in self._kept
 
     @property
     def may_begin(self) -> bool:
-        """Tell whether nodes may be kept for one more job that has waited for too long."""
+        """Tell whether one more job that has waited for too long may get a reservation."""
         return len(self._kept) < KEPT
 
     def nodes(self, job: Job) -> tuple[str, ...]:
-        """Return the nodes that are kept for a job."""
+        """Return the nodes that are reserved for a job."""
         return self._kept[job.key][0] if job.key in self._kept else ()
 
     def free(self, job: Job) -> tuple[str, ...]:
-        """Return those of them on which the view is as it is: none from which somebody goes since this round."""
+        """Return the nodes reserved for a job on which the view is real: this round has evicted no pod there."""
         return tuple(name for name in self.nodes(job) if name not in self.ending)
 
     def where(self, job: Job) -> str:
-        """Return the first three of these nodes, in words."""
+        """Return the first three nodes that are reserved for a job, in words."""
         names = self.nodes(job)
         if len(names) == 1:
             return f"node {names[0]} is"
@@ -71,17 +72,17 @@ class Keeping:
         return f"nodes {', '.join(names[:3])}{more} are"
 
     def is_waited_for(self, job: Job) -> bool:
-        """Tell whether others are going already from the nodes that are kept for a job."""
+        """Tell whether evicted pods are still ending on the nodes that are reserved for a job."""
         return not self._leaving().isdisjoint(self.nodes(job))
 
     def keep(self, job: Job, nodes: tuple[str, ...], ending: Collection[str] = ()) -> None:
-        """Keep nodes for a job, from now on and for a minute; `ending`: where others go for it, or will be paused."""
+        """Reserve nodes for a job for the next minute; `ending`: nodes where pods end for it, or will be paused."""
         self._kept[job.key] = nodes, self._now_s + LEAVE_S
         self.ending |= frozenset(ending)
         self._note()
 
     def keep_for_aged(self, job: Job) -> bool:
-        """Keep nodes for a job that has waited too long, until it has its place; False: there are none for it."""
+        """Reserve nodes for a job that has waited too long, until it has its place; False: there are none for it."""
         nodes = self.nodes(job)
         if not nodes and self.may_begin:
             nodes = self._capacity.emptiest(job.needed, self._placer.open_names(job.needed[0]))
@@ -92,12 +93,12 @@ class Keeping:
         return bool(nodes)
 
     def end(self, job: Job) -> None:
-        """Keep nothing for a job any more."""
+        """End a job's reservation."""
         if self._kept.pop(job.key, None):
             self._note()
 
     def open_for(self, job: Job) -> None:
-        """Let a job onto all nodes but those that are kept for others."""
+        """Open to a job all nodes but those that are reserved against it."""
         closed = {
             name
             for key, other, aged_twice, ends, nodes in self._closing
@@ -109,7 +110,7 @@ class Keeping:
             self._placer.close(closed)
 
     def reserved(self, job: Job) -> frozenset[str]:
-        """Return the nodes of which a job may have no more than what others yield to it."""
+        """Return the reserved nodes on which a job may have no more than what its own victims free."""
         shut = {
             name
             for key, other, _, ends, nodes in self._closing
@@ -129,11 +130,11 @@ class Keeping:
                 self._closing.append((key, job, self._has_aged_twice(job), ends, nodes))
 
     def _leaving(self) -> set[str]:
-        """Return the nodes from which somebody goes who was evicted."""
+        """Return the nodes on which evicted pods are ending."""
         return {pod.place for uid in self._memory.leaving if (pod := self._cluster.pod(uid))}
 
     def _may_stand_empty(self, job: Job, nodes: Sequence[str]) -> bool:
-        """Tell whether so much may stand empty for a job: a node is too much for a small job of a small cluster."""
+        """Tell whether nodes may stand empty for a job: even one is too much for a small job in a small cluster."""
         kept = {name for own, _ in self._kept.values() for name in own}
         if self._capacity.part({*kept, *nodes}) <= KEPT_PART:
             return True

@@ -1,9 +1,9 @@
-"""Gangs that start anew as a whole when they lose a member: which, and how soon again. Pure.
+"""Decides which gangs start anew as a whole because they lost a member, and how soon. Pure.
 
-The watch says only that a pod is no longer among those that live; how it ended somebody asks the API server
-(endings.py) and tells here. A member that failed has all others ended; one that was deleted or evicted does so where
-fewer than the gang's least are left; one that succeeded does not. Whoever ends so again and again waits longer and
-longer before it is released, as kubelet has containers wait.
+The watch says only that a pod no longer lives. exit_status.py asks the API server how it ended, and tells it here. If a
+member failed, all others are ended. If it was deleted or evicted, they are ended only where fewer than the gang's least
+are left. If it succeeded, they go on. A gang that starts anew again and again waits longer and longer before it is
+released, like containers in kubelet's back-off.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 FIRST_S: Final = 10.0
-"""Before the second start anew; twice as long before each next one."""
+"""The wait before the second restart; it doubles before each further one."""
 MOST_S: Final = 300.0
 CALM_S: Final = 600.0
-"""Who has gone on for so long starts anew at once, as if for the first time."""
+"""A gang that has gone on for this time starts anew at once, as if for the first time."""
 ASKED_S: Final = 600.0
-"""What became of a member is asked for so long; then it is forgotten."""
+"""How long the API server is asked what became of a member; then the member is forgotten."""
 KNOWN_MAX: Final = 4096
 """Members, and gangs, that are remembered; the oldest are forgotten first."""
 FAILED: Final = "failed"
@@ -37,22 +37,22 @@ SUCCEEDED: Final = "succeeded"
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A member that lives no more."""
+    """A member that no longer lives."""
 
     pod: Pod
     at_s: float
     how: str
-    """FAILED, GONE or SUCCEEDED; empty: nobody has been asked yet."""
+    """FAILED, GONE or SUCCEEDED; empty: the API server has not answered yet."""
     detail: str = ""
-    """For people."""
+    """How it ended, in words for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """Of a gang that is being ended."""
+    """The end of a gang that starts anew."""
 
     at_s: float
-    """Members that are younger are of its next start."""
+    """Members that came later belong to its next start."""
     why: str
 
 
@@ -63,7 +63,7 @@ class _Pause:
 
 
 class Restarts:
-    """What is known of members that were lost."""
+    """The members that gangs have lost, and the gangs that start anew because of that."""
 
     def __init__(self) -> None:
         self._lost: OrderedDict[str, Lost] = OrderedDict()
@@ -73,28 +73,28 @@ class Restarts:
         self._looked = False
 
     def lose(self, pod: Pod, now_s: float) -> None:
-        """Take it that a pod lives no more; only of gangs that start anew whole it is kept."""
+        """Note that a pod no longer lives; it is kept only if its gang starts anew as a whole."""
         if pod.gang is not None and pod.gang.restart == "whole" and not pod.gated:
             self._lost[pod.uid] = Lost(pod, now_s, GONE if pod.deleting else "", "it was deleted")
             if len(self._lost) > KNOWN_MAX:
                 self._lost.popitem(last=False)
 
     def unknown(self, most: int) -> list[Pod]:
-        """Return pods of which it is to be asked how they ended."""
+        """Return pods about which the API server is to be asked how they ended, at most `most`."""
         return [lost.pod for lost in self._lost.values() if not lost.how][:most]
 
     def found(self, uid: str, how: str, detail: str) -> None:
-        """Take how a pod ended; no `how`: it lives."""
+        """Note how a pod ended; an empty `how`: it lives."""
         if (lost := self._lost.pop(uid, None)) is not None and how:
             self._lost[uid] = replace(lost, how=how, detail=detail)
 
     def emptied(self, key: Key) -> None:
-        """Take it that nobody of a gang's last start is left to be ended."""
+        """Note that no pod of a gang's last start is left to be ended."""
         for uid in [uid for uid, lost in self._lost.items() if key_of(lost.pod) == key]:
             del self._lost[uid]
 
     def holding(self, now_s: float) -> dict[Key, str]:
-        """Return why gangs are not released yet."""
+        """Return, by gang, why it is not released yet."""
         found: dict[Key, str] = {}
         for key, pause in list(self._pauses.items()):
             if now_s < pause.until_s:
@@ -111,7 +111,7 @@ class Restarts:
         return found
 
     def restart(self, cluster: Cluster, memory: Memory, now_s: float) -> list[Order]:
-        """Return whose pods end, as their gang starts anew."""
+        """Return the orders that end the pods of gangs that start anew."""
         orders: list[Order] = []
         if not self._looked:
             self._looked = True
@@ -165,7 +165,7 @@ class Restarts:
         return pause
 
     def _find_lost(self, memory: Memory, now_s: float) -> None:
-        """Find gangs that lost a member while nobody looked: another has come in its place since they started."""
+        """Find gangs that lost a member before this replica decided: a new one has come since the others started."""
         for job in memory.waits.values():
             if job.restart == "whole" and not job.resumes and job.released and job.needed:
                 running = [memory.started_s(pod) for pod in job.released if pod.running]

@@ -1,8 +1,9 @@
-"""One decision round: which of the jobs that wait are released, and who yields for them. Pure: `now_s` is given.
+"""Decides one round: which waiting jobs are released, and which pods yield for them. Pure: `now_s` is given.
 
 Jobs are considered in their order (job_order.py). Each gets a place for all of its members, or other pods make room for
-it, or it waits. A job that waits holds up none behind it. When it has waited too long, nodes are reserved for it, and
-after twice that time against higher priorities too. Each decision counts in the view of the cluster at once.
+it, or it waits. A waiting job does not hold up the jobs behind it. When it has waited too long, nodes are reserved for
+it; after twice that time they are closed to higher priorities too. Each decision counts in the view of the cluster at
+once.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 PLACED: Final = 256
-"""Pods that are placed in one round: the next round follows at once."""
+"""The most pods that are placed in one round; the next round then follows at once."""
 PLANS: Final = 16
-"""Jobs for which it is looked in one round who could yield, at least."""
+"""Jobs for which one round may search victims, in a large cluster."""
 PLANS_MOST: Final = 64
-"""Of a cluster that is not large."""
+"""The same in a small cluster."""
 PLANNED: Final = 4096
-"""Nodes that are looked at for this in one round: a plan costs what there are."""
+"""Between these two it is PLANNED / nodes: the cost of a search grows with the nodes."""
 OVERRUN: Final = -(2**31)
-"""The priority of a paused pod that has run for longer than its queue lets it: it goes on when nobody else waits."""
+"""The priority of a paused pod that has run for longer than its queue allows: it goes on when no other job waits."""
 
 
 def decide(cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> list[Order]:
-    """Return what is to be done now."""
+    """Return the orders of one round."""
     cluster.settle(now_s)
     rules = (queues.default, *queues.by_name.values())
     memory.look(cluster, _busy(cluster) if any(queue.idle_s is not None for queue in rules) else (), now_s)
@@ -80,14 +81,14 @@ class _Round:
         self._holders: list[Holder] | None = None
         self._yielding: Yielding | None = None
         self._vain: dict[object, tuple[int, int, str]] = {}
-        """Of a kind of job: the placer's generation, the highest priority for which it was tried in vain, and why."""
+        """By kind of job: the placer's generation, the highest priority for which it was tried in vain, and why."""
         self._lowest = LAST
         self._placed = self._plans = 0
         self._plans_most = max(PLANS, min(PLANS_MOST, PLANNED // max(1, len(cluster.seats.names()))))
         self._unplanned: set[Key] = set()
-        """Jobs for which nobody has looked who could yield."""
+        """Jobs for which no victims were searched in this round."""
         self._tried: set[Key] = set()
-        """Jobs for which somebody has, in vain."""
+        """Jobs for which victims were searched in vain."""
 
     def run(self) -> list[Order]:
         for job in self._waiting:
@@ -117,7 +118,7 @@ class _Round:
         return self._orders
 
     def _in_order(self) -> Iterator[Job]:
-        """Yield the jobs for which nodes are kept, then all others."""
+        """Yield the jobs for which nodes are reserved, then all others."""
         kept = [job for job in self._line.jobs if job in self._keeping]
         yield from sorted(kept, key=lambda job: (-job.priority, job.since_s, job.key))
         first = {job.key for job in kept}
@@ -126,7 +127,7 @@ class _Round:
                 yield job
 
     def _try(self, job: Job) -> bool:
-        """Release a job, or say why not; tell whether it was."""
+        """Release a job, or note why not; tell whether it was released."""
         needed = job.needed
         if job.resumes:
             return self._resume(job)
@@ -154,7 +155,7 @@ class _Round:
             return True
         if not self._capacity.can_hold(needed):
             if silent := self._capacity.silent:
-                why = f"no room for {_shown(needed)} on nodes whose agents report, nodes without: {silent}"
+                why = f"no room for {_shown(needed)} on nodes with a reporting agent, nodes without: {silent}"
                 self._wait(job, why)
             else:
                 self._wait(job, f"{_shown(needed)} would not fit into the empty cluster", "NeverFits")
@@ -197,7 +198,7 @@ class _Round:
         if all(map(self._placer.has_room, job.waiting)):
             self._orders += [Yield(pod, "", "there is room again") for pod in job.waiting]
             self._line.take(job, job.waiting)
-            return False  # what more it might have is for the next round
+            return False  # its members beyond the least are for the next round
         for pod in job.waiting:
             self._cluster.presume(pod.uid, "pause", self._now_s)
         self._cluster.settle(self._now_s)
@@ -205,7 +206,7 @@ class _Round:
         return False
 
     def _have_yield(self, job: Job) -> list[Assumed] | None:
-        """Have others yield for a job; None: there is no room yet."""
+        """Make other pods yield for a job; None: there is no room yet."""
         if not all(pod.preempts for pod in job.needed):
             return None
         if self._holders is None:
@@ -237,11 +238,11 @@ class _Round:
         return list(plan.placed)
 
     def _plans_for(self, job: Job) -> int:
-        """Return how many plans may have been made before it: those who have aged leave some to higher priorities."""
+        """Return after how many plans a job gets none: jobs that have waited too long leave half to the others."""
         return self._plans_most // 2 if job.key in self._aged else self._plans_most
 
     def _limit_beside(self, job: Job, placed: Sequence[Assumed], why: str) -> None:
-        """Hold those of lower priority on the devices of a job that others yield for to their requests at first."""
+        """Limit the pods of lower priority on the preemptor's devices to their requests, for a start."""
         for assumed in placed:
             devices = {device for share in assumed.devices for device in share}
             for other in self._cluster.pods_on(assumed.node):
@@ -252,7 +253,7 @@ class _Round:
                     self._memory.pressed[other.uid] = self._now_s + CALM_S, assumed.pod.uid
 
     def _all_holders(self) -> list[Holder]:
-        """Return who holds shares; those whose time is over are the last of all."""
+        """Return all holders of shares; those that overran or idle have the lowest priority, LAST."""
         rules = (self._queues.default, *self._queues.by_name.values())
         known = self._memory.holders.values()
         if all(queue.longest_run_s is None and queue.idle_s is None for queue in rules):
@@ -264,7 +265,7 @@ class _Round:
         ]
 
     def _tell_shrunk(self, evicted: Sequence[Pod], why: str) -> None:
-        """Tell elastic gangs that go on without some of their members."""
+        """Write an Event about each elastic gang that goes on without some of its members."""
         for key in sorted({key_of(pod) for pod in evicted if pod.gang}):
             job = self._memory.jobs.get(key)
             if job is not None and len(job.released) >= job.least:
@@ -295,7 +296,7 @@ class _Round:
         return any(self._cluster.yields(pod) == "pause" or pod.uid in self._memory.leaving for pod in job.released)
 
     def _end_overruns(self) -> None:
-        """Evict who has run for longer than a queue lets anyone run, where that is its rule."""
+        """Evict jobs that have run for longer than their queue allows, where `end` is its rule."""
         rules = (self._queues.default, *self._queues.by_name.values())
         if not any(queue.overrun == "end" and queue.longest_run_s is not None for queue in rules):
             return
@@ -306,17 +307,17 @@ class _Round:
 
     def _evict(self, pods: Sequence[Pod], why: str, cause: str = "yield") -> None:
         for pod in pods:
-            if pod.uid not in self._memory.ending:  # else it is waited for, and nobody beside it has to go
+            if pod.uid not in self._memory.ending:  # else it ends anyway: waiting for it spares other pods
                 self._orders.append(Evict(pod, why, cause))
             self._memory.evicted(pod, self._now_s, self._cluster)
 
     def _expire(self) -> None:
-        """Start gangs anew that were released and did not come to run in time, and single pods that nobody binds."""
+        """Start anew gangs that did not run in time after their release; give up single pods that were not bound."""
         for key, released_s in list(self._memory.released.items()):
             job = self._memory.jobs.get(key)
             running = sum(pod.running for pod in job.released) if job else 0
             unbound = [pod for pod in job.released if not pod.node] if job else []
-            # A member that has ended is not waited for; whoever comes in its place is released with a time of its own.
+            # A member that has ended is not waited for; its replacement is released with a timeout of its own.
             if job is None or not job.starts or not (job.timeout_s or unbound):
                 del self._memory.released[key]
                 if job is not None and job.is_gang and running >= job.least:
@@ -336,7 +337,7 @@ class _Round:
                 self._tally.gangs["timed_out"] += 1
 
     def _give_up(self, pod: Pod) -> None:
-        """Free the room of a pod that kube-scheduler does not bind, where another one will come in its place."""
+        """Free the room of a pod that kube-scheduler does not bind, if its controller makes another in its place."""
         text = f"kube-scheduler has not bound it to {pod.place} for {BIND_S:g} s (`kubectl describe pod` says why)"
         if pod.controller:
             self._memory.unbound(pod, self._now_s)
@@ -351,14 +352,14 @@ class _Round:
 
     def _wait(self, job: Job, why: str, reason: str = "Waits") -> None:
         self._waits.append((job, why))
-        # How it waits changes with every round: `sharepod queue` tells that, an Event that it waits at all.
+        # The details change with every round: `sharepod queue` shows them. The Event only says that the job waits.
         if self._memory.told.get(job.key) != reason and not job.resumes:
             self._memory.told[job.key] = reason
             pod = job.waiting[0] if job.waiting else job.released[0]
             self._orders.append(Tell(pod, reason, why, warning=reason != "Waits"))
 
     def _resuming(self, job: Job) -> Job:
-        """Return a job of which pods are paused for others as one that waits to go on, any other as it is."""
+        """Return a job that has paused pods as one that waits to go on; return any other job unchanged."""
         paused = tuple(pod for pod in job.released if pod.yields == "pause")
         if not paused:
             return job
@@ -375,7 +376,7 @@ class _Round:
 
 
 def _busy(cluster: Cluster) -> Iterator[str]:
-    """Yield the uids of pods of which a share has used its device in the last minute."""
+    """Yield the uids of pods that have a share which used its device in the last minute."""
     for name in cluster.names():
         use = cluster.use(name)
         for device in use.devices if use else ():

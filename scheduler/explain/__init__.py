@@ -1,1 +1,1 @@
-"""Why a pod is where it is, or waits; how the cluster stands."""
+"""Explains why a pod is where it is, or waits, and shows the state of the cluster."""

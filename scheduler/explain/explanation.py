@@ -1,7 +1,7 @@
-"""Why a pod is where it is, or waits: each node's answer, with what is left there. Pure.
+"""Explains why a pod is where it is, or waits: the verdict on each node, with what is left there. Pure.
 
-It is the answer of now, by the same code that decides about gates. However large the cluster is, no more is told than
-one can read.
+The answer is that of this moment, from the same code that the gate controller decides with. However large the cluster
+is, the answer is short enough to be read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.usage import DeviceFacts
 
 LISTED: Final = 20
-"""Nodes that are told one by one."""
+"""Nodes that are listed one by one."""
 EXAMPLES: Final = 3
-"""Of the nodes that are refused for one reason."""
+"""Nodes that are listed for each reason of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Where a container has its share."""
+    """The devices on which a container has its share."""
 
     container: str
     devices: tuple[tuple[int, str], ...]
@@ -45,7 +45,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device as the scheduler sees it; of its time in percent."""
+    """One device as the scheduler sees it; percentages are of its time."""
 
     index: int
     left_percent: int
@@ -53,7 +53,7 @@ class Device:
     memory_mib: int
     """In all."""
     used_percent: int
-    """The most of the last second, minute and quarter of an hour."""
+    """The highest of the averages over the last second, minute and quarter of an hour."""
     waited_percent: int
     """Time that shares waited there in the last minute, all together."""
     latency_percent: int
@@ -68,10 +68,10 @@ class Left:
 
     node: str
     cpu_milli: int
-    """As of all that is left, less than 0 where more is promised than there is."""
+    """Below 0 where more is promised than there is; so is the memory."""
     memory_mib: int
     devices: tuple[Device, ...]
-    """Empty: nothing is known of it."""
+    """Empty: nothing is known of the node's devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ class Fit:
     behind_milli: int | None
     """The same in milli of a device; None: the policy counts in steps alone."""
     behind_use: int
-    """How much of `behind` is for what is measured, promised and linked there; the rest is for the room it takes."""
+    """The part of `behind` that is for measured use, promises and links; the rest is for the room that it takes."""
     devices: tuple[tuple[int, ...], ...]
-    """Of each share, the indices."""
+    """Of each share, the indices of its devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nodes that cannot, for one reason."""
+    """Nodes that cannot take the pod, for one reason."""
 
     reason: str
     nodes: int
@@ -100,32 +100,32 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All there is to say of a pod."""
+    """The whole explanation of a pod."""
 
     pod: str
     uid: str
     state: str
-    """`bound`, `sent` (chosen, and not seen bound yet), `waiting` or `refused` (what it asks for cannot be)."""
+    """`bound`, `sent` (chosen, and not seen bound yet), `waiting` or `refused` (it asks for the impossible)."""
     node: str
     policy: str
     text: str
-    """One sentence."""
+    """The answer in one sentence."""
     known_by: str
-    """Who tells where it is: `agent`, `annotation`, `assumed`, `presumed` (nobody) or `homeless` (nobody, and it fits
-    nowhere); empty: nothing is to be told."""
+    """The source of its place: `agent`, `annotation`, `assumed`, `presumed` (no source) or `homeless` (no source, and
+    it fits nowhere); empty: it has no place to tell."""
     held: tuple[Held, ...]
     there: tuple[Neighbours, ...]
-    """Of each device that it has."""
+    """The neighbours on each of its devices."""
     left: Left | None
-    """Of the node where it is."""
+    """What is left of the node where it is."""
     fitting: tuple[Fit, ...]
     """The best first, at most LISTED."""
     fitting_nodes: int
     refused: tuple[Refused, ...]
     incomplete: str
-    """Why not everything is known yet; empty: it is."""
+    """Why not everything is known yet; empty: everything is."""
     turn: Turn | None = None
-    """What the controller knows of it; None: there is none, or it neither waits nor yields."""
+    """What the controller knows of the pod; None: there is no controller, or the pod neither waits nor yields."""
 
 
 def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | None = None) -> Explanation:
@@ -203,7 +203,7 @@ def _placed(cluster: Cluster, pod: Pod, node: str, known_by: str) -> str:
     where = f"it is bound to {node}" if pod.node else f"it was sent to {node}, and is not seen bound yet"
     return {
         "homeless": f"{where}, where its shares fit on no device now: it starts when others there end",
-        "presumed": f"{where}; nobody has told of its devices, so it counts where the agent would put it",
+        "presumed": f"{where}; its agent has not reported its devices, so it counts where the agent would put it",
         "annotation": f"{where}; its annotation names its devices, its agent does not report its shares yet",
         "agent": f"{where}, and its agent reports its shares",
     }.get(known_by, f"{where}; its devices are chosen, and not seen on it yet" if pod.node else where)
@@ -239,9 +239,9 @@ def _fitting(cluster: Cluster, judged: Judgement) -> tuple[tuple[Fit, ...], int]
 
 
 def _uses(cluster: Cluster, judged: Judgement, ranking: Ranking, positions: Sequence[int]) -> list[int]:
-    """Return what of each place's cost is for what is measured, promised and linked there.
+    """Return the part of each place's cost that is for measured use, promises and links.
 
-    It is what goes when that weighs nothing and the pod may have the same devices alone.
+    It is the difference to the cost of the same devices when all of these weigh nothing.
     """
     chosen = [sum({1 << device for share in ranking.devices(at) for device in share}) for at in positions]
     _, indices = cluster.seats.find([judged.names[position] for position in positions])

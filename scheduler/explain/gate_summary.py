@@ -1,4 +1,4 @@
-"""How gates and queues stand, in numbers: what the controller's metrics show. Pure: everything is given."""
+"""Computes the numbers of gates and queues that the controller's metrics show. Pure: everything is given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def summarise_gates(
     memory: Memory, queues: Queues, now_s: float, *, leading: bool, turns: int, rules_refused: bool
 ) -> GateLook:
-    """Return the numbers of this moment; only the replica that decides has those of queues."""
+    """Return the numbers of this moment; only the replica that decides has numbers of queues."""
     found: defaultdict[str, QueueLook] = defaultdict(QueueLook)
     longest_s, fairness = 0.0, 1.0
     if leading:

@@ -1,4 +1,4 @@
-"""Who else is on the devices of a pod, as the scheduler sees it. Pure."""
+"""Lists the other shares on the devices of a pod, as the scheduler sees them. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.usage import DeviceUse, ShareUse
 
 LISTED: Final = 16
-"""Of one device, those that ask for the most."""
+"""Shares that are listed of one device: those that ask for the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Neighbour:
     """A share beside the pod's own."""
 
     pod: str
-    """Namespace and name; empty: it is of no pod."""
+    """Namespace and name; empty: it belongs to no pod."""
     container: str
     share_class: str
     asked_percent: int
@@ -33,17 +33,17 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Who else is on a device."""
+    """The other shares on a device."""
 
     device: int
     shares: tuple[Neighbour, ...]
     """At most LISTED."""
     more: int
-    """That are not listed."""
+    """Shares that are not listed."""
 
 
 def counted(cluster: Cluster, node: str, uid: str) -> Pod | None:
-    """Return a pod as it counts on a node: bound or released to go there, else as it was when it was chosen for it."""
+    """Return a pod as it counts on a node: bound or released to it, else as it was when the node was chosen for it."""
     pod, assumed = cluster.pod(uid), cluster.assumed(uid)
     if pod is not None and pod.place == node:
         return pod
@@ -51,7 +51,7 @@ def counted(cluster: Cluster, node: str, uid: str) -> Pod | None:
 
 
 def neighbours(cluster: Cluster, pod: Pod, node: str) -> tuple[Neighbours, ...]:
-    """Return who else is on each of the devices where a pod counts."""
+    """Return the other shares on each of the devices where a pod counts."""
     row, use = cluster.row(node), cluster.use(node)
     if row is None or use is None:
         return ()
@@ -73,7 +73,7 @@ def neighbours(cluster: Cluster, pod: Pod, node: str) -> tuple[Neighbours, ...]:
 def _on(
     index: int, device: DeviceUse, own: str, expected: dict[str, list[Neighbour]], yields: dict[str, str]
 ) -> Neighbours:
-    """What an agent tells of a pod is what is there; who is expected alone is not told of."""
+    """Return a device's neighbours: the shares that the agent reports, and expected pods that it does not report."""
     told = [share for share in device.shares if share.terms.pod_uid != own]
     uids = {share.terms.pod_uid for share in told}
     everybody = [_told(share, yields) for share in told]

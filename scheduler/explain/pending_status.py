@@ -1,6 +1,6 @@
-"""Whose turn it is before a pod's, what its gang lacks, and who would yield for it: what `sharepod explain` adds. Pure.
+"""Tells `sharepod explain` why a pod waits: the jobs before it, what its gang lacks, its possible victims. Pure.
 
-It is told as the last round left it; nothing is decided here, and nothing on the view changes.
+It shows the state after the last round. It decides nothing, and changes nothing on the view.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 LISTED: Final = 5
-"""Jobs before it that are told one by one."""
+"""Jobs before the pod's that are listed one by one."""
 WAYS: Final = 3
 SITES: Final = 32
-"""Nodes on which it is looked who would yield: those where most do."""
+"""Nodes on which victims are searched: those where pods of lower priority hold the most."""
 EXAMPLES: Final = 3
 NAMED: Final = 8
-"""Pods that are named together."""
-NOBODY: Final = "nobody of lower priority holds shares, and equals do not yield to each other"
+"""The most pods that are named in one list."""
+NOBODY: Final = "no pod of lower priority holds shares, and equals do not yield to each other"
 UNLISTED: Final = "it has come since the last round, or is released now"
-NEVER: Final = "its PriorityClass has preemptionPolicy Never: nobody yields for it"
+NEVER: Final = "its PriorityClass has preemptionPolicy Never: no pod yields for it"
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """A job that is tried before."""
+    """A job that is tried before the pod's job."""
 
     job: str
     priority: int
     devices: float
     why: str
-    """Why it is before."""
+    """Why it comes before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a queue stands."""
+    """The state of a queue."""
 
     queue: str
     weight: float
@@ -65,19 +65,19 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """How a gang stands."""
+    """The state of a gang."""
 
     size: int
     least: int
     waiting: int
     released: int
     missing: int
-    """That have still to come before it can start."""
+    """Members that have still to come before it can start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Who would have to yield on a node so that one of the job's pods fits there."""
+    """The victims on a node with which one of the job's pods would fit there."""
 
     node: str
     paused: tuple[str, ...]
@@ -85,7 +85,7 @@ class Way:
     more: int
     """Pods that are not named."""
     lost_s: float
-    """Work of whole devices that would be lost."""
+    """Work that would be lost, in seconds of whole devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class Turn:
     """All that a round knows of a pod that waits or yields."""
 
     decides: bool
-    """False: another replica does, and knows the rest."""
+    """This replica decides. False: another one does, and knows the rest."""
     waits: bool
-    """It has no place yet; else it yields where it is."""
+    """The pod has no place yet. False: it yields where it is."""
     job: str
     why: str
     """Why it is not released, in the last round's words."""
@@ -114,12 +114,12 @@ class Turn:
     in_queue: int | None
     priority: int
     waited_s: float | None
-    """Or has been yielding for; None: since before this replica looked."""
+    """How long the pod has waited, or has been yielding; None: it began before this replica looked."""
     before: tuple[Before, ...]
     standing: Standing
     gang: Members | None
     yields: str
-    """Why others do not yield; empty: `ways` says who would."""
+    """Why other pods do not yield; empty: `ways` lists those that would."""
     ways: tuple[Way, ...]
     barred: tuple[Barred, ...]
 
@@ -154,7 +154,7 @@ def turn_of(cluster: Cluster, memory: Memory, queues: Queues, pod: Pod, now_s: f
 
 
 def _in_line(memory: Memory, now_s: float) -> list[Job]:
-    """Return the jobs that are tried, in that order."""
+    """Return the jobs that are tried, in the order of the last round."""
     held = memory.restarts.holding(now_s)
     return [
         job for job, _ in memory.waiting if not job.refusal and (job.resumes or not (job.missing or job.key in held))
@@ -168,7 +168,7 @@ def _before(other: Job, job: Job, queues: Queues, shares: dict[str, float], now_
     elif other.priority != job.priority:
         why = f"priority {other.priority} is above {job.priority}"
     elif other.resumes and not job.resumes:
-        why = "it is paused: of equals who is paused goes on first"
+        why = "it is paused: among equal jobs a paused one goes on first"
     elif other.namespace != job.namespace and theirs <= mine:
         why = f"its queue holds {theirs:.3f} of the cluster by its weight, this one {mine:.3f}"
     else:
@@ -210,7 +210,7 @@ def _barred(cluster: Cluster, memory: Memory, job: Job, pod: Pod) -> Iterator[Ba
 
 
 def _ways(cluster: Cluster, memory: Memory, queues: Queues, job: Job, now_s: float) -> tuple[str, tuple[Way, ...]]:
-    """Return why nobody would yield for a pod of a job, or who would, the cheapest first."""
+    """Return why no pods would yield for a pod of a job, or the pods that would, the cheapest first."""
     needed = job.needed
     if not needed or job.refusal or job.missing:
         return "", ()

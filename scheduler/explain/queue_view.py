@@ -1,4 +1,4 @@
-"""What waits, in which order and why, as plain values: what `sharepod queue` shows. Pure."""
+"""Returns what `sharepod queue` shows, as plain values: the waiting jobs, their order, and why each waits. Pure."""
 
 from __future__ import annotations
 

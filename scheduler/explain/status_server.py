@@ -1,6 +1,7 @@
 """Serves what the scheduler knows over HTTP: GET /explain/NAMESPACE/POD, /queue, /healthz, /readyz.
 
-In the clear on loopback; elsewhere with TLS, and only to clients that show a certificate of the given authority.
+On the loopback it serves without TLS. Elsewhere it serves with TLS, and only clients that show a certificate of the
+given authority.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 PATIENCE_S: Final = 5.0
-"""For answers that are under way when the server stops."""
+"""The time for answers that are under way when the server stops."""
 IDLE_S: Final = 300.0
 NAME_MAX: Final = 253
 COMPARED: Final = 1000
-"""Names that a mistyped one is compared with: twenty milliseconds, in which nothing else is answered."""
+"""The most names that a mistyped one is compared with: that takes 20 ms, in which nothing else is answered."""
 
 
 class StatusServer:
-    """Serves until it is stopped."""
+    """The HTTP server, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -43,9 +44,10 @@ class StatusServer:
         queue: Callable[[float], dict[str, object]],
         turn: Callable[[Pod, float], Turn | None],
     ) -> None:
-        """`not_ready` returns why nothing can be decided yet, an empty text when it can.
+        """`not_ready` returns why nothing can be decided yet; empty: decisions can be made.
 
-        `queue` returns what waits, and why, at a time; `turn` what the gate controller knows of a pod then.
+        `queue` returns the waiting jobs at a time, and why they wait; `turn` what the gate controller knows of a pod at
+        a time.
         """
         self._cluster, self._not_ready = cluster, not_ready
         self._queue_at, self._turn_of = queue, turn
@@ -66,7 +68,7 @@ class StatusServer:
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """End what is under way, a few seconds at most, and close."""
+        """Finish the answers that are under way, for a few seconds at most, and close."""
         await self._runner.cleanup()
 
     async def _queue(self, _: web.Request) -> web.Response:
@@ -84,7 +86,7 @@ class StatusServer:
 
 
 def _unknown(cluster: Cluster, namespace: str, name: str) -> str:
-    """Return one line; of a cluster's pods no more are looked at than takes a few milliseconds."""
+    """Return one line about a pod that is not known; its name is compared with at most COMPARED others."""
     what = f"pod {ascii(f'{namespace}/{name}'[: 2 * NAME_MAX])[1:-1]} is not known"
     if len(name) > NAME_MAX:
         return f"{what}: a pod's name has at most {NAME_MAX} characters"

@@ -1,4 +1,4 @@
-"""How the scheduler stands, in numbers: what its metrics show. Pure: everything is given."""
+"""Computes the numbers that the scheduler's metrics show. Pure: everything is given."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the agents of the nodes tell, as it comes in."""
+"""Receives what the agents of the nodes report."""

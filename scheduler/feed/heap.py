@@ -1,4 +1,4 @@
-"""What the garbage collector and malloc are told before ten thousand agents connect."""
+"""Tunes the garbage collector and malloc for ten thousand connected agents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import gc
 from typing import Final
 
 COLLECTION: Final = (50_000, 50, 1000)
-"""What agents tell is a million objects without cycles, of which tens of thousands are replaced every second. At its
-usual pace the collector goes through all of them every few seconds, and nothing else runs for half a second."""
+"""The agents' reports are a million objects without cycles; tens of thousands of them are replaced every second. At its
+usual pace the collector would go through all of them every few seconds; each time nothing else would run for half a
+second."""
 
 
 _ARENA_MAX: Final = -8
@@ -18,7 +19,8 @@ _ARENA_MAX: Final = -8
 def tune() -> None:
     """Have the collector look at young objects only, and keep memory in one heap.
 
-    Call it before the first thread: each thread would get a heap of its own, whose free memory no other thread takes.
+    Call it before the first thread starts. Otherwise each thread gets a heap of its own, and no other thread uses the
+    free memory of that heap.
     """
     gc.set_threshold(*COLLECTION)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc

@@ -1,7 +1,7 @@
-"""Whose token it is: asks the API server with a TokenReview, and remembers the answer for a few minutes.
+"""Finds the node of an agent's token: asks the API server with a TokenReview, and remembers the answer for minutes.
 
-The review of a pod's token names the node on which the pod runs. Tokens are neither kept nor logged: what is remembered
-goes by their hash.
+The review of a pod's token names the node on which the pod runs. Tokens are neither kept nor logged: answers are
+remembered by the token's hash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REMEMBER_S: Final = 300.0
 REMEMBER_REFUSAL_S: Final = 10.0
 REMEMBER_MAX: Final = 32_768
 AT_ONCE: Final = 32
-"""Reviews under way: those of a whole cluster that connects again must not flood the API server."""
+"""The most reviews at a time: a whole cluster that connects again must not flood the API server."""
 REVIEW_S: Final = 5.0
 TOKEN_MAX: Final = 8192
 _PATH: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -33,11 +33,11 @@ Object = dict[str, object]
 
 
 class Answer(Protocol):
-    """What the API server said."""
+    """The API server's answer to one request."""
 
     @property
     def status(self) -> int:
-        """Of HTTP."""
+        """The HTTP status."""
 
     @property
     def body(self) -> Object:
@@ -48,7 +48,7 @@ class ApiServer(Protocol):
     """The API server: `kube.client.Client`, or a double."""
 
     async def call(self, method: str, path: str, *, body: Object | None = None, timeout_s: float) -> Answer:
-        """Return the answer to one request; raise what `Identities` was told to expect when there is none."""
+        """Return the answer to one request; raise the exception that `Identities` expects if there is none."""
 
 
 class NotAnAgent(Exception):
@@ -56,7 +56,7 @@ class NotAnAgent(Exception):
 
 
 class Unanswered(Exception):
-    """The API server has not said whose token it is; the text says why. It may be asked again."""
+    """The API server has not checked the token; the text says why. It may be asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Known:
 
 
 class Identities:
-    """Says of which node's agent a token is."""
+    """The cache of reviews: finds the node that an agent's token belongs to."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Identities:
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def node_of(self, token: str) -> str:
-        """Return the name of the node whose agent has the token. Raises NotAnAgent or Unanswered."""
+        """Return the name of the node on which the agent with the token runs. Raises NotAnAgent or Unanswered."""
         if len(token) > TOKEN_MAX or not _TOKEN.fullmatch(token):
             raise NotAnAgent(f"no token, or one that is none: send one of audience {self._audience}")
         key = hashlib.sha256(token.encode("ascii")).digest()

@@ -1,7 +1,7 @@
-"""Turns the messages of agents into values, every one of them checked and bounded. The one reader of these messages.
+"""Turns the agents' messages into values, each of them checked and bounded. No other module reads these messages.
 
-Whoever holds the token of a node's agent may send anything: what cannot be is refused with one line, and nothing of the
-message counts.
+A sender that has the token of a node's agent may send anything. A message with an impossible value is refused with one
+line, and nothing of it counts.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 MESSAGE_MAX: Final = 2**20
-"""Bytes: SHARES_MAX shares with the names that pods have."""
+"""In bytes: enough for SHARES_MAX shares with the names that pods usually have."""
 NAME_MAX: Final = 253
-"""Of nodes, pods, namespaces and containers, as in Kubernetes."""
+"""The longest name of a node, pod, namespace or container, as in Kubernetes."""
 TEXT_MAX: Final = 300
-"""Of UUIDs, models, versions, and reasons."""
+"""The longest UUID, model, version or reason."""
 WAITED_MAX: Final = 1000 * WHOLE_MILLIPERCENT
 """A thousand shares that wait all the time."""
 _MEMORY_MAX: Final = 2**50
 _NUMA_MAX: Final = 4096
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
-"""As the agent's setting; a token is of a node with a name of Kubernetes."""
+"""As in the agent's setting; a node with a token always has a Kubernetes name."""
 _SHARED_MAX: Final = 4096
 _percent: Final = {millipercent: millipercent for millipercent in range(0, WHOLE_MILLIPERCENT + 1, 1000)}.get
 """Whole percentages, as objects that all nodes share: `_percent(x, x)`."""
@@ -77,7 +77,7 @@ def read_report(data: bytes) -> Report:
 
 @lru_cache(_SHARED_MAX)
 def _shared(value: Value) -> Value:
-    """Return an equal value that others have too: a cluster has a thousand times the same models and namespaces."""
+    """Return the one object for all equal values: a cluster has the same models and namespaces a thousand times."""
     return value
 
 
@@ -107,7 +107,7 @@ def _device(device: pb.ReportedDevice) -> DeviceFacts:
 
 
 def _device_numbers(numbers: pb.DeviceNumbers) -> tuple[int, DeviceNumbers]:
-    # Every second from every node: bounds are looked at once, and again one by one only where they do not hold.
+    # This runs every second for every node: all bounds are checked at once, and one by one only if they do not hold.
     memory, second = numbers.memory_used_bytes, numbers.used_1s_millipercent
     minute, quarter, waited = (
         numbers.used_1m_millipercent,

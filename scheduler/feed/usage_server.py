@@ -1,8 +1,8 @@
-"""The gRPC edge of the scheduler: takes what agents tell, of the node that their token is of, and nothing else.
+"""The scheduler's gRPC server: takes an agent's reports about the node that its token belongs to, and no other.
 
-A stream is let in before a byte of its messages is read. It may tell of one node, at a bounded pace, in messages of a
-bounded size; a message that cannot be ends it and changes nothing. Every end says why, in a status and one line of log.
-Messages are taken as bytes, and the handler is as plain as can be: ten thousand nodes tell something every second.
+A stream is let in before a byte of its messages is read. It may report one node, at a bounded pace, in messages of a
+bounded size. An impossible message ends the stream and changes nothing. Every end says why, in a status and one line of
+log. Messages are taken as bytes, and the handler is as simple as possible: ten thousand nodes report every second.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ Code = grpc.StatusCode
 
 STREAMS_MAX: Final = 20_000
 ARRIVING_MAX: Final = 1024
-"""Streams that are not let in yet."""
+"""The most streams that wait to be let in."""
 ANSWER_S: Final = 10.0
-"""Between two answers to a stream that tells."""
+"""The time between two answers to a stream that sends reports."""
 QUIET_S: Final = 60.0
-"""A stream without a message for so long is ended: its agent hangs, or is gone and nobody has told us."""
+"""A stream without a message for this time is ended: its agent hangs, or has gone without closing the stream."""
 AGE_S: Final = 3000.0
-"""A stream is ended when it is so old, or up to a fifth older: its token is looked at again."""
+"""A stream is ended at this age, or up to a fifth later, so that its token is checked again."""
 PACE: Final = 2.0
-"""Messages a second that a stream may send for long."""
+"""Messages a second that a stream may send in the long run."""
 BURST: Final = 60.0
-"""Messages that it may send at once: what it had to hold back while one of us could not go on."""
+"""Messages that a stream may send at once: it held them back while the agent or the scheduler could not go on."""
 COUNTED_BYTES: Final = 2**15
-"""Of a message that count as one more: the largest one takes as long as a thousand small ones."""
+"""This many bytes of a message count as one more message: the largest takes as long as a thousand small ones."""
 AGING_S: Final = 1.0
 _COMPLAINTS: Final = 10
 _OPTIONS: Final = (
@@ -60,7 +60,7 @@ _OPTIONS: Final = (
     ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.http2.bdp_probe", 0),  # a ping for each message, to find a window that no agent fills
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # What a stream costs in memory, times ten thousand.
+    # These bound the memory of one stream; there are ten thousand.
     ("grpc.tsi.max_frame_size", 4096),
     ("grpc.experimental.tcp_read_chunk_size", 256),
     ("grpc.experimental.tcp_min_read_chunk_size", 256),
@@ -84,17 +84,17 @@ _CODES: Final = dict(
 
 @dataclass(slots=True)
 class Tally:
-    """What happened so far, for the metrics."""
+    """The counters for the metrics."""
 
     messages: int = 0
     streams: int = 0
-    """Open now, those that are not let in yet too."""
+    """Streams that are open now, including those that are not let in yet."""
     ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
-    """Streams that we ended, by ENDS."""
+    """Streams that this server ended, by the reason in ENDS."""
 
 
 class _End(Exception):
-    """A stream is to end: why, by ENDS, and in words."""
+    """The end of a stream, with its reason from ENDS and in words."""
 
     def __init__(self, why: str, text: str) -> None:
         super().__init__(text)
@@ -115,13 +115,13 @@ class _Stream:
         self.end: _End | None = None
 
     def stop(self, why: str, text: str) -> None:
-        """End it from outside, once."""
+        """End the stream from another task; only the first call counts."""
         if self.end is None:
             self.end = _End(why, text)
             self.task.cancel()
 
     def pay(self, now_s: float, size: int) -> None:
-        """Count a message of so many bytes; a large one counts for several. Raises _End when they are too many."""
+        """Count a message of `size` bytes; a large one counts for several. Raises _End when there are too many."""
         self.left = min(BURST, self.left + (now_s - self.heard_s) * PACE) - 1 - size / COUNTED_BYTES
         self.heard_s = now_s
         if self.left < 0:
@@ -129,7 +129,7 @@ class _Stream:
 
 
 class UsageServer:
-    """Takes the streams of agents into a book, from `start` to `stop`."""
+    """The server that takes the agents' streams into a book, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class UsageServer:
         node_of: Callable[[str], Awaitable[str]] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`node_of` says of which node a token is (`Identities`); None: nodes are believed, on the loopback only."""
+        """`node_of` returns a token's node (`Identities`); None: the node in a report is believed, on loopback only."""
         self._book = book
         self._node_of = node_of
         self._clock = clock
@@ -145,7 +145,7 @@ class UsageServer:
         self._aging: asyncio.Task[None] | None = None
         self._open: set[_Stream] = set()
         self._of_node: dict[str, _Stream] = {}
-        """Those that have told of their node."""
+        """By node: the stream that has reported it."""
         self._arriving = 0
         self._complaints = float(_COMPLAINTS)
         self._complained_s = clock()
@@ -186,7 +186,7 @@ class UsageServer:
             self.age()
 
     def age(self) -> None:
-        """Find nodes that are silent, and streams that are to end."""
+        """Find silent nodes, and end the streams that are quiet or old."""
         now_s = self._clock()
         self._book.age(now_s)
         for stream in list(self._open):
@@ -217,7 +217,7 @@ class UsageServer:
                     del self._of_node[stream.node]
 
     async def _let_in(self, context: Context) -> _Stream:
-        """Return the stream with the node that its token is of. Raises _End."""
+        """Check the token; return the stream with the token's node. Raises _End."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("not in a task")
@@ -261,7 +261,7 @@ class UsageServer:
                 await context.write(pb.ReportUsageResponse(taken=taken).SerializeToString())
 
     def _check_node(self, stream: _Stream, told: str) -> None:
-        """Check that a stream begins with its node, and stays with it. Raises _End or UsageRefused."""
+        """Check that a stream begins by naming its node, and stays with that node. Raises _End or UsageRefused."""
         if not told:
             raise UsageRefused("the first message names no node: begin with a complete message")
         if self._node_of is None and not stream.node:
@@ -270,7 +270,7 @@ class UsageServer:
             raise _End("lie", f"the report is of node {told}, the token of one on {stream.node}: tell of that")
 
     def _enter(self, stream: _Stream) -> None:
-        """Make it the one stream of its node."""
+        """Make a stream the only one of its node."""
         before = self._of_node.get(stream.node)
         self._of_node[stream.node] = stream
         if before is not None:
@@ -281,7 +281,7 @@ class UsageServer:
         now_s = self._clock()
         self._complaints = min(float(_COMPLAINTS), self._complaints + now_s - self._complained_s)
         self._complained_s = now_s
-        if end.why != "old" and self._complaints >= 1:  # whoever reaches the port must not fill the log
+        if end.why != "old" and self._complaints >= 1:  # a client that reaches the port must not fill the log
             self._complaints -= 1
             extra = {"peer": context.peer(), "node": stream.node if stream else "", "cause": str(end)}
             log.warning("usage stream ended: %s", end.why, extra=extra)

@@ -1,1 +1,1 @@
-"""Where a pod fits best: requests and nodes in, a choice out. Pure; its kernels are in C."""
+"""Finds where a pod fits best: requests and nodes in, a choice out. Pure; its kernels are in C."""

@@ -1,8 +1,8 @@
-"""Which nodes a pod may be bound to at all: its node selector, required node affinity and tolerations. Pure values.
+"""Decides which nodes a pod may be bound to, by node selector, required node affinity and tolerations. Pure values.
 
-Whoever removes a scheduling gate chooses the node, so what kube-scheduler would refuse there must be refused before:
-KEP-3838 lets a gated pod's selection be narrowed, not widened. Affinity between pods and topology spread are not looked
-at.
+The controller that removes a scheduling gate chooses the node, so it must not choose one that kube-scheduler would
+refuse: KEP-3838 lets a gated pod's node selection be narrowed, not widened. Affinity between pods and topology spread
+are not considered.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _KEEPS_OUT: Final = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What one label, or the name, of a node has to be."""
+    """A condition on one label of a node, or on its name."""
 
     key: str
     operator: str
     values: tuple[str, ...] = ()
 
     def holds(self, there: Mapping[str, str]) -> bool:
-        """Tell whether labels fulfil it; an operator that is not known is never fulfilled."""
+        """Tell whether labels fulfil the condition; an unknown operator is never fulfilled."""
         value = there.get(self.key)
         if self.operator in ("In", "Exists"):
             return value is not None and (self.operator == "Exists" or value in self.values)
@@ -41,13 +41,13 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Requirements that have to hold together; without any, none does."""
+    """Requirements that all have to hold; a term without any requirement never holds."""
 
     labels: tuple[Requirement, ...] = ()
     fields: tuple[Requirement, ...] = ()
 
     def holds(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Tell whether a node fulfils it."""
+        """Tell whether a node fulfils the term."""
         if not (self.labels or self.fields):
             return False
         return all(one.holds(labels) for one in self.labels) and all(
@@ -57,7 +57,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """What keeps pods off a node that do not tolerate it."""
+    """A mark on a node that keeps off the pods that do not tolerate it."""
 
     key: str
     value: str
@@ -66,7 +66,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """What a pod puts up with."""
+    """A kind of taint that a pod accepts."""
 
     key: str
     """Empty: any."""
@@ -76,7 +76,7 @@ class Toleration:
     """Empty: any."""
 
     def covers(self, taint: Taint) -> bool:
-        """Tell whether a taint is tolerated by it."""
+        """Tell whether this tolerates a taint."""
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
         return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
@@ -88,7 +88,7 @@ class Demands:
 
     selector: tuple[tuple[str, str], ...] = ()
     terms: tuple[Term, ...] | None = None
-    """One of these has to hold; None: there are none."""
+    """One of these has to hold; None: the pod requires no node affinity."""
     tolerations: tuple[Toleration, ...] = ()
 
     def suit(self, name: str, labels: Mapping[str, str], taints: Sequence[Taint]) -> bool:
@@ -105,11 +105,11 @@ ANY_NODE: Final = Demands()
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a node shows to pods that choose."""
+    """What pods can select a node by."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
-    """Those that keep pods out; a node that is cordoned has one."""
+    """The taints that keep pods out; a cordoned node has one."""
 
 
 def read_demands(spec: Object) -> Demands:

@@ -1,10 +1,10 @@
-"""How much of a device a share takes in effect: with what is left beside it that nothing else can fill.
+"""Computes how much of a device a share takes in effect: its size and the rest beside it that nothing else can fill.
 
-Of devices and shares of fixed sizes the fewest devices that hold them all are, when devices may be cut, a linear
-programme (Gilmore and Gomory, "A Linear Programming Approach to the Cutting-Stock Problem", 1961). Its dual prices are
-the sizes in effect: whatever fits on one device adds up to 1 at most, and where it adds up to less something is lost.
-A share of 81 % that leaves 19 % to the few that are that small takes nearly 1; a share of 16 % that fills such holes
-takes nearly 0.
+The fewest devices that hold given shares of fixed sizes are, if devices may be cut, the solution of a linear programme
+(Gilmore and Gomory, "A Linear Programming Approach to the Cutting-Stock Problem", 1961). Its dual prices are the sizes
+in effect. The sizes of shares that fit on one device together add up to at most 1; where they add up to less, room is
+lost. A share of 81 % leaves 19 % to the few shares that are as small, so it takes nearly 1. A share of 16 % that fills
+such holes takes nearly 0.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _STEPS: Final = DEVICE_MILLI // STEP_MILLI
 _ENOUGH: Final = 1e-7
 _ROUNDS_MAX: Final = 1000
-"""Each round adds a way to fill a device; there are a few dozen that matter. Then prices are near enough."""
+"""The most rounds. Each adds a way to fill a device; only a few dozen matter. After that prices are near enough."""
 
 
 def effective_sizes(demand: Mapping[int, float]) -> dict[int, float]:
-    """Return the size in effect, 0 to 1 devices, of shares of each size in milli, given how often each comes."""
+    """Return for each size of share, in milli, its size in effect, 0 to 1 devices; `demand`: how often each comes."""
     wanted: dict[int, float] = {}
     for size, part in demand.items():
         wanted[_step(size)] = wanted.get(_step(size), 0.0) + part / sum(demand.values())
@@ -47,20 +47,20 @@ def _prices(wanted: Mapping[int, float]) -> dict[int, float]:
         solved = linprog(
             [-part for part in wanted.values()], A_ub=fills, b_ub=[1.0] * len(fills), bounds=(0.0, 1.0), method="highs"
         )
-        if solved.x is None:  # prices of 0 always obey, and none is above 1
+        if solved.x is None:  # should not happen: prices of 0 are always allowed, and none is above 1
             raise PlacementError(f"sizes of shares: {solved.message}: report it with the list of pods")
         prices = [float(price) for price in solved.x]
         worth, fill = _fullest(steps, prices)
         if worth <= 1.0 + _ENOUGH:
             return dict(zip(steps, prices, strict=True))
         fills.append(fill)
-    # Near enough: divided by what the fullest device holds, no device holds more than one.
+    # Near enough: after the division by what the dearest fill costs, no fill of a device costs more than 1.
     most = max(1.0, _fullest(steps, prices)[0]) if steps else 1.0
     return {step: price / most for step, price in zip(steps, prices, strict=True)}
 
 
 def _fullest(steps: Sequence[int], prices: Sequence[float]) -> tuple[float, list[int]]:
-    """Return what fills a device for the highest price, and how many of each size that is (a knapsack)."""
+    """Return the highest price for which a device can be filled, and how many of each size fill it (a knapsack)."""
     best = [0.0] * (_STEPS + 1)
     last = [-1] * (_STEPS + 1)
     for room in range(1, _STEPS + 1):

@@ -1,6 +1,6 @@
-"""Which nodes can take a pod, and why the others cannot. Pure.
+"""Decides which nodes can take a pod, and says why the others cannot. Pure.
 
-The texts are few, and the same for all nodes of a kind: nodes are counted by them.
+There are few texts, and nodes that refuse for the same reason get the same one: nodes are counted by text.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NO_AGENT: Final = "no SharePod agent reports from it"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
-    """Nodes judged for a pod."""
+    """The judgement of nodes for a pod."""
 
     pod: Pod
     names: list[str]
-    """Of the nodes that are on the board."""
+    """The names of the nodes that are on the board."""
     ranking: Ranking | None
-    """Of those; None: there are none, or the pod asks for no share."""
+    """The ranking of these nodes; None: there are none, or the pod asks for no share."""
 
 
 def judge(cluster: Cluster, pod: Pod, names: Sequence[str]) -> Judgement:

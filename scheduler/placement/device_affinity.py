@@ -1,4 +1,4 @@
-"""Which pods want to be on a device with each other, or apart, by the words that they give. Pure."""
+"""Lists the pods that want to be on one device with each other, or apart, by the words that they give. Pure."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ APART: Final = "apart"
 
 
 class Company:
-    """The pods of a cluster by what they say about each other."""
+    """The pods of a cluster by the words that they give for their device affinity."""
 
     def __init__(self) -> None:
         self._uids: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
-        """By namespace, WITH or APART, and the word; never empty ones."""
+        """By namespace, WITH or APART, and the word; no set is empty."""
 
     def put(self, pod: Pod) -> None:
-        """Take a pod with what it says."""
+        """Add a pod with its words."""
         for key in _keys(pod):
             self._uids[key].add(pod.uid)
 
     def drop(self, pod: Pod) -> None:
-        """Take it that a pod, as it was put, says so no more."""
+        """Remove a pod, given as it was put."""
         for key in _keys(pod):
             self._uids[key].discard(pod.uid)
             if not self._uids[key]:
                 del self._uids[key]
 
     def uids(self, namespace: str, how: str, word: str) -> Collection[str]:
-        """Return the uids of those that say this word; `how` is WITH or APART."""
+        """Return the uids of the pods that give this word; `how` is WITH or APART."""
         return self._uids.get((namespace, how, word), ())
 
 

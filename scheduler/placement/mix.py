@@ -1,4 +1,4 @@
-"""The pods that are expected: how often each kind comes. Learned from those that came, or from a list."""
+"""Estimates which pods are expected: how often each kind comes. Learned from the pods that came, or from a list."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _UNKNOWN: Final = tuple(PodAsk(shares=(ShareAsk(milli),)) for milli in (250, 500, 1000))
-"""What is expected where no pod has come yet; of no weight beside a few that have."""
+"""The pods that are expected before any has come; beside pods that have come they weigh little."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kind:
-    """A share that a pod asks for, with its part of the pod's processors; without devices, a pod that asks for none."""
+    """A share that a pod asks for, with its part of the pod's processors. Without devices: a pod without shares."""
 
     devices: int
     milli: int
@@ -44,16 +44,16 @@ class Mix:
 
     @classmethod
     def counted(cls, counts: Mapping[Kind, float]) -> Self:
-        """Return the mix of kinds that came so often."""
+        """Return the mix of kinds with these counts."""
         total = sum(counts.values())
         return cls(tuple((kind, count / total) for kind, count in sorted(counts.items()) if count > 0))
 
     def with_devices(self) -> Mix:
-        """Return the kinds that ask for devices, as parts of those."""
+        """Return the mix of only those kinds that ask for devices."""
         return Mix.counted({kind: part for kind, part in self.parts if kind.devices})
 
     def most_frequent(self, part: float) -> Mix:
-        """Return the fewest kinds, the most frequent first, that are together at least this part, as a mix."""
+        """Return the mix of the fewest, most frequent kinds that together make up at least this part."""
         chosen: dict[Kind, float] = {}
         for kind, own in sorted(self.parts, key=lambda item: (-item[1], item[0])):
             if sum(chosen.values()) >= part:
@@ -62,7 +62,7 @@ class Mix:
         return Mix.counted(chosen)
 
     def demand(self) -> dict[int, float]:
-        """Return how often each size of share on one device comes; what takes several is as many whole ones."""
+        """Return how often each size of share comes; a share on several devices counts as that many whole devices."""
         sizes: defaultdict[int, float] = defaultdict(float)
         for kind, part in self.parts:
             if kind.devices:
@@ -71,7 +71,7 @@ class Mix:
 
 
 class Census:
-    """The pods with shares that are there, bound or waiting, by kind."""
+    """The counts of the pods with shares that exist, bound or waiting, by kind."""
 
     def __init__(self) -> None:
         self._counts: Counter[Kind] = Counter()
@@ -82,12 +82,12 @@ class Census:
             self._counts.update(kinds_of(pod))
 
     def drop(self, pod: PodAsk) -> None:
-        """Count a pod, as it was put, no more."""
+        """Stop counting a pod, given as it was put."""
         if pod.shares:
             self._counts.subtract(kinds_of(pod))
 
     def expected(self) -> Mix:
-        """Return the mix that is to be expected of those to come."""
+        """Return the expected mix of the pods to come."""
         counts = Counter(self._counts)
         for ask in _UNKNOWN:
             counts.update(kinds_of(ask))

@@ -1,4 +1,4 @@
-"""Names of device models as C has them: bits. Values alone."""
+"""Maps the names of device models to the bits that C uses for them. Pure values."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ class Models:
         return self._index[name]
 
     def mask(self, names: Iterable[str]) -> int:
-        """Return the bits of models, of those that the cluster has; all bits for no name."""
+        """Return the bits of those models that the cluster has; all bits if no name is given."""
         wanted = tuple(names)
         return sum(1 << self._index[name] for name in wanted if name in self._index) if wanted else _ANY_MODEL

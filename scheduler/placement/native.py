@@ -1,4 +1,4 @@
-"""The cluster's nodes and what is left of them, in C.
+"""Holds the cluster's nodes and what is left of them in C, and calls the C kernels on them.
 
 A board and its policies belong to one thread.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.placement.tables import NativePolicy
 
 _ASKS_MAX: Final = 4096
-"""Pods of a few kinds come again and again; what is kept of them is bounded all the same."""
+"""The most requests that are kept in C: pods of a few kinds come again and again, but their number has no bound."""
 
 
 class Verdict(IntEnum):
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One node for one pod."""
+    """The verdict on one node for one pod."""
 
     node: int
     verdict: Verdict
@@ -66,18 +66,18 @@ class Judged:
 _CHOICE: Final = np.dtype(
     [("cost", np.int64), ("verdict", np.int32), ("devices", np.uint16, (SHARES_MAX,))], align=True
 )
-"""`struct sp_choice`, for views over what C wrote."""
+"""`struct sp_choice` as a dtype, for views of what C wrote."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Many nodes for one pod, as arrays: a position in it is one in the candidates that were asked about."""
+    """The verdicts on many nodes for one pod, as arrays in the order of the candidates."""
 
     nodes: NDArray[np.int32]
     verdict: NDArray[np.int32]
     """Of each candidate, a `Verdict`."""
     cost: NDArray[np.int64]
-    """The least is the best; comparable within one ranking, and of those that fit, only."""
+    """The least is the best; comparable only within one ranking, among the candidates that fit."""
     _masks: NDArray[np.uint16]
     _shares: int
     _best: int
@@ -86,7 +86,7 @@ class Ranking:
         return len(self.nodes)
 
     def best(self) -> int:
-        """Return the position of the least cost, of equal ones that of the lowest index of a node; -1: none fits."""
+        """Return the position of the least cost, among equals that of the lowest node index; -1: no node fits."""
         return self._best
 
     def devices(self, position: int) -> tuple[tuple[int, ...], ...]:
@@ -115,7 +115,7 @@ class Board:
     """What is left of each node. Nodes may come, change and go while the board lives; its models are fixed."""
 
     def __init__(self, nodes: Sequence[NodeSpec], capacity: int = 0, models: Iterable[str] = ()) -> None:
-        """Take the first nodes, how many there may be in all, and models that later ones may have.
+        """Take the first nodes, the number of nodes that there may be in all, and models that later nodes may have.
 
         Raises PlacementError for more than MODELS_MAX models.
         """
@@ -128,15 +128,15 @@ class Board:
         self._choices = ffi.new("struct sp_choice[]", max(1, rows))
         self._asks: dict[PodAsk, Any] = {}
         self.free_milli = dict.fromkeys(self.models.names, 0)
-        """Left of the devices of each model, in all."""
+        """By model: the time that is left of all its devices together."""
         self.devices = dict.fromkeys(self.models.names, 0)
-        """How many of each model there are."""
+        """By model: the number of devices."""
         for index, node in enumerate(nodes):
             self.set_node(index, node)
 
     @property
     def nodes(self) -> tuple[NodeSpec, ...]:
-        """Return the nodes that are there, by index; the indices of a board with gaps are not theirs."""
+        """Return the nodes that are there, by index; on a board with gaps, positions in it are not indices."""
         return tuple(spec for spec in self._specs if spec is not None)
 
     def set_node(self, index: int, spec: NodeSpec) -> None:
@@ -162,7 +162,7 @@ class Board:
             lib.sp_settle(self._nodes + index)
 
     def remove_node(self, index: int) -> None:
-        """Let nothing fit there any more. Raises PlacementError for an index beyond the capacity."""
+        """Remove a node, so that nothing fits there. Raises PlacementError for an index beyond the capacity."""
         self._check_row(index)
         spec = self._specs[index]
         if spec is not None and spec.devices:
@@ -176,7 +176,7 @@ class Board:
     ) -> None:
         """Set what is left of a node and of each of its devices.
 
-        A value below 0 counts as 0, one above what there is as that: a cluster may be over-booked. Raises
+        A value below 0 counts as 0, a value above the capacity as the capacity: a cluster may be over-booked. Raises
         PlacementError, and changes nothing, where there is no node, or for another number of devices.
         """
         spec = self._spec(index)
@@ -198,11 +198,11 @@ class Board:
     def set_use(
         self, index: int, device: int, *, busy_milli: int, waited_milli: int, latency_milli: int, limits_milli: int
     ) -> None:
-        """Set what is measured on a device and promised of it, by all that is there.
+        """Set what is measured on a device and promised of it, for all its shares together.
 
-        `busy_milli`: of its time, work ran. `waited_milli`: milliseconds that shares waited for it, in a second.
+        `busy_milli`: its time in which work ran. `waited_milli`: milliseconds that shares waited for it, in a second.
         `latency_milli`: the requests of latency shares. `limits_milli`: the limits of all shares, added up. Values
-        count within 0 to 1000, limits to 32 devices. Raises PlacementError where there is no node or device.
+        are clamped to 0 to 1000, limits to 32 devices. Raises PlacementError where there is no node or device.
         """
         self._check_device(index, device)
         use = self._sites[index].use[device]
@@ -224,8 +224,8 @@ class Board:
     def set_links(self, index: int, masks: Sequence[int], numa: Sequence[int] = ()) -> None:
         """Set for each device the bits of those that it has a fast link to, and its memory node; empty: all on one.
 
-        Raises PlacementError, and changes nothing, where there is no node, for another number of devices, and where
-        one device is linked to another but that one not to it.
+        Raises PlacementError, and changes nothing, where there is no node, for another number of devices, and for a
+        link that only one of its two devices has.
         """
         spec = self._spec(index)
         if len(masks) != spec.devices or len(numa) not in {0, spec.devices}:
@@ -301,7 +301,7 @@ class Board:
         candidates: NDArray[np.int32] | Sequence[int],
         allowed: NDArray[np.uint16] | Sequence[int] | None = None,
     ) -> NDArray[np.int32]:
-        """Return how many pods that ask for the same each node takes, at most for pods of several shares (copies.c)."""
+        """Return how many such pods each node takes; for pods of several shares it is an upper bound (copies.c)."""
         nodes, masks = self._candidates(candidates, allowed)
         copies = np.empty(len(nodes), np.int32)
         indices, into = ffi.from_buffer("int32_t[]", nodes), ffi.from_buffer("int32_t[]", copies, True)
@@ -309,7 +309,7 @@ class Board:
         return copies
 
     def take(self, ask: PodAsk, place: Place) -> None:
-        """Take what a pod asks for from its place. Raises PlacementError, and takes nothing, when it is not there."""
+        """Take a pod's request from its place. Raises PlacementError, and takes nothing, if not all of it is there."""
         self._check_place(ask, place)
         if not lib.sp_take(self._nodes + place.node, self._ask(ask), _masks(place)):
             raise PlacementError(f"{self._spec(place.node).name} has not what the pod was placed for: place it again")
@@ -332,11 +332,11 @@ class Board:
         return native.cpu_milli, native.memory_mib, tuple(native.free_milli[0 : native.devices])
 
     def fragmentation(self, policy: NativePolicy) -> float:
-        """Return what the expected pods could not use of what is left, in milli (placement.c)."""
+        """Return the part of what is left that the expected pods could not use, in milli (rule.c)."""
         return float(lib.sp_fragmentation(self._nodes, len(self._specs), policy.native.kind, policy.native.kinds))
 
     def rooms(self, policy: NativePolicy) -> list[int]:
-        """Return how many pods of each of the policy's kinds would fit, were they alone; 0 but for several devices."""
+        """Return how many pods of each kind would fit alone; 0 for kinds that take one device or none."""
         rooms = ffi.new("int64_t[]", max(1, policy.native.kinds))
         lib.sp_rooms(self._nodes, len(self._specs), policy.native.kind, policy.native.kinds, rooms)
         return list(rooms)
@@ -348,7 +348,7 @@ class Board:
     def _candidates(
         self, candidates: NDArray[np.int32] | Sequence[int], allowed: NDArray[np.uint16] | Sequence[int] | None
     ) -> tuple[NDArray[np.int32], Any]:
-        """Return them as C takes them. Raises PlacementError for what it would take on trust."""
+        """Return the candidates as C takes them. Raises PlacementError for values that C would not check."""
         nodes = np.array(candidates, np.int32)
         if len(nodes) and not 0 <= nodes.min() <= nodes.max() < len(self._specs):
             outside = nodes[(nodes < 0) | (nodes >= len(self._specs))]
@@ -380,7 +380,7 @@ class Board:
             raise PlacementError("the policy is another board's: make one for this board")
 
     def _check_place(self, ask: PodAsk, place: Place) -> None:
-        """Raise PlacementError for what C would take on trust."""
+        """Raise PlacementError for values that C would not check."""
         node = self._specs[place.node] if 0 <= place.node < len(self._specs) else None
         counts = [len(set(devices)) for devices in place.devices]
         if node is None or counts != [share.devices for share in ask.shares]:

@@ -1,12 +1,13 @@
-"""The policies by name: which of the nodes that have room is best. One row, one rule in C.
+"""Defines the policies by name: which of the nodes with room is best. Each row names one rule in C.
 
-`worth` keeps what is left worth the most to the pods that are expected. A device is worth what it would hold if pods
-of the expected mix were offered to it, one by one, and each taken when that is worth more than what its room is worth
-after it (a stochastic knapsack); a share counts with its size in effect (`cutting_stock.py`), less the price of its
-processors. Of the prices that one counts which makes the whole node, its processors and its devices, worth least
-(`expected_value.c`). So a share goes where it fills a hole that little else fills, and pods that need many processors
-go where those are not what runs out. Two more prices are the cluster's, not the node's. They grow with a power of how
-scarce a thing is: room for pods that take several devices, and devices of models that some pods insist on.
+`worth` leaves the nodes as valuable as possible to the expected pods. The worth of a device is what it would hold if
+pods of the expected mix were offered to it one by one. A pod is taken if it is worth more than its room is worth to the
+pods after it (a stochastic knapsack). A share counts with its size in effect (`cutting_stock.py`), less the price of
+its processors. Several prices of a processor are tried; the price counts that makes the whole node, its processors and
+its devices, worth least (`expected_value.c`). So a share goes where it fills a hole that little else fills, and a pod
+that needs many processors goes where processors are not what runs out. Two more prices belong to the cluster, not to a
+node: for room for pods that take several devices, and for devices of models that some pods insist on. They grow with a
+power of how scarce these are.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ if TYPE_CHECKING:
     from sharepod.scheduler.placement.native import Board
 
 OFFERS: Final = 60
-"""Pods that come to a device before it is judged. Fewer, and holes for rare shares are kept too little; many more, and
-every hole seems to be filled in the end."""
+"""Pods that are offered to a device to compute its worth. With fewer, holes for rare shares are kept too little; with
+many more, every hole seems to be filled in the end."""
 GRAIN_MILLI: Final = 20.0
-"""Losses are counted in these, and of equal ones the earlier node gets the pod: nodes are filled one after another,
-with what goes together, and none is preferred for a little."""
+"""The steps in which losses are counted. Of nodes with equal losses the earlier one gets the pod. So nodes are filled
+one after another with pods that go together, and no node is preferred for a small difference."""
 CROWDING_WEIGHT: Final = 1.0
 CROWDING_POWER: Final = 4
 WIDE_WEIGHT: Final = 0.1
 DEAREST: Final = 7.0
-"""The highest price of a processor, in devices for as many processors as the cluster has for one."""
+"""The highest price of processors: in devices, for as many processors as the cluster has for each device."""
 TYPICAL: Final = 0.95
-"""FGD looks at the most frequent kinds that make up so much of the mix, those without devices among them, as its
-authors' simulator does: with all kinds it is off the published figures where there are many (gpuspec25, +0.8 pp)."""
+"""The part of the mix that FGD looks at: its most frequent kinds, those without devices among them, as its authors'
+simulator does. With all kinds it misses the published figures where there are many kinds (gpuspec25, +0.8 pp)."""
 PRICE_STEP: Final = 0.8
 _ROOM_LEAST: Final = DEVICE_MILLI
-"""Nothing is infinitely scarce."""
+"""The least room that is counted, so that nothing is infinitely scarce."""
 
 WEIGHTS: Final = {
     "busy": 0.5,
@@ -55,14 +56,14 @@ WEIGHTS: Final = {
     "apart": 100.0,
     "numa": 30.0,
 }
-"""What a place costs for what is measured and promised there, in milli of a device (`struct sp_weights`).
+"""What a place costs for measured use, promises and links, in milli of a device (`struct sp_weights`).
 
-A share that breaks an empty device loses some 100 to 300 milli of worth. A latency share is worth that much to keep off
-a device that works half of its time or more, and where others wait already: `busy`, `waited_latency`. Others wait
-without harm, so half of that: `waited`. A share that may use all of a device beside latency shares that hold half of
-it costs as much: `latency`. Limits are promised to be over-promised, so they decide among equals only, a grain at
-most: `promised`. Without links a device does some tenth less of a job that is spread over several, and less still over
-two memory nodes: `apart`, `numa`."""
+A share that breaks an empty device loses some 100 to 300 milli of worth. It is worth as much to keep a latency share
+off a device that works half of its time or more, or that others wait for already: `busy`, `waited_latency`. Other
+classes wait without harm, so for them it is half: `waited`. A share that may use all of a device, beside latency shares
+that hold half of it, costs as much: `latency`. Limits are meant to be over-promised, so they decide among equals only,
+with a grain at most: `promised`. A job on several devices without links gets about a tenth less done on each, and less
+still over two memory nodes: `apart`, `numa`."""
 
 ROWS: Final = {
     "worth": Rule.WORTH,
@@ -76,12 +77,12 @@ DEFAULT: Final = "worth"
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What of a board a policy's numbers depend on: a value, so that they may be made elsewhere."""
+    """The part of a board on which a policy's numbers depend: a value, so that another thread can compute them."""
 
     models: tuple[str, ...]
     devices: int
     cpu_milli: int
-    """Of the nodes that have devices."""
+    """Processors of the nodes that have devices."""
 
     @classmethod
     def of(cls, board: Board) -> Self:
@@ -92,19 +93,19 @@ class Outline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """What takes long to make of a policy: values alone, made of values alone, in any thread or process."""
+    """The numbers of a policy that take long to compute: pure values, made of pure values in any thread or process."""
 
     name: str
     models: tuple[str, ...]
     kinds: tuple[tuple[Kind, float, float], ...]
-    """With their part of the mix and what each is worth in milli."""
+    """Each kind with its part of the mix and its worth in milli."""
     prices: tuple[float, ...]
     tables: NDArray[np.float32] | None
     """None for a rule that needs none."""
 
     @classmethod
     def of(cls, name: str, outline: Outline, mix: Mix) -> Self:
-        """Raises PlacementError for a name that is not there."""
+        """Compute the numbers of a policy. Raises PlacementError for an unknown name."""
         if name not in ROWS:
             raise PlacementError(f"policy {name!r} is not known: choose one of {', '.join(ROWS)}")
         if ROWS[name] is not Rule.WORTH:
@@ -118,15 +119,15 @@ class Numbers:
 
 
 class Policy:
-    """One of ROWS for one board and one mix."""
+    """A policy of ROWS for one board and one mix."""
 
     def __init__(self, name: str, board: Board, mix: Mix) -> None:
-        """Raises PlacementError for a name that is not there."""
+        """Raises PlacementError for an unknown name."""
         self._adopt(Numbers.of(name, Outline.of(board), mix), board)
 
     @classmethod
     def made_of(cls, numbers: Numbers, board: Board) -> Self:
-        """Return the policy of numbers that were made elsewhere. Raises PlacementError for another board's."""
+        """Return the policy with numbers that were computed elsewhere. Raises PlacementError for another board's."""
         policy = cls.__new__(cls)
         policy._adopt(numbers, board)  # noqa: SLF001 - its own
         return policy
@@ -142,24 +143,24 @@ class Policy:
             sum(load for other, load in zip(self._kinds, self._loads, strict=True) if other.devices >= devices)
             for devices in range(1 + max((kind.devices for kind in self._kinds), default=0))
         ]
-        """By a number of devices: the load of all kinds that take so many or more."""
+        """By a number of devices: the load of all kinds that take at least that many."""
         self.native = NativePolicy(ROWS[self.name], board.models, numbers.kinds, GRAIN_MILLI, WEIGHTS)
         if numbers.tables is not None:
             self.native.set_worth(numbers.prices, numbers.tables)
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at what is scarce in the cluster: what is judged then depends on the board and the mix alone."""
+        """Compute what is scarce in the cluster; after that, verdicts depend on the board and the mix only."""
         if ROWS[self.name] is not Rule.WORTH:
             return
         self.native.set_crowding(self._crowding())
         self.native.set_wanted({index: WIDE_WEIGHT * scarcity for index, scarcity in self._scarcities().items()})
 
     def _crowding(self) -> dict[str, float]:
-        """Return for each model what a milli of it costs those who insist on it: the more, the surer they need it.
+        """Return for each model what a taken milli costs the pods that insist on it: the likelier their need, the more.
 
-        Their load comes evenly to all that is left of the models that each takes; where it is as much as that, whoever
-        could go elsewhere takes the place of one who cannot.
+        The load of these pods is spread evenly over all that is left of the models that each takes. Where it is as
+        large as that rest, a pod that could go elsewhere takes the place of a pod that cannot.
         """
         free, there = self._board.free_milli, self._board.devices
         load_on = dict.fromkeys(free, 0.0)
@@ -175,8 +176,8 @@ class Policy:
     def _scarcities(self) -> dict[int, float]:
         """Return for each kind that takes several devices, by index, how scarce room for it is.
 
-        The square of the load of all that is as wide, on the room for it, against the load of all on all that is left,
-        divided among those kinds by their load.
+        It compares the load of all kinds that are at least as wide, per room for the kind, with the load of all kinds,
+        per all that is left. The square of this ratio is divided among those kinds by their load.
         """
         total = sum(self._loads)
         left = sum(self._board.free_milli.values())
@@ -192,6 +193,6 @@ class Policy:
 
 
 def _prices(outline: Outline) -> tuple[float, ...]:
-    """Return prices of a milli of a processor in milli of a device: none, then up to DEAREST, in equal ratios."""
+    """Return prices of a milli of a processor in milli of a device: 0, then in equal ratios up to DEAREST."""
     even = outline.devices * DEVICE_MILLI / outline.cpu_milli if outline.cpu_milli else 0.0
     return (0.0, *(even * DEAREST * PRICE_STEP ** (PRICES - 2 - step) for step in range(PRICES - 1)))

@@ -1,4 +1,4 @@
-"""What pods ask for and what nodes have, as placement sees them: values, checked when they are made."""
+"""Defines what pods ask for and what nodes have, as placement sees it: values that are checked when they are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sharepod.scheduler.errors import PlacementError
 DEVICE_MILLI: Final = 1000
 """The time of one device; 10 are one unit of `sharepod.io/gpu`."""
 STEP_MILLI: Final = 10
-"""Sizes and residues are told apart in these steps."""
+"""The resolution of shares' sizes and of what is left of a device."""
 NODE_DEVICES_MAX: Final = 16
 SHARES_MAX: Final = 8
 CLASSES: Final = ("latency", "standard", "batch")
@@ -28,7 +28,7 @@ class ShareAsk:
     mib: int | None = None
     """Memory on each device; None: the same part of its memory as of its time."""
     beside: int | None = None
-    """The index of an earlier share of the pod on whose devices it has to be."""
+    """The index of an earlier share of the pod; this share has to be on devices of that one."""
     share_class: str = "standard"
     """One of CLASSES."""
     limit_milli: int | None = None
@@ -47,7 +47,7 @@ class ShareAsk:
 
 @dataclass(frozen=True, slots=True)
 class PodAsk:
-    """One pod."""
+    """What one pod asks for."""
 
     cpu_milli: int = 0
     memory_mib: int = 0

@@ -1,6 +1,6 @@
-"""A policy's rule and numbers in C, and the tables of worth: what `placement.c` judges by.
+"""Builds in C what `placement.c` judges by: a policy's rule, its numbers and its tables of worth.
 
-The only importer of `sharepod.scheduler._native`.
+No other module imports `sharepod.scheduler._native`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Rule(IntEnum):
 def worth_tables(
     models: Models, kinds: Sequence[tuple[Kind, float, float]], prices: Sequence[float], offers: int
 ) -> NDArray[np.float32]:
-    """Compute what devices are worth that so many offers come to: by model, step of what is left, price.
+    """Compute the worth of a device to which `offers` pods are offered, by model, step of what is left, and price.
 
-    It takes kinds as `NativePolicy` does. It holds no lock while it computes.
+    Kinds are given as to `NativePolicy`. The C function runs without the GIL.
     """
     tables = np.empty((max(1, len(models)), STEPS, PRICES), np.float32)
     into = ffi.from_buffer("float[]", tables, require_writable=True)
@@ -91,7 +91,7 @@ class NativePolicy:
 
     @contextmanager
     def unweighted(self) -> Iterator[None]:
-        """Judge by the room alone for a while, not by what is measured, promised and linked."""
+        """Judge by room only, without measured use, promises and links, inside the `with` block."""
         kept, nothing = ffi.new("struct sp_weights *", self.native.weights), ffi.new("struct sp_weights *")
         self.native.weights = nothing[0]
         try:
@@ -100,12 +100,12 @@ class NativePolicy:
             self.native.weights = kept[0]
 
     def set_crowding(self, milli_per_milli: Mapping[str, float]) -> None:
-        """Set what a milli of a device of each model costs beside what it is worth."""
+        """Set what a milli of a device of each model costs on top of its worth."""
         for name, cost in milli_per_milli.items():
             self.native.crowding[self.models.index(name)] = cost
 
     def set_wanted(self, milli_per_milli: Mapping[int, float]) -> None:
-        """Set what a lost milli of room for kinds costs, by their index."""
+        """Set what a lost milli of room for a kind costs, by the kind's index."""
         for index, wanted in milli_per_milli.items():
             self._kinds[index].wanted = wanted
         lib.sp_gather_wide(self.native, len(self.models), self._wide, self._widths)

@@ -1,1 +1,1 @@
-"""Which pods make room for others."""
+"""Selects the pods that make room for others."""

@@ -1,10 +1,10 @@
-"""Who yields where all requests fit and a share of higher priority is kept waiting: measured, step by step. Pure.
+"""Limits or pauses pods, step by step, on devices for which a share of higher priority was measured to wait. Pure.
 
-The arbiter gives each share its request whoever else is there. What bursts of others add is waiting: turns that have to
-end, caches that are cold. So where a share of higher priority waits for a device, the lower ones there are first held
-to their requests, and paused, one after the other, where that was not enough. When it waits no more for some time, they
-go back by the same steps. A paused one goes on as soon as there is room for it (scheduling_cycle.py), and all of them
-when the higher one has left.
+All requests fit there, and the arbiter gives each share its request whatever the others do. But the bursts of other
+shares make it wait: their turns have to end, and caches are cold. So where a share of higher priority waits for a
+device, the lower shares there are first limited to their requests. If that is not enough, they are paused one after the
+other. When the higher share has not waited for some time, they go back by the same steps. A paused pod goes on as soon
+as there is room for it (scheduling_cycle.py); all of them go on when the higher pod has left.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.usage import DeviceUse
 
 WAITED_MILLIPERCENT: Final = 5_000
-"""Of the last minute: a share that waits for so long is pressed."""
+"""A share that waited for at least this part of the last minute is pressed."""
 STEP_S: Final = 60.0
-"""What is measured is the last minute: so long it takes to see what a step has done."""
+"""The measurement covers the last minute, so the effect of a step shows after this time."""
 CALM_S: Final = 120.0
-"""How long nobody has to be pressed before the last step is taken back."""
+"""When no share has been pressed for this time, the last step is taken back."""
 
 
 def relieve(cluster: Cluster, memory: Memory, now_s: float) -> list[Order]:
-    """Return who yields because of what was measured, and who does so no more. Counts on the view at once."""
+    """Return orders for pods that yield because of the measurement, or yield no more. The view counts them at once."""
     orders: list[Order] = []
     for name, device in _devices(cluster):
         if now_s - memory.eased.get((name, device.facts.uuid), -STEP_S) < STEP_S:
@@ -67,7 +67,7 @@ def relieve(cluster: Cluster, memory: Memory, now_s: float) -> list[Order]:
 
 
 def _devices(cluster: Cluster) -> Iterator[tuple[str, DeviceUse]]:
-    """Yield the devices of which a share waits, with their node."""
+    """Yield the devices for which shares wait, each with its node."""
     for name in cluster.contended():
         use = cluster.use(name)
         for device in use.devices if use else ():
@@ -81,7 +81,7 @@ def _pods(cluster: Cluster, device: DeviceUse) -> dict[str, Pod]:
 
 
 def _pressed(device: DeviceUse, pods: dict[str, Pod]) -> Pod | None:
-    """Return the pod of highest priority that waits for too long while it has not had what it is due; None: none."""
+    """Return the pod of highest priority that waits too long and uses no more than its request; None: there is none."""
     waiting = [
         pods[share.terms.pod_uid]
         for share in device.shares
@@ -94,7 +94,7 @@ def _pressed(device: DeviceUse, pods: dict[str, Pod]) -> Pod | None:
 
 
 def _next_step(lower: list[Pod]) -> list[tuple[Pod, str]]:
-    """Return what the lower ones do next: all are limited, then one is paused."""
+    """Return the next step for the lower pods: all are limited, then one is paused."""
     if bursting := [pod for pod in lower if not pod.yields and may_burst(pod)]:
         return [(pod, "limit") for pod in bursting]
     running = [pod for pod in lower if pod.yields != "pause" and pod.gang is None]

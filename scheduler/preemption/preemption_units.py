@@ -1,7 +1,8 @@
-"""Who holds shares that others might need: pods that yield together, in which order, and what that loses. Pure.
+"""Groups a job's pods into holders, which yield together, with their priority and the work that this loses. Pure.
 
 A gang that is short of one member does not run, so its members yield together. Members beyond the least of an elastic
-gang yield one by one, the youngest first, and to jobs of the same priority, too: they run on what nobody else wanted.
+gang yield one by one, the youngest first. They yield to jobs of the same priority, too: they run on room that no other
+job wanted.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 RESTART_S: Final = 60.0
-"""What starting anew costs a pod beside the work since its start."""
+"""What a restart costs a pod in addition to the work since its start."""
 SPARE: Final = 0.5
-"""How far below their job's priority the members are that it can do without."""
+"""How far the spare members of an elastic gang are below their job's priority."""
 LAST: Final = -math.inf
-"""The priority of who has run for too long, or does not use what it holds: anyone's may take it."""
+"""The priority of a holder that has run for too long, or does not use what it holds: any job may take its room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,13 @@ class Holder:
 
     pods: tuple[Pod, ...]
     priority: float
-    """They yield to what is above it."""
+    """They yield to jobs of a higher priority."""
     started_s: tuple[float, ...]
-    """Since when each has run whose work is lost with it; empty: they are spare."""
+    """Since when each pod has run: an eviction loses its work since then. Empty: the pods are spare."""
     may_pause: bool
-    """A member that its gang can do without is evicted instead: paused, it would hold up the others."""
+    """False for a spare member of a gang: paused, it would hold up the others, so it is evicted instead."""
     ends: bool = False
-    """It goes in any case: nothing more is lost with it."""
+    """It ends in any case: nothing more is lost with it."""
 
     @property
     def milli(self) -> int:
@@ -46,7 +47,7 @@ class Holder:
         return sum(pod.ask.milli for pod in self.pods if pod.yields != "pause")
 
     def lost_ms(self, now_s: float) -> int:
-        """Return the milliseconds of whole devices' work that are lost when it is evicted."""
+        """Return the work that its eviction loses, in milliseconds of whole devices."""
         if self.ends:
             return 0
         pairs = zip(self.pods, self.started_s or [now_s] * len(self.pods), strict=True)
@@ -54,13 +55,13 @@ class Holder:
 
 
 def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[Holder, ...]:
-    """Return who of a job's pods yield together; `started` tells since when a pod runs."""
+    """Return the holders of a job's pods; `started` tells since when a pod runs."""
     if len(job.released) <= job.least:
         if not job.released:
             return ()
         return (Holder(job.released, job.priority, tuple(map(started, job.released)), may_pause=True),)
     by_age = sorted(job.released, key=lambda pod: (started(pod), pod.created, pod.uid))
-    together = tuple(by_age)  # without the others the spare ones do nothing
+    together = tuple(by_age)  # with the spare members: they do nothing without the others
     return (
         Holder(together, job.priority, tuple(map(started, together)), may_pause=True),
         *(Holder((pod,), job.priority - SPARE, (), may_pause=False) for pod in by_age[job.least :]),
@@ -68,5 +69,5 @@ def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[Holder, ...]:
 
 
 def lost_work_ms(pod: Pod, ran_s: float) -> int:
-    """Return what evicting a pod loses, in milliseconds of whole devices."""
+    """Return the work that evicting a pod loses, in milliseconds of whole devices."""
     return round(pod.ask.milli * (max(0.0, ran_s) + RESTART_S) * 1000 / DEVICE_MILLI)

@@ -1,8 +1,8 @@
-"""Makes room for pods by having others yield: those are paused where that is enough, else some are evicted.
+"""Makes room for pods by making others yield: the victims are paused where that is enough, else some are evicted.
 
-What is looked for is the least loss: of pauses the fewest milli of devices, of evictions the least work. Members of a
-gang are shared out over nodes so that all of it together costs least, as far as holders are on one node each. Nothing
-yields that is not below the priority of whoever it yields to.
+It searches the least loss: with pauses the fewest milli of devices, with evictions the least work. Members of a gang
+are distributed over nodes so that the whole costs least, as far as each holder is on one node only. A pod yields only
+to pods of a higher priority.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 SITES_SEARCHED: Final = 32
-"""Of those where it might be cheapest, and where there is a way."""
+"""Sites with a solution after which the search ends; it begins with those that might be cheapest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How room is made."""
+    """The victims that make room, and the places that they make."""
 
     paused: tuple[Pod, ...]
     evicted: tuple[Pod, ...]
     placed: tuple[Assumed, ...]
-    """Where the pods go; none: there is no room before those have gone who were evicted, for them or for others."""
+    """Where the pods go; empty: there is no room before evicted pods have gone, their own victims or others'."""
     nodes: tuple[str, ...]
-    """Where the pods go; closed to others until then."""
+    """The nodes where the pods go; closed to others until the pods are placed."""
     ending: tuple[str, ...] = ()
-    """From where others go for them, or will be paused."""
+    """The nodes where victims end for them, or will be paused."""
 
 
 class Yielding:
-    """Who yields to whom in one round."""
+    """The search for victims in one round."""
 
     def __init__(
         self, cluster: Cluster, placer: Placer, holders: Iterable[Holder], spared: Collection[str], now_s: float
@@ -50,13 +50,13 @@ class Yielding:
         """`spared`: uids of pods that are not evicted."""
         self._cluster, self._placer, self._spared, self._now_s = cluster, placer, spared, now_s
         self._on: defaultdict[str, list[Holder]] = defaultdict(list)
-        """Holders by node; one on several is on each."""
+        """Holders by node; a holder on several nodes is listed for each."""
         for holder in holders:
             for node in sorted({pod.place for pod in holder.pods if pod.place}):
                 self._on[node].append(holder)
         self._vain: set[object] = set()
         self._pending: list[_Trial] = []
-        """Plans for which somebody has to go first: they stay on the view, so that others plan beside them."""
+        """Plans that wait for evicted pods to end. They stay on the view, so that later plans do not use their room."""
         self._reserved: frozenset[str] = frozenset()
         self._ending: frozenset[str] = frozenset()
 
@@ -67,11 +67,11 @@ class Yielding:
         reserved: frozenset[str] = frozenset(),
         ending: frozenset[str] = frozenset(),
     ) -> Plan | None:
-        """Have others yield so that all of these pods fit; None: there is no way, and nothing has changed.
+        """Make others yield so that all of these pods fit; None: there is no way, and nothing has changed.
 
-        `reserved`: closed nodes of which the pods may have what others yield there, but nothing that is free. `ending`:
-        closed nodes on which there is room on the view only. On the view all yield at once, and the pods are assumed;
-        where somebody has to go first that is until `undo`.
+        `reserved`: closed nodes on which the pods may have what their victims free, but nothing that is free already.
+        `ending`: closed nodes on which there is room on the view only. On the view all victims yield at once, and the
+        pods are assumed; if evicted pods have to end first, this lasts until `undo`.
         """
         self._reserved, self._ending = reserved, ending
         key = (
@@ -96,7 +96,7 @@ class Yielding:
         return plan
 
     def undo(self) -> None:
-        """Make the view as it is as long as nobody has gone."""
+        """Take the plans that wait for evicted pods off the view, as these pods have not gone yet."""
         while self._pending:
             self._pending.pop().undo()
 
@@ -120,7 +120,7 @@ class Yielding:
         return self._plan(trial)
 
     def _try_together(self, pods: Sequence[Pod], priority: int) -> Plan | None:
-        """Share out pods that are alike over the nodes where that costs least."""
+        """Distribute pods that are alike over the nodes where that costs least."""
         for evict in (False, True):
             givings = self._cheapest_together(pods[0], len(pods), priority, evict=evict)
             if givings is None:
@@ -139,7 +139,7 @@ class Yielding:
         return [holder for holder in self._on.get(node, ()) if holder.priority < priority]
 
     def _sites(self, pod: Pod, priority: int, *, evict: bool) -> Iterator[Site]:
-        """Yield the nodes on which a pod may go; with `evict` also where it has to wait for others that end."""
+        """Yield the nodes to which a pod may go; with `evict` also those where it has to wait for pods that end."""
         for node in self._placer.open_names(pod, self._reserved | self._ending if evict else self._reserved):
             site = site_of(self._cluster, pod, node, self._lower(node, priority), self._now_s)
             if site is not None and node in self._reserved:
@@ -149,22 +149,22 @@ class Yielding:
                 yield site
 
     def _sites_for(self, pod: Pod, wanted: int, priority: int, *, evict: bool) -> list[Site]:
-        """Return the nodes for so many pods with one share; none where all nodes together would not take them."""
+        """Return the nodes for `wanted` pods with one share; none if all nodes together would not take them."""
         sites = list(self._sites(pod, priority, evict=evict))
         most = sum(most_copies(self._cluster, site, pod, self._spared, evict=evict) for site in sites)
         return sites if most >= wanted else []
 
     def _sites_of(self, pod: Pod, priority: int, *, evict: bool) -> list[Site]:
-        """Return these nodes and their devices, where somebody would have to yield."""
+        """Return the nodes on which holders would have to yield, and each of their devices, as sites."""
         found: list[Site] = []
         for site in self._sites(pod, priority, evict=evict):
             if site.lower or site.node in self._ending:
-                # Where the node is short of something else, those on other devices may help, too.
+                # If the node is short of something else, holders on other devices may help, too.
                 found += [*devices_of(site, pod, self._now_s), site]
         return found
 
     def _cheapest(self, pod: Pod, priority: int) -> Giving | None:
-        """Return the least that has to yield on one node so that a pod fits there."""
+        """Return the cheapest victims on one node with which a pod fits there."""
         sites: list[Site] = []
         for evict in (False, True):
             if not evict or self._ending:
@@ -187,14 +187,14 @@ class Yielding:
     def _cheapest_together(
         self, pod: Pod, wanted: int, priority: int, *, evict: bool
     ) -> list[tuple[Giving, int]] | None:
-        """Return who yields on which nodes, and how many pods go there, so that so many fit at the least cost."""
+        """Return the victims on each node, and how many pods go there, so that `wanted` pods fit at the least cost."""
         offers: list[tuple[float, list[tuple[Giving, int]]]] = []
         for site in self._sites_for(pod, wanted, priority, evict=evict):
             if own := self._offers(site, pod, wanted, evict=evict):
                 dearest, most = own[-1]
                 offers.append((sum(dearest.cost) / most, own))
         offers.sort(key=lambda offer: (offer[0], offer[1][0][0].node))
-        # The cheapest way to have so many pods on the nodes looked at so far, for each number of pods.
+        # For each number of pods, the cheapest way to place them on the nodes looked at so far.
         best: list[tuple[tuple[int, int], tuple[tuple[Giving, int], ...]] | None] = [((0, 0), ())]
         best += [None] * wanted
         searched = 0
@@ -216,7 +216,7 @@ class Yielding:
         return list(found[1]) if found else None
 
     def _offers(self, site: Site, pod: Pod, wanted: int, *, evict: bool) -> list[tuple[Giving, int]]:
-        """Return what has to yield on a node for one pod, for two, and so on, as many as would fit."""
+        """Return the victims on a node that make room for one pod, for two, and so on, as many as would fit."""
         found: list[tuple[Giving, int]] = []
         for copies in range(1, wanted + 1):
             giving = least_giving(self._cluster, site, pod, self._spared, self._now_s, evict=evict, copies=copies)
@@ -229,7 +229,7 @@ class Yielding:
 
 
 class _Trial:
-    """What is tried on the view: it becomes a plan, or nothing has happened."""
+    """A trial on the view: it becomes a plan or is undone."""
 
     def __init__(self, cluster: Cluster, placer: Placer, now_s: float) -> None:
         self._cluster, self._placer, self._now_s = cluster, placer, now_s
@@ -238,7 +238,7 @@ class _Trial:
         self.placed: list[Assumed] = []
 
     def have_yield(self, givings: Sequence[Giving]) -> None:
-        """Have holders yield on the view."""
+        """Make holders yield on the view."""
         holders = [(holder, GONE) for giving in givings for holder in giving.evicted]
         holders += [(holder, "pause") for giving in givings for holder in giving.paused]
         for pod, how in [(pod, how) for holder, how in holders for pod in holder.pods]:
@@ -251,7 +251,7 @@ class _Trial:
         self._placer.reopened()
 
     def undo(self) -> None:
-        """Make it as it was before."""
+        """Restore the view as it was before."""
         for uid, how in self._before.items():
             self._cluster.presume(uid, how, self._now_s)
         self._placer.undo(self.placed)
@@ -261,14 +261,14 @@ class _Trial:
         """Return what was tried as a plan; `ending`: nodes on which there is no room yet."""
         nodes = tuple(sorted({assumed.node for assumed in self.placed}))
         if self._told[GONE] or not ending.isdisjoint(nodes):
-            # Who is to be paused is only when the others have gone: until then he runs on.
+            # A pod that is to be paused runs on until the evicted ones have gone.
             places = {pod.place for pods in self._told.values() for pod in pods}
             return Plan((), tuple(self._told[GONE]), (), nodes, tuple(sorted(places)))
         return Plan(tuple(self._told["pause"]), (), tuple(self.placed), nodes)
 
 
 def _are_alike(pods: Sequence[Pod]) -> bool:
-    """Tell whether these are several pods of one share each that ask for the same, and for nobody's company."""
+    """Tell whether these are several pods of one share each that ask for the same and have no device affinity."""
     first = pods[0]
     return (
         len(pods) > 1

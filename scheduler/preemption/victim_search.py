@@ -1,7 +1,7 @@
-"""Who has to yield on one node so that a pod, or several of a gang, fit there, and what that costs. Pure.
+"""Finds the victims on one node with which a pod, or several of a gang, fit there, and their cost. Pure.
 
-Pausing frees the time of devices. Evicting frees all, and loses work: it is for where memory, processors or the units
-that kubelet counts are short. Of few holders every set is tried (victims.py).
+Pausing frees the time of devices. Evicting frees everything, but loses work: it is used where memory, processors or the
+units that kubelet counts are short. If the holders are few, every set of them is tried (victims.py).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 LOOKS: Final = 300
-"""Sets of holders that are tried for one site: some milliseconds."""
+"""The most sets of holders that are tried for one site: that takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Giving:
-    """Who yields on a node."""
+    """The victims on one node and their cost."""
 
     node: str
     paused: tuple[Holder, ...]
@@ -37,22 +37,22 @@ class Giving:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A node, or one device of it, with those there who would have to yield."""
+    """A node, or one device of it, with the holders there that would have to yield."""
 
     node: str
     units: int
-    """That kubelet has left."""
+    """Units that kubelet has left there."""
     rest: Rest
     lower: tuple[Holder, ...]
     there: dict[str, Running]
-    """By uid, the pods of the node."""
+    """The pods of the node, by uid."""
     short_milli: int
-    """Time of devices that is missing at least."""
+    """For sorting: the time that is missing on the device; DEVICE_MILLI for a whole node."""
     lost_ms: int
-    """Work that is lost at least where somebody is evicted."""
+    """For sorting: the least work that an eviction loses on the device; for a whole node, the work of all holders."""
 
     def here(self, holders: Sequence[Holder], but: Sequence[Holder] = ()) -> list[Running]:
-        """Return the pods of holders that are there, without those of some others."""
+        """Return the pods of holders that are on the node, without the pods of the holders in `but`."""
         others = {one.uid for holder in but for one in holder.pods}
         uids = {one.uid: None for holder in holders for one in holder.pods}
         return [self.there[uid] for uid in uids if uid in self.there and uid not in others]
@@ -73,7 +73,7 @@ def site_of(cluster: Cluster, pod: Pod, node: str, lower: Sequence[Holder], now_
 
 
 def devices_of(site: Site, pod: Pod, now_s: float) -> list[Site]:
-    """Return each device of a node as a site for a pod that needs one; none: it needs several."""
+    """Return each device of a node as a site for a pod that needs one device; none: it needs several."""
     if [share.devices for share in pod.ask.shares] != [1]:
         return []
     found = []
@@ -94,7 +94,7 @@ def devices_of(site: Site, pod: Pod, now_s: float) -> list[Site]:
 
 
 def most_copies(cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], *, evict: bool) -> int:
-    """Return how many such pods with one share fit on a site at most, if everybody yields there who may."""
+    """Return how many such pods with one share fit on a site if all holders there that may yield do so."""
     gone = _may_go(site, spared) if evict else []
     copies = Room(site.rest, pod.ask).copies(site.here(gone), site.here(_may_pause(cluster, site), gone))
     return min(copies, site.units_without(gone) // pod.units) if pod.units else copies
@@ -103,9 +103,9 @@ def most_copies(cluster: Cluster, site: Site, pod: Pod, spared: Collection[str],
 def least_giving(
     cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], now_s: float, *, evict: bool, copies: int = 1
 ) -> Giving | None:
-    """Return the least that has to yield on a site so that pods fit, alike and as many as `copies`; None: they do not.
+    """Return the cheapest victims on a site with which `copies` such pods fit; None: they do not fit.
 
-    Without `evict` nobody is evicted; with it those who are `spared` (uids) are not.
+    Without `evict` no pod is evicted; with it the `spared` pods (uids) are not.
     """
     room, here = Room(site.rest, pod.ask, copies), site.here
     may_pause = _may_pause(cluster, site)

@@ -1,6 +1,6 @@
-"""Which pods of a node have to go so that one of higher priority fits on its devices. Values in, values out.
+"""Tests whether a pod fits on a node without some others, and finds the least set of victims. Values in, values out.
 
-Sums over a node do not say on which device room comes to be: here the devices of each pod are known.
+Sums over a node do not say on which device room is made; here the devices of each pod are known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 One = TypeVar("One")
 EXACT: Final = 12
-"""Of so many pods every set is looked at, the least first; of more, none goes that could stay beside the others."""
+"""Up to this many candidates every set is tried, the least first; with more, no member of the set can be spared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Running:
     uid: str
     ask: PodAsk
     devices: tuple[tuple[int, ...], ...]
-    """Of each share, those that it has."""
+    """Of each share, its devices."""
     paused: bool = False
-    """Its time of devices is others' already."""
+    """Its time of devices is promised to others already."""
 
 
 class Room:
-    """Whether a pod, or so many of a pod with one share, fits on a node without some others."""
+    """A test whether a pod, or several copies of a pod with one share, fit on a node without some others."""
 
     def __init__(self, rest: Rest, ask: PodAsk, copies: int = 1) -> None:
         self._rest, self._ask, self._copies = rest, ask, copies
@@ -97,9 +97,9 @@ def least_set(
     weights: Sequence[int],
     looks_max: int,
 ) -> list[One]:
-    """Return the set of least weight that suffices; all candidates together do.
+    """Return the set of least weight that suffices; all candidates together have to suffice.
 
-    After `looks_max` looks the best that was found is good enough.
+    After `looks_max` tries the best set so far is returned.
     """
     looks = 0
 
@@ -110,7 +110,7 @@ def least_set(
 
     order = sorted(range(len(candidates)), key=lambda index: -weights[index])
     kept = set(range(len(candidates)))
-    for index in order:  # the dearest is spared first
+    for index in order:  # spares the dearest first
         if look([candidates[other] for other in sorted(kept - {index})]):
             kept.remove(index)
     spared = [candidates[index] for index in sorted(kept)]

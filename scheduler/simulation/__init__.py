@@ -1,1 +1,1 @@
-"""The cluster in virtual time."""
+"""Simulates the scheduler's decisions in virtual time."""

@@ -1,8 +1,8 @@
-"""What running pods get of devices beyond what they ask for, as the arbiter gives it. Pure.
+"""Computes what running pods get of devices beyond their requests, as the arbiter gives it. Pure.
 
-What nobody asks for on a device goes to those below their limits, in proportion to what they ask for; to batch only
-what no other class takes. A pod on several devices works as fast as the slowest of them lets it; what it leaves of the
-others then is given to nobody.
+Time that no share requests on a device goes to the shares below their limits, in proportion to their requests; batch
+shares get only what no other class takes. A pod on several devices works as fast as the slowest of them allows; what it
+then leaves of the other devices is given to no other pod.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 _NOTHING_MILLI: Final = 1e-6
-"""What rounding may leave."""
+"""The most that rounding may leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class Part:
 
 
 class Surplus:
-    """Who runs on which device, and how fast. Invariant: a pod that runs is on each of its devices once a share."""
+    """The pods on each device, and how fast they run. Invariant: a running pod is on a device once for each share."""
 
     def __init__(self) -> None:
         self._parts: defaultdict[str, list[Part]] = defaultdict(list)
         self._devices: dict[str, tuple[str, ...]] = {}
         self._stirred: set[str] = set()
-        """Devices on which somebody has come or gone since `speeds` was asked."""
+        """Devices on which a pod has come or gone since the last call of `speeds`."""
 
     def run(self, pod: Pod) -> None:
-        """Take it that a pod runs, by its requests alone where it is limited; what it was before is forgotten."""
+        """Note that a pod runs, with its requests only if it is limited; what was noted of it before is forgotten."""
         self.stop(pod.uid)
         for share, devices in zip(pod.ask.shares, pod.chosen, strict=True):
             most = share.milli if share.limit_milli is None or pod.yields == "limit" else share.limit_milli
@@ -52,13 +52,13 @@ class Surplus:
         self._stirred.update(self._devices[pod.uid])
 
     def stop(self, uid: str) -> None:
-        """Take it that a pod does not run."""
+        """Note that a pod does not run."""
         for device in self._devices.pop(uid, ()):
             self._parts[device] = [part for part in self._parts[device] if part.uid != uid]
             self._stirred.add(device)
 
     def speeds(self) -> dict[str, float]:
-        """Return how fast the pods are of which that may have changed since last asked: 1 is what they ask for."""
+        """Return the speeds of the pods for which they may have changed since the last call: 1 is at their requests."""
         uids = dict.fromkeys(part.uid for device in sorted(self._stirred) for part in self._parts[device])
         self._stirred.clear()
         given = {device: shared_out(self._parts[device]) for uid in uids for device in self._devices[uid]}
@@ -74,7 +74,7 @@ class Surplus:
 
 
 def shared_out(parts: Sequence[Part]) -> list[float]:
-    """Return for each part what it has of the device, in milli: what it asks for at least, its most at most."""
+    """Return for each part what it gets of the device, in milli: at least what it asks for, at most `most_milli`."""
     got = [float(part.milli) for part in parts]
     left = DEVICE_MILLI - sum(got)
     for batch in (False, True):

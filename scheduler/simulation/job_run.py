@@ -1,4 +1,4 @@
-"""A task of a play, and what becomes of it. Values; the timeline changes courses alone."""
+"""Defines the tasks of a play (a simulated run) and their courses. Values; only the timeline changes courses."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job that comes."""
+    """A job that comes in a play."""
 
     name: str
     user: str
     """Its namespace."""
     priority: int
     ask: PodAsk
-    """Of each of its pods."""
+    """What each of its pods asks for."""
     arrive_s: float
     run_s: float
-    """How long all of its pods together take."""
+    """How long its work takes while all of its pods run with what they ask for."""
     size: int = 1
     least: int = 1
 
     @property
     def milli(self) -> int:
-        """Return the time of devices that it asks for, of all its pods."""
+        """Return the time of devices that all its pods together ask for."""
         return self.ask.milli * self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A moment from which on something of a task is different."""
+    """The state of a task from one moment on."""
 
     at_s: float
     running: int
     """How many of its pods run."""
     milli: float
-    """What they use of devices' time, beyond what they ask for too."""
+    """What they use of devices' time, including what is beyond their requests."""
 
 
 @dataclass(slots=True)
 class Course:
-    """What has become of a task."""
+    """The course of a task: what has become of it."""
 
     task: Task
     started_s: float | None = None
@@ -64,7 +64,7 @@ class Course:
     since_s: float = 0.0
     """Until when `done_s` is counted."""
     turn: int = 0
-    """Grows with every change of its pace: who ends it knows whether he is late."""
+    """Grows with every change of its pace: a scheduled end with an older number is out of date."""
 
     @property
     def running(self) -> int:

@@ -1,9 +1,9 @@
 """Replays a list of pods against placement in virtual time: pods come one by one and stay. Pure.
 
-The experiment of Weng et al. ("Beware of Fragmentation", USENIX ATC 2023): the list in an order shuffled by the seed,
-then pods drawn from it, until as much time of devices has been asked for as there is, times `arrive`. A pod is placed
-at once or fails for good. Ties between nodes are decided by one order of them, shuffled by the seed as well and the
-same for every policy: that decides more than most policies do.
+It is the experiment of Weng et al. ("Beware of Fragmentation", USENIX ATC 2023). The pods of the list come in an order
+shuffled by the seed, then pods drawn from the list, until they have asked for `arrive` times the time of all devices. A
+pod is placed at once or fails for good. Ties between nodes are decided by an order of the nodes, also shuffled by the
+seed and the same for every policy: that order decides more than most policies do.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.trace import NamedPod
 
 REFRESH: Final = 50
-"""Pods between two looks at what is scarce in the cluster."""
+"""Pods that come between two updates of what is scarce in the cluster."""
 PODS_MAX: Final = 5_000_000
 POINTS: Final = 100
-"""Of a curve, for each time that the whole cluster is asked for."""
+"""Points of a curve for each time that all devices of the cluster have been asked for."""
 _INSISTING: Final = "insisting"
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What became of one share of a pod, of the whole pod where it has none or failed."""
+    """What became of one share of a pod, or of the whole pod if it has no share or failed."""
 
     pod: str
     node: str
     """Empty: it failed."""
     devices: tuple[int, ...]
     milli: int
-    """Of each of them."""
+    """Of each of these devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class Point:
     allocated: float
     """What was given, as a part of all devices."""
     fragmented: float
-    """What is left and the most frequent pods of the list could not use, as a part of all devices."""
+    """What is left but could not be used by the most frequent pods of the list, as a part of all devices."""
     failed: tuple[tuple[str, int, int], ...]
     """Of each size: how many failed, and how many came."""
     insisting: tuple[int, int] = (0, 0)
-    """Of those that insist on models, of whatever size: how many failed, and how many came."""
+    """Of the pods that insist on models, of any size: how many failed, and how many came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,15 @@ class Outcome:
     policy: str
     seed: int
     points: tuple[Point, ...]
-    """At every hundredth of all devices that has been asked for; at the end when it never was so much."""
+    """One point for each hundredth of all devices that was asked for; one at the end if less was asked for."""
 
     def at(self, arrived: float) -> Point:
-        """Return the point at which so much had arrived, the last one when it never had."""
+        """Return the first point with at least this `arrived`, or the last point if there is none."""
         return next((point for point in self.points if point.arrived >= arrived), self.points[-1])
 
 
 def check_lists(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod], arrive: float | None) -> None:
-    """Raise PlacementError when nothing can be placed, or it would never end."""
+    """Raise PlacementError when nothing can be placed, or when too many pods would have to come."""
     check_nodes(nodes)
     if not any(pod.ask.milli for pod in pods):
         raise PlacementError("no pod of the list asks for a device: there is nothing to place")
@@ -103,7 +103,7 @@ def unknown_models(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> list[
 
 
 def arrivals(pods: Sequence[NamedPod], wanted_milli: float | None, seed: int) -> Iterator[NamedPod]:
-    """Yield pods until so much has been asked for; None: each of them once."""
+    """Yield pods until they have asked for `wanted_milli`; None: each of them once."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     order = list(pods)
     chance.shuffle(order)
@@ -126,7 +126,7 @@ def replay(
     seed: int,
     tell: Callable[[Placed], None] = lambda _: None,
 ) -> Outcome:
-    """Replay lists that were checked; `tell` hears of every pod in turn, share by share.
+    """Replay lists that were checked; `tell` is called for every pod in turn, share by share.
 
     `arrive` is a part of all devices; None: each pod of the list comes once. Raises PlacementError for the policy.
     """

@@ -1,9 +1,9 @@
 """Plays tasks that come, run and end against decision rounds, in virtual time. Pure.
 
-The rounds are those of a live cluster, on the same view of it. Around them is the least that there has to be: a pod
-runs as soon as it is released, and does not while it is paused; what is evicted starts from the beginning, as a new
-pod. A gang works in proportion to how many of its members run, if these are at least its least; who may use more of a
-device than he asks for has that of what is left (surplus.py).
+The rounds are those of a live cluster, on the same view of it. Everything else is as simple as possible: a pod runs as
+soon as it is released, and does not run while it is paused. The work of an evicted pod starts from the beginning, in a
+new pod. A gang works in proportion to its running members, if these are at least its least. A share with a limit above
+its request also gets a part of what is left of its devices (burst_model.py).
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from sharepod.scheduler.simulation.job_run import Task
 
 LOOK_S: Final = 30.0
-"""Between two rounds while nodes are kept free: what is kept is forgotten when it is not looked at for a minute."""
+"""The time between two rounds while nodes are reserved: a reservation expires if no round renews it for a minute."""
 ROUND_S: Final = 1.0
-"""Between two rounds at least."""
+"""The shortest time between two rounds."""
 _SEEN_S: Final = ROUND_S + 0.001
-"""After its release a pod is seen to run by the next round; too long is more than the rule says."""
+"""The next round after its release sees a pod run; the run is too long only when it is longer than the rule says."""
 _UNITS: Final = 1_000_000
-"""Of a node: room for any number of paused pods, as where nodes offer spare units."""
+"""Units of a node: room for any number of paused pods, as on nodes that offer spare units."""
 
 
 class Timeline:
     """One play."""
 
     def __init__(self, nodes: Sequence[NodeSpec], queues: Queues, policy: str = "worth") -> None:
-        """Raises PlacementError for nodes and policies that cannot be."""
+        """Raises PlacementError for impossible nodes and unknown policies."""
         self.cluster = Cluster(policy)
         self.memory, self.queues = Memory(), queues
         self.courses: dict[str, Course] = {}
@@ -61,13 +61,13 @@ class Timeline:
         self._surplus = Surplus()
         self.now_s = 0.0
         self._tasks: dict[str, str] = {}
-        """Of a pod's uid, the task."""
+        """By a pod's uid: its task."""
         self._uids: defaultdict[str, set[str]] = defaultdict(set)
-        """Of a task, those of its pods."""
+        """By task: the uids of its pods."""
         self._wants: set[str] = set()
-        """Tasks of which pods do not run."""
+        """Tasks that have pods which do not run."""
         self._looks: list[float] = []
-        """When somebody will have waited or run for too long."""
+        """The times at which a pod will have waited or run for too long."""
         self._ends: list[tuple[float, int, str, int]] = []
         rules = (queues.default, *queues.by_name.values())
         self._ends_overruns = any(queue.overrun == "end" and queue.longest_run_s is not None for queue in rules)
@@ -84,7 +84,7 @@ class Timeline:
     def play(
         self, tasks: Iterable[Task], until_s: float, each_round: Callable[[float], None] = lambda _: None
     ) -> list[Course]:
-        """Let tasks come, in any order, and return what became of them at a time, or when nothing happens any more."""
+        """Let tasks come, given in any order; return their courses at `until_s`, or when nothing happens any more."""
         coming = sorted(tasks, key=lambda task: (task.arrive_s, task.name), reverse=True)
         round_s, did = -ROUND_S, False
         while True:
@@ -107,7 +107,7 @@ class Timeline:
         return list(self.courses.values())
 
     def _next_s(self, round_s: float, comes_s: float, *, did: bool) -> float:
-        """Return when something happens next: what has happened since the last round is decided with the next one."""
+        """Return when something happens next. The next round decides what has happened since the last one."""
         while self._ends and self._ends[0][3] != self.courses[self._ends[0][2]].turn:
             heapq.heappop(self._ends)
         times = [comes_s, self._ends[0][0] if self._ends else math.inf]
@@ -120,7 +120,7 @@ class Timeline:
         return min(times)
 
     def wanting(self) -> Iterator[Course]:
-        """Yield the tasks of which pods do not run."""
+        """Yield the courses of the tasks that have pods which do not run."""
         return (self.courses[name] for name in self._wants)
 
     def fits(self, task: Task) -> bool:
@@ -152,12 +152,12 @@ class Timeline:
         heapq.heappush(self._looks, since_s + self.queues.of(task.user).longest_wait_s)
 
     def step(self) -> bool:
-        """Decide, and do it; tell whether there was anything to do."""
+        """Decide one round and carry it out; tell whether there was anything to do."""
         self.rounds += 1
         return self.obey(decide(self.cluster, self.memory, self.queues, self.now_s))
 
     def obey(self, orders: Iterable[Order]) -> bool:
-        """Do what a round has decided; tell whether there was anything to do."""
+        """Carry out what a round has decided; tell whether there was anything to do."""
         touched: set[str] = set()
         for order in orders:
             if isinstance(order, Release):
@@ -181,7 +181,7 @@ class Timeline:
         return found
 
     def _change(self, uid: str, runs: bool) -> str:
-        """Have a pod run, or not, from now on; return its task."""
+        """Let a pod run, or not run, from now on; return its task."""
         course = self.courses[self._tasks[uid]]
         self._count(course)
         course.active[uid] = float(runs)
@@ -201,7 +201,7 @@ class Timeline:
         return course.task.name
 
     def _go_on(self, changed: set[str]) -> None:
-        """Have these tasks, and those beside them, go on as fast as they do now."""
+        """Update the speed of these tasks, and of the tasks beside them."""
         for uid, speed in self._surplus.speeds().items():
             course = self.courses[self._tasks[uid]]
             if course.active[uid] != speed:
@@ -237,7 +237,7 @@ class Timeline:
         course.since_s = self.now_s
 
     def _schedule(self, course: Course) -> None:
-        """Note when a task will have ended, as it goes now."""
+        """Note when a task will have ended at its present pace."""
         course.turn += 1
         if course.pace:
             ends_s = self.now_s + max(0.0, course.task.run_s - course.done_s) / course.pace

@@ -1,4 +1,4 @@
-"""What the courses of a play come to: how long tasks waited, what yielded, how much was used. Pure.
+"""Sums up the courses of a play: how long tasks waited, what yielded, how much was used. Pure.
 
 All of it follows from the steps of the courses: between two steps nothing changes, so the sums over time are exact.
 """
@@ -23,14 +23,14 @@ class Waits:
     """The tasks of one priority.
 
     Attributes:
-        priority: it.
+        priority: the priority of these tasks.
         tasks: how many there are.
         unstarted: of these, how many never began; they count as if they had begun when the play ended.
         median_s, p95_s, p99_s, longest_s: the wait until a task began.
         paused: how often one of their pods was paused.
         evicted: how many of their pods were evicted.
-        lost_device_s: work that was lost with them, in seconds of whole devices.
-        stopped_longest_s: for how long at most one that had begun did not run.
+        lost_device_s: work that the evictions lost, in seconds of whole devices.
+        stopped_longest_s: the longest time for which a task that had begun did not run.
     """
 
     priority: int
@@ -52,7 +52,7 @@ def wait_s(course: Course, end_s: float) -> float:
 
 
 def stopped_s(course: Course, end_s: float) -> float:
-    """Return for how long at a stretch a task that had begun did not run."""
+    """Return the longest stretch of time in which a task that had begun did not run."""
     longest, since_s = 0.0, None
     last_s = end_s if course.ended_s is None else course.ended_s
     for at_s, running in [*((step.at_s, step.running) for step in course.steps), (last_s, course.task.size)]:

@@ -1,1 +1,1 @@
-"""What the scheduler knows of the cluster."""
+"""Holds what the scheduler knows of the cluster."""

@@ -1,4 +1,4 @@
-"""What pods have been told to yield, until the API server shows that they do. Pure."""
+"""Remembers how pods have been told to yield, until the API server shows that they do. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class _Presumed:
 
 
 class Presumptions:
-    """What is presumed, by the pod's uid; each for as long as any other."""
+    """The presumptions by the pod's uid; all of them last for the same time."""
 
     def __init__(self) -> None:
         self._presumed: dict[str, _Presumed] = {}
-        """In the order in which it was presumed."""
+        """In the order in which they were made."""
 
     def put(self, pod: Pod, yields: str, until_s: float) -> Pod:
-        """Presume that a pod, as it counts now, yields so (Pod.yields); return it as the API server shows it."""
+        """Presume that a pod, as it counts now, yields this way (Pod.yields); return it as the API server shows it."""
         before = self._presumed.pop(pod.uid, None)
         shown = before.shown if before else pod.yields
         if yields != shown:
@@ -33,11 +33,11 @@ class Presumptions:
         return replace(pod, yields=shown)
 
     def drop(self, uid: str) -> None:
-        """Presume nothing of a pod."""
+        """Drop what is presumed of a pod."""
         self._presumed.pop(uid, None)
 
     def applied(self, pod: Pod) -> Pod:
-        """Return a pod as it counts, of one that the API server shows; what is shown is presumed no more."""
+        """Return a pod of the API server as it counts; a presumption that the API server shows is dropped."""
         presumed = self._presumed.get(pod.uid)
         if presumed is None or presumed.yields == pod.yields:
             self.drop(pod.uid)
@@ -45,7 +45,7 @@ class Presumptions:
         return replace(pod, yields=presumed.yields)
 
     def expire(self, now_s: float) -> list[tuple[str, str]]:
-        """Presume no more what was not seen in time; return the uids, and what the API server shows of them."""
+        """Drop presumptions that were not seen in time; return their uids with what the API server shows instead."""
         found = []
         for uid, presumed in self._presumed.items():
             if presumed.until_s > now_s:

@@ -1,4 +1,4 @@
-"""What a cluster's nodes would take if nobody were there: what can never fit, and where room is made soonest. Pure."""
+"""Computes what a cluster's nodes would take if empty: what can never fit, and where the least has to end. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWN_MAX: Final = 65_536
 
 
 def capacity_of(cluster: Cluster, memory: Memory) -> Capacity:
-    """Return what the nodes would take, as it was last looked at where they are still the same."""
+    """Return what the nodes would take; it is computed anew only when the nodes have changed."""
     known, state = memory.capacity, (cluster.seats, cluster.seats.generation, cluster.nodes_version)
     if known is None or known[0] != state:
         known = memory.capacity = state, Capacity(cluster)
@@ -46,14 +46,14 @@ class Capacity:
         )
         devices = sum(spec.devices for spec in specs)
         self.device_mib = self.total.device_mib // devices if devices else 0
-        """Of a device, on average."""
+        """The memory of a device, on average."""
         self.silent = sum(cluster.use(name) is None for name in cluster.names())
-        """Nodes that offer devices and whose agents do not report: what they would take is not counted."""
+        """Nodes that offer devices but have no agent that reports: what they would take is not counted."""
         self._board: Board | None = None
         self._can_hold: dict[object, int] = {}
 
     def can_hold(self, pods: Sequence[Pod]) -> bool:
-        """Tell whether pods would fit together if nobody else were there; of several kinds, each kind alone."""
+        """Tell whether pods would fit together on the empty nodes; of several kinds, each kind alone."""
         counts = Counter((pod.ask, pod.demands) for pod in pods)
         return all(self.holds(ask, demands, count) for (ask, demands), count in counts.items())
 
@@ -82,7 +82,7 @@ class Capacity:
         return devices * DEVICE_MILLI / max(1, self.total.device_milli)
 
     def holds(self, ask: PodAsk, demands: Demands, count: int) -> bool:
-        """Tell whether so many pods that ask for the same would fit together if nobody else were there."""
+        """Tell whether `count` pods that ask for the same would fit together on the empty nodes."""
         key = ask, demands
         if len(self._can_hold) >= _KNOWN_MAX:
             self._can_hold.clear()

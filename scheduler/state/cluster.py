@@ -1,8 +1,8 @@
-"""What is known of the cluster, and the board that follows from it. Pure: whoever watches tells it.
+"""Holds what is known of the cluster, and the board that follows from it. Pure: the observer tells it what it sees.
 
 A row of the board is a function of what is known of that node: the node and its pods as the API server has them, the
-devices and shares that its agent reports, and what is assumed. So it does not matter in which order one learns of them,
-and who starts anew comes to the same board.
+devices and shares that its agent reports, and what is assumed. So the order of the news does not matter, and a replica
+that starts anew comes to the same board.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.usage import NodeUse
 
 ASSUMED_S: Final = 30.0
-"""How long a choice is counted that nobody has seen bound."""
+"""How long a choice counts while the pod is not seen bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,49 +56,49 @@ class _Facts:
     use: NodeUse | None = None
     """None: its agent does not report."""
     pods: dict[str, Pod] = field(default_factory=dict)
-    """By uid, those that are bound there and have not ended."""
+    """By uid, the pods that are bound there and have not ended."""
     assumed: dict[str, Assumed] = field(default_factory=dict)
     """By the pod's uid."""
     gone: set[str] = field(default_factory=set)
-    """Uids of pods that have ended and whose shares the agent still tells of."""
+    """Uids of pods that have ended, while the agent still reports shares of them."""
     row: Row | None = None
-    """None: it is not on the board, it cannot take shares."""
+    """None: the node is not on the board, it cannot take shares."""
 
 
 class Cluster:
-    """The view. Not for several threads."""
+    """The view of the cluster. Not for several threads."""
 
     def __init__(self, policy: str = DEFAULT) -> None:
-        """Raises PlacementError for a policy that is not there."""
+        """Raises PlacementError for an unknown policy."""
         self._name = policy
         self._facts: defaultdict[str, _Facts] = defaultdict(_Facts)
         self._pods: dict[str, Pod] = {}
-        """By uid, all that have not ended."""
+        """By uid, all pods that have not ended."""
         self._assumed: dict[str, Assumed] = {}
         self._presumptions = Presumptions()
         self._company = Company()
         self._census = Census()
         self._changed: set[str] | None = None
-        """Uids of pods that have changed since `take_changed` was last asked; None: it never was."""
+        """Uids of pods that have changed since the last call of `take_changed`; None: it was never called."""
         self._gone: list[Pod] = []
-        """Members of gangs that live no more, as they were last seen, since `take_gone` was last asked."""
+        """Members of gangs that have gone since the last call of `take_gone`, as they were last seen."""
         self._contended: set[str] = set()
-        """Nodes on which somebody has waited for a device."""
+        """Nodes on which a share has waited for a device."""
         self._dirty: set[str] = set()
         self.seats = Seats({})
         self.version = 0
-        """Grows whenever an answer may be another one."""
+        """Grows whenever an answer may have changed."""
         self.nodes_version = 0
-        """Grows whenever the API server has a node otherwise."""
+        """Grows whenever a node of the API server has changed."""
         self.mix = self.expected()
         self.policy = Policy(policy, self.board, self.mix)
 
     @property
     def board(self) -> Board:
-        """Return the board as it is now; with a new model of devices it is another one."""
+        """Return the present board; a new model of devices makes it another one."""
         return self.seats.board
 
-    # What is told.
+    # What the observer tells.
 
     def set_node(self, node: Node) -> None:
         """Take a node as the API server has it."""
@@ -107,7 +107,7 @@ class Cluster:
         self._dirty.add(node.name)
 
     def remove_node(self, name: str) -> None:
-        """Take it that the API server has a node no more."""
+        """Note that the API server has a node no more."""
         self._facts[name].node = None
         self.nodes_version += 1
         self._dirty.add(name)
@@ -121,7 +121,7 @@ class Cluster:
         self._dirty.add(name)
 
     def measure(self, name: str, use: NodeUse) -> None:
-        """Take what an agent reports where only the numbers have changed. Counts at once."""
+        """Take an agent's report in which only the numbers have changed. It counts at once."""
         facts = self._facts[name]
         facts.use = use
         self._note_waits(name, use)
@@ -157,7 +157,7 @@ class Cluster:
                 self.forget(pod.uid)
 
     def remove_pod(self, uid: str) -> None:
-        """Take it that the API server has a pod no more, or that it has ended."""
+        """Note that the API server has a pod no more, or that the pod has ended."""
         pod = self._pods.pop(uid, None)
         if pod is not None:
             self._drop(pod)
@@ -190,7 +190,7 @@ class Cluster:
         return assumed
 
     def forget(self, uid: str, *, but_on: str = "") -> None:
-        """Count a choice no more, unless it is that node."""
+        """Stop counting the choice for a pod, unless it is the node `but_on`."""
         assumed = self._assumed.get(uid)
         if assumed is not None and assumed.node != but_on:
             del self._assumed[uid]
@@ -199,12 +199,12 @@ class Cluster:
             self._note_change(uid)
 
     def presume(self, uid: str, yields: str, now_s: float) -> None:
-        """Count a pod as yielding so (Pod.yields), until it is seen to do so or ASSUMED_S have passed."""
+        """Count a pod as yielding this way (Pod.yields), until it is seen to do so or ASSUMED_S have passed."""
         pod = self._pods[uid]
         if pod.yields != yields:
             self.set_pod(self._presumptions.put(pod, yields, now_s + ASSUMED_S))
 
-    # What follows.
+    # What follows from it.
 
     def settle(self, now_s: float) -> None:
         """Bring the board up to what is known at this time."""
@@ -246,7 +246,7 @@ class Cluster:
         return facts.node if facts else None
 
     def names(self) -> list[str]:
-        """Return the names of the nodes that offer devices to pods, or whose agent reports."""
+        """Return the names of the nodes that offer devices to pods, or that have an agent that reports."""
         return [
             name for name, facts in self._facts.items() if facts.node and (facts.use is not None or facts.node.units)
         ]
@@ -283,13 +283,13 @@ class Cluster:
         return self._pods.values()
 
     def take_changed(self) -> set[str]:
-        """Return the uids of pods that have changed, come or gone since this was last asked; at first of all."""
+        """Return the uids of pods that have changed, come or gone since the last call; the first call returns all."""
         changed = set(self._pods) if self._changed is None else self._changed
         self._changed = set()
         return changed
 
     def take_gone(self) -> list[Pod]:
-        """Return the members of gangs that live no more, as they were last seen, since this was last asked."""
+        """Return the members of gangs that have gone since the last call, as they were last seen."""
         gone, self._gone = self._gone, []
         return gone
 
@@ -311,7 +311,7 @@ class Cluster:
         return self._assumed.get(uid)
 
     def rest(self, pod: Pod, name: str) -> tuple[Rest, list[Running]] | None:
-        """Return what is left of a node for a pod, and who is there with shares; None: it takes no shares."""
+        """Return what is left of a node for a pod, and the pods with shares there; None: it takes no shares."""
         facts = self._facts.get(name)
         spec = self.seats.spec(name)
         if facts is None or facts.row is None or spec is None:

@@ -1,8 +1,9 @@
 """Reads lists of nodes and pods as a cluster has them (`kubectl get nodes -o json`), or as CSV (`trace.py`).
 
-Pods are read as the scheduler reads them; `nvidia.com/gpu` counts as whole devices, so that a cluster can be asked what
-would fit before it has shares. Pods that have ended are left out, and where a pod is bound does not matter. A file is
-anybody's: what cannot be is one line, and no text of it gets into that line as it is.
+Pods are read as the scheduler reads them. `nvidia.com/gpu` counts as whole devices, so that a user can see what would
+fit on a cluster that has no shares yet. Pods that have ended are left out, and where a pod is bound does not matter. A
+file may come from anywhere: what is impossible in it is refused with one line, and that line has no text of the file
+unescaped.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ MODEL: Final = "nvidia.com/gpu.product"
 MEMORY: Final = "nvidia.com/gpu.memory"
 COUNT: Final = "nvidia.com/gpu.count"
 REPLICAS: Final = "nvidia.com/gpu.replicas"
-"""Labels of NVIDIA's feature discovery; the memory is of each device, in MiB. A device that is cut into slices of time
-counts for each of them, and its model has SLICED at its end."""
+"""Labels of NVIDIA's feature discovery; the memory is of each device, in MiB. Under time slicing a device counts once
+for each slice, and its model ends with SLICED."""
 SLICED: Final = "-SHARED"
 _AMOUNT_MAX: Final = 2**31 - 1
 _WORD_MAX: Final = 2 * 253
@@ -42,7 +43,7 @@ _AGAIN: Final = "get it again with kubectl get {} -o json"
 
 
 def read_nodes(path: Path, told: Callable[[str], None] = lambda _: None) -> list[NodeSpec]:
-    """Return the nodes of a file; `told` hears of those with more devices than can be counted. Raises TraceError."""
+    """Return the nodes of a file; `told` gets a line about each with too many devices to count. Raises TraceError."""
     text = trace.load(path)
     items = _items(path, text, "Node")
     if items is None:
@@ -55,7 +56,7 @@ def read_nodes(path: Path, told: Callable[[str], None] = lambda _: None) -> list
 
 
 def read_pods(path: Path, refused: Callable[[str], None] = lambda _: None) -> list[NamedPod]:
-    """Return the pods of a file; `refused` is told of those that ask for what cannot be. Raises TraceError."""
+    """Return the pods of a file; `refused` gets a line about each that asks for the impossible. Raises TraceError."""
     text = trace.load(path)
     items = _items(path, text, "Pod")
     if items is None:
@@ -73,7 +74,7 @@ def read_pods(path: Path, refused: Callable[[str], None] = lambda _: None) -> li
 
 
 def _items(path: Path, text: str, kind: str) -> list[Object] | None:
-    """Return the objects of a list, or the one that there is; None: it is CSV."""
+    """Return the objects of a list, or the single object; None: the text is CSV."""
     again = _AGAIN.format("nodes" if kind == "Node" else "pods -A")
     begin = text.lstrip()[:16]
     if begin.startswith(("apiVersion:", "kind:", "items:", "---", "NAME ", "NAMESPACE ")):
@@ -128,14 +129,14 @@ def _pod(path: Path, item: Object) -> NamedPod | str | None:
 
 
 def _with_whole(ask: PodAsk, pod: Pod) -> PodAsk:
-    """Return what a pod asks for with its whole devices. Raises PlacementError.
+    """Return what a pod asks for, including its whole devices. Raises PlacementError.
 
-    Init containers that end before the others begin have theirs before: they count where they need more.
+    Init containers that end before the others begin have their devices earlier: they count only if they need more.
     """
     wanted = [count for _, count in pod.units]
     passing = max((count for _, count in pod.init_units), default=0)
     counts = [passing] if passing > sum(wanted) else wanted
-    # The label of a node's model has a dash where the driver, and who asks for it, has a space.
+    # A node's label has dashes in the name of a model; the driver, and pods that ask for the model, write spaces.
     models = frozenset(name.replace(" ", "-") for name in ask.models)
     shares = ask.shares + tuple(ShareAsk(1000, count) for count in counts)
     return replace(ask, shares=shares, models=models)

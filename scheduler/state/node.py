@@ -1,4 +1,4 @@
-"""What the scheduler needs of a node, out of the API server's JSON. Pure values."""
+"""Reads what the scheduler needs of a node from the API server's JSON. Pure values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ HOSTNAME: Final = "kubernetes.io/hostname"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node; its devices are the agent's to tell."""
+    """One node, without its devices: its agent reports these."""
 
     name: str
     cpu_milli: int
-    """For pods, as kubelet says."""
+    """Processors that are allocatable to pods, as kubelet says."""
     memory_mib: int
     units: int
     """Percents of devices that its device plugin offers to pods."""
@@ -27,7 +27,7 @@ class Node:
     """Its label kubernetes.io/hostname, which pods can select."""
     traits: Traits = NO_TRAITS
     domains: tuple[str, ...] = ()
-    """The rack, switch, zone and so on that it is in, as its labels say, the narrowest first; "": no such label."""
+    """Its rack, switch, zone and so on, as its labels say, the narrowest first; "": it has no such label."""
 
     def suits(self, demands: Demands) -> bool:
         """Tell whether pods that demand this may be bound to it."""
@@ -35,7 +35,7 @@ class Node:
 
 
 def read_node(item: object, resource: str = RESOURCE, domains: tuple[str, ...] = ()) -> Node | None:
-    """Return the node of an object from the API server; None when it is none.
+    """Return the node in an object from the API server; None: the object is no node.
 
     `domains`: the labels that name what a node shares with its neighbours, the narrowest first.
     """

@@ -1,7 +1,7 @@
-"""Which node has which row of the board, and what the board does not hold: usable devices, kubelet's units. Pure.
+"""Maps nodes to rows of the board, and holds what the board does not: usable devices, kubelet's units. Pure.
 
-A board has room for some nodes more than it was made for. What it has no place for, a node too many or a model that it
-does not know, needs a new one.
+A board has room for some more nodes than it was made for. A node beyond that, or a model that the board does not know,
+needs a new board.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Seats:
         self._units = np.zeros(capacity, dtype=np.int64)
 
     def have_place(self, specs: Mapping[str, NodeSpec]) -> bool:
-        """Tell whether these nodes can be put on the board as it is."""
+        """Tell whether this board has a place for these nodes."""
         known = self.board.models.names
         if any(spec.devices and spec.model not in known for spec in specs.values()) and len(known) < MODELS_MAX:
             return False
         return sum(name not in self._by_name for name in specs) <= len(self._free)
 
     def put(self, name: str, spec: NodeSpec, devices: Sequence[DeviceFacts], row: Row) -> bool:
-        """Put a node on the board; False: it is one model more than can be told apart, and takes no shares."""
+        """Put a node on the board; False: its model is one more than can be told apart, so it takes no shares."""
         if spec.devices and spec.model not in self.board.models.names:
             self.remove(name)
             return False
@@ -106,12 +106,12 @@ class Seats:
         return self._by_name[name]
 
     def spec(self, name: str) -> NodeSpec | None:
-        """Return a node as it would be without pods; None: it is not on the board."""
+        """Return a node without its pods; None: it is not on the board."""
         placed = self._placed.get(name)
         return placed[0] if placed else None
 
     def specs(self) -> dict[str, NodeSpec]:
-        """Return the nodes on the board as they would be without pods, by name, sorted."""
+        """Return the nodes on the board without their pods, by name, sorted."""
         return {name: self._placed[name][0] for name in sorted(self._placed)}
 
     def find(self, names: Sequence[str]) -> tuple[list[str], list[int]]:

@@ -1,8 +1,9 @@
-"""One node of the board: what is left of it, and who is where. Pure: a function of what is known of that node.
+"""Computes a node's row of the board: what is left of it, and which pods are where. Pure, from what is known of it.
 
-A share counts where the agent says that it is. Until it says so, it counts where it was chosen to be: the annotation
-of its pod, or what is assumed. Where nobody has chosen, it counts where the agent would put it: the fullest that fits.
-Whether it yields its time its pod says: that the agent has not paused it yet, or not resumed it yet, changes nothing.
+A share counts on the devices that the agent reports. Until it reports the share, the share counts on the devices that
+were chosen for it: in the annotation of its pod, or by what is assumed. If none were chosen, it counts where the agent
+would put it: on the fullest device that has room. The annotation of the pod says whether a share yields its time. It
+does not matter that the agent has not paused or resumed it yet.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.usage import DeviceFacts, DeviceUse, NodeUse, ShareUse
 
 MILLIPERCENT: Final = 100_000 // DEVICE_MILLI
-"""Of a milli."""
+"""Millipercent in one milli."""
 GONE: Final = "gone"
-"""What a pod yields (Pod.yields) while it is asked what there would be without it."""
+"""The value of Pod.yields during a trial without the pod."""
 _MIB: Final = 2**20
 
 Devices = tuple[tuple[int, ...], ...]
@@ -37,7 +38,7 @@ class Strain:
     """How much a device is used, in milli of it."""
 
     busy_milli: int
-    """What all that is there used: the most of the last second, minute and quarter of an hour."""
+    """What all shares there used: the highest of the averages over the last second, minute and quarter of an hour."""
     waited_milli: int
     """Time that shares waited there in the last minute, all of them together."""
     latency_milli: int
@@ -51,7 +52,7 @@ class Row:
     """What is left of a node."""
 
     cpu_milli: int
-    """Less than 0, as of all that is left, where more is promised than there is."""
+    """Below 0, like everything that is left, where more is promised than there is."""
     memory_mib: int
     uuids: tuple[str, ...]
     device_mib: int
@@ -64,11 +65,11 @@ class Row:
     places: Mapping[str, Devices]
     """By the pod's uid."""
     presumed: frozenset[str]
-    """Uids of pods of which nobody has said where they are: they count where the agent would put them."""
+    """Uids of pods without known devices: they count where the agent would put them."""
     homeless: frozenset[str]
-    """Uids of those among them that fit nowhere: they count with their processors alone."""
+    """Uids of the presumed pods that fit on no device: they count with processors and memory only."""
     units: int = 0
-    """Percents of devices that kubelet has left to count: a pod that is paused holds its own as others do."""
+    """Percents of devices that kubelet has left to count: a paused pod holds its percents like any other."""
 
     def bits_of(self, uid: str) -> int:
         """Return a bit for each device that a pod has."""
@@ -79,7 +80,7 @@ class Row:
         return tuple(tuple(self.uuids[index] for index in share) for share in devices)
 
     def measured(self, use: NodeUse) -> Row:
-        """Return the row with what the devices did since, all else unchanged."""
+        """Return the row with new measurements of its devices, all else unchanged."""
         strains = tuple(
             _strain(device, strain.latency_milli, strain.limits_milli)
             for strain, device in zip(self.strains, use.devices, strict=False)
@@ -88,7 +89,7 @@ class Row:
 
 
 class _Tally:
-    """Takes shares off devices."""
+    """The sums of a node's devices, from which shares are taken."""
 
     def __init__(self, device_mib: int, devices: int) -> None:
         self._device_mib = device_mib
@@ -96,14 +97,14 @@ class _Tally:
         self.latency_milli, self.limits_milli = [0] * devices, [0] * devices
 
     def take(self, share: ShareAsk, devices: Iterable[int], yields: str) -> None:
-        """Take a share that is to be there."""
+        """Take a share that is expected on these devices."""
         mib = self._device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
         limit = share.milli if share.limit_milli is None else share.limit_milli
         for device in devices:
             self._take(device, share.milli, mib, limit, share.share_class, yields)
 
     def take_used(self, share: ShareUse, device: int, yields: str) -> None:
-        """Take a share that is there."""
+        """Take a share that the agent reports on a device."""
         terms = share.terms
         mib = -(-terms.memory_limit_bytes // _MIB)
         milli, limit = terms.request_millipercent // MILLIPERCENT, terms.limit_millipercent // MILLIPERCENT
@@ -135,7 +136,7 @@ class _Tally:
 
     def _take(self, device: int, milli: int, mib: int, limit_milli: int, share_class: str, yields: str) -> None:
         self.free_mib[device] -= mib
-        if yields == "pause":  # its memory stays, its time is others'
+        if yields == "pause":  # it keeps its memory; its time is promised to others
             return
         self.free_milli[device] -= milli
         self.limits_milli[device] += milli if yields else limit_milli
@@ -169,7 +170,7 @@ def row_of(
     gone: Collection[str] = (),
     units: int = 0,
 ) -> Row:
-    """Return the row of a node: `pods` are bound there, `assumed` (by uid) are to come or to be told their devices.
+    """Return a node's row. `pods` are bound there; `assumed` (by uid) are sent there or have no devices annotated yet.
 
     `units`: percents of devices that kubelet counts, taken or not.
 
@@ -209,7 +210,7 @@ def row_of(
             tally.take(pod.ask.shares[index], found[index], pod.yields)
         places[pod.uid] = tuple(found)
     homeless = set()
-    for pod, found, missing in unplaced:  # after all of which somebody has said where they are
+    for pod, found, missing in unplaced:  # after all pods with known devices
         if not tally.put(pod.ask.shares, found, missing, usable & ~_neighbours(pod, everybody, places)):
             homeless.add(pod.uid)
         else:
@@ -238,14 +239,14 @@ def _strain(device: DeviceUse, latency_milli: int, limits_milli: int) -> Strain:
 
 
 def _positions(names: Names, positions: Mapping[str, int]) -> Devices:
-    """Return the indices of devices; none when one of them is not here."""
+    """Return the indices of devices; none when one of them is not on this node."""
     if not all(name in positions for share in names for name in share):
         return ()
     return tuple(tuple(sorted(positions[name] for name in share)) for share in names)
 
 
 def _neighbours(pod: Pod, others: Iterable[Pod], places: Mapping[str, Devices]) -> int:
-    """Return a bit for each device of this node that pods have which the pod wants to be apart from."""
+    """Return a bit for each device of this node with a pod on it from which this pod wants to be apart."""
     bits = 0
     for other in others if pod.anti_affinity else ():
         if (other.namespace, other.anti_affinity) == (pod.namespace, pod.anti_affinity) and other.uid != pod.uid:
@@ -257,7 +258,7 @@ def _neighbours(pod: Pod, others: Iterable[Pod], places: Mapping[str, Devices]) 
 def _found(
     pod: Pod, there: Mapping[tuple[str, str], list[int]], chosen: Devices
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Return the devices of each share of a pod, and which shares the agent does not tell of yet.
+    """Return the devices of each share of a pod, and the shares that the agent does not report yet.
 
     An init container's share is the one of the container that gets its units.
     """

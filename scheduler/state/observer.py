@@ -1,4 +1,4 @@
-"""Tells the view of the cluster what the API server and the agents say, as they say it."""
+"""Follows the API server and the agents' reports, and keeps the view of the cluster up to date."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.scheduler")
 
 PAGE: Final = 500
-"""Objects in an answer to a list: a page of pods is some megabytes."""
+"""Objects in one page of a list: a page of pods is some megabytes."""
 LIVE: Final = "status.phase!=Succeeded,status.phase!=Failed"
 TICK_S: Final = 0.25
-"""Between two looks at what agents have reported."""
+"""The time between two looks at what agents have reported."""
 BREATH: Final = 200
-"""Nodes whose numbers are taken before others have their turn."""
+"""Nodes from which numbers are taken before other tasks of the event loop run."""
 PATIENCE_S: Final = 10.0
-"""For agents to report after a start: the node of one that does not is avoided from then on."""
+"""The time that agents have to report after a start. From then on a node without a report is avoided."""
 
 
 class Observer:
-    """What one replica sees and hears."""
+    """The sources of one replica's view."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Observer:
         """Nodes that offer percents of devices to pods."""
         self._listed_s: float | None = None
         self._started = False
-        """It has been ready: a node that falls silent from then on is avoided, and waited for no more."""
+        """The scheduler has been ready: from then on a node that falls silent is avoided and no longer waited for."""
 
     async def follow_pods(self) -> None:
         """Take over pods as they change, for ever."""
@@ -93,7 +93,7 @@ class Observer:
             await asyncio.sleep(TICK_S)
 
     async def take_usage(self, now_s: float) -> None:
-        """Take over what agents have reported since."""
+        """Take over what agents have reported since the last call."""
         self._book.age(now_s)
         changes = self._book.take_changes()
         for name in changes.facts:

@@ -1,6 +1,6 @@
-"""What the scheduler needs of a pod, out of the API server's JSON. Pure values.
+"""Reads what the scheduler needs of a pod from the API server's JSON. Pure values.
 
-A pod's annotations are a tenant's text. What cannot be read of them is one clear refusal, and the pod still counts with
+A pod's annotations are text from a tenant. If they cannot be read, the pod gets one clear refusal; it still counts with
 its processors and memory.
 """
 
@@ -50,7 +50,7 @@ class Pod:
     """Where it is bound; empty: nowhere yet."""
     priority: int
     created: str
-    """When, as the API server writes it: sorts by time."""
+    """When it was created, as the API server writes it; this sorts by time."""
     ended: bool
     """Its containers have ended for good."""
     deleting: bool
@@ -59,7 +59,7 @@ class Pod:
     containers: tuple[str, ...] = ()
     """Of each share, the container that holds it."""
     early: tuple[tuple[str, int], ...] = ()
-    """Init containers that hold a share and end before the others begin: name, and the share whose devices they use."""
+    """Init containers with a share that end before the others begin: name, index of the share with their devices."""
     chosen: tuple[tuple[str, ...], ...] = ()
     """Of each share, the UUIDs that were chosen for it; empty: not all are chosen."""
     device_keys: tuple[str, ...] = ()
@@ -69,21 +69,21 @@ class Pod:
     anti_affinity: str = ""
     """Pods of the namespace with the same word are on no common device; empty: none."""
     gang: Gang | None = None
-    """None: it is of none."""
+    """None: it belongs to none."""
     gated: bool = False
-    """Nobody binds it before its gate is removed."""
+    """It has SharePod's scheduling gate: it is not bound before the gate is removed."""
     withheld: bool = False
-    """Others hold it by gates of theirs, as Kueue does until there is quota: it does not wait for us yet."""
+    """Other controllers hold it by gates, as Kueue does until there is quota: it does not wait for SharePod yet."""
     destined: str = ""
     """The node that its gate was removed for; empty once it is bound."""
     yields: str = ""
     """One of terms.YIELDS: what it does for others for the time being; empty: nothing."""
     demands: Demands = ANY_NODE
-    """What it demands of its node beside room."""
+    """What it demands of its node in addition to room."""
     controller: str = ""
-    """Uid of the object that makes another pod in its place; empty: nothing does."""
+    """Uid of the object that makes another pod in its place; empty: there is none."""
     preempts: bool = True
-    """Others may yield for it."""
+    """Other pods may yield for it."""
     running: bool = False
     """Its containers have started."""
     started: str = ""
@@ -118,7 +118,7 @@ class Pod:
 
 
 def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
-    """Return the pod of an object from the API server; None when it is none."""
+    """Return the pod in an object from the API server; None: the object is no pod."""
     found = pods.read_pod(item, resource)
     if found is None or not isinstance(item, dict):
         return None
@@ -156,7 +156,7 @@ def _unix_s(text: str) -> float:
 
 
 def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
-    """Raises TermsError, PlacementError."""
+    """Return a pod with its shares. Raises TermsError, PlacementError."""
     annotations, names = found.annotations, [one.name for one in found.all_containers]
 
     def held(asking: Iterable[Container]) -> list[tuple[str, PodTerms]]:
@@ -214,9 +214,10 @@ def _beside(shares: list[ShareAsk], terms: list[PodTerms]) -> None:
 
 
 def _carry(shares: list[ShareAsk], passing: ShareAsk, begun: Collection[int]) -> int:
-    """Return the share on whose devices an init container runs, made large enough for it.
+    """Return the index of the share that lends its devices to an init container; make that share large enough for it.
 
-    It has ended before the others begin, but for sidecars that have `begun`: kubelet gives its units to one of those.
+    The init container has ended before the other containers begin, except for sidecars that have `begun`. So kubelet
+    gives its units to one of the others.
     """
     fitting = [index for index, share in enumerate(shares) if share.devices == passing.devices and index not in begun]
     if not fitting:
@@ -266,7 +267,7 @@ def _effective(found: pods.Pod, name: str, read: Callable[[str], int]) -> int:
 
 
 def device_annotations(pod: Pod, devices: tuple[tuple[str, ...], ...]) -> dict[str, str | None]:
-    """Return the annotations that tell a pod's devices, with None for those of before that are to go."""
+    """Return the annotations that name a pod's devices, with None for earlier ones that are to be removed."""
     holders = list(zip(pod.containers, devices, strict=True)) + [(name, devices[index]) for name, index in pod.early]
     texts = {name: ",".join(uuids) for name, uuids in holders if name}
     fresh: dict[str, str | None] = dict.fromkeys(pod.device_keys)

@@ -1,9 +1,9 @@
-"""Reads lists of nodes and pods: CSV as openb has it, plain or gzip'ed. A line that cannot be is named, none is used.
+"""Reads lists of nodes and pods: CSV as openb has it, plain or gzip'ed. After one impossible line no line is used.
 
 Nodes: `sn, cpu_milli, memory_mib, gpu, model`. Pods: `name, cpu_milli, memory_mib, num_gpu, gpu_milli` and, if there,
 `gpu_spec` (models, `|` between them; empty: any) and `gpu_limit_milli` (empty: no more than `gpu_milli`). Pods that
 come and go: also `creation_time, deletion_time` in seconds (no deletion: it stays) and, if there, `user`, `priority`,
-`qos`, `gang_size`, `gang_min` (a gang's members are one line). Further columns are passed over.
+`qos`, `gang_size`, `gang_min` (a gang's members are one line). Further columns are ignored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TimedPod:
 
     pod: NamedPod
     user: str
-    """Its queue; empty: nobody's in particular."""
+    """Its queue; empty: none in particular."""
     priority: int
     came_s: float
     ended_s: float | None

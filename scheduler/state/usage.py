@@ -1,8 +1,8 @@
-"""What the agents of the nodes have told: devices, the shares on them, what they really use. Pure: `now_s` is given.
+"""Keeps what the agents have reported: devices, the shares on them, what these really use. Pure: `now_s` is given.
 
-The values are frozen and replaced whole, so that who holds one sees no change under its hands. What is rare (facts,
-terms) is apart from what changes every second (numbers): a report of ten thousand nodes a second makes few new objects,
-and who places pods need not look at a node of which only the numbers have changed. A report counts whole or not at all.
+The values are frozen and replaced whole, so that a value that other code holds never changes. What changes rarely
+(facts, terms) is apart from what changes every second (numbers). So reports of ten thousand nodes a second make few new
+objects, and placement can skip a node on which only the numbers have changed. A report counts whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FORGOTTEN_S: Final = 3600.0
 DEVICES_MAX: Final = 128
 """Devices of a node: 16 GPUs in seven instances each are 112."""
 SHARES_MAX: Final = 4096
-"""Shares of a node, one on several devices counted for each."""
+"""Shares of a node; a share on several devices counts once for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareTerms:
-    """What a share holds of one device, and for whom. The texts are empty where it is for no pod."""
+    """What a share holds of one device, and the pod that it is for. The texts are empty if it is for no pod."""
 
     id: str
     pod_uid: str
@@ -63,11 +63,11 @@ class DeviceFacts:
     uuid: str
     model: str
     memory_total_bytes: int
-    """0: it does not say."""
+    """0: not known."""
     healthy: bool
     health_reason: str
     offered: bool
-    """The device plugin gives it out; False as long as it has not said."""
+    """The device plugin gives it out; False until the device plugin has said so."""
     numa_node: int
     """-1: not known."""
     nvlink_peers: tuple[int, ...]
@@ -76,14 +76,14 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNumbers:
-    """What a device does: memory of everybody; time that shares used, in 1/1000 %."""
+    """What is measured on a device: memory in use by all processes; time that shares used, in 1/1000 %."""
 
     memory_used_bytes: int = 0
     used_1s_millipercent: int = 0
     used_1m_millipercent: int = 0
     used_15m_millipercent: int = 0
     waited_1m_millipercent: int = 0
-    """Contention: time that its shares waited, all together; above 100 % when several wait at once."""
+    """Contention: the time that its shares waited, added up; above 100 % when several wait at once."""
 
 
 NO_NUMBERS: Final = DeviceNumbers()
@@ -100,7 +100,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Who tells."""
+    """The node that reports, and the version of its agent."""
 
     name: str
     version: str
@@ -108,7 +108,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """A node as its agent last told it, by index of the devices."""
+    """A node as its agent last reported it; its devices are in the order of their indices."""
 
     facts: NodeFacts
     devices: tuple[DeviceUse, ...]
@@ -125,7 +125,7 @@ class NodeUse:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One message of an agent, each value of it checked. With `node` it is complete, else it tells what has changed."""
+    """One message of an agent, with all values checked. With `node` it is complete, else it tells what has changed."""
 
     node: NodeFacts | None = None
     devices: tuple[DeviceFacts, ...] = ()
@@ -182,12 +182,12 @@ class UsageBook:
         return tuple(self._entries)
 
     def node(self, name: str) -> NodeUse | None:
-        """Return what a node last told, however long ago; None: it has told nothing, or is forgotten."""
+        """Return what a node last reported, however long ago; None: it has reported nothing, or is forgotten."""
         entry = self._entries.get(name)
         return entry.node if entry else None
 
     def silent_s(self, name: str, now_s: float) -> float | None:
-        """Return for how long a node has told nothing; None: it is not known."""
+        """Return for how long a node has reported nothing; None: it is not known."""
         entry = self._entries.get(name)
         return max(0.0, now_s - entry.heard_s) if entry else None
 
@@ -197,7 +197,7 @@ class UsageBook:
         return silent_s is not None and silent_s <= SILENT_S
 
     def apply(self, name: str, report: Report, now_s: float) -> None:
-        """Take what a node told. Raises UsageRefused when it does not fit what is known, and changes nothing."""
+        """Take a node's report. Raises UsageRefused, and changes nothing, if it does not fit what is known."""
         entry = self._entries.get(name)
         if report.node is not None:
             if report.node.name != name:
@@ -216,7 +216,7 @@ class UsageBook:
         self._hear(name, now_s)
 
     def age(self, now_s: float) -> None:
-        """Find the nodes that have fallen silent, and forget those that are for too long; every second or so."""
+        """Mark nodes that have fallen silent, and forget those silent for too long; to be called about every second."""
         for name, entry in list(self._entries.items()):
             silent_s = now_s - entry.heard_s
             if silent_s > FORGOTTEN_S:

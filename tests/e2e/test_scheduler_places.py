@@ -1,4 +1,4 @@
-"""With gates, pods are released where their shares fit, and they run on the devices that were chosen for them."""
+"""Test that with gates, pods are released where their shares fit, and run on the devices chosen for them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def _empty(two_nodes: SharePodNodes) -> None:
 
 @pytest.fixture
 def halves(two_nodes: SharePodNodes) -> Iterator[list[Object]]:
-    """Put 60 % on each of both nodes' two devices: 80 units of each node are left, and nowhere 60 on one device."""
+    """Put 60 % on each of both nodes' two devices: each node has 80 units left, but no device has 60 left."""
     pods = [idle(f"half-{node}-{n}", 60, nodeName=node) for node in NODES for n in range(2)]
     with two_nodes.pods(*pods) as started:
         for node, shares in two_nodes.listed().items():
@@ -46,7 +46,7 @@ def halves(two_nodes: SharePodNodes) -> Iterator[list[Object]]:
 
 
 def devices_of(two_nodes: SharePodNodes) -> dict[str, list[str]]:
-    """Return by pod uid the devices that its share is really on."""
+    """Return by pod uid the devices that the pod's share is really on."""
     return {
         share["labels"]["pod_uid"]: sorted(device["device_uuid"] for device in share["devices"])
         for shares in two_nodes.listed().values()
@@ -55,7 +55,7 @@ def devices_of(two_nodes: SharePodNodes) -> dict[str, list[str]]:
 
 
 def assert_as_chosen(two_nodes: SharePodNodes, pods: list[Object]) -> None:
-    """Every pod has its devices written, and its share is on them."""
+    """Assert that every pod has its devices in its annotation, and its share on them."""
     pods = two_nodes.kubectl.get_pods(*(pod["metadata"]["name"] for pod in pods))
     chosen = {pod["metadata"]["uid"]: sorted(pod["metadata"]["annotations"][DEVICE].split(",")) for pod in pods}
     real = devices_of(two_nodes)
@@ -63,7 +63,7 @@ def assert_as_chosen(two_nodes: SharePodNodes, pods: list[Object]) -> None:
 
 
 def assert_none_too_full(two_nodes: SharePodNodes, paused: str = "") -> None:
-    """No device's time is promised twice; what a paused pod holds does not count."""
+    """Assert that no device's time is promised twice; what a paused pod holds does not count."""
     for node, shares in two_nodes.listed().items():
         held: Counter[str] = Counter()
         for share in shares:
@@ -91,7 +91,7 @@ def test_what_fits_on_no_device_waits_with_a_reason_and_gets_the_first_that_is_f
 
 @contextmanager
 def waiting(two_nodes: SharePodNodes, gates: Gates, pod: Object) -> Iterator[str]:
-    """Make a pod that finds no place, and yield why; at the end it is gone."""
+    """Create a pod that finds no place; yield the reason; delete the pod at the end."""
     name = pod["metadata"]["name"]
     two_nodes.kubectl.apply_objects(pod)
     try:
@@ -110,7 +110,7 @@ def test_a_node_whose_agent_hangs_gets_no_pods_until_it_reports_again(two_nodes:
             wait_until("each replica notices", lambda: gates.metric(NODES_BY, state="silent") == [1, 1], 60)
             assert node.offers(200), "kube-scheduler alone sees room"
             why = cleared.enter_context(waiting(two_nodes, gates, there))
-            assert why == "no room for 30 percent on nodes whose agents report, nodes without: 1"
+            assert why == "no room for 30 percent on nodes with a reporting agent, nodes without: 1"
             for pod in cleared.enter_context(two_nodes.pods(*elsewhere)):
                 assert pod["spec"]["nodeName"] == "node1", "there is as much room on the other"
         wait_until("each replica hears it", lambda: gates.metric(NODES_BY, state="reporting") == [2, 2], 60)
@@ -140,7 +140,7 @@ for address in sorted({place[4][0] for place in socket.getaddrinfo(host, port)})
         except grpc.RpcError as error:
             print(error.code().name, error.details())
 """
-"""Tells each replica, from the agent's own place, that a node has no devices."""
+"""A program that reports to each replica, from the agent's own container, that another node has no devices."""
 
 
 def test_who_tells_of_a_node_that_is_not_its_own_is_not_believed_and_is_seen(

@@ -1,5 +1,5 @@
-/* How many pods that ask for the same a node takes: what gangs are planned by. An upper bound where a pod has several
- * shares: each is looked at as if the others asked for no devices.
+/* Counts how many pods with the same request a node takes; gangs are planned by this. It is an upper bound for pods
+ * with several shares: each share is counted as if the others asked for no devices.
  */
 #include "scheduler/placement/csrc/placement.h"
 
@@ -7,8 +7,8 @@ static int32_t least(int64_t one, int64_t other) {
   return (int32_t)(one < other ? one : other);
 }
 
-/* How many copies of a share there is room for. Each copy needs `devices` different ones, so that one device helps
- * with no more than all copies. */
+/* How many copies of a share there is room for. Each copy needs `devices` different devices, so a device takes part in
+ * each copy once at most. */
 static int32_t share_copies(const struct sp_node *node, const struct sp_share *share, uint16_t allowed) {
   int32_t mib = share->mib >= 0 ? share->mib : (int32_t)((int64_t)node->device_mib * share->milli / SP_DEVICE_MILLI);
   int32_t room[SP_NODE_DEVICES] = {0}, sum = 0;
@@ -29,7 +29,7 @@ static int32_t share_copies(const struct sp_node *node, const struct sp_share *s
   return 0;
 }
 
-/* For each candidate, how many of them it takes; 0 for a node that is not there. */
+/* Fills, for each candidate, how many such pods it takes; 0 for a node that is not there. */
 void sp_copies(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
                const struct sp_ask *ask, int32_t *copies) {
   for (int32_t i = 0; i < count; i++) {

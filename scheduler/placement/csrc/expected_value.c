@@ -1,4 +1,4 @@
-/* What the rest of a node is worth to the pods that are expected: see policy.py for what it means. */
+/* Computes what the rest of a node is worth to the pods that are expected; policy.py explains this worth. */
 #include "scheduler/placement/csrc/placement.h"
 
 #include <string.h>
@@ -6,13 +6,13 @@
 _Static_assert((SP_STEPS - 1) * SP_STEP_MILLI == SP_DEVICE_MILLI, "a step for every residue of a device");
 _Static_assert(SP_PRICES % 4 == 0, "prices are compared four at a time");
 
-/* What a device is worth of which so much is left, at each price. */
+/* The worth, at each price, of a device that has `left_milli` left. */
 static const float *worth_at(const struct sp_policy *policy, int32_t model, int32_t left_milli) {
   int32_t step = left_milli > 0 ? left_milli / SP_STEP_MILLI : 0;
   return policy->worth + ((int64_t)model * SP_STEPS + step) * SP_PRICES;
 }
 
-/* How many pods of a kind that takes several devices an otherwise full cluster could put where so many are open. */
+/* How many pods of a kind fit where so many devices are open and so many processors are left. */
 static int64_t copies(int64_t cpu_milli, int32_t open, int64_t kind_cpu_milli, int32_t kind_devices) {
   int64_t count = kind_devices > 1 ? open / kind_devices : open;
   return kind_cpu_milli * count > cpu_milli ? cpu_milli / kind_cpu_milli : count;
@@ -25,7 +25,7 @@ static int32_t open_devices(const struct sp_node *node, int32_t milli) {
   return open;
 }
 
-/* How many pods of each kind would fit, were they alone; 0 for kinds that take one device or none. */
+/* Fills how many pods of each kind would fit alone; 0 for kinds that take one device or none. */
 void sp_rooms(const struct sp_node *nodes, int32_t count, const struct sp_kind *kinds, int32_t kinds_count,
               int64_t *rooms) {
   int32_t first = 0; /* kinds are sorted: those that take several devices come last */
@@ -47,7 +47,7 @@ void sp_rooms(const struct sp_node *nodes, int32_t count, const struct sp_kind *
   }
 }
 
-/* Puts one kind among those of its width, the last of a model, by the processors that it needs. */
+/* Inserts a kind into the last width of a model, sorted by the processors that the kinds need. */
 static void add_wide(const struct sp_kind *kind, struct sp_wide *wide, struct sp_width *width) {
   int32_t at = width->first + width->count++;
   for (; at > width->first && wide[at - 1].cpu_milli > kind->cpu_milli; at--)
@@ -55,8 +55,8 @@ static void add_wide(const struct sp_kind *kind, struct sp_wide *wide, struct sp
   wide[at] = (struct sp_wide){kind->cpu_milli, kind->wanted * kind->milli * kind->devices};
 }
 
-/* Gathers for each model what a decision needs of the kinds that take several devices and that are scarce. There has
- * to be room for each kind and model. Returns how many were gathered. */
+/* Gathers for each model what a decision needs of the kinds that take several devices and have scarce room. The arrays
+ * need an entry for each kind and model. Returns how many kinds were gathered. */
 int32_t sp_gather_wide(struct sp_policy *policy, int32_t models, struct sp_wide *wide, struct sp_width *widths) {
   int32_t wides = 0, count = 0;
   policy->wide = wide;
@@ -82,11 +82,11 @@ int32_t sp_gather_wide(struct sp_policy *policy, int32_t models, struct sp_wide 
   return wides;
 }
 
-/* What a room for one of each kind counts of which so many fit with those processors. */
+/* The weight of those kinds of a width of which `copies` pods fit with so many processors. */
 static double weight_of(const struct sp_wide *wide, int32_t count, int64_t copies, int64_t cpu_milli) {
   if (wide[count - 1].cpu_milli * copies <= cpu_milli)
     return wide[count - 1].weight;
-  int32_t fit = 0; /* kinds before this one do; the first of those that do not is at fit + count, or before */
+  int32_t fit = 0; /* kinds before index `fit` fit; the first that does not is at fit + count, or before */
   while (count > 0) {
     int32_t half = count / 2;
     if (wide[fit + half].cpu_milli * copies <= cpu_milli) {
@@ -99,8 +99,8 @@ static double weight_of(const struct sp_wide *wide, int32_t count, int64_t copie
   return fit > 0 ? wide[fit - 1].weight : 0;
 }
 
-/* What room for pods that take several devices counts, with `taken` of which `rest` would be left; -1: as it is. A
- * kind of which n fit is one of which 1 fits, and 2, up to n. */
+/* The worth of the room for pods that take several devices, if device `taken` had `rest` left; -1: the node unchanged.
+ * A kind of which n pods fit counts n times: as one of which 1 fits, 2 fit, and so on up to n. */
 static double worth_of_wide(const struct sp_work *work, int32_t taken, int32_t rest) {
   const struct sp_policy *policy = work->policy;
   const struct sp_node *node = &work->node;
@@ -120,7 +120,7 @@ static double worth_of_wide(const struct sp_work *work, int32_t taken, int32_t r
   return sum;
 }
 
-/* Whether the room for pods that take several devices is another with the rest of a device. */
+/* Whether the room for pods that take several devices shrinks when a device has `rest` instead of `left`. */
 static int is_narrower(const struct sp_work *work, int32_t left, int32_t rest) {
   const struct sp_policy *policy = work->policy;
   for (int32_t w = policy->widths[work->node.model]; w < policy->widths[work->node.model + 1]; w++)
@@ -129,8 +129,8 @@ static int is_narrower(const struct sp_work *work, int32_t left, int32_t rest) {
   return 0;
 }
 
-/* Adds up the devices of the work's node. The tables are floats and sums are doubles: nothing is rounded, so the order
- * of changes leaves no trace. */
+/* Adds up the worth of the devices of the work's node. The tables are floats and the sums are doubles: nothing is
+ * rounded, so the order of changes does not matter. */
 void sp_worth_begin(struct sp_work *work) {
   memset(work->sum, 0, sizeof work->sum);
   for (int32_t i = 0; i < work->node.devices; i++) {
@@ -155,9 +155,9 @@ void sp_worth_changed(struct sp_work *work, int32_t from_milli, int32_t to_milli
     work->sum[price] = work->sum[price] - (double)from[price] + (double)to[price];
 }
 
-/* The least, over the prices of a processor, of what processors and devices are worth apart: what they are worth
- * together, when pods could be cut (Lagrange). A price that is too low makes the devices dear, one too high the rest.
- */
+/* The least, over the prices of a processor, of the sum of what processors and devices are worth separately. This is
+ * what they are worth together if pods could be cut (Lagrange). A price that is too low makes the devices dear; a price
+ * that is too high makes the processors dear. */
 static double least_of(const double *restrict cpu, const double *restrict sum, const float *restrict from,
                        const float *restrict to) {
   double least[4];
@@ -195,8 +195,8 @@ void sp_worths_with(const struct sp_work *work, struct sp_step step, uint16_t de
   }
 }
 
-/* One more offer: with its part as probability a pod of each kind comes, and is taken when that is worth more than
- * what the room that it takes is worth after. */
+/* Adds one more offer: a pod of each kind comes, with the kind's part as its probability. It is taken if it is worth
+ * more than its room is worth to the offers after it. */
 static void one_more_offer(const double *worth, double *next, const struct sp_kind *kinds, int32_t count, int32_t model,
                            double price) {
   for (int32_t step = 0; step < SP_STEPS; step++)
@@ -215,7 +215,7 @@ static void one_more_offer(const double *worth, double *next, const struct sp_ki
   }
 }
 
-/* Fills [model][step][price] for a device that so many offers come to. */
+/* Fills [model][step][price] with the worth of a device to which so many pods are offered. */
 void sp_fill_worth(float *tables, const double *prices, int32_t models, const struct sp_kind *kinds, int32_t count,
                    int32_t offers) {
   for (int32_t model = 0; model < models; model++) {

@@ -1,4 +1,4 @@
-/* Does a pod fit a node, on which devices, and at what cost: see placement.h. */
+/* Decides whether a pod fits on a node, on which devices, and at what cost: see placement.h. */
 #include "scheduler/placement/csrc/placement.h"
 
 #include <math.h>
@@ -33,7 +33,8 @@ static void take_on(struct sp_work *work, struct sp_step step, int32_t device) {
     sp_worth_changed(work, left, node->left_milli[device]);
 }
 
-/* Adds up what a pod takes of each device in 64 bits: shares of one pod may be on one device. */
+/* Takes a pod's request from a node (sign 1) or gives it back (sign -1). The sums are in 64 bits, as several shares of
+ * a pod may be on one device. */
 static int32_t change(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices, int64_t sign) {
   int64_t milli[SP_NODE_DEVICES], mib[SP_NODE_DEVICES];
   int64_t cpu = node->cpu_milli - sign * ask->cpu_milli, memory = node->memory_mib - sign * ask->memory_mib;
@@ -72,7 +73,7 @@ int32_t sp_give_back(struct sp_node *node, const struct sp_ask *ask, const uint1
   return change(node, ask, devices, -1);
 }
 
-/* Of the open devices, those that have room for a share; why not when they are too few. */
+/* Finds the open devices that have room for a share; if they are too few, returns why. */
 static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share *share, uint16_t open,
                                uint16_t *found) {
   int32_t mib = share_mib(node, share), there = 0, with_time = 0, with_both = 0;
@@ -96,7 +97,7 @@ static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share
   return with_both < share->devices ? SP_NO_DEVICE_MEMORY : SP_FITS;
 }
 
-/* Fills for each of the open devices the earliest that is just like it; returns those that are. */
+/* Fills, for each open device, the earliest open device that is just like it; returns the set of these earliest. */
 static uint16_t distinct(const struct sp_node *node, uint16_t open, int8_t *like) {
   uint16_t found = 0;
   for (int8_t i = 0; i < node->devices; i++) {
@@ -112,7 +113,8 @@ static uint16_t distinct(const struct sp_node *node, uint16_t open, int8_t *like
   return found;
 }
 
-/* What a share makes of the node on each of the devices, and what is left of each: the less of both the better. */
+/* Fills, for each of the devices, the node's potential with the share on it, and what is left of the device. Of both,
+ * less is better. */
 static void prospects(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after, int32_t *left) {
   const struct sp_node *node = &work->node;
   int by_node = sp_by_node(work->policy);
@@ -126,7 +128,7 @@ static void prospects(const struct sp_work *work, struct sp_step step, uint16_t 
   }
 }
 
-/* Takes a step on the device where it costs least; of equal ones on that with least left, with SP_SPREAD with most. */
+/* Takes a step on the device where it costs least; among equals on the one with least left, under SP_SPREAD most. */
 static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t open, const double *extra) {
   double after[SP_NODE_DEVICES];
   int32_t left[SP_NODE_DEVICES], best = -1;
@@ -144,13 +146,13 @@ static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t
   return best;
 }
 
-/* What a share costs on each device for what is measured and promised there. */
+/* Fills what a share costs on each device for measured use and promises. */
 static void extras(const struct sp_work *work, const struct sp_share *share, double *extra) {
   for (int32_t i = 0; i < work->node.devices; i++)
     extra[i] = work->node.known & SP_USE_KNOWN ? sp_device_extra(work->policy, &work->site->use[i], share) : 0;
 }
 
-/* Takes a share on the set of open devices that is cheapest with what its pairs cost. */
+/* Takes a share on the set of open devices that is cheapest, including the cost of its pairs. */
 static uint16_t take_set(struct sp_work *work, const struct sp_share *share, struct sp_step step, uint16_t open,
                          const double *extra) {
   double after[SP_NODE_DEVICES];
@@ -166,7 +168,7 @@ static uint16_t take_set(struct sp_work *work, const struct sp_share *share, str
   return devices;
 }
 
-/* Each share where it costs least, one after the other. */
+/* Places each share where it costs least, one after the other. */
 static enum sp_verdict choose(struct sp_work *work, const struct sp_ask *ask, uint16_t allowed, uint16_t *devices) {
   double extra[SP_NODE_DEVICES];
   for (int32_t i = 0; i < ask->shares; i++) {
@@ -193,10 +195,10 @@ struct search {
   struct sp_node *node;
   uint16_t allowed;
   uint16_t *devices;
-  int32_t steps; /* that are left: a pod may be a riddle */
+  int32_t steps; /* that are left: some pods would take too long */
 };
 
-/* Any way to place what is left of share `i` on devices from `from` on, and all shares after it. */
+/* Finds any way to place the rest of share `i` on devices from `from` on, and all shares after it. */
 static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t from) {
   if (i == search->ask->shares)
     return 1;
@@ -226,8 +228,8 @@ static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t 
   return 0;
 }
 
-/* One share after the other may leave no room for a later one where another order does: then any way that fits is
- * taken. */
+/* Placing one share after the other may leave no room for a later share, although another choice would. Then any way
+ * that fits is taken. */
 static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_ask *ask, uint16_t allowed,
                                         uint16_t *devices) {
   if (ask->shares < 2)
@@ -248,7 +250,7 @@ static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_as
   return SP_FITS;
 }
 
-/* What a place costs beside what is taken: for what is measured and promised there, and for links that are missing. */
+/* What a place costs on top of the room that is taken: for measured use, promises and missing links. */
 static double extra_of(const struct sp_work *work, const struct sp_ask *ask, const uint16_t *devices) {
   double sum = 0;
   for (int32_t i = 0; i < ask->shares && work->node.known; i++) {
@@ -261,7 +263,7 @@ static double extra_of(const struct sp_work *work, const struct sp_ask *ask, con
   return sum;
 }
 
-/* What can be told without placing anything: most nodes of a full cluster are. */
+/* The verdict without placing anything: it already refuses most nodes of a full cluster. */
 static enum sp_verdict at_first_sight(const struct sp_node *node, const struct sp_ask *ask, uint16_t allowed) {
   uint16_t open;
   if (!node->there)
@@ -301,7 +303,7 @@ static void judge(const struct sp_node *node, const struct sp_site *site, const 
   choice->cost = sp_cost(policy, node, &work.node, before, after, extra);
 }
 
-/* Candidates come in any order: what the processor would not foresee is on its way when it is needed. */
+/* Returns a candidate and prefetches a later one: candidates come in any order, which the processor cannot predict. */
 static const struct sp_node *candidate(const struct sp_node *nodes, const int32_t *candidates, int32_t i,
                                        int32_t count) {
   if (i + AHEAD < count)
@@ -320,7 +322,7 @@ void sp_rank(const struct sp_node *nodes, const struct sp_site *sites, const int
   }
 }
 
-/* The verdicts of sp_rank alone. They are the same under every rule, so the one that costs least to follow is. */
+/* Fills only the verdicts of sp_rank. They are the same under every rule, so the cheapest rule is used. */
 void sp_fit(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
             const struct sp_ask *ask, int32_t *verdicts) {
   static const struct sp_policy any = {.rule = SP_BINPACK};
@@ -338,8 +340,8 @@ void sp_fit(const struct sp_node *nodes, const int32_t *candidates, const uint16
   }
 }
 
-/* The position of the least cost, of equal ones that of the earliest node, whatever the order of the candidates; -1:
- * none fits. */
+/* The position of the least cost, among equals that of the earliest node, whatever the order of the candidates; -1:
+ * no node fits. */
 int32_t sp_best(const struct sp_choice *choices, const int32_t *candidates, int32_t count) {
   int32_t best = -1;
   for (int32_t i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-/* Which devices of a node a pod's shares would get, and what that would cost the cluster.
+/* Declares the placement kernels: which devices of a node a pod's shares would get, and what that costs the cluster.
  *
  * Pure: no clock, no I/O, no memory of its own. Callers own every array. Time is in thousandths of a device
  * ("milli"), processors in thousandths of one, memory in MiB.
@@ -16,20 +16,20 @@
 #define SP_STEPS        101
 #define SP_STEP_MILLI   10
 #define SP_DEVICE_MILLI 1000
-#define SP_LIMITS_MILLI 32000 /* of limits on one device count */
-#define SP_USE_KNOWN    1     /* of a node's site: of each device, */
-#define SP_LINKS_KNOWN  2     /* and between them */
+#define SP_LIMITS_MILLI 32000 /* the most that counts of the limits on one device */
+#define SP_USE_KNOWN    1     /* the node's site has the use of each device, */
+#define SP_LINKS_KNOWN  2     /* and the links between them */
 
-/* Why a node cannot take a pod; the first that holds, in this order. */
+/* Why a node cannot take a pod; the first reason that holds, in this order. */
 enum sp_verdict {
   SP_FITS,
-  SP_NO_NODE,          /* there is none at that index */
+  SP_NO_NODE,          /* there is no node at that index */
   SP_NO_CPU,           /* of the node */
   SP_NO_MEMORY,        /* of the node */
   SP_NO_MODEL,         /* its devices are of a model that the pod does not take */
   SP_FEW_DEVICES,      /* it has fewer devices, usable for this pod, than a share asks for */
-  SP_NO_TIME,          /* too few devices have so much left */
-  SP_NO_DEVICE_MEMORY, /* too few devices have so much memory left, too */
+  SP_NO_TIME,          /* too few devices have the share's time left */
+  SP_NO_DEVICE_MEMORY, /* too few of these have its memory left, too */
 };
 
 /* All zero: there is no node. */
@@ -43,18 +43,18 @@ struct sp_node {
   int32_t known;      /* bits SP_..._KNOWN: what its site tells */
   int32_t free_milli[SP_NODE_DEVICES];
   int32_t free_mib[SP_NODE_DEVICES];
-  int32_t left_milli[SP_NODE_DEVICES]; /* as a part of the time or of the memory, whichever is less: sp_settle */
+  int32_t left_milli[SP_NODE_DEVICES]; /* of the time or of the memory, whichever part is less: sp_settle */
 };
 
-/* What is measured on a device and promised of it, by all that is there. */
+/* What is measured on a device and promised of it, for all its shares together. */
 struct sp_use {
-  int16_t busy_milli;    /* of its time, work ran */
+  int16_t busy_milli;    /* its time in which work ran */
   int16_t waited_milli;  /* milliseconds that shares waited for it, in a second */
   int16_t latency_milli; /* requests of latency shares */
-  int16_t limits_milli;  /* the most that all may use, added up */
+  int16_t limits_milli;  /* the limits of all shares, added up */
 };
 
-/* What is known of a node's devices beside what is left of them. */
+/* What is known of a node's devices in addition to what is left of them. */
 struct sp_site {
   struct sp_use use[SP_NODE_DEVICES];
   uint16_t linked[SP_NODE_DEVICES]; /* a bit for each device that this one has a fast link to */
@@ -64,8 +64,8 @@ struct sp_site {
 struct sp_share {
   int32_t milli;       /* of each of its devices */
   int32_t mib;         /* of each; negative: the same part of a device's memory as of its time */
-  int32_t devices;     /* that it spreads over */
-  int32_t beside;      /* the earlier share on whose devices it has to be; negative: any */
+  int32_t devices;     /* how many it spreads over */
+  int32_t beside;      /* it has to be on devices of this earlier share; negative: on any */
   int32_t limit_milli; /* the most that it may use of each */
   int32_t latency;     /* its class is `latency` */
 };
@@ -79,19 +79,19 @@ struct sp_ask {
   struct sp_share share[SP_ASK_SHARES];
 };
 
-/* A kind of pod that is expected: how often, and what one of it asks for. */
+/* A kind of pod that is expected: how often it comes, and what it asks for. */
 struct sp_kind {
   double part;   /* of all pods, or of those that ask for devices: as the rule needs it (policy.py) */
   double wanted; /* milli that a lost milli of room for it costs: how scarce such room is (SP_WORTH) */
-  double worth;  /* milli of a device that it takes in effect: with what nothing else can fill (cutting_stock.py) */
+  double worth;  /* milli of a device that it takes in effect, with a rest that nothing else fills (cutting_stock.py) */
   int64_t cpu_milli;
   int32_t milli; /* of each device */
   int32_t devices;
   uint32_t models;
 };
 
-/* Kinds that take the same devices, as a decision about a node of one model needs them: in the order of the processors
- * that they need, each with what a room for one of it and of all before it counts, in milli. */
+/* One of the kinds that take the same devices (sp_width), for nodes of one model. They are in the order of the
+ * processors that they need. The weight is what room for one pod of it and of each kind before it counts, in milli. */
 struct sp_wide {
   int64_t cpu_milli;
   double weight;
@@ -100,25 +100,25 @@ struct sp_wide {
 struct sp_width {
   int32_t milli;
   int32_t devices;
-  int32_t first; /* of its kinds */
+  int32_t first; /* index of its first kind */
   int32_t count;
 };
 
-/* What a place costs for what is measured and promised there, in milli: policy.py has the reasons. */
+/* What a place costs for measured use, promises and links, in milli: policy.py has the reasons. */
 struct sp_weights {
-  double busy;           /* a latency share, for each milli that a device is busy */
-  double waited_latency; /* the same, for each millisecond that is waited there in a second */
-  double waited;         /* any other share, for that */
-  double latency;        /* any other share, for each milli of latency shares, times the part that it may use */
+  double busy;           /* of a latency share, for each milli that a device is busy */
+  double waited_latency; /* of a latency share, for each millisecond that shares wait there in a second */
+  double waited;         /* of any other share, for each such millisecond */
+  double latency;        /* of any other share, for each milli of latency shares, times the part that it may use */
   double promised;       /* for each milli of limits above the device */
   double promised_most;  /* milli of limits above the device that count */
   double apart;          /* for each device of a share, times the part of pairs without a link */
-  double numa;           /* the same, of pairs on two memory nodes */
+  double numa;           /* for each device of a share, times the part of pairs on two memory nodes */
 };
 
 enum sp_rule {
   SP_BINPACK,     /* the node that has least left; the fullest device that fits */
-  SP_CONSOLIDATE, /* the node of which the largest part is in use; the fullest device that fits */
+  SP_CONSOLIDATE, /* the node with the largest part in use; the fullest device that fits */
   SP_SPREAD,      /* the opposite of SP_BINPACK */
   SP_FGD,         /* the least growth of expected fragmentation */
   SP_WORTH,       /* the least loss of what the rest of the node is worth to the pods that are expected */
@@ -130,10 +130,10 @@ struct sp_policy {
   const struct sp_kind *kind;
   const struct sp_wide *wide;
   const struct sp_width *width;
-  int32_t widths[SP_MODELS + 1]; /* where those of each model begin; those of one milli come one after the other */
-  const float *worth;            /* [model][step][price]: of a device of which step * 10 milli are left */
+  int32_t widths[SP_MODELS + 1]; /* where the widths of each model begin; widths of one milli are adjacent */
+  const float *worth;            /* [model][step][price]: of a device with step * 10 milli left */
   double price[SP_PRICES];       /* milli of a device for a milli of a processor */
-  double crowding[SP_MODELS];    /* milli that a milli of a model's devices costs those who insist on it */
+  double crowding[SP_MODELS];    /* milli that a taken milli of a model's devices costs the pods that insist on it */
   double grain_milli;            /* losses this close are equal: the earlier node wins */
   struct sp_weights weights;
 };
@@ -164,8 +164,8 @@ struct sp_work {
   const struct sp_policy *policy;
   const struct sp_site *site;
   struct sp_node node;
-  double cpu[SP_PRICES]; /* SP_WORTH: what its processors are worth at each price, */
-  double sum[SP_PRICES]; /* and its devices, added up */
+  double cpu[SP_PRICES]; /* SP_WORTH: the worth of its processors at each price, */
+  double sum[SP_PRICES]; /* and of its devices, added up */
   double potential;      /* NAN: to be computed */
 };
 
@@ -178,7 +178,7 @@ struct sp_step {
 /* What would be left of a device, as a part of its time or of its memory, whichever is less. */
 static inline int32_t sp_left_milli(const struct sp_node *node, int32_t milli, int32_t mib) {
   if (node->device_mib > 0) {
-    /* 32 bits where they do: this is asked about every device of every candidate. */
+    /* In 32 bits where they suffice: this runs for every device of every candidate. */
     int32_t of_memory = mib >= 0 && mib <= INT32_MAX / SP_DEVICE_MILLI
                             ? mib * SP_DEVICE_MILLI / node->device_mib
                             : (int32_t)((int64_t)mib * SP_DEVICE_MILLI / node->device_mib);

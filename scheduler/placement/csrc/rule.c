@@ -1,4 +1,4 @@
-/* What each rule minimises, of a node, and what a pod that changes it costs: see placement.h and policy.py. */
+/* Computes what each rule minimises on a node, and what a pod that changes it costs: see placement.h and policy.py. */
 #include "scheduler/placement/csrc/placement.h"
 
 #include <math.h>
@@ -6,13 +6,13 @@
 /* FGD rounds its score to hundredths of a sigmoid over whole devices: nodes that are nearly equal fill up in order. */
 #define FGD_SCALE_MILLI 1000.0
 #define FGD_LEVELS      100.0
-/* Of the largest node that packing by what is left compares with; only the proportion of the two matters. */
+/* The size of the largest node, for packing by what is left; only the ratio of processors to devices matters. */
 #define PACK_CPU_MILLI    128000.0
 #define PACK_DEVICE_MILLI 8000.0
 #define PACK_LEVELS       1e9
 
-/* The part of what is left on a node that an expected pod could not use, for each kind by its part of all pods
- * (Weng et al., "Beware of Fragmentation", USENIX ATC 2023, equations 1 and 2), in milli. */
+/* The part of what is left on a node that an expected pod could not use, averaged over the kinds by their part of all
+ * pods (Weng et al., "Beware of Fragmentation", USENIX ATC 2023, equations 1 and 2), in milli. */
 static double fragmentation_of(const struct sp_node *node, const struct sp_kind *kinds, int32_t count) {
   int64_t all = sp_free_of_all(node);
   double sum = 0;
@@ -38,7 +38,8 @@ static double fragmentation_of(const struct sp_node *node, const struct sp_kind 
   return sum;
 }
 
-/* The same for each of the devices as if a step were taken on it: what a kind finds on the others is counted once. */
+/* Fills the same for each of the devices, as if a step were taken on it. What a kind finds on the other devices is
+ * counted only once for all of them. */
 static void fragmentations_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
   const struct sp_node *node = &work->node;
   int32_t count = node->devices, all = (int32_t)sp_free_of_all(node) - step.milli;
@@ -78,12 +79,13 @@ static double left_of(const struct sp_node *node) {
   return (double)node->cpu_milli / PACK_CPU_MILLI + (double)sp_free_of_all(node) / PACK_DEVICE_MILLI;
 }
 
-/* Whether devices are chosen by what the node is after; else by what is left of each. */
+/* Whether a policy chooses devices by the state of the node afterwards; else it chooses by what is left of each. */
 int sp_by_node(const struct sp_policy *policy) {
   return policy->rule == SP_FGD || policy->rule == SP_WORTH;
 }
 
-/* What a policy minimises. A pod costs the difference that it makes, but where only what is left then counts. */
+/* What a policy minimises. A pod costs the difference that it makes, except under rules that count only what is left
+ * afterwards. */
 double sp_potential(const struct sp_work *work) {
   const struct sp_node *node = &work->node;
   switch (work->policy->rule) {
@@ -100,7 +102,7 @@ double sp_potential(const struct sp_work *work) {
   }
 }
 
-/* Fills, for each of the devices, the potential as if a step were taken on it; for rules by node only. */
+/* Fills, for each of the devices, the potential as if a step were taken on it; only for rules with sp_by_node. */
 void sp_potentials_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
   if (work->policy->rule == SP_WORTH)
     sp_worths_with(work, step, devices, after);
@@ -124,11 +126,11 @@ static int64_t base_cost(const struct sp_policy *policy, const struct sp_node *b
   }
 }
 
-/* How many of a rule's costs a milli of a device is. */
+/* How many units of a rule's cost one milli of a device is. */
 static double costs_of_milli(const struct sp_policy *policy) {
   switch (policy->rule) {
   case SP_FGD:
-    return FGD_LEVELS / FGD_SCALE_MILLI / 4; /* the slope of the sigmoid where nothing grows */
+    return FGD_LEVELS / FGD_SCALE_MILLI / 4; /* the slope of the sigmoid at a growth of 0 */
   case SP_WORTH:
     return 1 / policy->grain_milli;
   case SP_CONSOLIDATE:
@@ -138,7 +140,7 @@ static double costs_of_milli(const struct sp_policy *policy) {
   }
 }
 
-/* `extra` is in milli. It is rounded apart, so that where all places have the same, they stay in their order. */
+/* `extra` is in milli. It is rounded separately, so that places with the same extra keep their order. */
 int64_t sp_cost(const struct sp_policy *policy, const struct sp_node *before, const struct sp_node *after,
                 double potential_before, double potential_after, double extra) {
   int64_t cost = base_cost(policy, before, after, potential_before, potential_after);

@@ -1,18 +1,18 @@
-/* What a place costs for what is measured and promised there, and for links that are missing. All of it is nothing
- * where nothing is known, and none of it makes a place impossible. The weights and their reasons are in policy.py.
+/* Computes what a place costs for measured use, promises and missing links. The cost is 0 where nothing is known, and
+ * it never makes a place impossible. The weights and their reasons are in policy.py.
  */
 #include "scheduler/placement/csrc/placement.h"
 
 #include <float.h>
 
-/* Sets of so many open devices are all looked at: 70 at most. */
+/* Up to this many open devices all sets are tried: 70 at most. */
 #define EXACT_DEVICES 8
 
 static int16_t within(int64_t value, int64_t most) {
   return (int16_t)(value < 0 ? 0 : value > most ? most : value);
 }
 
-/* Sets four values of each device of a node, in the order of struct sp_use, as far as they can be. */
+/* Sets four values of each device of a node, in the order of struct sp_use, clamped to their ranges. */
 void sp_set_uses(struct sp_node *node, struct sp_site *site, const int64_t *values) {
   for (int32_t device = 0; device < node->devices; device++, values += 4)
     site->use[device] = (struct sp_use){within(values[0], SP_DEVICE_MILLI), within(values[1], SP_DEVICE_MILLI),
@@ -20,7 +20,7 @@ void sp_set_uses(struct sp_node *node, struct sp_site *site, const int64_t *valu
   node->known |= SP_USE_KNOWN;
 }
 
-/* Of a share on one device, in milli. */
+/* The cost of a share on one device, in milli. */
 double sp_device_extra(const struct sp_policy *policy, const struct sp_use *use, const struct sp_share *share) {
   const struct sp_weights *weights = &policy->weights;
   double extra, over = (double)use->limits_milli + share->limit_milli - SP_DEVICE_MILLI;
@@ -34,8 +34,8 @@ double sp_device_extra(const struct sp_policy *policy, const struct sp_use *use,
   return extra;
 }
 
-/* Of one pair of a share's devices. Work that is spread over several is as fast as their slowest link, so that what a
- * device loses is the part of pairs that are apart: each pair is one of (count - 1) * count / 2. */
+/* The cost of one pair of a share's devices. Work on several devices is as fast as their slowest link, so each device
+ * loses in proportion to the part of pairs that are apart: each pair is one of (count - 1) * count / 2. */
 static double pair_extra(const struct sp_policy *policy, const struct sp_site *site, int32_t one, int32_t other,
                          int32_t count) {
   double extra = site->linked[one] >> other & 1 ? 0 : policy->weights.apart;
@@ -44,7 +44,7 @@ static double pair_extra(const struct sp_policy *policy, const struct sp_site *s
   return extra * 2 / (count - 1);
 }
 
-/* Of one share on several devices. */
+/* The cost of all pairs of one share's devices. */
 double sp_pairs_extra(const struct sp_policy *policy, const struct sp_site *site, uint16_t devices, int32_t count) {
   double extra = 0;
   for (int32_t one = 0; devices >> one; one++)
@@ -54,12 +54,12 @@ double sp_pairs_extra(const struct sp_policy *policy, const struct sp_site *site
   return extra;
 }
 
-/* The open devices, the cheapest first, of equals those with least left: the first set of least cost is the one. */
+/* The open devices, the cheapest first, among equals those with least left. The first set of least cost is chosen. */
 struct sets {
   int32_t open;
-  int32_t count; /* of devices of a set */
+  int32_t count; /* of the devices in a set */
   int32_t device[SP_NODE_DEVICES];
-  double cost[SP_NODE_DEVICES]; /* of each, above the cheapest */
+  double cost[SP_NODE_DEVICES]; /* of each device, above the cheapest */
   double pair[SP_NODE_DEVICES][SP_NODE_DEVICES];
   double best_cost;
   uint16_t best;
@@ -100,7 +100,7 @@ static void keep_best(struct sets *sets, double cost, const int32_t *chosen) {
     sets->best |= (uint16_t)(1U << sets->device[chosen[n]]);
 }
 
-/* Looks at every set that goes on from those chosen, but for those that cannot be cheaper than the best. */
+/* Tries every set that begins with the chosen devices, except sets that cannot be cheaper than the best. */
 static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double cost) {
   if (n == sets->count) {
     keep_best(sets, cost, chosen);
@@ -109,7 +109,7 @@ static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double co
   int32_t from = n ? chosen[n - 1] + 1 : 0, last = sets->open - (sets->count - n);
   for (int32_t at = from; at <= last; at++) {
     double with = cost + sets->cost[at];
-    /* Those after it cost as much or more, each. */
+    /* Each device after this one costs as much or more. */
     if (cost + sets->cost[at] * (sets->count - n) >= sets->best_cost)
       return;
     for (int32_t i = 0; i < n; i++)
@@ -119,11 +119,11 @@ static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double co
   }
 }
 
-/* From each device on, the next is always the one with which the set is cheapest. */
+/* Grows a set from each device: the next device is always the one with which the set is cheapest. */
 static void grow_from_each(struct sets *sets) {
   int32_t chosen[SP_NODE_DEVICES];
   for (int32_t seed = 0; seed < sets->open; seed++) {
-    double with[SP_NODE_DEVICES], cost = sets->cost[seed]; /* of each one more */
+    double with[SP_NODE_DEVICES], cost = sets->cost[seed]; /* of each device if it is next */
     uint32_t taken = 1U << seed;
     chosen[0] = seed;
     for (int32_t at = 0; at < sets->open; at++)
@@ -143,7 +143,7 @@ static void grow_from_each(struct sets *sets) {
   }
 }
 
-/* Of the open devices, which are at least `count`, the set of least cost: what each costs, and their pairs. */
+/* The set of `count` open devices that costs least, for the devices and their pairs; at least `count` are open. */
 uint16_t sp_best_set(const struct sp_policy *policy, const struct sp_site *site, const double *cost,
                      const int32_t *left, uint16_t open, int32_t count) {
   struct sets sets;

@@ -1,4 +1,4 @@
-"""Replicas of the controller: what the next one knows of the API server, clocks that jump, writes that come late."""
+"""Test replicas of the controller: what a successor learns from the API server, clocks that jump, late writes."""
 
 import time
 from pathlib import Path
@@ -118,7 +118,7 @@ async def test_who_decides_no_more_writes_nothing_more(tmp_path: Path, monkeypat
 
 
 def remake(world: World, name: str, units: int) -> None:
-    """Delete a pod and make another of its name, as a StatefulSet does."""
+    """Delete a pod and create another with its name, as a StatefulSet does."""
     uid = world.body(name)["metadata"]["uid"]
     world.server.delete(name)
     world.create(name, units, uid=f"{uid}-again")
@@ -186,7 +186,7 @@ async def test_while_an_agent_is_silent_nothing_goes_there_nothing_yields_there_
             await eventually(lambda: "Waits" in world.told("fits") & world.told("high"), "not told")
             rounds = replica.keeper.rounds
             await eventually(lambda: replica.keeper.rounds >= rounds + 2, "no more rounds")
-            assert "on nodes whose agents report, nodes without: 1" in world.said("fits", "Waits")
+            assert "on nodes with a reporting agent, nodes without: 1" in world.said("fits", "Waits")
             assert not any("NeverFits" in world.told(name) for name in ("fits", "high"))
             assert not world.is_released("fits")
             assert (world.yields("low"), world.server.registry.evicted) == ("", [])

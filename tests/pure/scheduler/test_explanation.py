@@ -1,4 +1,4 @@
-"""Why a pod is where it is, or waits, as the view has it."""
+"""Test the explanation of why a pod is where it is, or why it waits, from the scheduler's view."""
 
 import json
 from dataclasses import asdict, replace
@@ -25,7 +25,7 @@ def explained(world: World, uid: str, cluster: Cluster | None = None, **more: An
 
 
 def shown(found: Explanation, width: int = 200) -> str:
-    """Return what the command prints of it, by way of the wire."""
+    """Return what the command prints of an explanation after its way over the wire."""
     return "\n".join(lines(json.loads(json.dumps(asdict(found))), "http://here", width))
 
 
@@ -39,7 +39,7 @@ def started(world: World, name: str, units: int, node: str, annotations: dict[st
 
 
 def busy(world: World, cluster: Cluster, node: str, numbers: DeviceNumbers, *, alone: bool = False) -> None:
-    """Have an agent tell what its devices do; `alone`: nothing else has changed since its last report."""
+    """Let an agent report what its devices do; `alone`: nothing else has changed since its last report."""
     use = world.agents[node].use()
     assert use is not None
     (cluster.measure if alone else cluster.set_use)(
@@ -174,7 +174,7 @@ def test_who_tells_of_a_bound_pod_that_its_agent_does_not_report() -> None:
         "named": "annotation", "silent": "presumed", "wide": "homeless",
     }  # fmt: skip
     assert "its annotation names its devices" in said["named"].text
-    assert "nobody has told of its devices" in said["silent"].text
+    assert "its agent has not reported its devices" in said["silent"].text
     assert "fit on no device now: it starts when others there end" in said["wide"].text
     assert said["wide"].held == said["wide"].there == ()
 

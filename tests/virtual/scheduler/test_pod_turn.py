@@ -1,4 +1,4 @@
-"""What `sharepod explain pod/NAME` and `sharepod queue` show of pods that wait for their gates or make room."""
+"""Test what `sharepod explain pod/NAME` and `sharepod queue` show of pods that wait at their gates or make room."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
 
 
 def shown(line: Timeline, name: str, *, decides: bool = True) -> str:
-    """Return what the command prints, by way of the wire."""
+    """Return what the command prints after the way over the wire."""
     pod = pod_of(line, name)
     found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
     answer = json.dumps(asdict(explain(line.cluster, pod, turn=found)))
@@ -38,7 +38,7 @@ def shown(line: Timeline, name: str, *, decides: bool = True) -> str:
 
 
 def full() -> Timeline:
-    """Return a cluster of four devices that are all taken."""
+    """Return a cluster of four devices, all of which are taken."""
     line = Timeline(nodes(1, 4), Queues())
     line.come(task("heavy", user="heavy", size=3, least=3, run_s=1e6))
     line.come(task("light", user="light", run_s=1e6))
@@ -85,7 +85,7 @@ def test_who_has_waited_for_too_long_or_is_paused_is_told_to_be_before_for_that(
     found = turn(line, "equal")
     assert [(before.job, before.why) for before in found.before] == [
         ("old/aged", "it has waited for longer than its queue lets anyone wait"),
-        ("low/low", "it is paused: of equals who is paused goes on first"),
+        ("low/low", "it is paused: among equal jobs a paused one goes on first"),
     ]
 
 
@@ -191,7 +191,7 @@ def test_a_pod_that_makes_room_is_told_for_whom_since_when_and_when_it_goes_on()
     assert "it makes room for 1 min 30 s: for team/high of priority 9" in text
     assert "to go on: 1 of 1 jobs in the line" in text
     line.memory.yields.clear()
-    assert "for whom another replica has decided, its Events say" in shown(line, "low")
+    assert "another replica has decided it; see its Events" in shown(line, "low")
     line.end("high")
     line.step()
     pod = pod_of(line, "low")
@@ -238,7 +238,7 @@ def rounds() -> Timeline:
 
 
 def queue(*arguments: str, decides: bool = True, trouble: str = "") -> tuple[int, str, str]:
-    """Run the command against a server that shows `rounds`; return its exit status, what it shows and what it says."""
+    """Run the command against a server that shows `rounds`; return exit status, stdout and stderr."""
     line = rounds()
     lease: Any = SimpleNamespace(is_held=lambda: decides, trouble=trouble)
 
