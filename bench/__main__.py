@@ -1,4 +1,4 @@
-"""`python -m bench`: what measures is in rows.py, and is imported once a Ctrl-C in that moment ends in order too."""
+"""`python -m bench`. rows.py measures; `main` imports it late, so that an early Ctrl-C ends in order too."""
 
 from bench.entry import run
 from rig.programs import ProgramFailed
@@ -6,7 +6,7 @@ from sharepod.cli.errors import CliError
 
 
 def main() -> int:
-    """Run what was asked for; return the exit code."""
+    """Run the rows that were asked for. Return the exit code."""
     from bench.rows import main as measure
 
     return measure()

@@ -1,4 +1,4 @@
-"""How every `python -m bench…` begins and ends: one line for a wrong flag, and nothing left when a signal ends it."""
+"""Begins and ends every `python -m bench…`: one line for a wrong flag, and nothing left over after a signal."""
 
 import argparse
 import math
@@ -13,14 +13,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps the description as it is written, and never breaks a row's name at its hyphen."""
+    """Keeps the line breaks of the description, and never breaks a row's name at its hyphen."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the flags. A flag is written out: half of one is a typo."""
+    """Reports a wrong flag in one line. A flag must be written in full: half of one is a typo."""
 
     def __init__(self, *, allow_abbrev: bool = False, **settings: Any) -> None:
         super().__init__(allow_abbrev=allow_abbrev, formatter_class=_Help, **settings)
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def duration(text: str) -> float:
-    """Read a time for which something runs. Raises ArgumentTypeError unless it is above zero and finite."""
+    """Read a duration. Raises ArgumentTypeError unless it is above zero and finite."""
     try:
         value = float(text)
     except ValueError:
@@ -42,10 +42,10 @@ def duration(text: str) -> float:
 
 
 def run(main: Callable[[], int], *failures: type[Exception]) -> NoReturn:
-    """Exit with `main`'s code, with 128 + number when a signal ends it, with 1 and one line on one of `failures`.
+    """Exit with `main`'s code, with 128 + number after a signal, or with 1 and one line after one of `failures`.
 
-    A signal runs what `with` and `finally` promise: programs, agents and files in memory go. What the caller ignores
-    (nohup) stays ignored.
+    After a signal, `with` and `finally` blocks still run: programs, agents and files in memory are removed. Signals
+    that the caller ignores (nohup) stay ignored.
     """
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -59,7 +59,7 @@ def run(main: Callable[[], int], *failures: type[Exception]) -> NoReturn:
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    # A second one would cut off the tidying up.
+    # A second signal must not interrupt the cleanup.
     for other in _SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)

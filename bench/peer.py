@@ -1,7 +1,7 @@
-"""Interposers of others (`--peer`): loaded into the programs instead of our hook, each with a column of its own.
+"""Interposers of others (`--peer`): each is loaded into the programs instead of our hook, and gets its own column.
 
-A peer has no agent of ours: a program under it runs as a bare one does, with LD_PRELOAD and the variables that the user
-gave. Every row that measures programs on a node is measured once more for each peer.
+A peer has no agent of ours: a program under it runs like a bare one, with LD_PRELOAD and the user's variables. Every
+row that measures programs on a node is measured once more for each peer.
 """
 
 import argparse
@@ -17,21 +17,21 @@ from rig.programs import ProgramFailed
 
 ELF = b"\x7fELF"
 TAKEN = {"what", "bar", "result", "no hook", "with SharePod", "without", "Gemini's policy"}
-"""Names that a column of a table has already."""
+"""Names of columns that a table has already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One interposer of somebody else."""
+    """One interposer of another project."""
 
     name: str
     library: Path
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def inside(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a program under it, from that of a bare one.
+        """Return the environment of a program under it, derived from that of a bare program.
 
-        Raises ProgramFailed when the loader leaves it out, with which it would be a bare program.
+        Raises ProgramFailed if the loader ignores it, as the program would then be a bare one.
         """
         under = {**environment, **self.variables, "LD_PRELOAD": str(self.library)}
         said = subprocess.run(["true"], env=under, capture_output=True, text=True, check=False, timeout=20).stderr
@@ -48,7 +48,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_flags(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[Peer, ...]:
-    """Return the peers that the flags name. What is wrong with a flag ends the program in one line, with status 2."""
+    """Return the peers that the flags name. A wrong flag ends the program with one line and status 2."""
     try:
         return _peers(options)
     except ValueError as error:
@@ -92,7 +92,7 @@ def _library(text: str, path: str) -> Path:
 
 
 def attempt(measure: Callable[[], Sequence[Line]]) -> tuple[Sequence[Line], str]:
-    """Return the lines of a row under a peer and "", or none and why: a program that fails under it is its result."""
+    """Return the lines of a row under a peer and ""; or no lines and the reason: a program's failure is a result."""
     try:
         return measure(), ""
     except (ProgramFailed, OSError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:

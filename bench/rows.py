@@ -23,12 +23,12 @@ from bench.table import Line
 from rig.programs import machine
 
 PROFILES = ("typical", "ideal", "harsh")
-"""Of the simulated device. The first is what counts."""
+"""Profiles of the simulated device. The first one is judged."""
 NO_LAUNCH_COST = {"SIMGPU_LAUNCH_COST_NS": "0"}
 
 
 def _modelled(figure: str) -> str:
-    """Return a pause under Gemini's policy, in words; nothing where none is known."""
+    """Return a pause under Gemini's policy, as text; empty: none is known."""
     return f"{gemini(figure):.0f} ms" if figure else ""
 
 
@@ -58,7 +58,7 @@ def _of_scale(measure: Callable[[Scale], list[Line]]) -> Callable[[SimulatedRig]
 
 
 def _of_cluster(module: str, measure: str = "measure") -> Callable[[SimulatedRig], list[Line]]:
-    """Return a row of bench/cluster, which is imported when it runs: the libraries of a cluster take a second."""
+    """Return a row of bench/cluster. It is imported when it runs: a cluster's libraries take a second to import."""
 
     def row(rig: SimulatedRig) -> list[Line]:
         lines: list[Line] = getattr(importlib.import_module(f"bench.cluster.{module}"), measure)(rig.scale)
@@ -91,13 +91,13 @@ ROWS: dict[str, Callable[[SimulatedRig], list[Line]]] = {
     "sensitivity": sensitivity.measure,
 }
 OF_PROFILES = ("share", "streams", "stall", "limit", "hand-off", "throughput", "latency", "duty", "traces")
-"""What depends on how kind the device is."""
+"""Rows that depend on how kind the device is."""
 OF_PEERS = ("share", "stall", "limit", "launch-cost", "hand-off", "throughput", "latency", "duty")
-"""What a peer is measured by as well: programs on a node, judged by the device."""
+"""Rows that are also measured under a peer: programs on a node, judged by the device."""
 
 
 def _beside(row: str, measured: list[Line], places: Mapping[str, SimulatedRig]) -> list[Line]:
-    """Return a row's lines with a column for each other place that it can be measured in."""
+    """Return a row's lines with a column for each other rig that it can be measured on."""
     for name, place in places.items():
         if row in (OF_PEERS if place.peer else OF_PROFILES):
             measured = table.beside(measured, name, *peer.attempt(functools.partial(ROWS[row], place)))
@@ -113,7 +113,7 @@ def _profile(text: str) -> str:
 
 
 def main() -> int:
-    """Run what was asked for; return the exit code."""
+    """Run the rows that were asked for. Return the exit code."""
     parser = Parser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter runs: about three minutes, coarser figures")
     parser.add_argument("--only", action="append", metavar="ROW", choices=[*ROWS], help=f"one of {', '.join(ROWS)}")

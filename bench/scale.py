@@ -1,4 +1,4 @@
-"""How long each measurement takes: one frozen value, so that a full run, a quick one and a test run one code."""
+"""The lengths of all measurements in one frozen value, so that a full run, a quick one and a test run the same code."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from rig.loads import MS, SECOND
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Lengths and counts of the measurements; the defaults are those of `make bench`."""
+    """Lengths and counts of the measurements. The defaults are those of `make bench`."""
 
     step_ns: int = SECOND
     """A sampling step: the shortest window over which a share is judged."""
     settle_ns: int = SECOND // 2
-    """Left out at the begin of a run: programs start, and nothing is promised of it."""
+    """Left out at the begin of a run: programs start in that time, and no bar covers it."""
     windows: tuple[int, ...] = (1, 10, 60)
-    """Windows of the share error, in steps. One that does not fit into a run is left out."""
+    """Windows of the share error, in steps. A window longer than the run is left out."""
     minute_steps: int = 62
     """Steps of the one case that is judged over a minute as well."""
     share_steps: int = 12
@@ -30,15 +30,15 @@ class Scale:
     requests: int = 3000
     """Requests of one latency run."""
     latency_runs: int = 5
-    """The latency bar is the median of so many runs under shares."""
+    """The number of runs under shares: the latency bar is judged by their median."""
     solo_runs: int = 5
-    """Latency runs alone: what the bar is relative to is their median."""
+    """Latency runs alone. The bar is relative to their median."""
     cost_pairs: int = 7
     """Pairs of runs with and without the hook, interleaved."""
     cost_batches: int = 300
     """Batches of launches of one run, on a driver that has a device."""
     noop_batches: int = 20_000
-    """The same on a driver that does nothing."""
+    """The same, on a driver that does nothing."""
     chain_rounds: int = 1000
     """Bare futex chains before and after the hand-offs."""
     memory_rounds: int = 50
@@ -78,7 +78,7 @@ BESIDE = Scale(
     cost_pairs=3,
     baselines=False,
 )
-"""What stands beside the figures that are judged, in other columns."""
+"""For figures in other columns, beside those that are judged."""
 TEST = Scale(
     minute_steps=4,
     share_steps=3,
@@ -96,7 +96,7 @@ TEST = Scale(
 
 @dataclass(frozen=True, slots=True)
 class HardwareScale(Scale):
-    """The same on a real GPU, with what only that measures: everything has to fit into 7.5 minutes."""
+    """The same for a real GPU, with what is only measured there: everything has to fit into 7.5 minutes."""
 
     windows: tuple[int, ...] = (1, 10)
     minute_steps: int = 10
@@ -144,4 +144,4 @@ DRY = HardwareScale(
     captures=2,
     mix_rounds=2,
 )
-"""Every line of the orchestration on the simulated GPU, in seconds; its figures mean nothing."""
+"""Runs every line of the orchestration on the simulated GPU, in seconds. Its figures mean nothing."""

@@ -30,18 +30,18 @@ from sharepod.cli.errors import CliError
 from sharepod.cli.render.turns import Turn
 
 IDLE_BOUND_NS = 150_000_000
-"""A device that idles longer than this beside a waiting program has lost a wake-up: the drain bound is 100 ms."""
+"""If a device idles for longer than this beside a waiting program, a wake-up was lost: the drain bound is 100 ms."""
 CLOCK_NS = 1000
-"""A turn's end is the device's time mapped to the host's clock: this good. A launch needs 3 µs to reach the device, so
-one that slipped out of its turn starts later than this."""
+"""The accuracy of a turn's end, which is the device's time mapped to the host's clock. A launch needs 3 µs to reach the
+device, so a launch that slipped out of its turn starts later than this."""
 AROUND_NS = 5_000_000
 EXIT_NS = 2_000_000
-"""A killed process may launch for this long until the signal has reached it."""
+"""A killed process may go on launching for this long, until the signal has reached it."""
 DEATH_NS = 30_000_000
-"""The simulated device runs the work of a dead process for up to about 10 ms longer, its exit included."""
+"""For up to about 10 ms, its exit included, the simulated device still runs the work of a dead process."""
 STOOD_NS = 10_000_000
-"""What ran beside others is an estimate for a unit whose length varies, as of one that spins: half of the device's time
-for it, or this much less, may be in the account."""
+"""For a unit of varying length, such as a kernel that spins, the account only estimates the time that it ran beside
+other work: the estimate may be half of the device's time for the unit, or up to this much less."""
 END_TIMEOUT_S = 20.0
 ROUND_S = 4.0
 LOG_KERNELS = 1_000_000
@@ -56,7 +56,7 @@ class Verdict:
     kernels: int = 0
     kills: int = 0
     passed: int = 0
-    """Kernels that started outside a turn, and that the hook counts as passed deliberately."""
+    """Kernels that started outside a turn and that the hook counts as deliberately passed."""
     outside: tuple[str, ...] = ()
     lost_wake_ups: tuple[str, ...] = ()
     lost_turns: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Round:
         self._stop_ns = time.monotonic_ns() + round(ROUND_S * 1e9)
 
     def run(self) -> Verdict:
-        """Let them loose, kill and join, wait for all, and judge."""
+        """Start the programs, kill and join at random, wait for all, and judge."""
         for _ in range(self._dice.randint(2, 4)):
             self._join()
         if self._dice.random() < 0.7:
@@ -146,7 +146,7 @@ class Round:
         member.programs.append(program)
 
     def _join_ring(self) -> None:
-        """Two shares whose kernels wait for each other, on any devices: neither may be kept out for ever."""
+        """Start two shares with kernels that wait for each other, on any devices: neither may be kept out for ever."""
         words = self._directory / f"words{len(self._words)}"
         self._words.append(words)
         for rank in range(2):
@@ -170,9 +170,9 @@ class Round:
         self._node.client.resume(member.name)
 
     def _release_rings(self) -> None:
-        """Stand in for a rank that was killed: its partner's kernels would wait for it for ever, by their own doing."""
+        """Release the partner of a killed rank: the program itself would otherwise make it wait for ever."""
         for words in self._words:
-            with words.open("r+b") as file:  # in place: a file cut to nothing would fault under those who map it
+            with words.open("r+b") as file:  # in place: truncation would make processes that map the file fault
                 file.write(b"\1" * words.stat().st_size)
 
     # ---- judgement ----
@@ -216,7 +216,7 @@ class Round:
         return verdict
 
     def _left_behind(self, kernel: Kernel) -> bool:
-        """Whether the device had not noticed yet that the process which had launched this in its turn was killed."""
+        """Tell whether the device had not noticed yet that the process was killed which launched this in its turn."""
         return any(
             owner == kernel.owner
             and kernel.submitted_ns <= kill + EXIT_NS
@@ -231,7 +231,7 @@ class Round:
 
     def _waits(self, member: Member, kernels: Sequence[Kernel]) -> Verdict:
         if member.terms.limit < 100:
-            return Verdict()  # its limit keeps it off an idle device, rightly
+            return Verdict()  # its limit rightly keeps it off an idle device
         verdict = Verdict()
         own = [kernel for kernel in kernels if kernel.device in member.devices]
         for program in member.programs:
@@ -247,7 +247,7 @@ class Round:
 
 
 def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
-    """Return how long at least one of these ran."""
+    """Return how long at least one of these intervals lasted."""
     covered = reached = 0
     for begin, end in sorted(spans):
         covered += max(end - max(begin, reached), 0)
@@ -256,7 +256,7 @@ def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def _not_stood(outside: Sequence[Kernel], turns: Sequence[Held]) -> tuple[list[Kernel], int]:
-    """Return those not launched in turns of their owner, and the device's time for the others until its next turns."""
+    """Return the kernels not launched in their owner's turns; and the others' device time until their next turns."""
     launched = [replace(kernel, started_ns=kernel.submitted_ns) for kernel in outside]
     unknown = {id(k) for k in figures.outside_turns(launched, turns, CLOCK_NS)}
     ran: dict[int, list[tuple[int, int]]] = {}
@@ -272,7 +272,7 @@ def _not_stood(outside: Sequence[Kernel], turns: Sequence[Held]) -> tuple[list[K
 
 
 def _around(kernel: Kernel, kernels: Sequence[Kernel], turns: Sequence[Turn]) -> str:
-    """Tell what happened on all devices around a kernel's start, in microseconds before and after it."""
+    """Describe what all devices did around a kernel's start, in microseconds before and after it."""
     low, high = kernel.started_ns - AROUND_NS, kernel.started_ns + AROUND_NS
     lines = [
         (turn.granted_ns, f"{turn.share} turn until {turn.closed_ns} {turn.reason}, drained {turn.drained_ns} {turn}")
@@ -288,10 +288,10 @@ def _around(kernel: Kernel, kernels: Sequence[Kernel], turns: Sequence[Turn]) ->
 
 
 def stress(seconds: float, seed: int, preload: Sequence[str] = (), *, fills: bool = False) -> Verdict:
-    """Run rounds until `seconds` are over; the same seed gives the same shares and programs.
+    """Run rounds until `seconds` are over. The same seed gives the same shares and programs.
 
-    `preload` is what the programs get in place of the hook. With `fills` they fill streams that wait, too: that finds
-    faults now and then.
+    `preload` are libraries that programs get instead of the hook. With `fills` they also fill streams that wait: that
+    sometimes finds faults.
     """
     dice, verdict, began = random.Random(seed), Verdict(), time.monotonic()
     while time.monotonic() - began < seconds and not verdict.faults:
@@ -303,7 +303,7 @@ def stress(seconds: float, seed: int, preload: Sequence[str] = (), *, fills: boo
 
 
 def main() -> int:
-    """Print what was found; exit 1 on a fault."""
+    """Print the findings. Exit with 1 if there is a fault."""
     parser = Parser(prog="python -m bench.stress", description=__doc__)
     parser.add_argument("--seconds", type=duration, default=60, help="how long to run")
     parser.add_argument("--seed", type=int, default=None, help="to run the same again")

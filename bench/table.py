@@ -1,4 +1,4 @@
-"""The table: one line per bar, as values, and how it is printed and kept. Pure but for `save`."""
+"""The table: one line per bar, as values, and how it is printed and saved. Pure but for `save`."""
 
 import dataclasses
 import json
@@ -14,18 +14,18 @@ HEADINGS = ("what", "bar", "result", "", "no hook", "Gemini's policy")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One figure, beside its bar if it has one.
+    """One figure, with its bar if it has one.
 
     Attributes:
         what: the case in words.
-        bar: the bar with its unit, worked out for this case; empty when there is none.
-        result: what was measured, in the bar's unit.
-        met: None when there is no bar, only a measurement.
+        bar: the bar with its unit, computed for this case; empty: there is none.
+        result: the measured figure, in the bar's unit.
+        met: None: there is no bar, only a measurement.
         no_hook: the same case without the hook: the device's default time slicing.
         gemini: the same case under Gemini's policy, modelled.
-        beside: the same case on devices of other profiles, and under each interposer of others, by their names.
-        detail: numbers behind the result.
-        excusable: it may be missed with a stated reason (hand-off and hardware alone).
+        beside: the same case under other profiles, and under each interposer of others, by name.
+        detail: the numbers behind the result.
+        excusable: it may be missed with a stated reason (only the hand-off and hardware).
         row: key of the row that measured it, for `--only`.
     """
 
@@ -42,12 +42,12 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """The word in the table."""
+        """The verdict's word in the table."""
         return "" if self.met is None else "met" if self.met else "MISSED"
 
 
 def missed(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines that miss a bar which may not be missed."""
+    """Return the lines that miss a bar which must not be missed."""
     return [line for line in lines if line.met is False and not line.excusable]
 
 
@@ -59,9 +59,9 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def beside(lines: Sequence[Line], name: str, under: Sequence[Line], missing: str = "") -> list[Line]:
-    """Return the lines of a row with a column more, from the row's lines under the profile or peer `name`.
+    """Return the lines of a row with another column, from the row's lines under the profile or peer `name`.
 
-    `missing` says why there are none.
+    `missing` is the reason if there are no such lines.
     """
     results = {_case(line): " ".join([line.result, *(["MISSED"] if line.met is False else [])]) for line in under}
     without = "not measured" if under else " ".join(missing.split())[:200].replace("|", "/")
@@ -71,7 +71,7 @@ def beside(lines: Sequence[Line], name: str, under: Sequence[Line], missing: str
 
 
 def _case(line: Line) -> str:
-    """Return what a line is about, without the figures of its run."""
+    """Return the case of a line, without the figures of its run."""
     return re.sub(r" \([^()]*\)|, \d+ requests", "", line.what)
 
 
@@ -86,7 +86,7 @@ def cells_of(line: Line, columns: Sequence[str]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table whose first row is its headings."""
+    """Return the lines of a Markdown table; its first row is the headings."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     printed = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows

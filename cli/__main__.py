@@ -1,6 +1,6 @@
 """The entry of the process: the `sharepod` command and `python -m sharepod.cli`.
 
-Everything else is imported from inside, so that a Ctrl-C in that tenth of a second leaves no trace either.
+Everything else is imported inside `main`, so that a Ctrl-C in that tenth of a second prints no traceback either.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Where the command writes: one rich console for tables, plain lines for machines and for errors.
+"""Writes the command's output: tables by a rich console, and plain lines for machines and errors.
 
-rich obeys NO_COLOR by itself and writes no colour to a pipe.
+rich obeys NO_COLOR by itself, and writes no colour to a pipe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PIPE_WIDTH = 200
-"""Columns when the output is no terminal: a table in a file is not cut to the width of nobody's screen."""
+"""Columns when the output is no terminal: a table in a file has no screen to fit."""
 
 
 _PLAIN: Final = {"–": "-", "→": "->", "…": "...", "µ": "u", "±": "+-", "×": "x", "≤": "<=", "≥": ">="}
@@ -39,7 +39,7 @@ def console() -> Console:
 
 
 def show(renderable: RenderableType) -> None:
-    """Print something for people."""
+    """Print something for a human reader."""
     console().print(renderable)
 
 
@@ -58,7 +58,7 @@ def _plain(value: object) -> object:
 
 
 def check_writable(path: Path) -> None:
-    """Raise CliError unless a file can be written at `path`: before the work whose result it takes, not after."""
+    """Raise CliError unless a file can be written at `path`. Call it before the work that fills the file."""
     place = path if path.exists() else path.parent
     cause = "it is a directory" if path.is_dir() else "" if place.exists() else f"{place} is not there"
     if not cause and not os.access(place, os.W_OK):
@@ -84,18 +84,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def note(text: str) -> None:
-    """Print one line to stderr: what happens, beside the output proper."""
+    """Print one line about progress to stderr, apart from the real output."""
     sys.stderr.write(f"sharepod: {text}\n")
 
 
 def error_line(text: str) -> None:
-    """Print one error line to stderr; when that fails too, the exit code says the rest."""
+    """Print one error line to stderr. If that fails too, only the exit code tells of the error."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"error: {' '.join(text.split())}\n")
 
 
 def _substitute(error: UnicodeError) -> tuple[str, int]:
-    """Write in ASCII what the locale has no letter for; the error handler of the two outputs."""
+    """Replace characters that the locale lacks by ASCII; the error handler of both outputs."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     unknown = error.object[error.start : error.end]
@@ -103,11 +103,11 @@ def _substitute(error: UnicodeError) -> tuple[str, int]:
 
 
 def open_streams() -> None:
-    """Open what the caller has closed, onto nothing: no file or socket of ours may become an output.
+    """Open the streams that the caller has closed on /dev/null: no file or socket of ours may become an output.
 
-    What the locale has no letter for is written in ASCII.
+    Characters that the locale lacks are written in ASCII.
 
-    The descriptors close on exec, so that the program of `sharepod run` finds its own as closed as they were.
+    The new descriptors close on exec, so the program of `sharepod run` finds its streams closed as they were.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -119,7 +119,7 @@ def open_streams() -> None:
 
 
 def flush() -> None:
-    """Write what is still buffered. After an OSError nothing is tried again: the interpreter would, at its exit."""
+    """Write what is still buffered. After an OSError drop the rest, or the interpreter would try again at its exit."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,6 +1,6 @@
-"""Ends a command in order: a signal to end runs what its `with` and `finally` promise, and is not answered twice.
+"""Ends a command in order: on a signal its `with` and `finally` blocks still run, and a second signal is ignored.
 
-Where nothing can run any more, after SIGKILL, the kernel ends what was started for the command alone.
+After SIGKILL nothing can run. Then the kernel ends the processes that were started for the command alone.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if os.getppid() != {parent}:  # it died before we could ask for that
 runpy.run_module("sharepod.cli", run_name="__main__")
 """
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Those that ask a command to end."""
+"""The signals that ask a command to end."""
 _AGAIN_S: Final = 0.01
 
 
 def end_in_order() -> None:
-    """Turn Ctrl-C into KeyboardInterrupt and SIGTERM and a closed terminal into SystemExit, with code 128 + number.
+    """Turn Ctrl-C into KeyboardInterrupt; SIGTERM and a closed terminal into SystemExit with code 128 + number.
 
-    What the caller ignores (nohup) stays ignored. Where Python cannot raise, as in a finaliser or the callback of an
-    import, it drops what is raised; then it is raised again a moment later.
+    Signals that the caller ignores (nohup) stay ignored. In some places, such as a finaliser or the callback of an
+    import, Python drops an exception. It is then raised again a moment later.
     """
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -40,9 +40,9 @@ def end_in_order() -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold back the signals that ask the command to end, until a process that it starts is also noted to be ended.
+    """Hold back the signals that end the command, until a process that it starts is also recorded, to be ended.
 
-    That process inherits the mask, and has to lift it for itself.
+    That process inherits the mask and has to lift it itself.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -52,7 +52,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def command_that_ends_with_us() -> list[str]:
-    """Return `sharepod` as a command that gets SIGTERM when the thread that starts it dies; so does what it becomes."""
+    """Return a `sharepod` command that gets SIGTERM when the thread that starts it dies, also after an exec."""
     signals = {int(number) for number in SIGNALS}
     return [sys.executable, "-c", _ENDS_WITH_PARENT.format(parent=os.getpid(), signals=signals)]
 
@@ -71,7 +71,7 @@ def _end_later(dropped: sys.UnraisableHookArgs) -> None:
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    # A second one would cut off the tidying up.
+    # A second signal must not interrupt the cleanup.
     for other in SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     if number == signal.SIGINT:

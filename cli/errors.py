@@ -1,4 +1,4 @@
-"""What the command says when it cannot go on: one line on stderr (`error: cause: cure`) and an exit code."""
+"""The errors of the command: one line on stderr (`error: cause: cure`) and an exit code."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ EXIT_USAGE = 2
 EXIT_NO_AGENT = 69
 """EX_UNAVAILABLE of sysexits.h: the agent cannot be reached."""
 EXIT_REFUSED = 75
-"""EX_TEMPFAIL of sysexits.h: the request does not fit now; it may fit when another share is released."""
+"""EX_TEMPFAIL of sysexits.h: the request does not fit now. It may fit when another share is released."""
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 
 
 class CliError(Exception):
-    """Something the user can put right. `str(error)` is the whole line: the cause, then the cure."""
+    """An error that the user can fix. `str(error)` is the whole line: the cause, then the cure."""
 
     def __init__(self, text: str, exit_code: int = EXIT_FAILURE) -> None:
         super().__init__(text)

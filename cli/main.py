@@ -1,6 +1,7 @@
-"""The entry of the `sharepod` command: its verbs, its error law, nothing else.
+"""The entry of the `sharepod` command: its verbs and how it reports errors.
 
-Start-up matters for `sharepod run`: what is heavy (grpc, rich, the demo) is imported by the verbs that need it.
+A fast start matters for `sharepod run`: heavy modules (grpc, rich, the demo) are imported only by the verbs that need
+them.
 """
 
 from __future__ import annotations
@@ -74,10 +75,10 @@ def agent(context: typer.Context) -> None:
     raise typer.Exit(run_agent(settings))
 
 
-# The agent reads its own flags (flag = environment = YAML key); here they are only passed on.
+# The agent reads its own flags (flag = environment = YAML key). Here they are only passed on.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 app.command(context_settings=_PASS_ON)(agent)
-# What follows the program's name is the program's, with or without `--` before it.
+# Arguments after the program's name belong to the program, with or without `--` before it.
 app.command(no_args_is_help=True, context_settings={"allow_interspersed_args": False})(run)
 app.command()(view.ps)
 app.command()(view.top)
@@ -95,20 +96,20 @@ app.command()(demo)
 
 
 def _usage_line(error: typer.TyperException) -> str:
-    """Return what is wrong with the command line, and where its right form is to be read."""
+    """Return what is wrong with the command line, and which help page shows the right form."""
     cause = error.format_message().replace("Value error, ", "").strip().rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{cause}: see `{context.command_path if context else _page()} --help`"
 
 
 def _page() -> str:
-    """Return whose help page is meant where the parser does not say: the verb's, when there is one."""
+    """Return the command of the help page for an error that names none: with the verb, if there is one."""
     verbs = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands}
     return " ".join(["sharepod", *(word for word in sys.argv[1:2] if word in verbs)])
 
 
 def main() -> None:
-    """Run the command; exit 2 for usage, the error's own code for what the user can put right."""
+    """Run the command. Exit with 2 for wrong usage, with the error's own code for what the user can fix."""
     open_streams()
     try:
         code = app(standalone_mode=False, prog_name="sharepod")
@@ -117,14 +118,14 @@ def main() -> None:
         error_line(str(error))
         code = error.exit_code
     except typer.TyperException as error:
-        # Without a message it is the help, which has been printed.
+        # An error without a message is the help, which has been printed already.
         if error.format_message():
             error_line(_usage_line(error))
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
-        code = EXIT_FAILURE  # whoever read has seen enough
+        code = EXIT_FAILURE  # the reader of the pipe has closed it
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         error_line(f"{where}{error.strerror or error}: check space, limits and permissions")

@@ -1,7 +1,7 @@
-"""A directory for as long as its process lives, also where that is killed: the next one of its kind takes it away.
+"""A directory that lives as long as its process. If the process is killed, the next one of its kind removes it.
 
-The lock on the directory itself is what tells: the kernel gives it back with its process, whatever ends that. The pid
-in the name is for people, and for telling these directories from all others of a like name.
+The lock on the directory itself tells whether the process lives: the kernel releases it at the end of the process,
+whatever ends it. The pid in the name is for human readers, and tells these directories from others with a similar name.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ IN_MEMORY: Final = "/dev/shm"  # noqa: S108 - each has a directory of its own th
 
 
 class Scratch:
-    """A new directory of this user alone, `PREFIX.PID.RANDOM`; a context manager, or ended by `remove`."""
+    """A new directory for this user only, `PREFIX.PID.RANDOM`. A context manager; `remove` ends it too."""
 
     def __init__(self, prefix: str, parent: str = IN_MEMORY) -> None:
-        """Make it, after taking away those of the same prefix and user whose process is gone. Raises OSError."""
+        """Make it, after removing directories of the same prefix and user that a dead process left. Raises OSError."""
         for left in Path(parent).glob(f"{prefix}.[0-9]*.*"):
             _remove_unless_held(left)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}.{os.getpid()}.", dir=parent))
-            # Another process may find it before it is locked, and take it away: then it is made again.
+            # Another process may find it before it is locked, and remove it. Then it is made again.
             try:
-                self.path.chmod(0o700)  # whatever the umask took
+                self.path.chmod(0o700)  # whatever the umask is
                 self._lock = _open(self.path)
             except FileNotFoundError:
                 continue
@@ -48,7 +48,7 @@ class Scratch:
         self.remove()
 
     def remove(self) -> None:
-        """Remove it with all that is in it; a second time nothing happens."""
+        """Remove the directory and its contents. A second call does nothing."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -62,13 +62,13 @@ def _open(path: Path) -> int:
 def _remove_unless_held(path: Path) -> None:
     try:
         lock = _open(path)
-    except OSError:  # another user's, no directory, or gone by now
+    except OSError:  # it belongs to another user, is no directory, or is gone
         return
     try:
         if os.fstat(lock).st_uid == os.getuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-    except BlockingIOError:  # its process lives
+    except BlockingIOError:  # its process is alive
         pass
     finally:
         os.close(lock)

@@ -1,4 +1,4 @@
-"""Runs many tasks side by side, each in a process of its own. None outlives the command, however that ends."""
+"""Runs many tasks in parallel, each in a process of its own. No process outlives the command, however that ends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
-    """Yield what the function makes of each task, in their order; at most `jobs` run at a time.
+    """Yield the function's result for each task, in the order of the tasks. At most `jobs` tasks run at a time.
 
-    Raises what the function raises, and CliError when a process of it was killed.
+    Raises what the function raises, and CliError when one of its processes was killed.
     """
     context = multiprocessing.get_context("fork")
     running: dict[Connection, tuple[int, BaseProcess]] = {}
@@ -40,7 +40,7 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
                         target=_work, args=(function, task, theirs, parent), daemon=True
                     )
                     running[ours] = index, process
-                    # Until it knows what to do with them, signals wait: those of a terminal go to all.
+                    # Until the process has set its own signal handling, signals wait: a terminal sends them to all.
                     with undisturbed():
                         process.start()
                     theirs.close()
@@ -73,12 +73,12 @@ def _receive(connection: Connection, process: BaseProcess) -> Any:
 
 
 def _work(function: Callable[[Task], Result], task: Task, results: Connection, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends its workers
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we could ask for that
+    if os.getppid() != parent:  # the parent died before prctl
         return
     try:
         result: tuple[bool, object] = (True, function(task))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class PluginError(Exception):
-    """Kubelet is told, and the pod's owner by an Event.
+    """An error that kubelet is told, and the pod's owner by an Event.
 
-    `retriable`: it may pass by itself (no room, a server is away), so kubelet should try again; else the pod's owner
-    has to change something.
+    `retriable`: it may pass by itself (no room, a server is away), so kubelet should try again. Otherwise the pod's
+    owner has to change something.
     """
 
     def __init__(self, message: str, *, retriable: bool = True) -> None:

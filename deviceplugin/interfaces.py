@@ -1,4 +1,4 @@
-"""What the plugin's parts ask of those around them: the API server, kubelet, the node's processes."""
+"""Protocols of what the plugin's parts ask of the API server, of kubelet and of the node's processes."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ if TYPE_CHECKING:
 
 
 class ApiServer(Protocol):
-    """What is asked of pods.Pods."""
+    """What the plugin asks of pods.Pods."""
 
     @property
     def listed(self) -> bool:
-        """Tell whether the watch has told of all pods once."""
+        """Tell whether the watch has reported all pods once."""
 
     async def get(self, namespace: str, name: str, within_s: float = ...) -> Pod | None:
-        """Return a pod as it is now; None: there is none. Raises ApiUnavailable in time."""
+        """Return a pod as it is now; None: it does not exist. Raises ApiUnavailable within the time."""
 
     async def uids(self) -> frozenset[str]:
-        """Return what names the cgroups of the node's pods that are not over, as of now. Raises ApiUnavailable."""
+        """Return the cgroup uids of the node's pods that are not over, as of now. Raises ApiUnavailable."""
 
     def watch(self) -> AsyncIterator[tuple[str, Pod]]:
         """Yield ("set" | "gone", pod) for ever."""
 
     async def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
-        """Tell the pod's owner."""
+        """Write an Event for the pod's owner."""
 
     def node_event(self, reason: str, message: str, *, warning: bool = False) -> None:
-        """Tell the node's operator."""
+        """Write an Event for the node's operator."""
 
 
 class Kubelet(Protocol):
-    """What is asked of podresources.PodResources."""
+    """What the plugin asks of podresources.PodResources."""
 
     async def look(self) -> Listing:
-        """Return who holds which units, and which pods kubelet knows."""
+        """Return which container holds which units, and which pods kubelet knows."""
 
     def recorded(self) -> tuple[Recorded, ...]:
-        """Return which container was given which units, by kubelet's checkpoint."""
+        """Return which container was given which units, from kubelet's checkpoint."""
 
 
 class Processes(Protocol):
-    """What is asked of processes.HostProcesses."""
+    """What the plugin asks of processes.HostProcesses."""
 
     async def live_pods(self) -> frozenset[str]:
         """Return the uids of the pods that have a process."""

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-# Before grpc loads its C core, which would log to stderr in its own way.
+# Set before grpc loads its C core: that would log to stderr in its own format.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from sharepod.agent.shares.share import DeviceUuid
@@ -52,24 +52,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.deviceplugin")
 
 LOOK_S: Final = 1.0
-"""How often the health of the devices is looked at."""
+"""The interval at which the health of the devices is read."""
 LOOK_AROUND_S: Final = 5.0
-"""How often kubelet is asked what other device plugins have."""
+"""The interval at which kubelet is asked for the ids of other device plugins."""
 PRELOAD_NAME: Final = "ld.so.preload"
 
 
 class Plugin:
-    """The parts of a running plugin that know each other only here."""
+    """The parts of a running plugin, which know each other only here."""
 
     def __init__(self, settings: Settings, node: NodeView) -> None:
         self._settings = settings
         self._node = node
         self.offer = Offer(settings.offer)
         self._unhealthy: dict[int, str] = {}
-        """Why, by index, as last told."""
+        """By index: the reason why a device is unhealthy, as last told."""
 
     def note(self, given: Collection[str], now_s: float) -> None:
-        """Take the ids that kubelet has from NVIDIA's device plugin; say which of our devices are newly among them."""
+        """Take the ids that kubelet has from NVIDIA's device plugin; log which of our devices are newly among them."""
         for uuid in self.offer.observe(self._node, given, now_s):
             remedy = "keep the GPU out of NVIDIA's device plugin, or out of `offer`; pods that have it go on"
             log.error("device in two device plugins", extra={"device": uuid, "remedy": remedy})
@@ -81,17 +81,17 @@ class Plugin:
         return Units(offered, spare_percent=self._settings.spare_percent)
 
     def offered(self) -> frozenset[DeviceUuid]:
-        """Return what the agent is to know of what is given out: not what somebody else gives out as well."""
+        """Return the devices that the agent should know as given out: not those that another plugin gives out too."""
         devices = self.offer.seen(self._node).devices
         return frozenset(DeviceUuid(device.uuid) for device in devices if device.uuid not in self.offer.rivals)
 
     def place(self, node: NodeView) -> Place:
-        """Return where things are for containers that are made now."""
+        """Return where files are, for containers that are made now."""
         settings = self._settings
         simulated = None
         if node.environment:
             state, libraries = node.environment["SIMGPU_STATE"], str(settings.simulated_libraries)
-            if Path(state).parent in Path(node.shares_directory).parents:  # it is mounted writable into every pod
+            if Path(state).parent in Path(node.shares_directory).parents:  # that directory is mounted writable in pods
                 raise SettingsError(f"simulated devices are in {state}: give the agent a SIMGPU_STATE elsewhere")
             simulated = Simulated(node.environment["SIMGPU_DEVICES"], state, libraries)
         return Place(
@@ -104,7 +104,7 @@ class Plugin:
         )
 
     def tell_health(self, pods: Pods) -> None:
-        """Tell the node's operator, in one Event however many devices it is about, when other ones are unhealthy."""
+        """Tell the node's operator when other devices are unhealthy than before: one Event for all devices."""
         devices = self.offer.seen(self._node).devices
         reasons = {device.index: device.health_reason for device in devices if not device.healthy}
         if reasons != self._unhealthy:
@@ -117,18 +117,18 @@ class Plugin:
         self._unhealthy = reasons
 
     async def look_for_ever(self, agent: Agent, service: PluginService, pods: Pods) -> None:
-        """Tell kubelet which units are healthy, as that changes, and the operator why not."""
+        """Tell kubelet which units are healthy whenever that changes, and tell the operator why a device is not."""
         while True:
-            with contextlib.suppress(PluginError):  # an agent that restarts: what runs, runs on
+            with contextlib.suppress(PluginError):  # the agent may restart: running programs go on
                 self._node = await agent.node()
                 service.show(self.units())
                 self.tell_health(pods)
             await asyncio.sleep(LOOK_S)
 
     async def look_around_for_ever(self, kubelet: PodResources) -> None:
-        """Find devices that NVIDIA's device plugin has, too."""
+        """Find devices that NVIDIA's device plugin gives out as well."""
         while True:
-            with contextlib.suppress(KubeletUnavailable):  # what is known of them stays
+            with contextlib.suppress(KubeletUnavailable):  # then the known ids stay
                 self.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
             await asyncio.sleep(LOOK_AROUND_S)
 
@@ -193,13 +193,13 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         agent.failed, pods.failed, kubelet.failed = (
             functools.partial(tally.failed, side) for side in ("agent", "api_server", "kubelet")
         )
-        # What is wrong is said now, not to the first pod.
+        # Report a wrong pid namespace now, not at the first pod.
         processes.check()
         runtime = await _runtime(settings, pods)
         node = await _node(agent)
         plugin = Plugin(settings, node)
         plugin.place(node)
-        with contextlib.suppress(KubeletUnavailable):  # a device in two plugins is never offered, not even at first
+        with contextlib.suppress(KubeletUnavailable):  # never offer a device of both plugins, not even at first
             plugin.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
         policy = Policy(nvidia_cdi=settings.devices == "cdi")
         cdi = CdiDirectory(settings.cdi_directory)
@@ -226,7 +226,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         await stack.enter_async_context(registration)
         told = {"node": settings.node_name, "kubelet": runtime.kubelet, "runtime": runtime.container_runtime}
         log.info("device plugin started", extra=told)
-        gc.freeze()  # what is there now stays: no collection has to look through it again
+        gc.freeze()  # objects of the start stay: no collection has to scan them again
         works = (
             plugin.look_for_ever(agent, service, pods),
             plugin.look_around_for_ever(kubelet),

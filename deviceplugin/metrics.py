@@ -1,4 +1,4 @@
-"""Counts what the plugin does, for the agent's metrics: `agent/api/plugin.py` says what is counted. Pure."""
+"""Counts what the plugin does, for the agent's metrics. `agent/api/plugin.py` lists what is counted. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Times:
-    """How long the calls of one kind took: counts them in the report."""
+    """How long the calls of one kind took, as counts in the report."""
 
     def __init__(self, told: pb.CallTimes) -> None:
         self._told = told
@@ -34,7 +34,7 @@ class Tally:
         self.pre_start = Times(self._told.pre_start)
 
     def started(self, result: str, took_ns: int) -> None:
-        """Count the start of a container that ended so (one of STARTS)."""
+        """Count the start of a container with this result (one of STARTS)."""
         self._told.starts[result] += 1
         self.pre_start.add(took_ns)
 
@@ -43,7 +43,7 @@ class Tally:
         self._told.registrations += 1
 
     def failed(self, side: str) -> None:
-        """Count a call that one of SIDES did not answer, or not as it should."""
+        """Count a failed call: one of SIDES did not answer, or not as it should."""
         self._told.errors[side] += 1
 
     def report(
@@ -55,7 +55,7 @@ class Tally:
         rival_devices: int,
         offer: Iterable[str] | None = None,
     ) -> Report:
-        """Return the counters, with what the plugin holds and gives out now (None: it does not tell)."""
+        """Return the counters, with the units that the plugin holds and offers now (None: it does not tell)."""
         report = Report(
             serving=serving, allocations=allocations, unbound_allocations=unbound, rival_devices=rival_devices
         )

@@ -1,4 +1,4 @@
-"""Hands the plugin's counters to the agent, which shows them among its metrics: the plugin opens no port of its own."""
+"""Sends the plugin's counters to the agent, which shows them in its metrics: the plugin opens no port of its own."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.metrics import Tally
 
 REPORT_S: Final = 5.0
-"""Several times in the agent's STALE_NS."""
+"""Several reports fit into the agent's STALE_NS."""
 
 
 class Reporter:
-    """Tells every REPORT_S."""
+    """Sends the counters every REPORT_S."""
 
     def __init__(self, tally: Tally, record: Record, offer: Offer, agent: Agent) -> None:
         self._tally = tally
@@ -30,17 +30,17 @@ class Reporter:
         self._offer = offer
         self._agent = agent
         self.active: Callable[[], bool] = lambda: True
-        """False while another plugin serves the node: that one tells."""
+        """False while another plugin serves the node: that one reports."""
         self.serving: Callable[[], bool] = lambda: True
-        """Whether kubelet has us."""
+        """Whether this plugin is registered with kubelet."""
         self.offered: Callable[[], frozenset[DeviceUuid] | None] = lambda: None
-        """The devices that we give out now."""
+        """The devices that this plugin gives out now."""
 
     async def report_for_ever(self) -> None:
-        """Tell the agent, whenever it is there."""
+        """Send the counters to the agent whenever it is there."""
         while True:
             if self.active():
-                with contextlib.suppress(PluginError):  # counted, and its absence is told where it matters
+                with contextlib.suppress(PluginError):  # counted; other parts report the agent's absence
                     await self._report()
             await asyncio.sleep(REPORT_S)
 

@@ -73,12 +73,12 @@ class Settings:
 
     @property
     def plugins_directory(self) -> Path:
-        """Where kubelet and its device plugins have their sockets."""
+        """The directory in which kubelet and its device plugins have their sockets."""
         return self.kubelet_directory / "device-plugins"
 
     @property
     def pod_resources_socket(self) -> Path:
-        """Where kubelet tells who holds what."""
+        """The socket on which kubelet tells which container holds which units."""
         return self.kubelet_directory / "pod-resources" / "kubelet.sock"
 
 

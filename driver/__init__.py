@@ -1,1 +1,1 @@
-"""What is known of NVIDIA's driver: its functions and types, for the hook and the simulated GPUs alike."""
+"""Facts about NVIDIA's driver, its functions and its types, for the hook and the simulated GPUs alike."""

@@ -1,6 +1,6 @@
-"""What the hook does about each function of the driver API: reads ``driver.def``, writes ``docs/cuda-coverage.md``.
+"""Lists what the hook does about each driver API function: reads ``driver.def``, writes ``docs/cuda-coverage.md``.
 
-It may not load a library, and nothing at run time needs it.
+It may not load a library. Nothing needs it at run time.
 """
 
 import re
@@ -43,13 +43,13 @@ ACTIONS = {
 }
 """What a wrapper does, with the classes that it may serve.
 
-``LOOKUP``: how a program asks for addresses; the driver answers first, then its own exports are replaced.
+``LOOKUP``: a program asks for addresses; the driver answers first, then its own exports are replaced in the answer.
 ``LAUNCH``: gated and billed. ``COPY``: a launch if both sides are device memory. ``PASS``: a launch that takes no turn;
-it is counted as passed. ``SYNC``: returns when work is done, and the gate learns that the thread's work has drained.
-``COUNT``: another copy between the host's memory and the device's. ``AWAIT``: a stream waits for more than the
-device's work, which is not billed. ``LIFECYCLE``: a birth or a death that the gate must
-know of. ``CHANGE``: of an executable graph, whose duration is learned anew. ``MEMORY``: charged to the share, or shown
-as the share sees it.
+it is counted as passed. ``SYNC``: returns when work is done; the gate then learns that the thread's work has drained.
+``COUNT``: another copy between the host's memory and the device's. ``AWAIT``: a stream waits for more than the device's
+work; that wait is not billed. ``LIFECYCLE``: an object that the gate has to know is made or ends. ``CHANGE``: an
+executable graph changes; its duration is learned anew. ``MEMORY``: charged to the share, or shown as the share sees it.
+shown as the share sees it.
 """
 
 REASONS = {
@@ -82,13 +82,13 @@ ESCAPES = {
     "other process": "Takes the memory of a process off its device, or brings it back, while its charge stays. NVML’s "
     "figure for that process shows it.",
 }
-"""What escapes, and how it is seen nevertheless."""
+"""Functions that escape, and how their effect is still seen."""
 
 NOTES = {
     "device launch": "A graph made for it can also be launched by kernels, which no gate sees: it runs before the "
     "graph that launched it is done, and the bill lasts until then.",
 }
-"""What is to be known of a wrapped function."""
+"""Notes on wrapped functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class Function:
     """One function under the name by which a driver exports it.
 
     Attributes:
-        name: the exported name, variants apart.
-        since: the first CUDA version that has it, as in ``CUDA_VERSION``; 0 where none is documented.
+        name: the exported name; each variant has its own row.
+        since: the first CUDA version that has it, as in ``CUDA_VERSION``; 0: none is documented.
         kind: its class, a key of ``CLASSES``.
-        subject: the heading that it stands under.
-        reason: a key of ``REASONS`` or ``ESCAPES``; for a wrapped one empty or a key of ``NOTES``.
-        action: what its wrapper does, a key of ``ACTIONS``; empty where it has none.
+        subject: the heading that it is listed under.
+        reason: a key of ``REASONS`` or ``ESCAPES``; for a wrapped function empty or a key of ``NOTES``.
+        action: what its wrapper does, a key of ``ACTIONS``; empty: it has no wrapper.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Function:
     action: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a class, a reason or an action that does not exist or does not fit the others, and no subject."""
+        """Refuse an unknown class, reason or action, one that does not fit the others, and an empty subject."""
         if self.kind not in CLASSES:
             raise ValueError(f"{self.name}: no class {self.kind!r}: one of {', '.join(CLASSES)}")
         if not self.subject:
@@ -130,7 +130,7 @@ def read_functions() -> list[Function]:
     """Return the rows of driver.def, in its order.
 
     Raises:
-        ValueError: for a row that does not parse or says what does not exist.
+        ValueError: for a row that does not parse or names something unknown.
     """
     text = _ABSENT.sub(_IS_PASSED, (_HERE / "driver.def").read_text(encoding="utf-8"))
     rows = _ROW.findall(text)
@@ -143,7 +143,7 @@ def read_functions() -> list[Function]:
 
 
 def plain_name(name: str) -> str:
-    """Return the name without the suffixes that tell variants apart: ``cuMemcpyDtoD`` of ``cuMemcpyDtoD_v2_ptds``."""
+    """Return the name without the suffixes of variants: ``cuMemcpyDtoD`` for ``cuMemcpyDtoD_v2_ptds``."""
     return _VARIANT.sub("", name)
 
 
@@ -152,7 +152,7 @@ def _version(since: int) -> str:
 
 
 def _variants(group: Sequence[Function]) -> str:
-    """Return the exported names of a function, with the version of those that came later."""
+    """Return the exported names of a function. Those that came later have their version."""
     plain = plain_name(group[0].name)
     first = min(function.since for function in group)
     parts = []
@@ -163,7 +163,7 @@ def _variants(group: Sequence[Function]) -> str:
 
 
 def _table(functions: Sequence[Function]) -> list[str]:
-    """Return the table of one subject: a line for each function, its variants together."""
+    """Return the table of one subject: one line a function, with its variants together."""
     groups: dict[tuple[str, str], list[Function]] = {}
     for function in functions:
         groups.setdefault((plain_name(function.name), function.reason), []).append(function)
@@ -189,7 +189,7 @@ def _counts(functions: Sequence[Function]) -> list[str]:
 
 
 def _legend(functions: Sequence[Function]) -> list[str]:
-    """Return what the reasons of some functions mean."""
+    """Return what the reasons of these functions mean."""
     used = {function.reason for function in functions}
     rows = [f"| {reason} | {text} |" for reason, text in (REASONS | ESCAPES | NOTES).items() if reason in used]
     return ["", "| reason | meaning |", "| --- | --- |", *rows] if rows else []

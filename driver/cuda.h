@@ -3,7 +3,7 @@
  * so that a build needs no CUDA toolkit. The driver's binary interface is stable and public; a test compares every
  * field, size and constant of this file with NVIDIA's own header.
  *
- * Enumerations are ints here. A _v1 is the form of the functions older than CUDA 3.2, whose addresses have 32 bits.
+ * Enumerations are ints here. A _v1 is the form that functions had before CUDA 3.2, with addresses of 32 bits.
  */
 #ifndef SHAREPOD_CUDA_H
 #define SHAREPOD_CUDA_H
@@ -80,7 +80,7 @@ enum {
   CUDA_ERROR_UNKNOWN = 999,
 };
 
-/* Streams that are not handles: 0 means the legacy stream, or the thread's own one in a per-thread function. */
+/* Constants in place of handles. 0 means the legacy stream, or in a per-thread function the thread's own stream. */
 #define CU_STREAM_LEGACY     ((CUstream)(uintptr_t)1)
 #define CU_STREAM_PER_THREAD ((CUstream)(uintptr_t)2)
 
@@ -218,7 +218,7 @@ typedef struct {
   address side##Device;                                                                                                \
   CUarray side##Array;                                                                                                 \
   size side##Pitch;
-/* The spare pointer of a side is its context in the copies between devices. */
+/* In copies between devices a side's spare pointer is its context. */
 #define CU_COPY_SIDE_3D(side, host, address, size, spare)                                                              \
   size side##XInBytes, side##Y, side##Z, side##LOD;                                                                    \
   unsigned int side##MemoryType;                                                                                       \

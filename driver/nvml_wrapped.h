@@ -1,4 +1,5 @@
-/* The rows of nvml.def that the hook wraps, for the macro NVML_WRAPPED that stands before this, undefined after. */
+/* The rows of nvml.def that the hook wraps. Define the macro NVML_WRAPPED before including this; it is undefined after.
+ */
 #define NVML(name)
 #include "nvml.def"
 #undef NVML_WRAPPED

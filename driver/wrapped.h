@@ -1,4 +1,4 @@
-/* The rows of driver.def that the hook wraps, for the macro WRAPPED that stands before this, undefined after. */
+/* The rows of driver.def that the hook wraps. Define the macro WRAPPED before including this; it is undefined after. */
 #define DRIVER(...)
 #define ABSENT(...)
 #include "driver.def"

@@ -1,8 +1,8 @@
 """The API server's address and our credentials: those of a pod's service account, or of a kubeconfig.
 
-The library reads both, and runs what a kubeconfig names: an exec plugin of EKS, GKE or AKS. It does not notice that a
-file was replaced, and asks for a new token by the clock alone. So this decides when it has to read again: when a file
-has changed, after a minute, and when the API server does not know our token any more.
+The library reads both, and runs the exec plugin that a kubeconfig names (EKS, GKE or AKS). It does not notice a
+replaced file, and asks for a new token only by the clock. So this module decides when to read again: when a file has
+changed, after a minute, and when the API server no longer knows our token.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 AGE_S: Final = 60.0
-"""Credentials older than this are read again; the library runs a plugin only when its token ends within 5 minutes."""
+"""Older credentials are read again. The library runs a plugin only if its token ends within 5 minutes."""
 REFUSED_S: Final = 5.0
-"""Between two reads because the API server did not know our token."""
+"""The least time between two reads because the API server did not know our token."""
 READ_S: Final = 15.0
-"""For a plugin to answer."""
+"""The time that a plugin has to answer."""
 _TOKEN: Final = "BearerToken"  # noqa: S105 - what the library calls it
 _TEXT_MAX: Final = 200
 
@@ -43,11 +43,11 @@ log = logging.getLogger("sharepod.kube.access")
 
 
 class AccessError(Exception):
-    """The API server's address or our credentials are missing or wrong; the text is one line with the remedy."""
+    """The API server's address or our credentials are missing or wrong. The text is one line with the remedy."""
 
 
 class Access:
-    """One API server, and our credentials as they are now."""
+    """One API server, with our present credentials."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Access:
         files: tuple[Path, ...],
         read: Callable[[Configuration], Coroutine[Any, Any, Refresh]],
     ) -> None:
-        """`name` says in errors what `files` are; `read` fills a configuration and returns what refreshes it."""
+        """`name` stands for `files` in errors. `read` fills a configuration and returns what refreshes it."""
         self._name, self._files, self._read = name, files, read
         self._lock = asyncio.Lock()
         self._asked: asyncio.Future[Any] | None = None
@@ -67,11 +67,11 @@ class Access:
 
     @property
     def server(self) -> str:
-        """Return the API server's address; before the first read what names it."""
+        """Return the API server's address; before the first read, the name of its source."""
         return str(self._configuration.host) if self._refresh is not None else f"of {self._name}"
 
     async def current(self) -> tuple[Configuration, tuple[object, ...]]:
-        """Return the configuration, and what changes when a session has to be made anew. Raises AccessError."""
+        """Return the configuration, and a value that changes when a new session is needed. Raises AccessError."""
         async with self._lock:
             stamp = tuple(map(_stamp, self._files))
             if self._refresh is None or stamp != self._stamp:
@@ -89,7 +89,7 @@ class Access:
             return known, (known.host, known.verify_ssl, known.tls_server_name, known.proxy, *files)
 
     def refused(self) -> bool:
-        """Have everything read again: our token is not known. False: that was tried just now."""
+        """Have everything read again, as our token is not known. Return False if that was just done."""
         now_s = time.monotonic()
         if now_s - self._refused_s < REFUSED_S:
             return False
@@ -100,10 +100,10 @@ class Access:
         late = AccessError(f"{self._name}: no credential within {READ_S:.0f} s: see what its plugin does")
         if self._asked is not None and not self._asked.done():
             work.close()
-            raise late  # the library lets a plugin that hangs run on: a second one would hang beside it
+            raise late  # the library lets a hanging plugin run on: a second one would hang beside it
         self._asked = asked = asyncio.ensure_future(work)
         if not (await asyncio.wait({asked}, timeout=READ_S))[0]:
-            asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody waits for it any more
+            asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody awaits it any more
             raise late
         try:
             done = asked.result()
@@ -117,7 +117,7 @@ class Access:
         return done
 
     def _check(self, configuration: Configuration) -> None:
-        """Put right what the library leaves. Raises AccessError when a secret would travel in the clear."""
+        """Complete what the library leaves unset. Raises AccessError if a secret would travel unencrypted."""
         parts = urlsplit(configuration.host)
         token = str(configuration.api_key.get(_TOKEN) or "").strip()  # a file of one line ends with a line feed
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -128,12 +128,12 @@ class Access:
             raise AccessError(f"{self._name}: it gives no credential: add a token, a certificate or a working plugin")
         if token:
             configuration.api_key[_TOKEN] = token
-        # Authorities of clusters lack what newer Pythons ask of them, a key identifier for one.
+        # The authorities of clusters lack fields that newer Pythons require, for example a key identifier.
         configuration.disable_strict_ssl_verification = True
 
 
 def in_cluster(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Access:
-    """Return the API server of the cluster in which this process is a pod. Raises AccessError."""
+    """Return the access to the API server of this pod's own cluster. Raises AccessError."""
     if not (environment.get("KUBERNETES_SERVICE_HOST") and environment.get("KUBERNETES_SERVICE_PORT")):
         raise AccessError("KUBERNETES_SERVICE_HOST or _PORT is not set, so this is no pod: give a kubeconfig")
     token, authority = account / "token", account / "ca.crt"
@@ -153,14 +153,14 @@ def in_cluster(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) 
 
 
 def from_kubeconfig(path: Path) -> Access:
-    """Return the API server of a kubeconfig's current context. Raises AccessError."""
+    """Return the access to the API server of a kubeconfig's current context. Raises AccessError."""
     try:
         path.read_bytes()
     except OSError as error:
         raise AccessError(f"kubeconfig {path}: {_reason(error)}: name a readable kubeconfig") from None
 
     async def read(configuration: Configuration) -> Refresh:
-        # What a token's plugin says is not written back into the file: it is the user's.
+        # A plugin's token is not written back into the file: the file belongs to the user.
         loader = await load_kube_config(str(path), client_configuration=configuration, persist_config=False)
 
         async def refresh() -> None:
@@ -172,7 +172,7 @@ def from_kubeconfig(path: Path) -> Access:
 
 
 def _stamp(file: Path) -> object:
-    """Return what changes when a file is replaced; its absence counts too, and is found when it is read."""
+    """Return a value that changes when a file is replaced. A missing file has a value too; reading it reports that."""
     try:
         status = os.stat(file)  # noqa: PTH116 - for every request
     except OSError:

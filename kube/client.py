@@ -1,9 +1,9 @@
-"""Requests to the API server and their answers: one, or a stream of lines. What the answers mean is not known here.
+"""Sends requests to the API server: one answer, or a stream of lines. It does not know what the answers mean.
 
-Credentials, addresses and sessions are the library's. Its typed calls are not used: they cost 25 MiB, drop fields that
-they do not know, and raise on a pod that another version wrote (docs/adr/0026). The token goes to the API server alone:
-no proxy of the environment is used, and no redirect is followed. A watch may be silent for minutes, so the kernel looks
-within 30 s whether the other end of a connection is still there.
+The library handles credentials, addresses and sessions. Its typed calls are not used: they cost 25 MiB, drop fields
+that they do not know, and raise on a pod that another version wrote (docs/adr/0026). The token goes only to the API
+server: no proxy of the environment is used, and no redirect is followed. A watch may be silent for minutes, so the
+kernel checks within 30 s that the other end of a connection is still there.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ MERGE: Final = "application/merge-patch+json"
 _ABOUT_THE_OBJECT: Final = (404, 409, 410, 422)
 _DEAD_S: Final = 30
 _LINE_MAX: Final = 16 * 2**20
-"""An object is at most 1.5 MiB in etcd; JSON with escapes is longer."""
+"""An object has at most 1.5 MiB in etcd. As JSON with escapes it is longer."""
 _TEXT_MAX: Final = 300
 
 
 class ApiUnavailable(Exception):
-    """The API server did not answer, or not as it should; the text is one line with the remedy."""
+    """The API server did not answer, or not as it should. The text is one line with the remedy."""
 
     def __init__(self, text: str, *, status: int = 0, final: bool = False, after_s: float | None = None) -> None:
         super().__init__(text)
         self.status = status
-        """Of HTTP; 0: there was no answer."""
+        """The HTTP status; 0: there was no answer."""
         self.final = final
-        """Asking again soon would not help."""
+        """Whether asking again soon is useless."""
         self.after_s = after_s
-        """When the server wants to be asked again."""
+        """The time after which the server wants to be asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the API server said: success, or a refusal that is about the object (404, 409, 410, 422)."""
+    """The API server's answer: success, or a refusal that is about the object (404, 409, 410, 422)."""
 
     status: int
     body: Object
@@ -66,7 +66,7 @@ class Client:
     """A session with one API server; an asynchronous context manager."""
 
     def __init__(self, access: Access, agent: str) -> None:
-        """`agent` is what the API server's audit log calls us."""
+        """`agent` is our name in the API server's audit log."""
         self._access, self._agent = access, agent
         self._session: _Session | None = None
 
@@ -101,9 +101,9 @@ class Client:
     async def patiently(
         self, path: str, within_s: float, pause_s: float, failed: Callable[[], None] = lambda: None
     ) -> Answer:
-        """Return the answer to a GET, asked again while the API server is away. Raises ApiUnavailable in time.
+        """Return the answer to a GET. Ask again while the API server is away. Raises ApiUnavailable within the time.
 
-        `failed` is called each time that it is.
+        `failed` is called for each failed try.
         """
         deadline_s = time.monotonic() + within_s
         while True:
@@ -118,7 +118,7 @@ class Client:
                 pause_s *= 2
 
     async def stream(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> AsyncGenerator[Object]:
-        """Yield the objects of a stream of lines, until it ends well. Raises ApiUnavailable when it does not."""
+        """Yield the objects of a stream of lines until it ends. Raises ApiUnavailable if it breaks."""
         rest = b""
         async with self._open("GET", path, parameters, timeout_s) as response:
             if response.status != 200:
@@ -134,7 +134,7 @@ class Client:
                         yield self._parsed(line)
 
     def refusal(self, answer: Answer) -> ApiUnavailable:
-        """Return the error for an answer. The API server puts the reason into a Status."""
+        """Return the error for an answer. The API server gives the reason in a Status."""
         message = answer.body.get("message")
         text = " ".join(message.split())[:_TEXT_MAX] if isinstance(message, str) and message else "no reason given"
         remedy = {
@@ -176,7 +176,7 @@ class Client:
             before, self._session = self._session, _Session(configuration, stamp, self._agent)
             if before is not None:
                 await before.retire()
-        self._session.api.configuration = configuration  # the token may be another one
+        self._session.api.configuration = configuration  # its token may be new
         return self._session
 
     def _unavailable(self, error: Exception, timeout_s: float) -> ApiUnavailable:
@@ -189,7 +189,7 @@ class Client:
         return ApiUnavailable(f"API server {self._access.server}: {reason}: see that it runs and is reached from here")
 
     def _answer(self, response: aiohttp.ClientResponse, data: bytes) -> Answer:
-        """Return an answer about the object; raise ApiUnavailable for one about the server or us."""
+        """Return an answer about the object. Raise ApiUnavailable for an answer about the server or about us."""
         if 200 <= response.status < 300 or response.status in _ABOUT_THE_OBJECT:
             return Answer(response.status, self._parsed(data))
         try:
@@ -213,10 +213,10 @@ class Client:
 
 
 class _Session:
-    """The library's client with the certificates of a moment, kept until its last request has ended."""
+    """The library's client with one set of certificates. It lives until its last request has ended."""
 
     def __init__(self, configuration: Configuration, stamp: tuple[object, ...], agent: str) -> None:
-        """Raise AccessError when a certificate is none."""
+        """Raise AccessError when a certificate is invalid."""
         self.stamp = stamp
         self._users = 0
         self._retired = False
@@ -245,7 +245,7 @@ class _Session:
                 await self.close()
 
     async def retire(self) -> None:
-        """Close it when nothing uses it any more."""
+        """Close it once no request uses it."""
         self._retired = True
         if not self._users:
             await self.close()
@@ -255,7 +255,7 @@ class _Session:
 
 
 class _Rest(RESTClientObject):  # type: ignore[misc]
-    """The library's sessions, on sockets that notice a dead connection."""
+    """The library's sessions, with sockets that notice a dead connection."""
 
     def _create_connector(self) -> aiohttp.TCPConnector:
         return aiohttp.TCPConnector(limit=self.maxsize, ssl=self.ssl_context, socket_factory=_socket)
@@ -272,7 +272,7 @@ async def _refuse_redirects(
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Return a socket that notices within 30 s that its other end is gone, whether it waits or sends."""
+    """Return a socket that notices within 30 s that the other end is gone, while it waits and while it sends."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -284,5 +284,5 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 def jittered(pause_s: float) -> float:
-    """Return a pause of half to all of this."""
+    """Return a random pause between half of `pause_s` and all of it."""
     return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

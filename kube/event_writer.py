@@ -1,4 +1,4 @@
-"""Writes Events to the API server, in the background: no caller waits for one, and none raises."""
+"""Writes Events to the API server in the background: no caller waits for an Event, and no call raises."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _QUEUE_MAX: Final = 256
 
 
 class EventWriter:
-    """An asynchronous context manager; what is still to be written at the end has a moment."""
+    """An asynchronous context manager. At its end pending Events still have a moment to be written."""
 
     def __init__(self, client: Client, host: str, component: str, first_s: float = 0.5) -> None:
-        """`component` on `host` reports. `first_s`: the first pause after a failed write; the next is four times it."""
+        """`component` on `host` reports. `first_s`: the pause after a first failed write; the next is four times it."""
         self._client = client
         self._first_s = first_s
         self._book = EventBook(host, component)
@@ -49,11 +49,11 @@ class EventWriter:
 
     @property
     def waiting(self) -> int:
-        """Return how many events are still to be written: of too many new ones are dropped."""
+        """Return how many Events are still to be written. When there are too many, new ones are dropped."""
         return self._writings.qsize()
 
     def tell(self, subject: Subject, reason: str, message: str, *, warning: bool) -> None:
-        """Count an event, and have it written when enough has not been said of its subject."""
+        """Count an Event, and have it written unless its subject has had enough of them."""
         about = notice(subject, reason, message, warning=warning)
         writing = self._book.take(about, time.monotonic(), time.time())
         if writing is None:
@@ -75,7 +75,7 @@ class EventWriter:
                 self._writings.task_done()
 
     async def _write(self, writing: Writing) -> None:
-        """Write one event, a few times when the API server is away; what fails is logged and dropped."""
+        """Write one Event, a few times while the API server is away. A failure is logged, and the Event dropped."""
         why = ""
         for number in range(EVENT_TRIES):
             if number:
@@ -91,7 +91,7 @@ class EventWriter:
                 return
             why = str(self._client.refusal(answer))
             if answer.status == 409 and writing.create and number:
-                return  # the try before was heard
+                return  # the previous try has succeeded
             if answer.status != (409 if writing.create else 404):
                 break
             writing = self._book.again(writing, time.time())

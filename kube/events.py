@@ -1,10 +1,10 @@
-"""What operators read of a pod (`kubectl describe pod`): which Events are written, and which are only counted. Pure.
+"""Decides which Events about a pod are written (`kubectl describe pod` shows them) and which are only counted. Pure.
 
-The same event again within ten minutes is one object that counts. Of each pod few are written in a minute, whatever
-happens to it. An event that was withheld is in the count of the next that is written.
+The same Event again within ten minutes is one object with a count. Few Events of one pod are written in a minute,
+whatever happens to it. An Event that was withheld is in the count of the next one that is written.
 
-Events are those of core/v1, as kubelet writes them: our roles need no second API group. The library has their types,
-and nothing that counts or limits them.
+The Events are those of core/v1, as kubelet writes them, so our roles need no second API group. The library has their
+types, but nothing that counts or limits them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Final
 WINDOW_S: Final = 600.0
 WRITES_PER_MINUTE: Final = 4
 COUNTS_PER_MINUTE: Final = 2
-"""Of those, how many may go before a count that only grew: what is new has room."""
+"""Of those writes, this many may only raise a count: the others are kept for new Events."""
 _KNOWN_MAX: Final = 1024
-"""Events and pods that are remembered; the oldest are forgotten first."""
+"""Events and pods that are remembered. The oldest are forgotten first."""
 _MESSAGE_MAX: Final = 1024
 _REASON_MAX: Final = 128
 _NAME_MAX: Final = 253
@@ -33,17 +33,17 @@ class Subject:
     """The pod, the node or the settings that an event is about."""
 
     namespace: str
-    """Empty: a node, which is in none."""
+    """Empty: a node, which has no namespace."""
     name: str
     uid: str
-    """Of a node its name, as kubelet writes it: `kubectl describe node` looks for that."""
+    """For a node its name, as kubelet writes it: `kubectl describe node` looks for that."""
     kind: str = ""
-    """Empty: a pod, or a node where it is in no namespace."""
+    """Empty: a pod, or without a namespace a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What is to be said of a pod."""
+    """An Event to report about a subject."""
 
     subject: Subject
     reason: str
@@ -53,7 +53,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """A write to the API server: an Event to create, or the name of one and what changes of it."""
+    """A write to the API server: a new Event, or the name of an existing one and its changes."""
 
     notice: Notice
     name: str
@@ -64,25 +64,25 @@ class Writing:
 @dataclass(slots=True)
 class _Written:
     name: str
-    """Empty: nothing of it is written yet."""
+    """Empty: it has not been written yet."""
     first_unix_s: float
     last_s: float
     count: int
 
 
 class EventBook:
-    """Which events were written. `now_s` never goes back; `unix_s` is the wall clock, for people alone."""
+    """The Events that were written. `now_s` never goes back. `unix_s` is the wall clock, only for readers."""
 
     def __init__(self, host: str, component: str) -> None:
         self._host = host
         self._component = component
         self._written: OrderedDict[Notice, _Written] = OrderedDict()
         self._writes: OrderedDict[str, list[float]] = OrderedDict()
-        """Times of the last writes, by the uid of the pod; at most WRITES_PER_MINUTE each."""
+        """By the pod's uid: the times of its last writes, at most WRITES_PER_MINUTE each."""
         self._number = 0
 
     def take(self, notice: Notice, now_s: float, unix_s: float) -> Writing | None:
-        """Count an event. Returns what is to be written now; None: enough is said of this pod."""
+        """Count an Event. Return what to write now; None: this pod has had enough."""
         known = self._written.get(notice)
         if known is None or now_s - known.last_s > WINDOW_S:
             known = self._remember(notice, _Written("", unix_s, now_s, 0))
@@ -97,14 +97,14 @@ class EventBook:
         return Writing(notice, known.name, create=False, body=body)
 
     def again(self, writing: Writing, unix_s: float) -> Writing:
-        """Return the write that makes the event anew: it has expired, or its name is taken."""
+        """Return the write that creates the Event again: it has expired, or its name is taken."""
         known = self._written.get(writing.notice) or _Written("", unix_s, 0.0, 1)
         known.name = self._name(writing.notice.subject.name, unix_s)
         body = self._whole(writing.notice, known, unix_s)
         return Writing(writing.notice, known.name, create=True, body=body)
 
     def forget(self, writing: Writing) -> None:
-        """Drop an event that could not be created, so that the next one is not a change of it."""
+        """Forget an Event that could not be created, so that the next one does not try to change it."""
         known = self._written.get(writing.notice)
         if writing.create and known is not None and known.name == writing.name:
             del self._written[writing.notice]
@@ -128,7 +128,7 @@ class EventBook:
         return written
 
     def _name(self, pod: str, unix_s: float) -> str:
-        """Return a name that no other event has, now or after a restart."""
+        """Return a name that no other Event has, even after a restart."""
         self._number += 1
         suffix = f".{int(unix_s * 1e6):x}{self._number % 256:02x}"
         return pod[: _NAME_MAX - len(suffix)].rstrip("-.") + suffix
@@ -159,12 +159,12 @@ class EventBook:
 
 
 def event_namespace(subject: Subject) -> str:
-    """Return the namespace of an event: for what is in none the API server takes `default` alone."""
+    """Return the namespace of an Event. For a subject without one the API server accepts only `default`."""
     return subject.namespace or "default"
 
 
 def notice(subject: Subject, reason: str, message: str, *, warning: bool) -> Notice:
-    """Return a notice that the API server takes: one line, no longer than an Event may be."""
+    """Return a notice that the API server accepts: one line, no longer than an Event's message may be."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
     if len(line) > _MESSAGE_MAX:
         line = line[: _MESSAGE_MAX - 1] + "…"

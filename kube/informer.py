@@ -1,9 +1,8 @@
-"""Objects of one kind as the API server has them: all of them, then each as it changes, for ever.
+"""Yields all objects of one kind at the API server, then each one as it changes, for ever.
 
-The library's `Watch` does not list again after 410 and raises any exception on a malformed line; its informer has a
-thread and typed objects (docs/adr/0026). Nothing is kept that the API server knows
-better but the view of a running watch. What an object is to its reader is the reader's: two that are read as equal are
-one.
+The library's `Watch` does not list again after 410, and raises any exception on a malformed line. Its informer has a
+thread and typed objects (docs/adr/0026). The only state here is the view of a running watch: the API server knows
+everything better. The reader decides what it reads from an object: two objects with equal readings count as the same.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 
 LIST_S: Final = 30.0
 _BARREN_MAX: Final = 5
-"""Watches in a row that brought nothing: the version may be one that the server ends without a word. List again."""
+"""After this many watches in a row that brought nothing the version may be one that the server cannot serve. List."""
 _LASTED: Final = 20
-"""A watch that lives this many first pauses was one."""
+"""A watch that lives for this many first pauses counts as a success."""
 
 T = TypeVar("T")
 Change = tuple[Literal["set", "gone"], T]
@@ -36,32 +35,32 @@ Change = tuple[Literal["set", "gone"], T]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast the watch comes back after it broke: the first pause doubles up to the last, all with jitter."""
+    """How fast the watch comes back after it broke: the pause doubles from the first to the last, with jitter."""
 
     first_s: float = 0.5
     last_s: float = 30.0
     watch_s: float = 300.0
-    """How long a watch is asked to last, give or take a fifth."""
+    """How long a watch is asked to last, plus or minus a fifth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[T]):
-    """What is watched."""
+    """The objects to watch."""
 
     path: str
-    """Of the list, such as /api/v1/pods."""
+    """The path of the list, such as /api/v1/pods."""
     parameters: Mapping[str, str]
-    """Selectors."""
+    """Its selectors."""
     read: Callable[[object], T | None]
-    """None: it is no such object."""
+    """None: the object is not of this kind."""
     key: Callable[[T], str]
-    """What tells objects apart: one with the name of another that is gone is another one."""
+    """The identity of an object: a new object with the name of a deleted one has another key."""
     page: int = 0
-    """Objects in one answer to a list; 0: all, out of the server's cache, as fits a node's."""
+    """Objects in one answer to a list; 0: all at once from the server's cache, which suits one node's objects."""
 
 
 class Informer(Generic[T]):
-    """What there is of a source, told to one reader."""
+    """Reports the objects of a source to one reader."""
 
     def __init__(self, client: Client, source: Source[T], pace: Pace, log: logging.Logger) -> None:
         self._client = client
@@ -74,14 +73,14 @@ class Informer(Generic[T]):
 
     @property
     def listed(self) -> bool:
-        """Tell whether the reader was told of all objects once, and has done with them."""
+        """Tell whether the reader was given all objects once and has handled them."""
         return self._listed
 
     async def changes(self) -> AsyncGenerator[Change[T]]:
-        """Yield every object, then what changes of what is read of it, for ever.
+        """Yield every object, then every change of what is read from it, for ever.
 
-        The API server's failures are logged and waited out. Whatever was missed meanwhile comes with the next list: in
-        the end the sum of what was yielded is what the server has.
+        Failures of the API server are logged and waited out. Changes missed meanwhile come with the next list: in the
+        end the sum of all that was yielded equals the server's objects.
         """
         view = _View(self._source)
         trouble = _Trouble(self._source.path.rpartition("/")[2], self._pace, self._log)
@@ -105,17 +104,17 @@ class Informer(Generic[T]):
                 await trouble.pause(None)
             except ApiUnavailable as error:
                 self.failed()
-                if error.status == 504 and not view.listed:  # the server is behind that version, maybe for ever
+                if error.status == 504 and not view.listed:  # the server lags behind that version, maybe for ever
                     view.version = ""
                 await trouble.pause(error)
 
     async def _list(self, view: _View[T]) -> AsyncGenerator[Change[T]]:
-        """Take the view from a list that is at least as new as it, unless only a watch broke since the last."""
+        """List, unless only a watch broke since the last list. The list is at least as new as the view."""
         if view.listed:
             return
         parameters = dict(self._source.parameters)
         if self._source.page:
-            parameters["limit"] = str(self._source.page)  # a version would have it come in one piece from the cache
+            parameters["limit"] = str(self._source.page)  # with a version it would come unpaged from the cache
         elif view.version:
             parameters["resourceVersion"] = view.version  # from the server's cache, as kubelet does
         listed: list[T] = []
@@ -136,7 +135,7 @@ class Informer(Generic[T]):
         view.version, view.listed = version, True
 
     async def _follow(self, view: _View[T], trouble: _Trouble) -> AsyncGenerator[Change[T]]:
-        """Yield the changes of one watch from the view's version until it ends. Raises _Gone, ApiUnavailable."""
+        """Yield the changes of one watch, from the view's version to its end. Raises _Gone, ApiUnavailable."""
         watch_s = int(self._pace.watch_s * random.uniform(0.8, 1.2)) or 1  # noqa: S311 - no secret
         parameters = dict(self._source.parameters) | {
             "watch": "true",
@@ -157,7 +156,7 @@ class Informer(Generic[T]):
             raise
 
     def _check(self, line: Object) -> None:
-        """Raise ApiUnavailable when a line of a watch is an error: a Status in place of an object."""
+        """Raise ApiUnavailable when a line of a watch is an error: a Status instead of an object."""
         if line.get("type") == "ERROR":
             status = at(line, "object")
             code = status.get("code")
@@ -165,15 +164,15 @@ class Informer(Generic[T]):
 
 
 class _Gone(Exception):
-    """The version that we have is too old for the server."""
+    """Our version is too old for the server."""
 
 
 class _View(Generic[T]):
-    """The objects as yielded so far, and the version up to which that is."""
+    """The objects that were yielded so far, and their version."""
 
     def __init__(self, source: Source[T]) -> None:
         self._source = source
-        self.version = "0"  # whatever the server has at hand: the watch from there brings the rest
+        self.version = "0"  # any version that the server has in its cache: the watch from there brings the rest
         self.listed = False
         self._there: dict[str, T] = {}
 
@@ -185,7 +184,7 @@ class _View(Generic[T]):
         return changes
 
     def changed(self, kind: str, item: Object) -> list[Change[T]]:
-        """Take one line of a watch; a bookmark brings only the version."""
+        """Take one line of a watch. A bookmark only brings a version."""
         version = at(item, "metadata").get("resourceVersion")
         found = self._source.read(item) if kind in ("ADDED", "MODIFIED", "DELETED") else None
         changes: list[Change[T]] = []
@@ -207,7 +206,7 @@ class _View(Generic[T]):
 
 
 class _Trouble:
-    """How long to wait before the next try; says once that there is trouble and once that it is over."""
+    """Decides how long to wait before the next try. Logs once that there is trouble, and once that it is over."""
 
     def __init__(self, what: str, pace: Pace, log: logging.Logger) -> None:
         self._what = what
@@ -219,19 +218,19 @@ class _Trouble:
         self.barren = 0
 
     def watching(self) -> None:
-        """A watch begins."""
+        """Note that a watch begins."""
         self._since_s = time.monotonic()
         self.barren += 1
 
     def silent(self) -> bool:
-        """Tell whether a watch that ended well brought nothing in all its time, although a bookmark comes each minute.
+        """Tell whether a watch that ended normally brought nothing, though a bookmark should come every minute.
 
-        The server may have begun its versions anew, and then sends nothing until it reaches ours.
+        The server may have started its versions again. Then it sends nothing until it reaches ours.
         """
         return self.barren > 0 and time.monotonic() - self._since_s >= self._pace.watch_s / 2
 
     def over(self) -> None:
-        """The server sent something."""
+        """Note that the server has sent something."""
         self._failures = 0
         self.barren = 0
         if self._said:
@@ -239,10 +238,10 @@ class _Trouble:
             self._log.info("API server is back")
 
     async def pause(self, error: ApiUnavailable | None) -> None:
-        """Wait after a watch or list that ended. The first pause in a row is short; none is left out."""
+        """Wait after a watch or list has ended. The first pause in a row is short, but none is skipped."""
         if self.barren and time.monotonic() - self._since_s >= _LASTED * self._pace.first_s:
-            self._failures = 0  # it was silent and lasted: nothing may have happened
-        if error is not None and not self._said and self._failures:  # one alone is how many a watch ends
+            self._failures = 0  # it lasted in silence: perhaps nothing has happened
+        if error is not None and not self._said and self._failures:  # a single error is how many watches end
             self._said = True
             self._log.warning("%s are not watched", self._what, extra={"error": str(error)})
         pause_s = min(self._pace.first_s * 2 ** min(self._failures, 16), self._pace.last_s)

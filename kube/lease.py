@@ -1,9 +1,9 @@
-"""Which replica decides: a Lease at the API server, as Kubernetes' own controllers have it.
+"""Decides which replica is active, by a Lease at the API server, as Kubernetes' own controllers do.
 
-The holder writes its name again every few seconds. The other replicas watch whether that name is written: by their own
-clocks, so that clocks of machines need not agree. A holder that could not write for RENEW_WITHIN_S stops deciding, well
-before another may take over. Two that decide for a moment do no harm: what they write names the pod by its uid, and the
-agent has the last word about devices.
+The holder writes its name again every few seconds. The other replicas watch whether the name is written. They use their
+own clocks, so the machines' clocks need not agree. A holder that could not write for RENEW_WITHIN_S stops deciding,
+well before another replica may take over. If two decide for a moment, that does no harm: their writes name the pod by
+its uid, and the agent has the last word about devices.
 
 The library's election is not used (docs/adr/0026): it goes by the wall clock, writes local time as UTC, waits for an
 answer for five minutes, and does not give the lease up.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.kube.lease")
 
 TAKE_AFTER_S: Final = 15.0
-"""A lease that was not written for so long is free."""
+"""A lease that was not written for this time is free."""
 RENEW_WITHIN_S: Final = 10.0
 RENEW_S: Final = 2.0
 CALL_S: Final = 4.0
@@ -39,18 +39,18 @@ class Lease:
     def __init__(
         self, client: Client, *, namespace: str, name: str, holder: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`holder` names this replica; `clock` is its own, and does not jump."""
+        """`holder` names this replica. `clock` is its own clock, which never jumps."""
         self._client, self._clock = client, clock
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name, self._holder = name, holder
         self._written_s: float | None = None
-        """When we last wrote it; None: it is not ours."""
+        """When this replica last wrote the lease; None: it does not hold it."""
         self._seen = ("", -1.0)
-        """What the lease said when it last changed, and when we saw that."""
+        """What the lease said when it last changed, and when this replica saw the change."""
         self.turns = 0
-        """How often it has become ours."""
+        """How many times this replica has got the lease."""
         self.trouble = ""
-        """Why it could not be read or written when that was last tried; empty: it could."""
+        """Why the last read or write failed; empty: it succeeded."""
 
     def is_held(self) -> bool:
         """Tell whether this replica decides now."""
@@ -70,7 +70,7 @@ class Lease:
             await asyncio.sleep(RENEW_S * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
 
     async def give_up(self) -> None:
-        """Let another replica take it at once."""
+        """Let another replica take the lease at once."""
         if self._written_s is None:
             return
         self._lose("this replica ends")
@@ -107,7 +107,7 @@ class Lease:
         return await self._client.call("GET", f"{self._path}/{self._name}", timeout_s=CALL_S)
 
     async def _replace(self, read: Answer, changes: Object) -> Answer:
-        """Replace the lease as it was read: of two that try, the API server refuses the second."""
+        """Replace the lease as it was read. If two replicas try, the API server refuses the second."""
         body: Object = {**read.body, "spec": at(read.body, "spec") | changes}
         return await self._client.call("PUT", f"{self._path}/{self._name}", body=body, timeout_s=CALL_S)
 
@@ -131,7 +131,7 @@ class Lease:
         }
 
     def _won(self, written: Answer, at_s: float) -> None:
-        """Take over what a write has won; raise ApiUnavailable when it failed for another reason than a faster one."""
+        """Note the lease as held if the write succeeded. Raise ApiUnavailable for any failure but a lost race."""
         if written.status == 409:
             return
         if written.status not in (200, 201):

@@ -1,4 +1,4 @@
-"""Looks into JSON of which nothing is certain: what is missing or of another kind is taken for empty. Pure."""
+"""Reads JSON of any shape: a value that is missing or of another type counts as empty. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ Object = dict[str, object]
 
 
 def at(place: Object, key: str) -> Object:
-    """Return the object under `key`, an empty one when it is missing, null or no object."""
+    """Return the object under `key`; an empty one when it is missing, null or no object."""
     value = place.get(key)
     return value if isinstance(value, dict) else {}
 
@@ -18,7 +18,7 @@ def entries(place: Object, key: str) -> list[Object]:
 
 
 def text(place: Object, key: str) -> str:
-    """Return the text under `key`, an empty one when it is missing or no text."""
+    """Return the text under `key`; an empty one when it is missing or no text."""
     value = place.get(key)
     return value if isinstance(value, str) else ""
 
@@ -26,7 +26,7 @@ def text(place: Object, key: str) -> str:
 def texts(place: Object, key: str) -> dict[str, str]:
     """Return the texts in the object under `key`, by name: labels, annotations, quantities.
 
-    A quantity may be written as a whole number; it is text then, too.
+    A quantity may be written as a whole number. It becomes text, too.
     """
     found = at(place, key)
     return {

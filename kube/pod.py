@@ -1,7 +1,7 @@
-"""A pod as the API server shows it, whatever is in it. Pure values.
+"""Reads a pod as the API server shows it, whatever it contains. Pure values.
 
-What is missing or of another kind is taken for empty: a tenant wrote it, or another version of Kubernetes. What the
-annotations say is for the reader of this value to find out.
+A field that is missing or of another type counts as empty: a tenant wrote it, or another version of Kubernetes. The
+meaning of annotations is for the user of this value to find out.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ class Container:
 
     name: str
     place: tuple[str, int] = ("containers", 0)
-    """The list that it stands in, `containers` or `initContainers`, and its index there."""
+    """The list that it is in, `containers` or `initContainers`, and its index there."""
     limits: Mapping[str, str] = field(default_factory=dict)
     requests: Mapping[str, str] = field(default_factory=dict)
     units: int = 0
-    """How many it asks for of the resource that the reader counts."""
+    """How many units of the reader's resource it asks for."""
     stays: bool = True
-    """It runs beside the others: it is no init container, or one that is a sidecar."""
+    """Whether it runs beside the others: it is no init container, or it is a sidecar."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of a draft's container. A variable is empty here if its value comes from elsewhere."""
+    """Variables of a draft's container. A variable is empty here if its value comes from another object."""
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Return what sorts containers by when they start: init containers and sidecars, then the others."""
+        """Return a key that sorts containers by their start: init containers and sidecars, then the others."""
         return self.place[0] == "containers", self.place[1]
 
     def resource(self, name: str) -> str | None:
-        """Return how much it asks of a resource: its limit, else its request."""
+        """Return how much it asks for of a resource: its limit, else its request."""
         return self.limits.get(name, self.requests.get(name))
 
     def requested(self, name: str) -> str:
-        """Return how much of a resource is set aside for it: its request, else its limit."""
+        """Return how much of a resource is reserved for it: its request, else its limit."""
         return self.requests.get(name) or self.limits.get(name, "0")
 
 
@@ -63,41 +63,41 @@ class Pod:
     name: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of a draft."""
+    """Only in a draft."""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     ephemeral: tuple[str, ...] = ()
-    """Names of containers that were added to it for debugging."""
+    """Names of containers that were added for debugging."""
     node: str = ""
-    """Where it is bound; empty: nowhere yet."""
+    """The node that it is bound to; empty: it is not bound yet."""
     scheduler: str = ""
-    """What places it."""
+    """The scheduler that places it."""
     priority: int = 0
     preempts: bool = True
-    """Others may be ended for it."""
+    """Whether other pods may be ended for it."""
     gates: tuple[str, ...] = ()
     """Names of its scheduling gates."""
     overhead: Mapping[str, str] = field(default_factory=dict)
-    """What its sandbox takes beside its containers."""
+    """What its sandbox needs besides its containers."""
     phase: str = "Unknown"
     deleting: bool = False
     running: frozenset[str] = frozenset()
-    """Names of its containers, of each kind, that the API shows running. It may be behind."""
+    """Names of all kinds of its containers that the API shows as running. The API may be behind."""
     finished: Mapping[str, str] = field(default_factory=dict)
-    """When its init containers that the API shows to have ended well were started, by name, as kubelet writes it."""
+    """By name: the start time, as kubelet writes it, of init containers that the API shows as ended well."""
     controller: str = ""
-    """Uid of the object that makes another pod in its place; empty: nothing does."""
+    """Uid of the object that would replace it by another pod; empty: none."""
     created: str = ""
-    """When, as the API server writes it: sorts by time."""
+    """The time of its creation, as the API server writes it. The text sorts by time."""
     started: str = ""
-    """When kubelet took it on, as the API server writes it."""
+    """When kubelet accepted it, as the API server writes it."""
 
     @property
     def cgroup_uid(self) -> str:
-        """Return what names its cgroup: for the mirror of a static pod the hash of its manifest, else the uid.
+        """Return the name in its cgroup: for the mirror of a static pod the hash of its manifest, else the uid.
 
-        A tenant may write both onto a pod that is made. The hash has no dashes, so it cannot name the pod of another
-        tenant, whose uid has them.
+        A tenant may write both onto a pod that is made. The hash has no dashes, so it can't name the pod of another
+        tenant: a uid has dashes.
         """
         digest = self.annotations.get(_HASH, "") if _MIRROR in self.annotations else ""
         return digest if _DIGEST.fullmatch(digest) else self.uid
@@ -114,30 +114,30 @@ class Pod:
 
     @property
     def units(self) -> tuple[tuple[str, int], ...]:
-        """Return name and units of those that ask for some and run beside one another."""
+        """Return name and units of the containers that ask for units and run side by side."""
         return tuple((one.name, one.units) for one in self.all_containers if one.units and one.stays)
 
     @property
     def init_units(self) -> tuple[tuple[str, int], ...]:
-        """Return name and units of those that ask for some and end before the others begin."""
+        """Return name and units of the containers that ask for units and end before the others begin."""
         return tuple((one.name, one.units) for one in self.init_containers if one.units and not one.stays)
 
     def named(self, name: str) -> Container | None:
-        """Return the container of that name."""
+        """Return the container with that name."""
         return next((one for one in self.all_containers if one.name == name), None)
 
 
 def read_pod(item: object, resource: str = "") -> Pod | None:
-    """Return the pod of an object that the API server has, None when it is none.
+    """Return the pod in an object of the API server; None: the object is no pod.
 
-    `resource` is what the units of its containers are counted of. Labels and variables are not kept.
+    `resource` is the resource that units count. Labels and variables are not kept.
     """
     pod = _pod(item if isinstance(item, dict) else {}, resource, is_draft=False)
     return pod if pod.uid and pod.name and pod.namespace else None
 
 
 def read_draft(item: object, resource: str = "") -> Pod:
-    """Return a pod that is being made: whole, but it may have neither name nor uid yet."""
+    """Return a pod that is being made. It may have neither name nor uid yet."""
     return _pod(item if isinstance(item, dict) else {}, resource, is_draft=True)
 
 

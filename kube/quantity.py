@@ -1,7 +1,7 @@
-"""Kubernetes' quantities, "1500m" or "10Gi", read exactly. Pure.
+"""Reads Kubernetes' quantities, "1500m" or "10Gi", exactly. Pure.
 
-The library's `parse_quantity` rounds to 28 digits, takes "NaN", "1_000" and Arabic digits for numbers, and "1e999999"
-for a number whose integer fills the memory. Here a number has at most 20 digits before its point and after it.
+The library's `parse_quantity` rounds to 28 digits. It takes "NaN", "1_000" and Arabic digits for numbers, and also
+"1e999999", an integer that fills the memory. Here a number has at most 20 digits before its point and after it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _TEXT: Final = re.compile(
 _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _MOST: Final = 2**31 - 1
-"""More than any machine has, and what placement counts with."""
+"""More than any machine has; the largest number that placement uses."""
 _LENGTH_MAX: Final = 64
-"""Longer texts are no quantities. They are not kept: a stranger's pods must not fill the memory."""
+"""Longer texts are no quantities, and are not cached: pods of strangers must not fill the memory."""
 
 
 def exact(text: str) -> Fraction | None:
-    """Return the number that a quantity is; None: it is none."""
+    """Return the number that a quantity stands for; None: the text is no quantity."""
     match = _TEXT.fullmatch(text)
     if match is None:
         return None
@@ -35,20 +35,20 @@ def exact(text: str) -> Fraction | None:
 
 
 def milli(text: str) -> int:
-    """Return a quantity in thousandths, 0..2³¹-1: "1.5" is 1500. What is none, or below nothing, is 0.
+    """Return a quantity in thousandths, 0..2³¹-1: "1.5" is 1500. A text that is no quantity, or negative, is 0.
 
-    It is rounded up, as kube-scheduler and kubelet round what is asked for.
+    It is rounded up, as kube-scheduler and kubelet round requests.
     """
     return _scaled(text, 1000, 1) if len(text) <= _LENGTH_MAX else 0
 
 
 def mib(text: str) -> int:
-    """Return a quantity of bytes in MiB, rounded up, 0..2³¹-1. What is none, or below nothing, is 0."""
+    """Return a quantity of bytes in MiB, rounded up, 0..2³¹-1. A text that is no quantity, or negative, is 0."""
     return _scaled(text, 1, 2**20) if len(text) <= _LENGTH_MAX else 0
 
 
 def whole(text: str) -> int:
-    """Return a quantity that is a whole number, 0..2³¹-1. What is none, below nothing, or no whole number is 0."""
+    """Return a quantity that is a whole number, 0..2³¹-1. Any other text, and a negative quantity, is 0."""
     value = exact(text)
     return max(0, min(value.numerator, _MOST)) if value is not None and value.denominator == 1 else 0
 

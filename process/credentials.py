@@ -1,6 +1,6 @@
-"""Certificate, key, authority of the clients, and token of a server, from files that are read again when they change.
+"""Reads a server's certificate, key, clients' authority and token from files, and reads them again when they change.
 
-It opens no socket: a server asks it for the context of a connection, or whether a header shows the token.
+It opens no socket: a server asks it for the TLS context of a connection, or whether a header shows the token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOKEN_READ_MAX: Final = 4096
 
 
 def read_token(path: str) -> bytes:
-    """Return the token of a file, without the white space around it. Raises OSError or ValueError (what is wrong)."""
+    """Return the token in a file, without surrounding white space. Raises OSError or ValueError (what is wrong)."""
     with Path(path).open("rb") as file:
         token = file.read(_TOKEN_READ_MAX).strip()
     if len(token) < TOKEN_MIN or not all(0x21 <= byte <= 0x7E for byte in token):
@@ -32,22 +32,22 @@ def read_token(path: str) -> bytes:
 
 
 def _read_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:
-    """Return the context of a server; with an authority, clients must show a certificate of it. Raises OSError."""
+    """Return a server's TLS context. With an authority, clients must show its certificate. Raises OSError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca or None)
-    context.load_cert_chain(certificate, key, password="")  # without it OpenSSL asks on the terminal
+    context.load_cert_chain(certificate, key, password="")  # without a password OpenSSL asks on the terminal
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
-        # A client that resumes a session would not be asked for a certificate again.
+        # A client that resumes a session would not have to show a certificate again.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context
 
 
 class Credentials:
-    """What a server shows to its clients (certificate and key) and what they show to it (a certificate, or the token).
+    """What a server shows to clients (certificate and key), and what clients show to it (a certificate, or the token).
 
-    Empty paths: no TLS, no client's certificate, no token. A server calls `refresh` for each connection, so renewed
-    files hold from the next one on. Files that cannot be read then are logged once, and what was read last stays.
+    Empty paths: no TLS, no client certificate, no token. A server calls `refresh` for each connection, so renewed files
+    are used from the next connection on. If files cannot be read, that is logged once, and the last content stays.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Credentials:
         what: str = "metrics",
         reader: str = "agent",
     ) -> None:
-        """Read the files. `what` is served with them by the process `reader`, for the texts. Raises SettingsError."""
+        """Read the files. `what` and `reader`, the process that serves it, are for the texts. Raises SettingsError."""
         self._what, self._reader = what, reader
         self._log = logging.getLogger(f"sharepod.{reader}.{what}")
         self._certificate, self._key, self._token_file, self._client_ca = certificate, key, token_file, client_ca
@@ -74,7 +74,7 @@ class Credentials:
             raise SettingsError(f"{what}: {cause}")
 
     def refresh(self) -> bool:
-        """Read the files again if they have changed; tell whether what they hold now is served."""
+        """Read the files again if they have changed. Tell whether their present content is in use."""
         stamp = self._look()
         if stamp == self._stamp:
             return False
@@ -86,7 +86,7 @@ class Credentials:
         return True
 
     def following(self) -> ssl.SSLContext | None:
-        """Return a context for a server of asyncio that hands every handshake on to the files as they are then."""
+        """Return a context for an asyncio server; every handshake uses the files as they are then."""
         context = self.context
         if context is None:
             return None
@@ -96,12 +96,12 @@ class Credentials:
             if self.context is not None:
                 connection.context = self.context
 
-        context.sni_callback = renew  # called whether or not the client names a server
+        context.sni_callback = renew  # called even if the client names no server
         return context
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        """Return the credentials of a gRPC server, which asks at every handshake whether they have changed."""
-        import grpc  # the webhook does without it
+        """Return the credentials for a gRPC server. At every handshake it asks whether they have changed."""
+        import grpc  # imported late: the webhook does not need it
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             certificate, key = self._pair
@@ -114,14 +114,14 @@ class Credentials:
         return grpc.dynamic_ssl_server_credentials(configuration(), fetch)
 
     def accept(self, authorization: str) -> bool:
-        """Tell whether the header of that name has the token, in a time that does not depend on where it is wrong."""
+        """Tell whether the Authorization header has the token, in a time that does not depend on the wrong byte."""
         if self._token is None:
             return True
         scheme, _, token = authorization.partition(" ")
         return hmac.compare_digest(token.strip().encode(), self._token) and scheme.lower() == "bearer"
 
     def _read(self) -> str:
-        """Read all files; return what is wrong, after which nothing has changed."""
+        """Read all files. Return what is wrong; then nothing has changed."""
         try:
             content = {path: Path(path).read_bytes() for path in self._paths}  # OpenSSL does not say which is missing
             context = None

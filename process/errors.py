@@ -1,4 +1,4 @@
-"""Why a process does not start: one line that says what is wrong, the bound and the remedy; and its exit code."""
+"""The errors that keep a process from starting: one line with what is wrong, the bound and the remedy; an exit code."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ EXIT_USAGE: Final = 2
 
 
 class CannotStart(Exception):
-    """Something that the operator can put right keeps the process from starting."""
+    """The process cannot start. The operator can fix the cause."""
 
     exit_code: ClassVar[int] = EXIT_FAILURE
 
 
 class SettingsError(CannotStart):
-    """A flag, an environment variable, a line of the configuration file, or a file that one of them names is wrong."""
+    """A flag, an environment variable, a line of the configuration file, or a file named by one of them is wrong."""
 
     exit_code = EXIT_USAGE
 
 
 def unknown(what: str, name: str, known: Sequence[str], remedy: str = "") -> SettingsError:
-    """Return the error of a name that does not exist, with the nearest one that does, else with the remedy or all."""
+    """Return the error for an unknown name, with the nearest known name, else with the remedy or all known names."""
     near = difflib.get_close_matches(name, known, 1, 0.6)
     cure = f"did you mean {near[0]}?" if near else remedy or f"known are {', '.join(known)}"
     return SettingsError(f"unknown {what} {name}: {cure}")

@@ -1,7 +1,7 @@
-"""The flags of a process, and its `--help`, which Typer writes so that it looks like the `sharepod` command's.
+"""Reads the flags of a process. Typer writes its `--help`, so that it looks like the `sharepod` command's.
 
-argparse reads the flags: Typer would load pydantic to judge their values, at 10 MiB in each process (ADR 25). Values
-stay text here; they are judged in one place, wherever they stand.
+argparse reads the flags: Typer would load pydantic to check their values, at 10 MiB in each process (ADR 25). Values
+stay text here. They are checked in one place, wherever they come from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Sequence[str]) -> dict[str, object]:
-    """Return the flags that are given, by the names of settings, and `config`.
+    """Return the given flags by the names of their settings, and `config`.
 
     Raises SettingsError. `--help` is printed and ends the process.
     """
@@ -52,7 +52,7 @@ def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Seq
 
 
 def _broken(word: str) -> str:
-    """Return a word with spaces after its commas, colons and slashes where `--help` would cut it at 80 columns."""
+    """Return a word with a space after the comma, colon or slash at which `--help` should break it at 80 columns."""
     end = max(word.rfind(mark, 0, _WORD_MAX) for mark in ",:/") + 1
     return word if len(word) <= _WORD_MAX or not end else f"{word[:end]} {_broken(word[end:])}"
 
@@ -64,14 +64,14 @@ def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
     import typer.main
 
     def take(**_: object) -> None:
-        """Stand for the process: it is never called."""
+        """Stand in for the process. It is never called."""
 
     def parameter(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
     parameters = []
     for item in items:
-        is_flag = item.kind is FLAG  # its negative would have a column of its own, at the cost of the descriptions
+        is_flag = item.kind is FLAG  # else its negative would take a column from the descriptions
         option = typer.Option(item.flag, metavar=None if is_flag else item.kind.metavar, help=item.meaning)
         default = _broken(item.default) or None
         parameters.append(

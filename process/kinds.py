@@ -1,6 +1,6 @@
-"""The kinds of values that settings have: how each is read from a flag, a variable or YAML, and how it is shown.
+"""The kinds of values that settings have: how a value is read from a flag, a variable or YAML, and how it is shown.
 
-A kind that only one process needs is defined beside that process's settings.
+If only one process needs a kind, it is defined beside that process's settings.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _read_flag(value: object) -> bool:
 
 
 FLAG: Final[Kind[bool]] = Kind("", _read_flag, lambda value: "true" if value else "false")
-"""True or false; its flags are `--name` and `--no-name`."""
+"""True or false. Its flags are `--name` and `--no-name`."""
 
 
 def _read_path(value: object) -> Path:
@@ -103,11 +103,11 @@ def _read_words(value: object) -> tuple[str, ...]:
 
 
 WORDS: Final[Kind[tuple[str, ...]]] = Kind("LIST", _read_words, ",".join)
-"""Words with commas between them; a list in YAML."""
+"""Words separated by commas; in YAML a list."""
 
 
 def address(remedy: str, *, off: str | None = None, least_port: int = 0) -> Kind[str]:
-    """Return the kind of `HOST:PORT`. Where `off` is given, it is the value for the word off and for an empty text."""
+    """Return the kind of `HOST:PORT`. If `off` is given, it is the value for the word off and for an empty text."""
 
     def read(value: object) -> str:
         if off is not None and (value is False or plain(value) in ("off", "")):
@@ -122,7 +122,7 @@ def address(remedy: str, *, off: str | None = None, least_port: int = 0) -> Kind
 
 
 def is_loopback(place: str) -> bool:
-    """Tell whether a `HOST:PORT` is reached from this machine alone; of names, only localhost is known to be."""
+    """Tell whether a `HOST:PORT` can be reached only from this machine. The only local name is localhost."""
     host = place.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

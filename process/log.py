@@ -28,7 +28,7 @@ class TextFormatter(logging.Formatter):
     """`time LEVEL event key=value …`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line; an exception's trace follows on its own lines."""
+        """Return one line. An exception's trace follows on lines of its own."""
         pairs = [f"{key}={_word(value)}" for key, value in _fields(record).items()]
         line = " ".join([_time(record), f"{record.levelname:<7}", record.getMessage(), *pairs])
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

@@ -1,4 +1,4 @@
-"""Generates the table of a process's settings in the manual, so that it cannot drift.
+"""Generates the table of a process's settings in the manual, so that the two always agree.
 
 `python -m sharepod.process.manual MODULE FILE` rewrites the part between the markers that name the module.
 """

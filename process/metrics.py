@@ -1,7 +1,7 @@
-"""Tables of metrics: a row becomes one of prometheus_client's families, and one line of a manual. Pure.
+"""Tables of metrics: a row becomes one of prometheus_client's families, and one line of the manual. Pure.
 
-A collector takes a snapshot when it is scraped and hands it to its tables. A new metric is one row of a table. Its name
-decides its type: a counter's ends in `_total`; what is neither a counter nor a histogram nor an info is a gauge.
+When a collector is scraped, it takes a snapshot and hands it to its tables. A new metric is one row of a table. Its
+name decides its type: a counter's name ends in `_total`; a metric that is no counter, histogram or info is a gauge.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HistogramRow(Generic[Source]):
     doc: str
     bounds_s: Sequence[float]
     value: Callable[[Source], tuple[Sequence[int], float]]
-    """Return how many took how long, by the first bound that each did not exceed (the last: by none), and their sum."""
+    """Return the counts, by the first bound that each value did not exceed (the last: above all), and the sum."""
 
     @property
     def kind(self) -> str:
@@ -79,12 +79,12 @@ class HistogramRow(Generic[Source]):
 
 @dataclass(frozen=True, slots=True)
 class InfoRow(Generic[Source]):
-    """A series that is always 1: it has labels that the others need not repeat. Its name ends in `_info`."""
+    """A series that is always 1. Its labels need not be repeated on other series. Its name ends in `_info`."""
 
     name: str
     text: str
     labels: tuple[str, ...]
-    """Those that it has beside the labels of its table."""
+    """Its own labels, besides those of its table."""
     value: Callable[[Source], Sequence[str]]
     """Return their values."""
 
@@ -95,7 +95,7 @@ class InfoRow(Generic[Source]):
 
     @property
     def doc(self) -> str:
-        """Return what it says, with the names of its labels."""
+        """Return its description, with the names of its labels."""
         return f"{self.text} Labels beside: {', '.join(f'`{label}`' for label in self.labels)}."
 
     def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
@@ -114,15 +114,15 @@ class Table(Generic[Snapshot, Source]):
 
     title: str
     labels: Mapping[str, Sequence[str]]
-    """By name, the values that a label can have; none are listed where it can have any."""
+    """By name: the possible values of a label; none: it can have any value."""
     rows: Sequence[Row[Source] | HistogramRow[Source] | InfoRow[Source]]
     sources: Callable[[Snapshot], Iterable[tuple[Sequence[str], Source]]]
-    """Return the sources in a snapshot, each behind its labels' values; the last labels may be left out."""
+    """Return the sources in a snapshot, each with its labels' values. The last labels may be missing."""
     ended: Callable[[Snapshot], Iterable[tuple[Sequence[str], Source]]] = lambda _: ()
-    """Return those that are no more. What they have counted is told; a gauge would say that they are still there."""
+    """Return sources that no longer exist. Their counters are still reported, their gauges are not."""
 
     def families(self, snapshot: Snapshot) -> list[Metric]:
-        """Return the families of a snapshot. They are there without series, too."""
+        """Return the families of a snapshot, also those without series."""
         sources = [self._labelled(one) for one in self.sources(snapshot)]
         counted = [*sources, *(self._labelled(one) for one in self.ended(snapshot))]
         return [row.family(sources if row.kind == "gauge" else counted) for row in self.rows]
@@ -133,7 +133,7 @@ class Table(Generic[Snapshot, Source]):
 
 
 class Histogram:
-    """Counts seconds by bounds. One thread counts, another may read."""
+    """Counts seconds by bounds. One thread counts, and another may read."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         """Begin at zero."""
@@ -142,18 +142,18 @@ class Histogram:
         self._sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self._counts[bisect_left(self._bounds_s, seconds)] += 1
         self._sum_s += seconds
 
     @property
     def seconds(self) -> tuple[list[int], float]:
-        """Return the counts, each by the first bound that it does not exceed (the last: by none), and the sum."""
+        """Return the counts, by the first bound that each value did not exceed (the last: above all), and the sum."""
         return list(self._counts), self._sum_s
 
 
 AnyTable = Table[Snapshot, Any]
-"""A table of any sources: only the table itself knows their type."""
+"""A table of sources of any type: only the table itself knows the type."""
 
 
 def families(tables: Iterable[AnyTable[Snapshot]], snapshot: Snapshot) -> list[Metric]:

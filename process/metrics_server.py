@@ -1,8 +1,8 @@
-"""Serves a collector's metrics over HTTP: on loopback in the clear, beyond it with TLS and a bearer token.
+"""Serves a collector's metrics over HTTP: unencrypted on loopback, beyond it with TLS and a bearer token.
 
-prometheus_client reads what a scraper accepts and writes the text. Its own server knows no token, keeps its first
-certificate, and makes the handshake in the thread that accepts, where a silent peer stops everybody (ADR 24). So each
-connection has a thread of its own here, which makes the handshake and bounds the time that it takes.
+prometheus_client parses what a scraper accepts, and writes the text. Its own server knows no token and keeps its first
+certificate. It also makes the handshake in the thread that accepts, where a silent peer blocks all others (ADR 24). So
+here each connection has a thread of its own, which makes the handshake and limits its time.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ log = logging.getLogger("sharepod.metrics")
 
 PATHS: Final = ("/metrics", "/")
 CONNECTIONS_MAX: Final = 16
-"""More connections than these are closed at once: strangers must not fill the process with threads."""
+"""More connections are closed at once: strangers must not fill the process with threads."""
 PATIENCE_S: Final = 5.0
-"""How long a peer may say nothing."""
+"""How long a peer may be silent."""
 GZIP_LEVEL: Final = 1
-"""Of a hundred shares: 36 KB in 1.2 ms; level 9, which prometheus_client takes, 25 KB in 11 ms."""
+"""For a hundred shares: 36 KB in 1.2 ms. Level 9, which prometheus_client uses, gives 25 KB in 11 ms."""
 
 
 class Pages:
     """A collector's metrics in the formats that Prometheus asks for.
 
-    Our names are the same under every escaping, and the encoder has least to do when it allows UTF-8.
+    Our names are the same under every escaping. The encoder has the least work if it allows UTF-8.
     """
 
     def __init__(self, collector: Collector) -> None:
@@ -53,7 +53,7 @@ class Pages:
         self._openmetrics = Page(functools.partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8))
 
     def answer(self, accept: str) -> tuple[str, bytes]:
-        """Return the content type that suits an Accept header, and the metrics as of now."""
+        """Return the content type that fits an Accept header, and the present metrics."""
         _, found = exposition.choose_encoder(accept)
         if found.startswith("application/openmetrics-text"):
             return openmetrics.CONTENT_TYPE_LATEST, self._openmetrics.text(self._collector)
@@ -75,7 +75,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((host, port), _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept one; the first read makes the handshake, on the connection's thread."""
+        """Accept one connection. Its first read makes the handshake, on the connection's own thread."""
         connection, peer = super().get_request()
         self.credentials.refresh()
         context = self.credentials.context
@@ -96,14 +96,14 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room for another."""
+        """Answer, then free the place for another connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of peers that leave or speak no TLS."""
+        """Log nothing about peers that leave or speak no TLS."""
         error = sys.exception()
         if not isinstance(error, OSError):
             log.error("scrape failed", exc_info=error)
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = PATIENCE_S
 
     def do_GET(self) -> None:
-        """Answer with the metrics, or with why not."""
+        """Answer with the metrics, or with the reason for refusing them."""
         if not self.server.credentials.accept(self.headers.get("Authorization", "")):
             self._answer(
                 HTTPStatus.UNAUTHORIZED, "text/plain", b"the bearer token of metrics_token_file is asked for\n"
@@ -129,12 +129,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _page(self) -> tuple[HTTPStatus, str, bytes]:
         try:
             return HTTPStatus.OK, *self.server.pages.answer(self.headers.get("Accept", ""))
-        except OSError:  # handle_error takes them for those of the connection
+        except OSError:  # handle_error would take it for an error of the connection
             log.exception("metrics not collected")
             return HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"the metrics cannot be collected: see the log\n"
 
     def do_HEAD(self) -> None:
-        """Answer likewise, without the text."""
+        """Answer as GET does, without the text."""
         self.do_GET()
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def version_string(self) -> str:
-        """Name what answers, without versions."""
+        """Return the server's name without versions."""
         return "sharepod"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve(collector: Collector, address: str, credentials: Credentials) -> Callable[[], None]:
-    """Serve a collector on `address` ("127.0.0.1:9464") from a thread; return what stops it.
+    """Serve a collector on `address` ("127.0.0.1:9464") from a thread. Return the function that stops it.
 
     Raises CannotStart.
     """

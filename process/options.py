@@ -1,8 +1,8 @@
 """Reads the settings of a process, the fields of a frozen dataclass: from flags, the environment and a YAML file.
 
-`state_directory` of a process whose prefix is `SHAREPOD_PLUGIN_` is the flag `--state-directory`, the variable
+`state_directory` of a process with the prefix `SHAREPOD_PLUGIN_` is the flag `--state-directory`, the variable
 `SHAREPOD_PLUGIN_STATE_DIRECTORY` and the key `state_directory`. A flag beats the variable, the variable beats the file.
-An unknown name or a wrong value is an error of one line: where it stands, what it is, what to give instead.
+An unknown name or a wrong value is an error of one line: where the value stands, what it is, what to give instead.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings")
 Given = dict[str, tuple[str, object]]
-"""By the name of a setting: where its value stands, and the value as it stands there."""
+"""By the name of a setting: where its value comes from, and the value as it is there."""
 
 CONFIG: Final = "config"
-"""Not a setting: it names the file, by `--config` or the variable `PREFIX_CONFIG`."""
+"""No setting: it names the file, by `--config` or the variable `PREFIX_CONFIG`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options(Generic[Settings]):
-    """The settings of one process: their class, and where their values come from."""
+    """The settings of one process: their class, and the sources of their values."""
 
     settings: type[Settings]
     program: str
-    """Its name, before every error and in `--help`."""
+    """Its name, in front of every error and in `--help`."""
     purpose: str
-    """What it does: the head of `--help`."""
+    """What the process does: the head of `--help`."""
     prefix: str
-    """Of its environment variables."""
+    """The prefix of its environment variables."""
     others: tuple[str, ...] = ()
-    """Other programs' variables that begin with the prefix; one that ends in `_` stands for all that begin with it."""
+    """Other programs' variables with the same prefix. A name that ends in `_` stands for all that begin with it."""
     complete: Callable[[Settings, Callable[[str], str], Mapping[str, str]], Settings] = lambda settings, *_: settings
-    """Takes settings, a function from a setting's name to where its value stands, and the environment. Returns the
-    settings with what depends on others of them. Raises SettingsError when they do not fit together."""
+    """Takes settings, a function from a setting's name to the place of its value, and the environment. Returns the
+    settings, with those filled in that depend on others. Raises SettingsError when they do not fit together."""
 
     def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         """Return the settings. Raises SettingsError; ends the process after `--help`."""
@@ -62,9 +62,9 @@ class Options(Generic[Settings]):
             raise SystemExit(error.exit_code) from None
 
     def load(self, flags: Mapping[str, object], environment: Mapping[str, str], config: str | None = None) -> Settings:
-        """Return the settings from flags by the names of settings, the environment, and the file `config`.
+        """Return the settings from flags by the names of settings, the environment and the file `config`.
 
-        The file is by default the one that the environment names. Raises SettingsError.
+        By default the environment names the file. Raises SettingsError.
         """
         items = {item.name: item for item in described(self.settings)}
         path = config or environment.get(self.variable(CONFIG))
@@ -110,7 +110,7 @@ def _read(item: Setting, where: str, value: object) -> object:
 
 
 def _from_file(path: str, items: Mapping[str, Setting]) -> Given:
-    import yaml  # a process without a file does without it
+    import yaml  # imported late: a process without a file does not need it
 
     try:
         loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Refuses settings that would serve something to the network without TLS, or to everybody."""
+"""Refuses settings that would serve to the network without TLS, or to clients without a check."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Settings = TypeVar("Settings")
 def protected(
     needed: Mapping[str, Sequence[str]],
 ) -> Callable[[Settings, Callable[[str], str], Mapping[str, str]], Settings]:
-    """Return a check of settings, for Options.complete: what each address needs where others than this host reach it.
+    """Return a check of settings, for Options.complete: what an address needs if other hosts can reach it.
 
-    Of an address on loopback all of these are given, or none. The check raises SettingsError.
+    For an address on loopback all of it is given, or none. The check raises SettingsError.
     """
 
     def complete(settings: Settings, where: Callable[[str], str], _: Mapping[str, str]) -> Settings:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_probes(application: web.Application, not_ready: Callable[[], str] = str) -> None:
-    """Serve both; `not_ready` returns why the process cannot answer yet, an empty text when it can."""
+    """Serve both. `not_ready` returns why the process cannot answer yet; an empty text: it can."""
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -1,6 +1,6 @@
-"""Runs a process from its settings to its exit code: log, signals, work that goes on until they come, drain.
+"""Runs a process from its settings to its exit code: log, signals, work until a signal comes, drain.
 
-Exit codes: 0 after a signal, 1 when it cannot start or its work ends, 2 for wrong settings; each failure is one line.
+Exit codes: 0 after a signal, 1 when it cannot start or its work ends, 2 for wrong settings. A failure is one line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Logged(Protocol):
-    """Settings of a process say how it logs."""
+    """The settings that tell how a process logs."""
 
     @property
     def log_format(self) -> str:
@@ -46,9 +46,9 @@ def run(
 ) -> int:
     """Await `serve` with the settings and an event that SIGTERM or SIGINT sets; return the exit code.
 
-    Besides CannotStart, each error of `expected` is one line on stderr, and ends with its exit code. With `hang_up` the
-    end of the terminal is a signal too. `patience_s` after the signal `serve` is cancelled: it may still wait for
-    another process.
+    Besides CannotStart, each error of `expected` is written as one line on stderr and ends the process with its exit
+    code. With `hang_up` the end of the terminal is a signal too. `patience_s` after the signal `serve` is cancelled:
+    it may still be waiting for another process.
     """
     log.set_up(settings.log_format, settings.log_level)
     try:
@@ -87,7 +87,7 @@ async def _until_stopped(
             loop.call_later(patience_s, give_up)
 
     stops = [signal.SIGTERM, signal.SIGINT]
-    # Under nohup, which has SIGHUP ignored, the end of the terminal is no reason to stop.
+    # Under nohup SIGHUP is ignored: then the end of the terminal is no reason to stop.
     if hang_up and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         stops.append(signal.SIGHUP)
     for number in stops:
@@ -100,9 +100,9 @@ async def _until_stopped(
 
 
 async def work_until(end: Awaitable[object], works: Iterable[Coroutine[None, None, None]]) -> None:
-    """Do all of `works`, none of which ends of itself, until `end` is over; then cancel them.
+    """Do all of `works` until `end` is over, then cancel them. None of them should end by itself.
 
-    One that ends or fails ends all. Raises BaseExceptionGroup.
+    If one ends or fails, all end. Raises BaseExceptionGroup.
     """
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(endless(work)) for work in works]
@@ -114,7 +114,7 @@ async def work_until(end: Awaitable[object], works: Iterable[Coroutine[None, Non
 async def drained(stopping: asyncio.Event, seconds: float, begun: Callable[[], None]) -> None:
     """Wait for the signal to end, call `begun`, and wait `seconds` more.
 
-    Until the end of a process has reached its clients, they go on asking it.
+    Clients go on asking the process until they have heard of its end.
     """
     await stopping.wait()
     begun()
@@ -122,9 +122,9 @@ async def drained(stopping: asyncio.Event, seconds: float, begun: Callable[[], N
 
 
 async def endless(work: Coroutine[None, None, None]) -> None:
-    """Await what never ends of itself. Raises RuntimeError when it does: the process must end, not go on without it.
+    """Await work that never ends by itself. Raises RuntimeError if it ends: the process must not go on without it.
 
-    That includes a cancellation by a library within it, which a TaskGroup takes for a quiet end.
+    That includes a cancellation by a library inside it, which a TaskGroup would take for a quiet end.
     """
     try:
         await work
@@ -145,7 +145,7 @@ def listening() -> Iterator[None]:
 
 
 def take_open_files(least: int = 0) -> None:
-    """Raise this process's limit of open files as far as it may. Raises CannotStart when that is below `least`."""
+    """Raise this process's limit of open files to its hard limit. Raises CannotStart when that is below `least`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < least:
         raise CannotStart(

@@ -17,16 +17,16 @@ class Kind(Generic[Value]):
     """How the values of a setting are read and shown."""
 
     metavar: str
-    """What `--help` writes for the value."""
+    """The value's placeholder in `--help`."""
     read: Callable[[object], Value]
-    """Takes the text of a flag or variable, or what YAML holds. Raises ValueError with the remedy, `give …`."""
+    """Takes the text of a flag or variable, or a value from YAML. Raises ValueError with the remedy, `give …`."""
     show: Callable[[Value], str] = str
     bounds: str = ""
     """A sentence that follows the description of the setting."""
 
 
 def setting(default: Value, kind: Kind[Value], doc: str) -> Value:
-    """Return a field of a dataclass of settings; `doc` is its line in `--help` and in the manual."""
+    """Return a field of a dataclass of settings. `doc` is its line in `--help` and in the manual."""
     return dataclasses.field(default=default, metadata={"kind": kind, "doc": doc})
 
 
@@ -38,7 +38,7 @@ class Setting:
     doc: str
     kind: Kind[Any]
     default: str
-    """As text; empty when there is none."""
+    """The default as text; empty: there is none."""
 
     @property
     def meaning(self) -> str:

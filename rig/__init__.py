@@ -1,4 +1,4 @@
-"""A node to test and to measure on, and what waits for it; a room of the repository, not installed for users."""
+"""A node to test and to measure on, and a loop that waits for conditions. Part of the repository, not installed."""
 
 from pathlib import Path
 

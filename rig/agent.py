@@ -1,4 +1,4 @@
-"""A real agent, as a process, on simulated GPUs, in a directory of its own."""
+"""Runs a real agent as a process, on simulated GPUs, in a directory of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).with_name("spin.py")
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nobody listens on."""
+    """Return a port of the loopback on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -43,10 +43,10 @@ class RunningAgent:
     def __init__(
         self, directory: Path, *flags: str, environment: Mapping[str, str] | None = None, ends_with_us: bool = False
     ) -> None:
-        """Make no agent yet; `directory` is the runtime directory of each.
+        """Start no agent yet. `directory` is the runtime directory of every agent.
 
-        `environment` defaults to this process's without SHAREPOD_* settings. An agent that
-        `ends_with_us` is ended by the kernel when this process dies.
+        `environment` defaults to this process's without SHAREPOD_* settings. With `ends_with_us` the kernel ends an
+        agent when this process dies.
         """
         self.directory = directory
         self.flags = flags
@@ -68,7 +68,7 @@ class RunningAgent:
         return self
 
     def spawn(self, *flags: str) -> subprocess.Popen[str]:
-        """Start an agent that is expected to end by itself; read it with `communicate`."""
+        """Start an agent that should end by itself. Read its output with `communicate`."""
         return self._spawn(flags or self.flags, subprocess.PIPE)
 
     def _spawn(self, flags: Sequence[str], stderr: int | IO[str]) -> subprocess.Popen[str]:
@@ -77,7 +77,7 @@ class RunningAgent:
         return subprocess.Popen([*self.wrapper, *command], stderr=stderr, text=True, env=environment)
 
     def ready(self) -> bool:
-        """Tell whether it accepts connections."""
+        """Tell whether the agent accepts connections."""
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
             probe.connect(f"{self.directory}/agent.sock")
             return True
@@ -89,12 +89,12 @@ class RunningAgent:
 
     @property
     def pid(self) -> int:
-        """Return the process id of the last one."""
+        """Return the process id of the last agent."""
         return self._of().pid
 
     @property
     def stub(self) -> rpc.NodeServiceStub:
-        """Return the API of the one that runs."""
+        """Return the API of the running agent."""
         assert self._channel is not None
         return rpc.NodeServiceStub(self._channel)
 
@@ -112,7 +112,7 @@ class RunningAgent:
         return self._log_path.read_text()
 
     def end(self) -> None:
-        """End an agent that still runs: it is asked first, and killed when it does not listen."""
+        """End an agent that still runs: ask it first, and kill it if it does not end."""
         if self.process is not None and self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop()
@@ -151,9 +151,9 @@ MakeAgent = Callable[..., RunningAgent]
 def python(
     environment: dict[str, str], *arguments: str, within: Sequence[str] = (), of: str = sys.executable
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run Python, or another command, from the first line that it prints on, which is given too, and end it.
+    """Run Python, or another command, and yield it with its first line of output; then end it.
 
-    `within` are words before the command, such as those of `pid_namespaces.alone`.
+    `within` are words in front of the command, such as those of `pid_namespaces.alone`.
     """
     with subprocess.Popen(
         [*within, of, *arguments],
@@ -175,14 +175,14 @@ def python(
 
 @contextlib.contextmanager
 def program(environment: dict[str, str], *arguments: str, of: Path = PROGRAM) -> Iterator[subprocess.Popen[str]]:
-    """Run the GPU program, or another one, from its first line ("ready") on, and end it."""
+    """Run the GPU program, or another one; yield it once it has printed its first line ("ready"), then end it."""
     with python(environment, str(of), *arguments) as (process, line):
         assert line == "ready\n"
         yield process
 
 
 def metered(answer: pb.RegisterShareResponse) -> dict[str, str]:
-    """Return what a program needs in its environment to run in a share."""
+    """Return the environment that a program needs to run in a share."""
     return {**answer.environment, "LD_PRELOAD": answer.hook_path}
 
 

@@ -1,4 +1,4 @@
-"""The arbiter alone, in this process, and its shares: a node without an agent."""
+"""Runs the arbiter with its shares in this process: a node without an agent."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sharepod.hook import LIBRARY
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share that the arbiter has."""
+    """A share of the arbiter."""
 
     handle: Handle
     devices: tuple[int, ...]
@@ -22,11 +22,11 @@ class Share:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a program needs beside the GPU's environment to run in the share."""
+        """The variables that a program needs, besides the GPU's, to run in the share."""
         return {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": str(self.region)}
 
     def usage(self, device: int | None = None) -> Usage:
-        """Return the account on a device, by default on the first that the share's terms name."""
+        """Return the account on a device; by default on the first device of the share's terms."""
         return self.arbiter.read_usage(self.handle, 0 if device is None else self.devices.index(device))
 
 
@@ -38,11 +38,11 @@ class Arbiter(Closing):
         self._devices: dict[int, Handle] = {}
 
     def close(self) -> None:
-        """End it with all that it has."""
+        """End the arbiter with its shares and devices."""
         self.native.close()
 
     def device(self, number: int) -> Handle:
-        """Return the simulated device with this number, which is made when it is first asked for."""
+        """Return the simulated device with this number. It is added at its first use."""
         if number not in self._devices:
             self._devices[number] = self.native.add_device(uuid(number))
         return self._devices[number]

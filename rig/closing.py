@@ -1,4 +1,4 @@
-"""What is opened for a while: it is closed whatever happens, also when it did not open wholly."""
+"""A base for context managers that are closed in every case, also when they opened only in part."""
 
 from types import TracebackType
 from typing import Self
@@ -8,14 +8,14 @@ class Closing:
     """A context manager that opens and closes itself."""
 
     def open(self) -> None:
-        """Begin; when this fails, `close` follows too."""
+        """Begin. If this fails, `close` is called too."""
 
     def close(self) -> None:
-        """Undo whatever has been done so far."""
+        """Undo what has been done so far."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Return itself, open."""
+        """Open it and return itself."""
         try:
             self.open()
         except BaseException:

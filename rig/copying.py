@@ -1,4 +1,4 @@
-"""Copies 64 MiB to device 0 and back, once waiting and once not; prints "ready"; does it again for each line read."""
+"""Copies 64 MiB to device 0 and back, with and without waiting; prints "ready"; repeats this for each line it reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check(result: int) -> None:
 
 
 def main() -> None:
-    """Copy, and compare what came back with what went."""
+    """Copy, and compare the result with the source."""
     cuda = ctypes.CDLL("libcuda.so.1")
     context, address, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(BYTES)
     check(cuda.cuInit(0))

@@ -1,6 +1,6 @@
-"""The driver API through ctypes, for programs that the tests start: `from rig.driver import *` in their text.
+"""The driver API through ctypes. Programs under test begin with `from rig.driver import *`.
 
-Not a test module and never imported by one: it loads whatever libcuda.so.1 the program's environment names.
+This is no test module, and none imports it: it loads the libcuda.so.1 that the program's environment names.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 
 
 def ok(result: int) -> None:
-    """Fail on any error of the driver."""
+    """Fail if the driver returned an error."""
     assert result == 0, f"CUDA error {result}"
 
 
 def start(device: int = 0) -> c_void_p:
-    """Initialise, make the device's primary context current, load a module that has every kernel."""
+    """Initialise, make the device's primary context current, and load a module with every kernel."""
     context, module = c_void_p(), c_void_p()
     ok(cuda.cuInit(0))
     ok(cuda.cuDevicePrimaryCtxRetain(byref(context), device))
@@ -29,14 +29,14 @@ def start(device: int = 0) -> c_void_p:
 
 
 def kernel(module: c_void_p, name: str) -> c_void_p:
-    """Look a kernel up."""
+    """Return a kernel of the module by its name."""
     function = c_void_p()
     ok(cuda.cuModuleGetFunction(byref(function), module, name.encode()))
     return function
 
 
 def launch(function: c_void_p, stream: c_void_p | None = None, grid: int = 1, word: int | None = None) -> int:
-    """Launch; `word` is the kernel's one parameter. Returns the driver's result."""
+    """Launch a kernel; `word` is its one parameter. Returns the driver's result."""
     parameters = None
     if word is not None:
         value = c_uint64(word)
@@ -45,21 +45,21 @@ def launch(function: c_void_p, stream: c_void_p | None = None, grid: int = 1, wo
 
 
 def new_stream(flags: int = 1) -> c_void_p:
-    """Create a stream, non-blocking unless told."""
+    """Create a stream, by default a non-blocking one."""
     stream = c_void_p()
     ok(cuda.cuStreamCreate(byref(stream), flags))
     return stream
 
 
 def new_event(flags: int = 0) -> c_void_p:
-    """Create an event, with timing unless told."""
+    """Create an event, by default with timing."""
     event = c_void_p()
     ok(cuda.cuEventCreate(byref(event), flags))
     return event
 
 
 def hold(stream: c_void_p | None = None) -> Callable[[], None]:
-    """Make a stream wait until the returned function is called, so that what follows is there before it begins."""
+    """Make a stream wait until the returned function is called, so that later work is queued before it can begin."""
     memory = c_void_p()
     ok(cuda.cuMemHostAlloc(byref(memory), c_size_t(4), 3))
     word = ctypes.cast(memory, ctypes.POINTER(c_uint32))

@@ -8,9 +8,9 @@ from pathlib import Path
 from rig import REPO_ROOT
 
 LIBRARIES = REPO_ROOT / "simgpu" / "lib"
-"""Where the simulated driver and NVML are built."""
+"""The directory with the simulated driver and NVML."""
 OURS = ("SIMGPU_", "SHAREPOD_", "CUDA_")
-"""What begins so in an environment changes what a program meets."""
+"""Variables that begin so change which GPU, agent or hook a program finds."""
 
 
 def uuid(device: int) -> str:
@@ -19,7 +19,7 @@ def uuid(device: int) -> str:
 
 
 def inherited() -> dict[str, str]:
-    """Return this process's environment without what changes which GPU, agent or hook a program meets."""
+    """Return this process's environment without the variables that change which GPU, agent or hook a program finds."""
     return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD" and not name.startswith(OURS)}
 
 
@@ -28,8 +28,8 @@ class SimulatedGpu:
     """A simulated GPU.
 
     Attributes:
-        state: the state file, in memory; its maker removes it.
-        devices: what is installed, as in ``SIMGPU_DEVICES``.
+        state: the state file, in memory; the code that made it removes it.
+        devices: the installed devices, as in ``SIMGPU_DEVICES``.
         settings: further ``SIMGPU_*`` settings.
     """
 
@@ -39,7 +39,7 @@ class SimulatedGpu:
 
     @property
     def env(self) -> dict[str, str]:
-        """The whole environment in which a program finds this GPU."""
+        """The whole environment of a program on this GPU."""
         own = {"LD_LIBRARY_PATH": str(LIBRARIES), "SIMGPU_STATE": str(self.state), "SIMGPU_DEVICES": self.devices}
         return {**inherited(), **own, **self.settings}
 

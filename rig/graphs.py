@@ -1,6 +1,6 @@
-"""The driver API's graphs through ctypes, for programs that the tests start: `from rig.graphs import *` in their text.
+"""The driver API's graphs through ctypes. Programs under test begin with `from rig.graphs import *`.
 
-Layouts are those of CUDA 11.8 to 13; not a test module and never imported by one.
+Layouts are those of CUDA 11.8 to 13. This is no test module, and none imports it.
 """
 
 import ctypes
@@ -94,7 +94,7 @@ def new_graph() -> c_void_p:
 
 
 def on(*nodes: c_void_p) -> tuple[object, c_size_t]:
-    """Return dependencies as the calls take them."""
+    """Return dependencies in the form that the calls take."""
     return (c_void_p * len(nodes))(*[node.value for node in nodes]) if nodes else None, c_size_t(len(nodes))
 
 
@@ -111,7 +111,7 @@ def add_kernel(graph: c_void_p, module: c_void_p, name: str, *after: c_void_p) -
 
 
 def add(name: str, graph: c_void_p, argument: object, *after: c_void_p) -> c_void_p:
-    """Add a node by the call of this name with the one argument that it takes."""
+    """Add a node by the call of this name, which takes one argument."""
     node = c_void_p()
     ok(cuda[name](byref(node), graph, *on(*after), argument))
     return node
@@ -123,12 +123,12 @@ def allocation(size: int) -> Allocation:
 
 
 def operations(*words: tuple[int, int, int, int]) -> object:
-    """Return operations, each of: what, address, value, how."""
+    """Return operations. Each word has: what, address, value, how."""
     return (Operation * len(words))(*[Operation(*word) for word in words])
 
 
 def batch(array: object, context: c_void_p) -> Batch:
-    """Return the parameters of a node for the operations."""
+    """Return the parameters of a node with these operations."""
     return Batch(context, len(array), ctypes.cast(array, c_void_p), 0)  # type: ignore[arg-type]
 
 
@@ -140,7 +140,7 @@ def instantiate(graph: c_void_p, flags: int = 0) -> c_void_p:
 
 
 def elsewhere(call: Callable[[], Any]) -> Any:
-    """Call in a thread of its own, with the context of this one; return the result."""
+    """Call in another thread with this thread's context, and return the result."""
     context = c_void_p()
     ok(cuda.cuCtxGetCurrent(byref(context)))
     with ThreadPoolExecutor(1, initializer=lambda: ok(cuda.cuCtxSetCurrent(context))) as thread:
@@ -148,13 +148,13 @@ def elsewhere(call: Callable[[], Any]) -> Any:
 
 
 def run(executable: c_void_p, stream: c_void_p) -> None:
-    """Launch and wait."""
+    """Launch an executable and wait for it."""
     ok(cuda.cuGraphLaunch(executable, stream))
     ok(cuda.cuStreamSynchronize(stream))
 
 
 def graph_memory(which: int, device: int = 0) -> int:
-    """Return one of the device's amounts of memory for graphs."""
+    """Return one attribute of the device's memory for graphs."""
     value = c_uint64()
     ok(cuda.cuDeviceGetGraphMemAttribute(device, which, byref(value)))
     return value.value

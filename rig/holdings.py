@@ -1,6 +1,6 @@
-"""Every kind of device memory through ctypes, for programs that are started with `from rig.holdings import *`.
+"""Every kind of device memory through ctypes. Programs under test begin with `from rig.holdings import *`.
 
-Not a test module and never imported by one: it loads whatever libcuda.so.1 the program's environment names.
+This is no test module, and none imports it: it loads the libcuda.so.1 that the program's environment names.
 """
 
 import ctypes
@@ -34,14 +34,14 @@ THRESHOLD, RESERVED, RESERVED_HIGH, USED, USED_HIGH = 4, 5, 6, 7, 8
 
 
 def used() -> int:
-    """Return how much of the current device is taken, as the driver says."""
+    """Return how much of the current device is in use, as the driver reports it."""
     free, total = c_size_t(), c_size_t()
     ok(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
     return total.value - free.value
 
 
 def account(pid: int | None = None) -> ProcessTruth:
-    """Return what a process, this one unless told, has of device 0 in truth; the device's sum must agree."""
+    """Return what a process (default: this one) truly has of device 0. The device's sum has to agree."""
     with Truth(os.environ["SIMGPU_STATE"]) as truth:
         processes = truth.processes(0)
         assert sum(p.memory_bytes for p in processes) == truth.devices()[0].memory_used_bytes
@@ -135,7 +135,7 @@ def new_array(*shape: int, texel: int = 1, channels: int = 1, flags: int = 0) ->
 
 
 def serve(path: str) -> socket.socket:
-    """Wait for the other process."""
+    """Wait for the other process's connection."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path + ".new")
         listener.listen()
@@ -144,7 +144,7 @@ def serve(path: str) -> socket.socket:
 
 
 def visit(path: str) -> socket.socket:
-    """Find the other process."""
+    """Connect to the other process."""
     while not Path(path).exists():
         time.sleep(0.01)
     peer = socket.socket(socket.AF_UNIX)
@@ -158,7 +158,7 @@ def give(peer: socket.socket, data: bytes = b".", fds: Sequence[int] = ()) -> No
 
 
 def receive(peer: socket.socket) -> tuple[bytes, int]:
-    """Receive bytes and one descriptor (-1: none); the other end's death is an error."""
+    """Receive bytes and one descriptor (-1: none). The other process's death is an error."""
     data, fds, _, _ = socket.recv_fds(peer, 4096, 1)
     assert data, "the other process is gone"
     return data, fds[0] if fds else -1

@@ -1,4 +1,4 @@
-"""What runs on a node: a share's terms, and what the programs in it do."""
+"""What runs on a node: the terms of a share, and the work of the programs in it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ UNITS = {"ns": 1, "us": 1000, "ms": MS, "s": SECOND}
 
 
 def nanoseconds(text: str) -> int:
-    """Read a time as the programs do: `500us`. Raises ValueError."""
+    """Read a time as the programs do, for example `500us`. Raises ValueError."""
     number = text.rstrip("nums")
     suffix = text[len(number) :]
     if suffix not in UNITS:
@@ -31,7 +31,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A program: its share and what it does."""
+    """A program: the terms of its share, and its work."""
 
     terms: Terms
     mode: str
@@ -39,22 +39,22 @@ class Load:
 
     @property
     def unit_ns(self) -> int:
-        """The duration that its kernels are named for."""
+        """The duration in its kernels' names."""
         return nanoseconds(str(self.options.get("unit", "500us")))
 
 
 def saturating(request: float, unit: str = "500us", **options: object) -> Load:
     """Return a load that always has work in flight.
 
-    `depth` groups of `group` launches, at least 4 ms and fewer than the 1,024 launches that a driver queues: what is
-    queued bridges the pauses of the host, or the host would be the bottleneck.
+    It keeps `depth` groups of `group` launches in flight: at least 4 ms of work, and fewer than the 1,024 launches that
+    a driver queues. The queued work bridges pauses of the host, which would else be the bottleneck.
     """
     return Load(Terms(request), "saturate", {"unit": unit, **options})
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Saturated shares side by side."""
+    """Saturated shares that run together."""
 
     what: str
     loads: Mapping[str, Load]
@@ -62,6 +62,6 @@ class Case:
 
     @property
     def targets(self) -> dict[str, float]:
-        """The part of the device that each share is due: its request, surplus in proportion to request."""
+        """The part of the device that each share is due: its request, and surplus in proportion to the requests."""
         total = sum(load.terms.request for load in self.loads.values())
         return {owner: load.terms.request / total for owner, load in self.loads.items()}

@@ -1,7 +1,7 @@
-"""A node for one measurement: a simulated GPU of its own, the real agent on it, and programs under shares.
+"""A node for one measurement: a simulated GPU of its own, the real agent on it, and programs in shares.
 
 The same node without the agent is the baseline: the device's own time slicing. Everything lies in one directory in
-memory that goes away with the node. The ground truth comes from the simulated device, never from the agent.
+memory, which is removed with the node. The ground truth comes from the simulated device, never from the agent.
 """
 
 import time
@@ -23,7 +23,7 @@ from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
 START_DELAY_NS = 100_000_000
-"""Between the go and the first launch, so that all programs begin together."""
+"""The time between the go and the first launch, so that all programs begin together."""
 
 
 class Node(Closing):
@@ -39,7 +39,7 @@ class Node(Closing):
         gpu_settings: Mapping[str, str] | None = None,
         preload: Sequence[str] = (),
     ) -> None:
-        # `preload`: what programs get in place of the hook (an instrumented build of it).
+        # `preload`: libraries that programs get instead of the hook (an instrumented build of it).
         self._preload = ":".join(preload)
         self._scratch = Scratch("sharepod-bench")
         self._directory = self._scratch.path
@@ -60,7 +60,7 @@ class Node(Closing):
         self._agent = RunningAgent(self._directory / "run", environment=settings, ends_with_us=True)
 
     def open(self) -> None:
-        """Start the agent, or without one a program that makes the device: there is no truth to read before."""
+        """Start the agent; or, without one, a program that makes the device, as there is no truth to read before."""
         if self._hook:
             self._start_agent()
         else:
@@ -90,14 +90,14 @@ class Node(Closing):
 
     @property
     def client(self) -> Client:
-        """The connection to the agent; only with the hook."""
+        """The connection to the agent. It exists only with the hook."""
         if self._client is None:
             raise RuntimeError("there is no agent on a node without the hook")
         return self._client
 
     @property
     def directory(self) -> Path:
-        """A directory in memory that goes away with the node."""
+        """A directory in memory that is removed with the node."""
         return self._directory
 
     @property
@@ -106,7 +106,7 @@ class Node(Closing):
         return self._agent.pid
 
     def share_environment(self, name: str, terms: Terms) -> dict[str, str]:
-        """Register a share and return the environment of its programs; without the hook, the bare one."""
+        """Register a share and return the environment of its programs. Without the hook return the bare one."""
         if not self._hook:
             return self.environment
         devices = [
@@ -125,7 +125,7 @@ class Node(Closing):
         return program_environment(self.environment, registration.environment, hook)
 
     def add(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> Program:
-        """Start one more program of `owner`; it is ready, and waits for its `go`."""
+        """Start one more program of `owner`. It is then ready, and waits for its `go`."""
         program = Program(owner, command, environment)
         self._programs.append(program)
         self._owners[program.pid] = owner
@@ -136,9 +136,9 @@ class Node(Closing):
         return self.add(owner, load_command(load.mode, load.options), self.share_environment(owner, load.terms))
 
     def run(self, loads: Mapping[str, Load], seconds: float) -> list[Sample]:
-        """Run all loads together for `seconds`; return the truth at every full second, from the first on.
+        """Run all loads together for `seconds`. Return the truth at every full second.
 
-        The first half second is left out: programs start, and nothing is promised of it.
+        The samples begin after half a second: programs start in that time, and no bar covers it.
         """
         programs = [self.start(owner, load) for owner, load in loads.items()]
         settle_ns = 500_000_000
@@ -151,7 +151,7 @@ class Node(Closing):
         return samples
 
     def samples(self, first_ns: int, steps: int, step_ns: int = 1_000_000_000) -> list[Sample]:
-        """Read the truth now and then: `steps` + 1 samples, `step_ns` apart, from `first_ns` on."""
+        """Read the truth at intervals: `steps` + 1 samples, `step_ns` apart, from `first_ns` on."""
         taken = []
         for step in range(steps + 1):
             time.sleep(max(0.0, (first_ns + step * step_ns - time.monotonic_ns()) / 1e9))
@@ -159,7 +159,7 @@ class Node(Closing):
         return taken
 
     def parts(self, seconds: float, first_ns: int = 0) -> dict[str, float]:
-        """Return what part of the next `seconds` each owner's work takes, all devices together.
+        """Return the part of the next `seconds` that each owner's work takes, all devices together.
 
         With `first_ns` the time begins then.
         """
@@ -170,7 +170,7 @@ class Node(Closing):
     # ---- what is true ----
 
     def sample(self) -> Sample:
-        """Return the device time of every owner, all devices together, now."""
+        """Return the present device time of every owner, all devices together."""
         busy: dict[str, int] = {}
         now_ns = self.truth.now_ns()
         for device in self.truth.devices():
@@ -181,7 +181,7 @@ class Node(Closing):
         return Sample(now_ns, busy)
 
     def kernels(self) -> list[Kernel]:
-        """Return the device's log, oldest first, of the programs started here."""
+        """Return the device's log, oldest first, for the programs started here."""
         found = [
             Kernel(self._owners[k.pid], k.submitted_ns, k.started_ns, k.ended_ns, device.index, k.busy_ns)
             for device in self.truth.devices()
@@ -197,7 +197,7 @@ class Node(Closing):
         return self.client.turns_after(0)
 
     def held(self, turns: Iterable[Turn] | None = None) -> list[Held]:
-        """Return turns as spans on numbered devices."""
+        """Return turns as intervals on numbered devices."""
         index = {device.uuid: device.index for device in self.client.node().devices}
         chosen: Sequence[Turn] = self.turns() if turns is None else list(turns)
         return [Held(turn.share, turn.granted_ns, turn.drained_ns, index[turn.device]) for turn in chosen]

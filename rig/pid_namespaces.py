@@ -1,4 +1,4 @@
-"""Programs that are pid 1, as those of containers are, each in a pid namespace of its own."""
+"""Runs programs as pid 1, as programs in containers are, each in a pid namespace of its own."""
 
 import functools
 import subprocess
@@ -11,7 +11,7 @@ _ENTER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 @functools.cache
 def alone() -> tuple[str, ...]:
-    """Return the words before a command that make it pid 1 of a namespace of its own."""
+    """Return the words in front of a command that make it pid 1 of its own namespace."""
     try:
         refused = subprocess.run([*_ENTER, "true"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
@@ -24,13 +24,13 @@ def alone() -> tuple[str, ...]:
 def _status(pid: int) -> dict[str, list[str]]:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended meanwhile
         return {}
     return {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
 
 
 def seen(pid: int) -> dict[int, int]:
-    """Return the processes below `pid` that are in a namespace below ours: their pids here, and in their own."""
+    """Return the processes below `pid` in a namespace below ours: their pids here, mapped to their pids there."""
     found: dict[int, int] = {}
     statuses = {int(path.name): _status(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     family = {pid}
@@ -44,6 +44,6 @@ def seen(pid: int) -> dict[int, int]:
 
 
 def first_of(process: "subprocess.Popen[str]") -> int:
-    """Return our pid of the process that was started with `alone()`, which calls itself 1."""
+    """Return our pid of the process that was started with `alone()` and has pid 1 in its own namespace."""
     [pid] = [here for here, there in seen(process.pid).items() if there == 1]
     return pid

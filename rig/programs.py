@@ -1,4 +1,4 @@
-"""Builds and runs the C programs of the benches. Knows nothing of shares: it is given an environment."""
+"""Builds and runs the C programs of the benches. It knows nothing of shares: the caller gives it an environment."""
 
 import hashlib
 import json
@@ -22,28 +22,29 @@ CACHE = REPO_ROOT / "build" / "bench"
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-fvisibility=hidden"]
 READY_TIMEOUT_S = 20.0
 END_TIMEOUT_S = 60.0
-"""How long a program may take past its stop time: what it has in flight must drain."""
+"""How long a program may take past its stop time, as its work in flight has to drain."""
 
 
 class ProgramFailed(Exception):
-    """A program ended with an error, or not at all; the text says which and what it printed."""
+    """A program ended with an error, or did not end. The text says which one and what it printed."""
 
 
 class BuildFailed(ProgramFailed):
-    """Something could not be compiled; the text says what, and the compiler's first complaint."""
+    """A source could not be compiled. The text says which one, and the compiler's first complaint."""
 
 
 def build(source: str, output: str, *flags: str) -> Path:
-    """Compile a source of the benches to build/bench/`output`, if need be; return its path. Raises BuildFailed."""
+    """Compile a source of the benches to build/bench/`output` if needed. Return its path. Raises BuildFailed."""
     return compiled(CACHE / output, [SOURCES / source], FLAGS, [*flags, "-ldl"], [CLIENT])
 
 
 def compiled(
     output: Path, sources: Sequence[Path], flags: Sequence[str], libraries: Sequence[str], includes: Sequence[Path] = ()
 ) -> Path:
-    """Compile and link, unless what is there was made of the same sources, headers and flags; return `output`.
+    """Compile and link, unless `output` was made of the same sources, headers and flags. Return `output`.
 
-    What was made elsewhere counts, so that a machine without a compiler can be given it. Raises BuildFailed.
+    An output that was made elsewhere counts too, so it can be copied to a machine without a compiler. Raises
+    BuildFailed.
     """
     folders = dict.fromkeys([*includes, *(source.parent for source in sources)])
     headers = [path for folder in folders for pattern in ("*.h", "*.def") for path in sorted(folder.glob(pattern))]
@@ -76,14 +77,14 @@ def compiled(
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a load program printed when it ended."""
+    """The result that a load program printed at its end."""
 
     pid: int
     start_ns: int
     end_ns: int
     launches: int
     work_ns: int
-    """Device time of the work that it launched, as its kernels are named."""
+    """Device time of the work that it launched, by its kernels' names."""
     latencies_ns: tuple[int, ...]
     batch_ns: tuple[int, ...]
     other: Mapping[str, Any]
@@ -110,35 +111,35 @@ def fill_command(mode: str, options: Mapping[str, object]) -> list[str]:
 
 
 def streams_command(options: Mapping[str, object]) -> list[str]:
-    """Return the command of a program whose work lies on several streams."""
+    """Return the command of a program that puts work on several streams."""
     return [str(build("streams.c", "streams", "-lpthread")), *(f"{name}={value}" for name, value in options.items())]
 
 
 def storm_command(seed: int, threads: int, devices: int, *, fills: bool = False) -> list[str]:
-    """Return the command of a storm program; one that `fills` fills streams that wait, too."""
+    """Return the command of a storm program. With `fills` it also fills streams that wait."""
     command = [str(build("storm.c", "storm", "-lpthread")), str(seed), str(threads), str(devices)]
     return [*command, "fills"] if fills else command
 
 
 def hostile_command(seed: int, *, tame: bool = False) -> list[str]:
-    """Return the command of a tenant that does its worst to its own region, or that is only as busy."""
+    """Return the command of a tenant that attacks by its own region; `tame`: of one that is only as busy."""
     return [str(build("hostile.c", "hostile")), str(seed), *(["tame"] if tame else [])]
 
 
 def ring_command(devices: int, **options: object) -> list[str]:
-    """Return the command of a program that makes collectives on its first `devices` devices."""
+    """Return the command of a program that runs collectives on its first `devices` devices."""
     program = str(build("ring.c", "ring", "-lpthread"))
     return [program, str(devices), *(f"{name}={value}" for name, value in options.items())]
 
 
 def piped(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process whose three standard streams are pipes."""
+    """Start a process with pipes as its three standard streams."""
     pipe = subprocess.PIPE
     return subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=dict(environment), bufsize=0)
 
 
 class Program:
-    """One running program. `await_ready` returns when its context stands; `go` starts its work."""
+    """One running program. `await_ready` returns when its context exists. `go` starts its work."""
 
     def __init__(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.owner = owner
@@ -149,7 +150,7 @@ class Program:
         self._result: Result | None = None
 
     def await_ready(self) -> Self:
-        """Wait until its context stands. Raises ProgramFailed when it ends or takes too long."""
+        """Wait until its context exists. Raises ProgramFailed when it ends or takes too long."""
         assert self._process.stdout is not None
         deadline, seen = time.monotonic() + READY_TIMEOUT_S, b""
         while b"\n" not in seen:
@@ -168,7 +169,7 @@ class Program:
         self._process.stdin.flush()
 
     def result(self, timeout_s: float = END_TIMEOUT_S) -> Result:
-        """Wait for its end, at most `timeout_s`, and return what it did. Raises ProgramFailed."""
+        """Wait for its end, at most `timeout_s`, and return its result. Raises ProgramFailed."""
         if self._result is None:
             try:
                 output, errors = self._process.communicate(timeout=timeout_s)
@@ -180,7 +181,7 @@ class Program:
         return self._result
 
     def stop(self) -> None:
-        """Ask it to end now; `result` then waits for it."""
+        """Ask it to end now. `result` then waits for the end."""
         self._process.terminate()
 
     def running(self) -> bool:
@@ -212,5 +213,5 @@ def chain_ns(rounds: int, pause_us: int) -> list[int]:
 
 
 def machine(kind: str) -> str:
-    """Return a name for this kind of machine, without its host name: sim-2core-x86_64."""
+    """Return a name for this kind of machine, without its host name, for example sim-2core-x86_64."""
     return f"{kind}-{os.cpu_count()}core-{sysconfig.get_platform().rpartition('-')[2]}"

@@ -1,4 +1,4 @@
-"""An ordinary driver-API program: works on device 0 until it is ended; prints "ready" after its first work."""
+"""An ordinary driver-API program: it works on device 0 until it is ended, and prints "ready" after its first work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check(result: int) -> None:
 
 
 def main() -> None:
-    """Launch 500 µs kernels, eight at a time, for ever; `idle`: only hold a context; `exec`: then become `sleep`."""
+    """Launch 500 µs kernels, eight at a time, for ever. `idle`: only hold a context. `exec`: then become `sleep`."""
     cuda = ctypes.CDLL("libcuda.so.1")
     context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     check(cuda.cuInit(0))

@@ -1,6 +1,6 @@
-"""The structures of the driver's functions of memory and copies, as cuda.h has them, for programs that tests start.
+"""The structures of the driver's calls for memory and copies, as in cuda.h, for programs under test.
 
-Not a test module; it calls nothing.
+This is no test module. It calls nothing.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def fields(**members: object) -> list[Any]:
-    """Return the members as ctypes wants them."""
+    """Return the members in the form that ctypes takes."""
     return list(members.items())
 
 

@@ -1,4 +1,4 @@
-"""What was true of a run, by the device's own log: its units of work, and the device time of every owner.
+"""What truly happened in a run, by the device's own log: its units of work, and the device time of every owner.
 
 Times are CLOCK_MONOTONIC nanoseconds.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The device's ground truth at one instant: device time used so far, per owner."""
+    """The device's ground truth at one instant: the device time that each owner has used so far."""
 
     now_ns: int
     busy_ns: Mapping[str, int]
@@ -17,7 +17,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One unit of work as the device saw it."""
+    """One unit of work, by the device's log."""
 
     owner: str
     submitted_ns: int
@@ -25,12 +25,12 @@ class Kernel:
     ended_ns: int
     device: int = 0
     busy_ns: int = 0
-    """How long the device worked at it; less than the span where it worked at others' in between. 0: not known."""
+    """How long the device worked on it. Less than its interval if the device did other work meanwhile. 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A span in which an owner held the turn on a device, until its work had drained."""
+    """An interval in which an owner held the turn on a device, until its work had drained."""
 
     owner: str
     granted_ns: int

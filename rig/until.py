@@ -1,4 +1,4 @@
-"""Waiting: the one loop that asks again and again until something holds."""
+"""Waiting: the one loop that polls until a condition holds."""
 
 import asyncio
 import inspect
@@ -10,21 +10,21 @@ T = TypeVar("T")
 Says = str | Callable[[], str]
 
 PATIENCE_S = 30.0
-"""For a machine that has much else to do; what waits longer hangs."""
+"""Long enough for a busy machine: a longer wait means a hang."""
 POLL_S = 0.01
 SELDOM_S = 0.1
 PART = 20
-"""Each pause is one in so many parts of the time waited so far, SELDOM_S at most: to wait for long costs little."""
+"""A pause lasts one PARTth of the time waited so far, SELDOM_S at most: so long waits cost little."""
 
 
 class NotInTimeError(AssertionError):
-    """What was waited for did not come true; the text says what it was."""
+    """The condition did not come true in time. The text says which."""
 
 
 def until(holds: Callable[[], T], what: Says = "", timeout_s: float = PATIENCE_S, *, poll_s: float = POLL_S) -> T:
-    """Ask until `holds()` is true, and return what it returned. Raises NotInTimeError that says `what`.
+    """Poll until `holds()` is true, and return its result. Raises NotInTimeError with `what` in its text.
 
-    `what` may be a function, so that the error holds a log as it is at the end.
+    `what` may be a function, so that the error can show a log as it is at the end.
     """
     began = time.monotonic()
     while not (found := holds()):

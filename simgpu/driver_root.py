@@ -26,14 +26,15 @@ from sharepod.simgpu import LIBRARY_DIR
 
 LIBRARIES: Final = Path("usr", "lib", f"{platform.machine()}-linux-gnu")
 GPU_MAJOR, UVM_MAJOR, CAPS_MAJOR = 195, 235, 236
-"""The first is registered; a real driver gets the others as it is loaded."""
+"""Major numbers. The first is registered; a real driver gets the other two when it is loaded."""
 CONFIG_MINOR, MONITOR_MINOR, FIRST_MINOR = 1, 2, 3
 GPU_INSTANCES, COMPUTE_INSTANCES = 15, 8
-"""Of a GPU, and of each of its instances, at most: a capability keeps its minor number when others come and go."""
+"""The most GPU instances of a GPU, and compute instances of each. With fixed room for all of them a capability keeps
+its minor number when others come and go."""
 
 
 class LayoutError(Exception):
-    """The driver cannot be laid out; the text says why."""
+    """The driver cannot be laid out. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class Gpu:
     """A GPU of the machine.
 
     Attributes:
-        minor: of its node.
-        line: what ``nvidia-smi -L`` says of it.
+        minor: the minor number of its node.
+        line: what ``nvidia-smi -L`` prints about it.
         mig: whether it is in MIG mode.
         instances: the ids of its GPU instances.
     """
@@ -62,20 +63,20 @@ class Nvml:
             raise LayoutError(f"NVML does not start (code {code}): see SIMGPU_DEVICES and SIMGPU_STATE")
 
     def text(self, name: str, *arguments: object) -> str:
-        """Return the text that a call gives."""
+        """Return the text that a call writes."""
         text = ctypes.create_string_buffer(96)
         if code := self._library[name](*arguments, text, 96):
             raise LayoutError(f"{name} fails (code {code})")
         return text.value.decode()
 
     def number(self, name: str, *arguments: object) -> int:
-        """Return the number that a call gives, and 0 where there is none."""
+        """Return the number that a call writes, or 0 if it fails."""
         value, pending = ctypes.c_uint(), ctypes.c_uint()
         self._library[name](*arguments, ctypes.byref(value), ctypes.byref(pending))
         return value.value
 
     def handles(self, name: str, *arguments: object) -> list[ctypes.c_void_p]:
-        """Return the handles that a call gives for 0, 1, … until it fails."""
+        """Return the handles that a call returns for 0, 1, … until it fails."""
         found: list[ctypes.c_void_p] = []
         handle = ctypes.c_void_p()
         while not self._library[name](*arguments, len(found), ctypes.byref(handle)):
@@ -85,8 +86,8 @@ class Nvml:
 
 
 def machine() -> tuple[str, list[Gpu]]:
-    """Return the driver's version and the GPUs; makes the state file if there is none. Raises LayoutError, OSError."""
-    os.environ.pop("SIMGPU_DEVICE_NODES", None)  # the nodes are still to be made
+    """Return the driver's version and the GPUs. Makes the state file if there is none. Raises LayoutError, OSError."""
+    os.environ.pop("SIMGPU_DEVICE_NODES", None)  # the nodes are not made yet
     nvml = Nvml()
     gpus = []
     for index, gpu in enumerate(nvml.handles("nvmlDeviceGetHandleByIndex_v2")):
@@ -104,7 +105,7 @@ def machine() -> tuple[str, list[Gpu]]:
 
 
 def capabilities(gpus: list[Gpu]) -> dict[str, int]:
-    """Return the capabilities of MIG with their minor numbers; none where no GPU is in MIG mode."""
+    """Return the MIG capabilities with their minor numbers; none if no GPU is in MIG mode."""
     if not any(gpu.mig for gpu in gpus):
         return {}
     found = {"config": CONFIG_MINOR, "monitor": MONITOR_MINOR}
@@ -117,7 +118,7 @@ def capabilities(gpus: list[Gpu]) -> dict[str, int]:
 
 
 def nodes(gpus: list[Gpu]) -> dict[str, tuple[int, int]]:
-    """Return the device nodes, below /dev, with their major and minor numbers."""
+    """Return the device nodes below /dev with their major and minor numbers."""
     return {
         **{f"nvidia{gpu.minor}": (GPU_MAJOR, gpu.minor) for gpu in gpus},
         "nvidiactl": (GPU_MAJOR, 255),
@@ -129,14 +130,14 @@ def nodes(gpus: list[Gpu]) -> dict[str, tuple[int, int]]:
 
 
 def fresh(path: Path) -> Path:
-    """Make room for a file, in its folder. An older one is not written: a program may have it mapped."""
+    """Make the folder of a file, and remove an old file instead of overwriting it: a program may have mapped it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     return path
 
 
 def lay_out_files(root: Path, version: str, gpus: list[Gpu], settings: str) -> None:
-    """Lay out all but the device nodes. Raises OSError."""
+    """Lay out everything but the device nodes. Raises OSError."""
     libraries = root / LIBRARIES
     for name in ("libcuda.so", "libnvidia-ml.so"):
         shutil.copyfile(LIBRARY_DIR / f"{name}.1", fresh(libraries / f"{name}.{version}"))

@@ -1,7 +1,7 @@
-"""What really happened on the simulated devices, read without going through the hook, the agent or the driver API.
+"""Reads what really happened on the simulated devices, without going through the hook, the agent or the driver API.
 
-Owns nothing: every call advances the model to now and copies what stands in the state file. Pids are those of the
-reader's pid namespace; of a process that has none there, or has ended, that of its own.
+It owns nothing: every call advances the model to now and copies from the state file. A pid is the one in the reader's
+pid namespace. A process that has none there, or has ended, has its pid in its own namespace.
 """
 
 import ctypes
@@ -57,9 +57,9 @@ class _Process(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class DeviceTruth:
-    """One device, a GPU or a MIG instance: ``busy_ns`` is execution time of all contexts, switches excluded.
+    """One device, a GPU or a MIG instance. ``busy_ns`` is the execution time of all contexts, without switches.
 
-    ``index`` counts both; without MIG it is NVML's.
+    ``index`` counts GPUs and instances. Without MIG it is NVML's index.
     """
 
     index: int
@@ -73,7 +73,7 @@ class DeviceTruth:
 
 @dataclass(frozen=True, slots=True)
 class ContextTruth:
-    """One context, dead ones included; ``busy_ns`` is the union of execution over its streams."""
+    """One context, live or ended. ``busy_ns`` is the union of execution over its streams."""
 
     context: int
     pid: int
@@ -84,11 +84,11 @@ class ContextTruth:
 
 @dataclass(frozen=True, slots=True)
 class ProcessTruth:
-    """Device memory of one process, in bytes: each byte of a device is on one process's account.
+    """Device memory of one process, in bytes: each byte of a device counts for one process.
 
-    ``contexts_bytes`` goes with the contexts: linear, managed, arrays, modules, the contexts' own overhead.
-    ``pools_bytes`` is what its pools have reserved, ``physical_bytes`` what it holds of physical memory (shared memory
-    is the exporter's while it holds it), ``external_bytes`` what it has imported of other APIs.
+    ``contexts_bytes`` belongs to the contexts: linear, managed, arrays, modules, the contexts' own overhead.
+    ``pools_bytes`` is what its pools have reserved. ``physical_bytes`` is what it holds of physical memory; shared
+    memory counts for the exporter while the exporter holds it. ``external_bytes`` is imported from other APIs.
     """
 
     pid: int
@@ -99,13 +99,13 @@ class ProcessTruth:
 
     @property
     def memory_bytes(self) -> int:
-        """Return all of it."""
+        """Return the sum of all kinds."""
         return self.contexts_bytes + self.pools_bytes + self.physical_bytes + self.external_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTruth:
-    """One kernel, graph launch ("graph"), memset or device-to-device copy ("memset", "memcpy") that has ended."""
+    """Ended work: a kernel, graph launch ("graph"), memset or device-to-device copy ("memset", "memcpy")."""
 
     context: int
     pid: int
@@ -145,10 +145,10 @@ def _load() -> ctypes.CDLL:
 
 
 class Truth:
-    """An observer of one state file. The file must be there: its first client makes it."""
+    """An observer of one state file. The file must exist: its first client makes it."""
 
     def __init__(self, state_path: str | os.PathLike[str]) -> None:
-        """Map ``state_path``; raises OSError (FileNotFoundError: no client has made it yet)."""
+        """Map ``state_path``. Raises OSError (FileNotFoundError: no client has made it yet)."""
         self._library = _load()
         error = ctypes.c_int()
         path = os.fspath(state_path)
@@ -157,7 +157,7 @@ class Truth:
             raise OSError(error.value, os.strerror(error.value), path)
 
     def close(self) -> None:
-        """Let go of the state file."""
+        """Unmap the state file."""
         if self._state:
             self._library.simgpu_truth_close(self._state)
             self._state = None
@@ -216,7 +216,7 @@ class Truth:
         return _RECORD.iter_unpack(memoryview(room)[: count * _RECORD.size])
 
     def kernels(self, device: int = 0) -> list[KernelTruth]:
-        """Return what the log holds of a device, in order of ending; empty without SIMGPU_LOG_KERNELS."""
+        """Return the log's entries of a device, in order of their end; empty without SIMGPU_LOG_KERNELS."""
         names: dict[int, str] = {}
         kernels = []
         for context, where, _, pid, _, name, stream, submitted_ns, started_ns, ended_ns, busy_ns in self._records():
@@ -228,7 +228,7 @@ class Truth:
         return kernels
 
     def inject_xid(self, device: int, xid: int) -> None:
-        """Report an XID on a device; 48, 74, 79, 94, 95, 119, 120 and 140 also lose it to all contexts."""
+        """Report an XID on a device; 48, 74, 79, 94, 95, 119, 120 and 140 also lose the device for all contexts."""
         self._library.simgpu_truth_inject_xid(self._state, device, xid)
 
     def recover(self, device: int) -> None:
@@ -248,13 +248,13 @@ class Truth:
         self._library.simgpu_truth_draw(self._state, device, pid)
 
     def hang(self, device: int, *, hangs: bool = True) -> None:
-        """Let NVML's calls that talk to the device hang, or come back."""
+        """Let NVML's calls that talk to the device hang, or let them return again."""
         self._library.simgpu_truth_hang(self._state, device, hangs)
 
     def reload_driver(self) -> None:
-        """Load the driver anew beneath the programs that have opened NVML: until they open it again all calls fail."""
+        """Reload the driver under programs that have opened NVML: all their calls fail until they open it again."""
         self._library.simgpu_truth_reload_driver(self._state)
 
     def refuse_nvml(self, *, refuses: bool = True) -> None:
-        """Let every call of NVML fail, that which opens it too, or let them work again (those that open it first)."""
+        """Let every call of NVML fail, also opening it; or let them work again for programs that open it first."""
         self._library.simgpu_truth_refuse_nvml(self._state, refuses)

@@ -1,1 +1,1 @@
-"""What the API server asks before it makes a pod: pods written for other sharing systems become ours."""
+"""Answers the API server before it makes a pod: pods written for other sharing systems become ours."""

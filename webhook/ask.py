@@ -1,4 +1,4 @@
-"""What a pod asks for in another system's words, as values in ours; numbers of theirs, read exactly. Pure."""
+"""Turns what a pod asks for in another system's words into our values, and reads its numbers exactly. Pure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class Refused(Exception):
-    """The pod cannot be what it asks to be; one line: what, the limit, the remedy."""
+    """The pod asks for something impossible. The text is one line: what is wrong, the limit, the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the operator says where another system's words say nothing."""
+    """The operator's values for what another system's words leave open."""
 
     memory_only_percent: int = 10
-    """Compute of who asks for memory alone, where `device_memory_bytes` is not given."""
+    """Compute of a container that asks for memory alone, where `device_memory_bytes` is not given."""
     device_memory_bytes: int | None = None
-    """Memory of one device, of the nodes that such pods run on."""
+    """Memory of one device, on the nodes that such pods run on."""
     scheduler_name: str = "default-scheduler"
-    """Who places pods that were another system's scheduler's."""
+    """The scheduler of pods that were written for another system's scheduler."""
 
     def percent_of_memory(self, memory_bytes: int) -> int:
         """Return the compute of a container that asks for this memory alone, on each of its devices."""
@@ -50,18 +50,18 @@ class Ask:
     """1..100, of each device."""
     devices: int = 1
     memory_bytes: int | None = None
-    """On each device; None: in proportion."""
+    """On each device; None: in proportion to the compute."""
     limit: int | None = None
-    """percent..100, of each device; None: the node's."""
+    """percent..100, of each device; None: the node's default."""
     share_class: str | None = None
-    """None: what the pod says, else the default."""
+    """None: the pod's own class, else the default."""
     drop: tuple[str, ...] = ()
-    """Resources that are another system's, and have to go."""
+    """Another system's resources, which have to be removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a pod asks of one system."""
+    """What a pod asks for in one system's words."""
 
     system: str
     asks: tuple[Ask, ...]
@@ -69,7 +69,7 @@ class Found:
 
 
 def read_named(item: object, resource: str = "") -> Pod:
-    """Return a pod whose containers have names that can be told and written, its units of a resource counted.
+    """Return a pod if its containers have names that can be told and written, with its units of a resource counted.
 
     Raises Refused.
     """
@@ -103,9 +103,9 @@ def number(what: str, text: str, least: int, most: int) -> int:
 
 
 def amount(container: Container, resource: str, most: int) -> int | None:
-    """Return how much a container asks of another system's resource, 0 to `most`; None: nothing. Raises Refused.
+    """Return how much a container asks for of another system's resource, 0 to `most`; None: nothing. Raises Refused.
 
-    The API server may have written 3000 as 3k.
+    The API server may write 3000 as 3k.
     """
     text = container.resource(resource)
     if text is None:
@@ -123,12 +123,12 @@ def amount(container: Container, resource: str, most: int) -> int | None:
 
 
 def devices(what: str, text: str) -> int:
-    """Return over how many devices an ask goes. Raises Refused."""
+    """Return the number of devices that an ask spreads over. Raises Refused."""
     return number(what, text, 1, DEVICES_MAX)
 
 
 def mebibytes(what: str, text: str) -> int:
-    """Return a memory size in MiB in bytes. Raises Refused."""
+    """Read a memory size in MiB, and return it in bytes. Raises Refused."""
     return number(what, text, 1, MEMORY_MOST_BYTES // MIB) * MIB
 
 

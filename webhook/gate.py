@@ -1,4 +1,4 @@
-"""A pod that asks for shares gets SharePod's scheduling gate when it is made; a wrong gang is refused. Pure."""
+"""Gives a new pod that asks for shares SharePod's scheduling gate, and refuses a wrong gang. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SYSTEM: Final = "gates"
 
 
 def decide(request: Request) -> Decision:
-    """Return what becomes of a pod that is being made.
+    """Return the decision about a pod that is being made.
 
-    One that names its node is bound by that, and no gate could hold it.
+    A pod that names its node is bound already, and no gate could hold it.
     """
     if request.operation != "CREATE":
         return Decision()

@@ -1,6 +1,6 @@
-"""HAMi's words: resources of containers, each for each of its devices; memory in MiB, compute in per cent. Pure.
+"""Reads HAMi's words: resources of containers, per device; memory in MiB, compute in per cent. Pure.
 
-`nvidia.com/gpu` alone is NVIDIA's word for a whole device, and stays with NVIDIA's device plugin.
+`nvidia.com/gpu` alone is NVIDIA's word for a whole device. Such a pod stays with NVIDIA's device plugin.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PREFERENCES: Final = ("hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-po
 
 
 def find(pod: Pod, defaults: Defaults) -> Found | None:
-    """Return what a pod's containers ask of HAMi; None: nothing. Raises Refused."""
+    """Return what a pod's containers ask for in HAMi's words; None: nothing. Raises Refused."""
     asking = [item for item in pod.all_containers if any(item.resource(name) is not None for name in RESOURCES)]
     if not asking:
         return None
@@ -55,7 +55,7 @@ def find(pod: Pod, defaults: Defaults) -> Found | None:
 
 
 def _ask(container: Container, defaults: Defaults) -> tuple[Ask, str]:
-    """Return what a container asks for, and a warning or nothing."""
+    """Return what a container asks for, and a warning (or an empty text)."""
     count = amount(container, WHOLE_GPU, DEVICES_MAX)
     if count == 0:
         raise Refused(f"{WHOLE_GPU} of container {container.name} is 0: give 1 to {DEVICES_MAX}, or leave it out")
@@ -83,7 +83,7 @@ def _ask(container: Container, defaults: Defaults) -> tuple[Ask, str]:
 
 
 def _memory_part(container: Container, part: int, compute: int, defaults: Defaults) -> int:
-    """Return a percentage of a device's memory in bytes. Raises Refused where a device's memory is not known."""
+    """Return a percentage of a device's memory in bytes. Raises Refused if a device's memory is not known."""
     if defaults.device_memory_bytes is None:
         raise Refused(
             f"container {container.name} asks for {part} % of the memory and {compute} % of the compute: "

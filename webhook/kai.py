@@ -1,6 +1,6 @@
-"""KAI's and Run:ai's words: annotations of the pod, for one of its containers. Pure.
+"""Reads KAI's and Run:ai's words: annotations of the pod, for one of its containers. Pure.
 
-`gpu-fraction` is a part of a device's memory there, and what a program computes with goes along with it.
+There `gpu-fraction` is a part of a device's memory, and a program's compute follows it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WRITTEN_BY_KAI: Final = "nvidia.com/container."
 
 
 def find(pod: Pod, defaults: Defaults) -> Found | None:
-    """Return what a pod asks of KAI; None: nothing. Raises Refused."""
+    """Return what a pod asks for in KAI's words; None: nothing. Raises Refused."""
     given = {key: pod.annotations[key] for key in KEYS if key in pod.annotations}
     if not given:
         return None
@@ -67,7 +67,7 @@ def _container(pod: Pod, given: dict[str, str]) -> Container:
 
 
 def _check(pod: Pod, container: Container, given: dict[str, str]) -> None:
-    """Raise Refused on words that contradict each other, or mean what no share here has."""
+    """Raise Refused for words that contradict each other, or that no share here can fulfil."""
     if FRACTION in given and MEMORY in given:
         raise Refused(f"annotations {FRACTION} and {MEMORY} are both given: give one of them")
     if FRACTION not in given and MEMORY not in given:

@@ -1,4 +1,4 @@
-"""KubeShare 2's words: labels (or annotations) of a pod of one container; fractions, and memory in bytes. Pure."""
+"""Reads KubeShare 2's words: labels (or annotations) of a pod with one container; fractions, memory in bytes. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREFERENCES: Final = (
 
 
 def find(pod: Pod, _: Defaults) -> Found | None:
-    """Return what a pod asks of KubeShare; None: nothing. Raises Refused."""
+    """Return what a pod asks for in KubeShare's words; None: nothing. Raises Refused."""
     given = _given(pod)
     if not any(key in given for key in KEYS):
         return None
@@ -52,7 +52,7 @@ def find(pod: Pod, _: Defaults) -> Found | None:
 
 
 def _given(pod: Pod) -> dict[str, str]:
-    """Return what the pod says, wherever it stands."""
+    """Return the pod's words, from labels and annotations."""
     labels = {key: text for key, text in pod.labels.items() if key.startswith(PREFIX)}
     annotations = {key: text for key, text in pod.annotations.items() if key.startswith(PREFIX)}
     for key in labels.keys() & annotations.keys():
@@ -79,5 +79,5 @@ def _ask(pod: Pod, given: dict[str, str], request: int, limit: int) -> Ask:
         return Ask(container, request, 1, memory or None, limit)
     if not memory:
         raise Refused(f"neither {REQUEST} nor {MEMORY} says how much is needed: give one of them")
-    # No guarantee there: it runs on what others leave. The least share is 1 %.
+    # Such a pod has no guarantee there: it runs on what others leave. The least share here is 1 %.
     return Ask(container, 1, 1, memory, limit, "batch")

@@ -28,7 +28,7 @@ GATE_PATH: Final = "/gate"
 
 
 def _serve_metrics(settings: Settings, collector: WebhookMetrics) -> Callable[[], None]:
-    """Serve a collector where the settings say; return what ends that. Raises CannotStart."""
+    """Serve a collector at the address in the settings. Return the function that ends it. Raises CannotStart."""
     if settings.metrics_listen == "off":
         return lambda: None
     files = settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file

@@ -1,4 +1,4 @@
-"""The webhook's metrics: what it was asked, what it answered, how long that took. Pure.
+"""The webhook's metrics: its requests, its answers, and how long they took. Pure.
 
 `python -m sharepod.webhook.metrics` prints docs/webhook-metrics.md.
 """
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from sharepod.process.metrics import AnyTable
 
 HANDLERS: Final = ("compatibility", "gate")
-"""Each answers at the path of its name."""
+"""Each handler answers at the path with its name."""
 RESULTS: Final = ("unchanged", "changed", "refused", "malformed")
 BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""The API server gives up after 5 s."""
+"""The last bound: the API server gives up after 5 s."""
 
 
 class WebhookMetrics:

@@ -1,4 +1,4 @@
-"""The difference of two values of JSON as a patch (RFC 6902). Pure."""
+"""Computes the difference of two JSON values as a patch (RFC 6902). Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 JsonObject = dict[str, Any]
-"""What JSON calls an object."""
+"""An object in JSON's sense."""
 Operation = dict[str, Any]
 
 
 def difference(before: object, after: object, path: str = "") -> Iterator[Operation]:
-    """Yield what makes `before` to `after`: objects key by key, lists of one length item by item."""
-    if before is after:  # also the deepest of a hostile pod's parts, which nobody has touched
+    """Yield the operations that turn `before` into `after`: objects key by key, lists of equal length item by item."""
+    if before is after:  # also for untouched parts of a hostile pod, however deep they are
         return
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):

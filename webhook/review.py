@@ -1,6 +1,6 @@
-"""AdmissionReview v1: a body to a request, a decision to a body. Pure.
+"""AdmissionReview v1: reads a body into a request, and writes a decision as a body. Pure.
 
-Nothing of a body is trusted: whoever reaches the port can send one.
+Nothing in a body is trusted: any peer that reaches the port can send one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ OPERATIONS: Final = ("CREATE", "UPDATE")
 _UID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _NAME: Final = re.compile(r"[0-9A-Za-z._:-]{0,253}")
 _FORBIDDEN: Final = 403
-"""With its reason: kubectl shows the message. Of 422, Invalid, the older ones say only that it is."""
+"""With 403 and its reason kubectl shows the message. For 422, Invalid, older versions only say that it is invalid."""
 _WARNING_MAX: Final = 120
-"""What Kubernetes advises; it cuts at 256."""
+"""The length that Kubernetes advises. It cuts at 256."""
 
 
 class MalformedReview(Exception):
-    """The body is no AdmissionReview of a pod; one line says why."""
+    """The body is no AdmissionReview of a pod. The text is one line that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Request:
     uid: str
     namespace: str
     name: str
-    """Empty where the API server has yet to make one."""
+    """Empty: the API server has yet to make a name."""
     operation: str
     dry_run: bool
     object: JsonObject
@@ -43,17 +43,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of it: refused, or admitted with these changes. By itself: admitted as it is."""
+    """The decision about a pod: refused, or admitted with these changes. The default admits it unchanged."""
 
     refusal: str = ""
     patch: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
     system: str = ""
-    """Whose words were understood, for the log."""
+    """The other sharing system that the pod was written for, for the log."""
 
     @property
     def result(self) -> str:
-        """Return what becomes of the pod, in one word: for the metrics."""
+        """Return the decision in one word, for the metrics."""
         return "refused" if self.refusal else "changed" if self.patch else "unchanged"
 
 
@@ -82,7 +82,7 @@ def read_review(body: bytes) -> Request:
 
 
 def answer(request: Request, decision: Decision) -> bytes:
-    """Return the body that tells the API server a decision."""
+    """Return the body that answers the API server with a decision."""
     response: dict[str, Any] = {"uid": request.uid, "allowed": not decision.refusal}
     if decision.refusal:
         message = f"sharepod: {decision.refusal}"
@@ -98,7 +98,7 @@ def answer(request: Request, decision: Decision) -> bytes:
 def _parse(body: bytes) -> dict[str, Any]:
     try:
         loaded = json.loads(body.decode(), parse_constant=_no_constant)
-    except (ValueError, RecursionError):  # of the decoding, too
+    except (ValueError, RecursionError):  # ValueError also covers the decoding
         raise MalformedReview("it is no JSON") from None
     if not isinstance(loaded, dict):
         raise MalformedReview("it is no JSON object")

@@ -1,7 +1,7 @@
 """Answers the API server over HTTPS: one path for each handler, and kubelet's probes. It decides nothing.
 
-A handler is pure and quick: it is called on the loop. Whoever reaches the port may send anything; what is no review
-gets a status of 4xx and one line in the log, and of those no more than a few a second.
+A handler is pure and quick, so it is called on the event loop. Any peer that reaches the port may send anything. A body
+that is no review gets a 4xx status and one line in the log, but no more than a few lines a second.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.webhook")
 
 BODY_MAX: Final = 4 * 2**20
-"""The API server takes objects of 3 MiB."""
+"""The API server accepts objects of up to 3 MiB."""
 AT_ONCE: Final = 8
-"""Bodies that are being read: they bound the memory that strangers can take."""
+"""Bodies read at the same time: this bounds the memory that strangers can take."""
 PATIENCE_S: Final = 3.0
-"""For a body to arrive. The API server waits for 5 s altogether."""
+"""The time for a body to arrive. The API server waits for 5 s in total."""
 HANDSHAKE_S: Final = 5.0
 IDLE_S: Final = 120.0
 LINGER_S: Final = 1.0
-"""For a peer to read an answer to more than was taken of it."""
+"""The time for a peer to read an answer while not all that it sent was read."""
 STOP_S: Final = 5.0
 _COMPLAINTS: Final = 10
 
@@ -44,7 +44,7 @@ class WebhookServer:
     def __init__(
         self, handlers: Mapping[str, Callable[[Request], Decision]], credentials: Credentials, metrics: WebhookMetrics
     ) -> None:
-        """Serve each handler at its path, which begins with a slash; count in `metrics` under the rest of it."""
+        """Serve each handler at its path, which begins with a slash. `metrics` counts it under the rest of it."""
         self._metrics = metrics
         self._credentials = credentials
         self._reading = asyncio.Semaphore(AT_ONCE)
@@ -62,7 +62,7 @@ class WebhookServer:
             keepalive_timeout=IDLE_S,
             shutdown_timeout=STOP_S,
             lingering_time=LINGER_S,
-            auto_decompress=False,  # the API server compresses nothing, and a few bytes could become many
+            auto_decompress=False,  # the API server compresses nothing, and a few bytes could expand to many
         )
 
     async def start(self, address: str, port: int) -> int:
@@ -81,11 +81,11 @@ class WebhookServer:
         return int(self._listener.sockets[0].getsockname()[1])
 
     def drain(self) -> None:
-        """Ask those who are served from now on to come by another connection, which leads to another replica."""
+        """Ask every client served from now on to use another connection, which leads to another replica."""
         self._draining = True
 
     async def stop(self) -> None:
-        """End what is under way, a few seconds at most, and close."""
+        """Finish the requests under way, within a few seconds, and close."""
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
@@ -105,7 +105,7 @@ class WebhookServer:
                 response = self._refuse(request, 413, f"the body is longer than {BODY_MAX} bytes")
             except web.HTTPUnsupportedMediaType:
                 response = self._refuse(request, 415, "the body is not application/json")
-            except ConnectionError:  # aiohttp would log it with a trace
+            except ConnectionError:  # else aiohttp would log it with a trace
                 response = self._refuse(request, 400, "the peer closed before its body had come")
             except TimeoutError:
                 response = self._refuse(request, 408, f"the body did not arrive within {PATIENCE_S:g} s")
@@ -131,12 +131,12 @@ class WebhookServer:
     def _refuse(self, request: web.Request, status: int, cause: str) -> web.Response:
         self._complaints.tell(request.remote, status, cause)
         response = web.Response(status=status, text=cause + "\n")
-        response.force_close()  # what else the peer has sent is not read
+        response.force_close()  # the rest of what the peer has sent is not read
         return response
 
 
 class _Complaints:
-    """Logs what strangers send: ten lines at once, then one a second; the others are counted."""
+    """Logs what strangers send: ten lines at once, then one line a second. The others are counted."""
 
     def __init__(self) -> None:
         self._left = float(_COMPLAINTS)

@@ -1,7 +1,8 @@
-"""A pod written for another sharing system to one that holds shares of ours, or a refusal. Pure.
+"""Translates a pod written for another sharing system into a pod with our shares, or refuses it. Pure.
 
-What is written is read again by the device plugin's own reader before it leaves, so it is never what that refuses.
-Labels and annotations of the other system stay: selectors may depend on them. Its resources go: nobody offers them.
+Before the result leaves, the device plugin's own reader reads it: so the plugin never refuses a translated pod. Labels
+and annotations of the other system stay, as selectors may depend on them. Its resources are removed: no node offers
+them.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 RESOURCE: Final = "sharepod.io/gpu"
 MARK: Final = "compatibility.sharepod.io/from"
-"""Written on a translated pod: the system, and what its containers asked of it."""
+"""Written on a translated pod: the system, and what its containers asked for."""
 SAID: Final = ("limit", "memory", "devices", "device")
-"""What of ours says the same as another system's words."""
+"""Our words that mean the same as another system's words."""
 SCHEDULERS: Final = frozenset({"kai-scheduler", "runai-scheduler", "hami-scheduler", "kubeshare-scheduler"})
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 _KEY_MAX: Final = 63
@@ -33,7 +34,7 @@ _MARK_MAX: Final = 1024
 
 
 def decide(request: Request, defaults: Defaults) -> Decision:
-    """Return what becomes of a pod that is being made."""
+    """Return the decision about a pod that is being made."""
     if request.operation != "CREATE":
         return Decision()
     try:
@@ -52,7 +53,7 @@ def decide(request: Request, defaults: Defaults) -> Decision:
 
 
 def _find(pod: Pod, defaults: Defaults) -> Found | None:
-    """Return what the pod asks of the one system that it is written for."""
+    """Return what the pod asks for in the words of the one system that it is written for."""
     found = [item for item in (system.find(pod, defaults) for system in (kai, hami, kubeshare)) if item is not None]
     if len(found) > 1:
         raise Refused(f"the pod is written for {found[0].system} and for {found[1].system}: write it for one of them")
@@ -60,7 +61,7 @@ def _find(pod: Pod, defaults: Defaults) -> Found | None:
 
 
 def _pending(pod: Pod, found: Found) -> tuple[Ask, ...]:
-    """Return the asks that are not answered yet: the API server may call again, and people copy pods."""
+    """Return the asks that are not translated yet: the API server may call again, and users copy pods."""
     if MARK not in pod.annotations:
         return found.asks
     if not pod.annotations[MARK].startswith(found.system):
@@ -69,7 +70,7 @@ def _pending(pod: Pod, found: Found) -> tuple[Ask, ...]:
 
 
 def _check(pod: Pod, ask: Ask) -> None:
-    """Raise Refused when the pod also says in our words what it says in another system's."""
+    """Raise Refused when the pod also gives in our words what it gives in another system's."""
     marked, container = MARK in pod.annotations, ask.container
     for item in pod.all_containers:
         if item.resource(RESOURCE) is not None and (not marked or item.name == container.name):
@@ -90,7 +91,7 @@ def _check(pod: Pod, ask: Ask) -> None:
 
 
 def _write(original: JsonObject, pod: Pod, system: str, asks: Iterable[Ask], defaults: Defaults) -> dict[str, Any]:
-    """Return the translated pod; what is not changed is the original's."""
+    """Return the translated pod. Unchanged parts are shared with the original."""
     annotations = dict(pod.annotations)
     spec: dict[str, Any] = dict(at(original, "spec"))
     marks = [pod.annotations.get(MARK, system)]
@@ -137,7 +138,7 @@ def _resources(container: JsonObject, ask: Ask) -> dict[str, Any]:
 
 
 def _read_again(changed: JsonObject) -> None:
-    """Raise Refused when the device plugin would not take what was written, together with what the pod says itself."""
+    """Raise Refused when the device plugin would not accept the result together with the pod's own words."""
     pod = read_named(changed)
     names = tuple(item.name for item in pod.all_containers)
     for container in pod.all_containers:

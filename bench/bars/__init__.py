@@ -1,1 +1,1 @@
-"""The bars of the design: what each measures, on the simulated GPU or on a real one."""
+"""The bars of the design, and how each is measured, on the simulated GPU or on a real one."""

@@ -1,4 +1,4 @@
-"""The machine itself, and the agent's arbiter with many shares on one simulated device."""
+"""Measures the machine itself, and the agent's arbiter with many shares on one simulated device."""
 
 import mmap
 import os
@@ -25,7 +25,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def _touch_ns() -> list[float]:
-    """Return what the first touch of a page costs that nobody touched for half a second, less that of the second."""
+    """Return the cost of touching a page that rested for half a second, beyond that of touching it again."""
     pages = 2048
     memory = bytearray(pages * mmap.PAGESIZE)
     found: list[float] = []
@@ -40,10 +40,10 @@ def _touch_ns() -> list[float]:
 
 
 def machine(scale: Scale) -> list[Line]:
-    """Measure the machine itself, nothing else running: how late bare wake-ups are, and what cold memory costs.
+    """Measure the machine itself with nothing else running: the delay of bare wake-ups, and the cost of cold memory.
 
-    No row below can be better. Some hypervisors take pages away that rest for a moment; what runs twice a second then
-    pays for every page again.
+    No row below can be better than these. Some hypervisors take pages away that rest for a moment; a thread that runs
+    twice a second then pays for every page again.
     """
     hops = chain_ns(scale.short_s * 600, 500)
     late = sum(hop > 1_000_000 for hop in hops) / len(hops)
@@ -60,13 +60,13 @@ def machine(scale: Scale) -> list[Line]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has had."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
 def node_of(socket: Path) -> v1_pb2.GetNodeResponse:
-    """Return what an agent says of its node."""
+    """Return the node as its agent describes it."""
     with grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = v1_pb2_grpc.NodeServiceStub(channel)
         answer: v1_pb2.GetNodeResponse = stub.GetNode(v1_pb2.GetNodeRequest(), timeout=10)
@@ -74,7 +74,7 @@ def node_of(socket: Path) -> v1_pb2.GetNodeResponse:
 
 
 def _decisions(socket: Path) -> tuple[int, int]:
-    """Return the decisions of the arbiter on the first device, and the time they took."""
+    """Return the number of the arbiter's decisions on the first device, and the time that they took."""
     device = node_of(socket).devices[0]
     return device.decisions, device.decision_ns
 
@@ -90,7 +90,7 @@ def arbiter(scale: Scale) -> list[Line]:
         for place, program in enumerate(programs):
             program.go(start_ns + place * period_ms * 1_000_000 // SHARES, end_ns)
         time.sleep(1.3)
-        # The processor time is read last, then first: asking for the turns is not the arbiter's work.
+        # The processor time is read innermost: asking for the turns is not the arbiter's work.
         turns_before = len(node.turns())
         first = (cpu_s(node.agent_pid), turns_before, *_decisions(node.socket), time.monotonic())
         time.sleep(scale.short_s)

@@ -1,7 +1,7 @@
-"""The bars that the simulated and the real GPU share: one row each, its bound and how its figure is written.
+"""The bars that the simulated and the real GPU share: each has a row, a bound and a format of its figure.
 
-A bound is an upper one unless `least` says otherwise. Where the bound depends on the run (a quantum, a bare chain), the
-row has its smallest value and the measurement gives the one of its run. How long each is measured is in bench/scale.py.
+A bound is an upper one unless `least` is set. If the bound depends on the run (a quantum, a bare chain), the row has
+its smallest value, and the measurement gives the value of its run. bench/scale.py has the length of each measurement.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ class Bar:
     Attributes:
         figure: what is measured, in words; the case follows it in a line.
         bound: in the figure's own unit (ns for times).
-        unit: as it is written.
+        unit: the written unit.
         digits: of the figure, after the point.
         per: how much of the figure's own unit is one written unit.
-        bound_digits: of the bound; as few as it needs when None.
-        least: the bound is the least that is allowed.
-        signed: the figure is written with its sign, and its size is judged.
-        excusable: it may be missed with a stated reason (hand-off and hardware alone).
-        profiles: bounds that are others under some profile of the simulated device.
+        bound_digits: of the bound; None: as few as it needs.
+        least: the bound is a lower one.
+        signed: the figure is written with its sign, and its absolute value is judged.
+        excusable: it may be missed with a stated reason (only the hand-off and hardware).
+        profiles: other bounds, by the profile of the simulated device.
     """
 
     figure: str
@@ -41,7 +41,7 @@ class Bar:
     profiles: Mapping[str, float] = field(default_factory=dict)
 
     def under(self, profile: str) -> float:
-        """Return the bound under a profile of the simulated device; empty: a real one."""
+        """Return the bound under a profile of the simulated device; empty: on a real one."""
         return self.profiles.get(profile, self.bound)
 
     def text(self, value: float) -> str:
@@ -49,7 +49,7 @@ class Bar:
         return self._with_unit(f"{value / self.per:{'+' if self.signed else ''}.{self.digits}f}")
 
     def met(self, value: float, bound: float | None = None) -> bool:
-        """Tell whether a figure is within the bound, or within this run's."""
+        """Tell whether a figure is within the bound, or within the bound of its run."""
         limit = self.bound if bound is None else bound
         return value >= limit if self.least else (abs(value) if self.signed else value) <= limit
 
@@ -65,7 +65,7 @@ class Bar:
         gemini: str = "",
         detail: Mapping[str, Any] | None = None,
     ) -> Line:
-        """Return the table's line for one case. `note` follows the figure; one that is not `judged` is only shown."""
+        """Return the table's line for one case. `note` follows the figure. If it is not `judged` it is only shown."""
         limit = self.bound if bound is None else bound
         shown = f"{limit / self.per:g}" if self.bound_digits is None else f"{limit / self.per:.{self.bound_digits}f}"
         return Line(
@@ -84,12 +84,12 @@ class Bar:
 
 
 SHARE_ERROR = Bar("share error over {}", 0.5, "pp", 2, bound_digits=2)
-"""Or (quantum + longest unit) / window, whatever is more."""
+"""Or (quantum + longest unit) / window, whichever is more."""
 SHARE_ERROR_OF_A_MINUTE = 0.1
 BILL = Bar("bill against the truth: {}", 0.5, "%", 2, profiles={"harsh": 1})
 BILL_ABOVE = replace(BILL, figure="bill against the truth, {}", signed=True)
 OUTSIDE = Bar("kernels outside turns: {}", 0, "", 0)
-"""Or as many as were passed on purpose."""
+"""Or as many kernels as were passed deliberately."""
 THROUGHPUT = Bar("throughput {}", 0.99, "", 3, least=True, profiles={"typical": 0.985, "harsh": 0.98})
 STALL = Bar("longest stall: {}", 100 * MS, "ms", 1, per=MS, bound_digits=1)
 """Or shares × quantum + longest unit."""
@@ -102,9 +102,9 @@ HOSTILE = Bar("p99 wait beside a hostile tenant ÷ {}", 2, "×", 2)
 LAUNCH = Bar("added per launch, gate open: {}", 20, "ns", 1)
 END_TO_END = Bar("added end to end, alone: {}", 0.5, "%", 2)
 HAND_OFF = Bar("drained → next launch released, p50 (bare chain {})", 1.5, "µs", 1, 1000, 1, excusable=True)
-"""The bound is so many bare chains of the same run."""
+"""The bound is a multiple of the bare chain in the same run."""
 IDLE = Bar("device idle at {}", 0, "µs", 1, per=1000)
-"""It has no bound: each use is only shown."""
+"""It has no bound: each value is only shown."""
 DECISION = Bar("a decision with {}", 5000, "µs", 1, per=1000)
 AGENT = Bar("agent with {}", 2, "%", 2)
 ALLOCATION = Bar("added per allocation and free beside {} others", 100, "ns", 0)

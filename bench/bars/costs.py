@@ -1,4 +1,4 @@
-"""What sharing itself costs: per launch, and per hand-off."""
+"""Measures what sharing itself costs: per launch, and per hand-off."""
 
 import dataclasses
 import time
@@ -16,15 +16,15 @@ GROUP = 256
 COUNTED_NS = 2_000_000_000
 NOTHING = "no-op driver"
 STREAMS = (1, 2, 64)
-"""The launches go to so many streams, one after the other."""
+"""Numbers of streams. The launches go to the streams in turn."""
 NOOP_DRIVER = ("noop_driver.c", "noop/libcuda.so.1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
-"""How it is built."""
+"""Source, output and compiler flags of the no-op driver."""
 
 # ---- per launch ----
 
 
 def noop_driver(node: Node) -> dict[str, str]:
-    """Return what makes a program of the node run on the no-op driver, as on the node's only device."""
+    """Return the environment in which a program of the node runs on the no-op driver, as on the node's only device."""
     driver = programs.build(*NOOP_DRIVER)
     uuid = node.uuid.partition("-")[2].replace("-", "")
     return {"LD_LIBRARY_PATH": str(driver.parent), "NOOP_UUID": uuid}
@@ -37,7 +37,7 @@ def _per_launch_ns(result: Result) -> float:
 def _pairs(rig: Rig, command: Sequence[str], *, noop: bool) -> tuple[list[float], list[float]]:
     """Return the added ns per launch of every pair of runs, and the bare ns per launch.
 
-    The two runs of a pair follow each other at once, so that a slow phase of the machine hits both.
+    The two runs of a pair follow each other directly, so a slow phase of the machine affects both.
     """
     added, bare = [], []
     with rig.node() as node:
@@ -46,7 +46,7 @@ def _pairs(rig: Rig, command: Sequence[str], *, noop: bool) -> tuple[list[float]
         for _ in range(rig.scale.cost_pairs):
             bare.append(_per_launch_ns(run_once(command, without)))
             added.append(_per_launch_ns(run_once(command, hooked)) - bare[-1])
-        limit_ns = time.monotonic_ns() + COUNTED_NS  # a turn counts when it has ended, and its process is just gone
+        limit_ns = time.monotonic_ns() + COUNTED_NS  # a turn counts once it has ended; its process has only just gone
         while not (turned := _turned(node)) and time.monotonic_ns() < limit_ns:
             time.sleep(0.02)
     if not turned:
@@ -56,12 +56,12 @@ def _pairs(rig: Rig, command: Sequence[str], *, noop: bool) -> tuple[list[float]
 
 def _turned(node: Node) -> bool:
     accounts = node.accounts()
-    return not accounts or accounts["a"].turns > 0  # a peer keeps none
+    return not accounts or accounts["a"].turns > 0  # a peer keeps no accounts
 
 
 def launch(rig: Rig) -> list[Line]:
-    """Measure what the hook adds to a launch while the gate is open: on an empty driver, and on one with a device."""
-    # On the simulated driver the difference drowns in the driver's own noise: it is shown, not judged.
+    """Measure what the hook adds to a launch with an open gate: on an empty driver, and on one with a device."""
+    # On the simulated driver the driver's own noise hides the difference: it is shown, not judged.
     options: dict[str, object] = {"unit": "20ns", "group": GROUP}
     own = rig.command("cost", {**options, "count": rig.scale.cost_batches})
     lines = []
@@ -90,8 +90,8 @@ def hand_off(rig: Rig) -> list[Line]:
     """Measure holder drained → next share's launch at the driver, against a bare futex chain in the same run."""
     scale = rig.scale
     before = programs.chain_ns(scale.chain_rounds, 1000)
-    # Each synchronises after every kernel and is then away for longer than the keeper lingers, and the others always
-    # wait: every hand-off follows a drain that was complete, and no wish to keep the turn delays it.
+    # Each program synchronises after every kernel and then stays away for longer than the keeper lingers. The
+    # others always wait. So every hand-off follows a complete drain, and no lingering holder delays it.
     loads = dict.fromkeys("abcd", Load(Terms(25), "sync", {"unit": "1ms", "gap": "1ms"}))
     passed = [h for h in figures.hand_offs(run(rig, loads, scale.short_steps, log=True).kernels) if h.bubble_ns > 0]
     chain = figures.median([*before, *programs.chain_ns(scale.chain_rounds, 1000)])

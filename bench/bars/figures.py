@@ -1,4 +1,4 @@
-"""Turns what was observed into the figures of the bars. Pure: values in, values out, no clock, no files.
+"""Computes the figures of the bars from observations. Pure: values in, values out, no clock, no files.
 
 Times are CLOCK_MONOTONIC nanoseconds, percentages are of a device, and "pp" is percentage points.
 """
@@ -45,8 +45,8 @@ def windows(samples: Sequence[Sample], steps: int) -> list[tuple[Sample, Sample]
 def share_errors(samples: Sequence[Sample], targets: Mapping[str, float], steps: int) -> list[float]:
     """Return, per window of `steps` steps, the largest |part − target| over the owners, in pp.
 
-    `targets` are fractions that sum to 1. A part is of the device time that was used by all: what the hand-offs lose is
-    another bar (throughput), and counting it here would count it twice.
+    `targets` are fractions that sum to 1. A part is of the device time that all owners used: what hand-offs lose
+    belongs to another bar (throughput), and would otherwise count twice.
     """
     errors = []
     for first, last in windows(samples, steps):
@@ -72,7 +72,7 @@ def limit_errors(samples: Sequence[Sample], owner: str, limit: float) -> list[fl
 
 
 def longest_pause_ns(kernels: Iterable[Kernel], owner: str | None, begin_ns: int, end_ns: int) -> int:
-    """Return the longest time within [begin_ns, end_ns) without any work of `owner` (anybody: None) on the device."""
+    """Return the longest time in [begin_ns, end_ns) without any work of `owner` (None: of any owner) on the device."""
     spans = sorted((k.started_ns, k.ended_ns) for k in kernels if owner is None or k.owner == owner)
     longest, reached = 0, begin_ns
     for started, ended in spans:
@@ -88,14 +88,14 @@ class HandOff:
     """The device passing from one owner to another."""
 
     released_ns: int
-    """From the last end of the old owner's work until the new one's launch reached the driver; negative: it was there
-    before (the hand-off overlapped the drain)."""
+    """From the end of the old owner's work until the new owner's launch reached the driver. Negative: the launch came
+    first (the hand-off overlapped the drain)."""
     bubble_ns: int
-    """How long the device had nothing to do in between; negative: the two overlapped."""
+    """How long the device was idle in between. Negative: the two owners' work overlapped."""
 
 
 def hand_offs(kernels: Iterable[Kernel]) -> list[HandOff]:
-    """Return every passage of the device from one owner to another, by the device's own log."""
+    """Return every change of the device from one owner to another, by the device's own log."""
     found: list[HandOff] = []
     previous: Kernel | None = None
     for kernel in sorted(kernels, key=lambda k: k.started_ns):
@@ -106,7 +106,7 @@ def hand_offs(kernels: Iterable[Kernel]) -> list[HandOff]:
 
 
 def outside_turns(kernels: Iterable[Kernel], turns: Iterable[Held], slack_ns: int = 0) -> list[Kernel]:
-    """Return the kernels that started outside every turn of their owner, by more than `slack_ns` after its end."""
+    """Return the kernels that started outside all turns of their owner, more than `slack_ns` after a turn's end."""
     held: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for turn in turns:
         held[turn.owner, turn.device].append((turn.granted_ns, turn.drained_ns))
@@ -124,7 +124,7 @@ def outside_turns(kernels: Iterable[Kernel], turns: Iterable[Held], slack_ns: in
 def lost_wake_ups(kernels: Sequence[Kernel], waits: Iterable[tuple[int, int]], bound_ns: int) -> list[tuple[int, int]]:
     """Return the waits (began, ended) at a closed gate during which the device was idle for longer than `bound_ns`.
 
-    A share that waits while the device does nothing, for longer than any hand-off can take, was not woken.
+    A share that waits while the device idles for longer than any hand-off can take has lost its wake-up.
     """
     return [
         (began, ended)

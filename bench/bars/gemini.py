@@ -1,9 +1,9 @@
-"""Gemini's policy in virtual time: the figures of the bench's column, for its real hook does not run on today's glibc.
+"""Gemini's policy in virtual time: the figures of the bench's column, as its real hook does not run on today's glibc.
 
-Written from a description of its behaviour. There is one exclusive token a device. A 10 s sliding window of token time
-decides which client gets it. A quota says for how long; it is drawn from the bursts that were seen. The holder keeps
+This is written from a description of its behaviour. A device has one exclusive token. A 10 s sliding window of token
+time decides which client gets it. A quota says for how long; it follows from the bursts seen so far. The holder keeps
 the token, idle or not, until it asks again or the quota times out. A burst that has begun is never held back: it then
-shares the device evenly with those of the next holder. All programs here synchronise after each burst.
+shares the device evenly with the next holder's bursts. All programs here synchronise after each burst.
 """
 
 import functools
@@ -18,12 +18,12 @@ BASE_QUOTA_NS = 300 * MS
 MIN_QUOTA_NS = 20 * MS
 WINDOW_NS = 10 * S
 KEEP_NS = 3 * S
-"""For so long a burst counts in the prediction."""
+"""How long a burst counts in the prediction."""
 
 
 @dataclass(slots=True)
 class _Client:
-    """One program as the token's scheduler and the hook see it."""
+    """One program, as the token's scheduler and the hook see it."""
 
     load: Load
     timeline: Timeline = field(default_factory=Timeline)
@@ -32,27 +32,27 @@ class _Client:
     running: bool = False
     waiting: bool = False
     held: list[tuple[int, int]] = field(default_factory=list)
-    """Intervals in which it had the token."""
+    """Intervals in which it held the token."""
     bursts: list[tuple[int, int]] = field(default_factory=list)
-    """When each ended, and its length."""
+    """The end and the length of each burst."""
     began_ns: int = 0
 
     def expires_ns(self) -> int:
         return NEVER_NS if self.granted_ns is None else self.granted_ns + self.quota_ns
 
     def predicted_ns(self, now_ns: int) -> int:
-        """Return the longest burst seen lately."""
+        """Return the longest recent burst."""
         self.bursts = [burst for burst in self.bursts if burst[0] > now_ns - KEEP_NS]
         return max((length for _, length in self.bursts), default=0)
 
     def held_since(self, start_ns: int) -> int:
-        """Return how long it had the token since then, and forget what was before."""
+        """Return how long it has held the token since `start_ns`. Forget earlier intervals."""
         self.held = [span for span in self.held if span[1] > start_ns]
         return sum(end - max(begin, start_ns) for begin, end in self.held)
 
 
 class Gemini:
-    """Runs programs on one device under that policy."""
+    """Runs programs on one device under Gemini's policy."""
 
     def __init__(self, programs: list[Program]) -> None:
         self.clients = {program.name: _Client(Load(program)) for program in programs}
@@ -80,18 +80,19 @@ class Gemini:
         return min(time for time in times if time > self.now_ns)
 
     def _progress(self, to_ns: int) -> None:
-        """Let the bursts that run share the device until `to_ns`."""
+        """Let the running bursts share the device until `to_ns`."""
         running = [client for client in self.clients.values() if client.running]
         start_ns, self.now_ns = self.now_ns, to_ns
         part_ns = (to_ns - start_ns) // len(running) if running else 0
         for index, client in enumerate(running):
             done_ns = min(part_ns, client.load.left_ns)
-            # Drawn one after the other within the interval: only sums over it mean something while they overlap.
+            # Recorded one after the other in the interval: while they overlap only sums over the interval have a
+            # meaning.
             client.timeline.add(start_ns + index * part_ns, start_ns + index * part_ns + done_ns)
             if client.load.done(done_ns, to_ns):
                 client.running = False
                 client.bursts.append((to_ns, to_ns - client.began_ns))
-                if client.granted_ns is None and client.held:  # it ran past its token
+                if client.granted_ns is None and client.held:  # the burst outlasted its token
                     client.held[-1] = (client.held[-1][0], max(client.held[-1][1], to_ns))
 
     def _react(self) -> None:
@@ -105,7 +106,7 @@ class Gemini:
             self._grant()
 
     def _launch(self, name: str, client: _Client) -> None:
-        """The first launch of a burst: it goes if the quota leaves time for it, else the client asks again."""
+        """Launch a burst if the quota leaves time for it; else let the client ask again."""
         if client.granted_ns is not None:
             if self.now_ns - client.granted_ns + client.predicted_ns(self.now_ns) < client.quota_ns:
                 client.running, client.began_ns = True, self.now_ns
@@ -134,7 +135,7 @@ class Gemini:
         client.running, client.began_ns = client.load.is_ready(self.now_ns), self.now_ns
 
     def _choose(self) -> str | None:
-        """Return the queued client furthest from its target; None, and a time to wake, when all are at their limits."""
+        """Return the queued client furthest from its target; None, and a time to wake, if all are at their limits."""
         window_ns = min(WINDOW_NS, self.now_ns)
         used_ns = {name: client.held_since(self.now_ns - window_ns) for name, client in self.clients.items()}
         ranks: dict[str, tuple[int, float]] = {}
@@ -142,7 +143,7 @@ class Gemini:
             program, used = self.clients[name].load.program, used_ns[name]
             missing_ns = program.request * window_ns / 100 - used
             if program.limit * window_ns / 100 > used or not self.clients[name].held:
-                # The largest relative shortfall first; those that are satisfied after all others, by least use.
+                # The largest relative shortfall first. Satisfied clients come after all others, least use first.
                 ranks[name] = (0, -missing_ns / (missing_ns + used)) if missing_ns > 0 else (1, float(used))
         if ranks:
             return min(ranks, key=lambda name: ranks[name])

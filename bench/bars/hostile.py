@@ -1,4 +1,4 @@
-"""A hostile tenant: what its rings, locks, lies and files cost the share beside it."""
+"""Measures what a hostile tenant's rings, locks, lies and files cost the share beside it."""
 
 import time
 
@@ -11,12 +11,12 @@ from rig.loads import MS, Load, Terms
 from rig.programs import hostile_command
 
 PERIOD_NS, ASK_NS = 5 * MS, MS // 10
-"""The neighbour asks for the device so often, for one kernel that takes so long."""
+"""The neighbour asks for the device once a period, for one kernel of this length."""
 ASKS = {"work": "100us", "unit": "100us", "period": "5ms"}
 
 
 def waited(rig: SimulatedRig, seed: int, *, tame: bool) -> float:
-    """Return the p99 of what a share waits for the device beside a tenant that floods its own region, in ns."""
+    """Return the p99 of a share's wait for the device beside a tenant that floods its own region, in ns."""
     requests = rig.scale.requests
     length_ns = (requests + 2) * PERIOD_NS
     with rig.node() as node:
@@ -30,7 +30,7 @@ def waited(rig: SimulatedRig, seed: int, *, tame: bool) -> float:
 
 
 def measure(rig: SimulatedRig) -> list[Line]:
-    """Measure what a tenant's rings, locks, lies and files cost its neighbour, against one that is only as busy."""
+    """Measure a hostile tenant's cost for its neighbour, compared with a tenant that is only as busy."""
     pairs = [
         (waited(rig, seed, tame=False), waited(rig, seed, tame=True)) for seed in range(1, rig.scale.latency_runs + 1)
     ]

@@ -1,4 +1,4 @@
-"""The memory cap: exact to the byte for every kind of allocation, nothing leaked, and cheap beside many others."""
+"""Measures the memory cap: exact to the byte for every kind of allocation, no leak, and cheap beside many others."""
 
 from bench.bars import figures
 from bench.bars.bar import ALLOCATION
@@ -33,7 +33,7 @@ def caps(rig: Rig) -> list[Line]:
 
 
 def beside_many(rig: Rig) -> list[Line]:
-    """Measure what the hook adds to an allocation and its free beside many, on a driver that does nothing."""
+    """Measure what the hook adds to an allocation and its free beside many others, on a driver that does nothing."""
     command = fill_command("pairs", {"live": LIVE, "count": PAIR_BATCHES})
     added: dict[str, list[float]] = {"pair": [], "any": [], "cold": []}
     with rig.node() as node:
@@ -49,7 +49,7 @@ def beside_many(rig: Rig) -> list[Line]:
             added["cold"].append(figures.median(without.other["cold_ns"]) / group)
     pair, anywhere, cold = (figures.median(added[name]) for name in ("pair", "any", "cold"))
     what = f"{LIVE:,}"
-    # The second waits for memory: neither what it frees nor where the next one goes is in a cache.
+    # The second figure includes waits for memory: the freed entry and the next one's place are in no cache.
     return [
         ALLOCATION.line(what, pair, detail={"pairs_ns": added["pair"]}),
         Line(

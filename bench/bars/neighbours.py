@@ -1,4 +1,4 @@
-"""Neighbours that mostly idle: a latency share beside saturating batch, and small shares beside a trainer."""
+"""Measures shares that are mostly idle: a latency share beside saturating batch, and small shares beside a trainer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ DUTY = Load(Terms(10), "periodic", {"unit": "1ms", "work": "1ms", "period": "50m
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What one run of the latency share gave."""
+    """The result of one run of the latency share."""
 
     p99_ns: float
     kept: float
-    """The part of the time left by the latency share that the others used; 0 alone."""
+    """The part of the time left by the latency share that the others used; 0 if it ran alone."""
 
 
 def serve(rig: Rig, beside: Mapping[str, Load], *, hook: bool) -> Service:
@@ -55,7 +55,7 @@ def latency(rig: Rig) -> list[Line]:
 
 
 def duty(rig: Rig, gemini: str = "") -> list[Line]:
-    """Measure what a trainer keeps of its solo throughput beside four shares that work 1 ms every 50 ms."""
+    """Measure the part of its solo throughput that a trainer keeps beside four shares that work 1 ms every 50 ms."""
     duties = {f"duty{i}": DUTY for i in range(4)}
 
     def rate(beside: Mapping[str, Load], *, hook: bool) -> float:

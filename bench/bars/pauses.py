@@ -1,4 +1,4 @@
-"""Pauses: what a share feels when another joins or leaves, and how smooth a limit is."""
+"""Measures pauses: of a share when another joins or leaves, and under a limit."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ LATE = "late"
 
 
 def bursts(request: float, limit: float = 100) -> Load:
-    """Return the load whose figures are known under Gemini's policy: 10 ms of work, then 3 ms without."""
+    """Return the load with known figures under Gemini's policy: 10 ms of work, then 3 ms without."""
     return Load(Terms(request, limit), "sync", {"unit": "1ms", "burst": 10, "gap": "3ms"})
 
 
@@ -26,7 +26,7 @@ def _limited(percent: float, unit: str) -> Load:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measurement; `figure` names what is known of it under Gemini's policy."""
+    """One measurement. `figure` names its known figure under Gemini's policy."""
 
     what: str
     loads: Mapping[str, Load]
@@ -53,10 +53,11 @@ LIMITS = (
 
 
 def joined(rig: Rig, loads: Mapping[str, Load], *, hook: bool) -> tuple[float, str, float]:
-    """Let the late one join after a while alone and leave after as long; return the longest pause, whose, the quantum.
+    """Let the late share join and leave again; return the longest pause, the share that had it, and the quantum.
 
-    The pauses are of any share while it had work, the late one's first wait included. The late one is a new share in a
-    new process, registered and started while the others run.
+    The others first run alone. The late share joins after that time and leaves after as long. The pauses are those of
+    any share while it had work, the late one's first wait included. The late one is a new share in a new process,
+    registered and started while the others run.
     """
     alone_ns = rig.scale.alone_ns
     seconds = 3 * alone_ns / 1e9
@@ -67,7 +68,7 @@ def joined(rig: Rig, loads: Mapping[str, Load], *, hook: bool) -> tuple[float, s
         leave_ns, end_ns = join_ns + alone_ns, join_ns + 2 * alone_ns
         for program in stayers.values():
             program.go(begin_ns, end_ns)
-        time.sleep(max(0, (begin_ns + alone_ns // 8 - time.monotonic_ns()) / 1e9))  # the others are at work
+        time.sleep(max(0, (begin_ns + alone_ns // 8 - time.monotonic_ns()) / 1e9))  # the others are already working
         late = node.start({LATE: loads[LATE]}, seconds)[LATE]
         if time.monotonic_ns() > join_ns and alone_ns >= SECOND:
             raise ProgramFailed(f"the late program was not ready after {alone_ns * 7 // 8 / 1e9:.1f} s")

@@ -1,7 +1,7 @@
-"""Traces of real programs, replayed: what the hook costs them alone, and what they get from each other in shares.
+"""Replays traces of real programs: what the hook costs them alone, and what they get from each other in shares.
 
-Every line says whether its traces are recorded or synthesised. Solo figures are those of the same replay without the
-hook, on a device of its own.
+Every line says whether its traces are recorded or synthesised. A solo figure is from the same replay on a device of its
+own, without the hook.
 """
 
 import functools
@@ -23,7 +23,7 @@ from rig.programs import Result, build
 
 FOLDER = Path(__file__).resolve().parent.parent / "traces"
 SAID_BY_ORIGIN = {"synthesised": ("sources",), "recorded": ("device", "driver", "command", "date")}
-"""What a header has to say, beside the name."""
+"""The fields that a header needs, besides the name."""
 TRAINING, SERVER, LOOP = "training", "server", "launch-bound"
 ALONE_NS = 1_200_000_000
 ALONE_PAIRS = 5
@@ -32,7 +32,7 @@ PAIRS = ((TRAINING, TRAINING), (TRAINING, LOOP), (TRAINING, SERVER), (SERVER, LO
 
 
 def command(trace: str | Path, **options: object) -> list[str]:
-    """Return the command that replays a trace, by its name here or by its path."""
+    """Return the command that replays a trace, given by its name here or by its path."""
     path = trace if isinstance(trace, Path) else FOLDER / f"{trace}.trace"
     program = build("replay.c", "replay")
     return [str(program), str(path), *(f"{name}={value}" for name, value in options.items()), "wait=1"]
@@ -40,7 +40,7 @@ def command(trace: str | Path, **options: object) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a bar has to know of a trace; the rest is for programs/replay.c to read."""
+    """The facts about a trace that a bar needs. programs/replay.c reads the rest."""
 
     origin: str
     """`recorded` or `synthesised`."""
@@ -48,7 +48,7 @@ class Trace:
 
 
 def parse(text: str) -> Trace:
-    """Read a trace's header and its kernels. Raises ValueError when the header does not say where the trace is from."""
+    """Read a trace's header and its kernels. Raises ValueError when the header does not tell the trace's origin."""
     header = json.loads(text.partition("\n")[0])
     needed = SAID_BY_ORIGIN.get(header.get("origin"))
     if header.get("sharepod_trace") != 1 or needed is None:
@@ -67,16 +67,16 @@ def load(name: str) -> Trace:
 
 
 def origin(*names: str) -> str:
-    """Return what a line says of its traces: where they come from."""
+    """Return the origins of these traces, for a line of the table."""
     return ", ".join(sorted({load(name).origin for name in names}))
 
 
 class ReplayRig(SimulatedRig):
-    """The simulated GPU for loads whose mode is a trace's name."""
+    """The simulated GPU for loads with a trace's name as their mode."""
 
     @classmethod
     def of(cls, rig: SimulatedRig) -> Self:
-        """Return the same place for traces: they run for as long as they are told."""
+        """Return the same rig for traces, at full scale: a trace runs for as long as it is told."""
         return cls(FULL, rig.gpu_settings, rig.peer, rig.profile)
 
     def command(self, mode: str, options: Mapping[str, object]) -> list[str]:
@@ -88,9 +88,9 @@ class ReplayRig(SimulatedRig):
 
 
 def pace_ns(result: Result) -> float:
-    """Return what a program is judged by: the median request of one that serves, else time per device time of work.
+    """Return the figure that a program is judged by: the median request of a server, else time per device time of work.
 
-    The second is the whole run's: what is in flight at the end has drained.
+    The latter covers the whole run, with the drain of what is in flight at its end.
     """
     marks = result.other["marks"]
     if "request" in marks:
@@ -99,7 +99,7 @@ def pace_ns(result: Result) -> float:
 
 
 def overhead(rig: ReplayRig, name: str, pairs: int) -> Line:
-    """Measure a trace alone, with and without the hook by turns, so that a slow phase of the machine hits both."""
+    """Measure a trace alone, alternately with and without the hook, so that a slow phase of the machine hits both."""
     ratios, bare = [], []
     with rig.node() as node:
         hooked = node.share("a", Terms(100))
@@ -130,7 +130,7 @@ def _shares(pair: tuple[str, str], split: tuple[float, float]) -> dict[str, Load
 
 
 def _kept(done: Run, pair: tuple[str, str], solo: Mapping[str, float]) -> list[float]:
-    """Return the part of its solo throughput that each of a pair has, by the device time that it got."""
+    """Return, for each of a pair, the part of its solo throughput that it has, by the device time that it got."""
     return [figures.utilisation(done.samples, [owner]) / solo[name] for owner, name in zip("ab", pair, strict=True)]
 
 
@@ -139,7 +139,7 @@ def _in_words(parts: Sequence[float]) -> str:
 
 
 def _saturated(rig: ReplayRig, scale: Scale, solo: Mapping[str, float]) -> list[Line]:
-    """Measure two training loops: both always have work, so each is due its request, and pays for it."""
+    """Measure two training loops. Both always have work, so each is due its request, and pays for it."""
     pair, unit_ns = (TRAINING, TRAINING), load(TRAINING).longest_kernel_ns
     bare = run(rig, _shares(pair, (50, 50)), 4, hook=False) if scale.baselines else None
     lines = []
@@ -160,7 +160,7 @@ def _saturated(rig: ReplayRig, scale: Scale, solo: Mapping[str, float]) -> list[
 
 
 def _mixed(rig: ReplayRig, scale: Scale, solo: Mapping[str, float]) -> list[Line]:
-    """Measure pairs of which one at least often waits for its host: shown, as nobody is due what he does not use."""
+    """Measure pairs in which a trace often waits for its host: only shown, as no share is due what it does not use."""
     lines = []
     for pair in PAIRS[1:]:
         bare = _in_words(_kept(run(rig, _shares(pair, (50, 50)), 3, hook=False), pair, solo)) if scale.baselines else ""
@@ -177,7 +177,7 @@ def _mixed(rig: ReplayRig, scale: Scale, solo: Mapping[str, float]) -> list[Line
 
 
 def _latency(rig: ReplayRig, scale: Scale) -> list[Line]:
-    """Measure p99 of the server as a latency share beside a training loop, against its own alone without the hook."""
+    """Measure the server's p99 as a latency share beside a training loop, relative to its solo p99 without the hook."""
     seconds = max(8, min(16, scale.requests // 150))
     server = Load(Terms(50, share_class="latency"), SERVER)
     beside = {"server": server, "training": Load(Terms(50), TRAINING)}
@@ -189,7 +189,7 @@ def _latency(rig: ReplayRig, scale: Scale) -> list[Line]:
     for mark in ("request", "token"):
         alone, found, ns = _mark(solo, mark), _mark(shared, mark), _mark(bare, mark)["p99_ns"]
         ratio, without = found["p99_ns"] / alone["p99_ns"], ns / alone["p99_ns"]
-        # Tokens follow each other without a pause: what is promised of them is that they wait no longer than bare.
+        # Tokens follow each other without a pause: their bar is that they wait no longer than without the hook.
         bound = LATENCY.bound if mark == "request" else without
         what = f"{mark}s of the server, a latency share beside training ({origin(SERVER, TRAINING)})"
         notes = [f"({milli(found['p99_ns'])})", f"{LATENCY.text(without)} ({milli(ns)})"]

@@ -1,7 +1,7 @@
-"""What the bars stand on: a node with shares, simulated or on a real GPU, and what a run on it was truly like.
+"""The bars' interface to a node with shares, simulated or on a real GPU, and the truth about a run on it.
 
-A rig makes nodes; the bars know no other difference between the two but what is an attribute here. Standard library
-alone: on the machine of a real GPU nothing else is.
+A rig makes nodes. The bars know no difference between the two rigs but the attributes here. Standard library alone: a
+machine with a real GPU has nothing else.
 """
 
 import time
@@ -17,54 +17,54 @@ from rig.programs import Program, Result
 from rig.truth import Held, Kernel, Sample
 
 START_DELAY_NS = 100 * MS
-"""Between the go and the first launch, so that all programs begin together."""
+"""The time between the go and the first launch, so that all programs begin together."""
 SHORTEST_QUANTUM_NS = 2.0 * MS
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the arbiter has counted for one share."""
+    """The arbiter's counts for one share."""
 
     used_ns: int
     turns: int
     memory_used_bytes: int
     passed: int = 0
-    """Launches that were let through on purpose, without a turn."""
+    """Launches that were deliberately let through without a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run gave."""
+    """The result of one run."""
 
     samples: Sequence[Sample]
-    """Device time used, by the truth, at every step after the settling."""
+    """The device time used, by the ground truth, at every step after the settling."""
     results: Mapping[str, Result]
     used_ns: Mapping[str, int]
-    """What each owner should be billed for, by the truth at the very end, all drained."""
+    """What each owner should be billed for: the truth at the very end, when all has drained."""
     accounts: Mapping[str, Account] = field(default_factory=dict)
     """By share; empty without the hook."""
     kernels: Sequence[Kernel] = ()
-    """The device's log, by begin; empty unless it was asked for."""
+    """The device's log, ordered by begin; empty unless it was asked for."""
     held: Sequence[Held] = ()
-    """Every turn, as long as the device's log may say that it was."""
+    """Every turn, as an interval of the device's log, widened by the error of the clocks' map."""
     quanta_ns: Sequence[int] = ()
-    """Lengths of the turns that a quantum ended."""
+    """Lengths of the turns that ended with their quantum."""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def quantum_ns(self) -> float:
-        """The median length of the turns that a quantum ended; the policy's shortest quantum when none did."""
+        """The median length of the turns that ended with their quantum; the policy's shortest quantum if none did."""
         return figures.median(self.quanta_ns) if self.quanta_ns else SHORTEST_QUANTUM_NS
 
     @property
     def bill(self) -> dict[str, object]:
-        """What each owner was billed, and what it should be billed for."""
+        """What each owner was billed, and what it should have been billed."""
         charged = {owner: account.used_ns for owner, account in self.accounts.items()}
         return {"charged_ns": charged, "used_ns": self.used_ns}
 
     @property
     def bill_errors(self) -> dict[str, float]:
-        """By how much each bill is above the truth, in percent of that."""
+        """How far each bill is above the truth, in percent of the truth."""
         used = self.used_ns.items()
         return {owner: (self.accounts[owner].used_ns / ns - 1) * 100 if ns else 100.0 for owner, ns in used}
 
@@ -74,23 +74,23 @@ class Node(Protocol):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of a program without a share."""
+        """The environment of a program without a share."""
 
     @property
     def uuid(self) -> str:
-        """The device's."""
+        """The device's UUID."""
 
     def share(self, name: str, terms: Terms) -> Mapping[str, str]:
         """Make a share; return the environment of its programs. Without the hook: the bare one."""
 
     def start(self, loads: Mapping[str, Load], seconds: float, /) -> dict[str, Program]:
-        """Start a program per load, each in a share of its own; they are ready, and work for at most `seconds`."""
+        """Start a program per load, each in a share of its own. They are ready, and work for at most `seconds`."""
 
     def collect(self, first_ns: int, steps: int) -> Run:
-        """Return what happened: samples from `first_ns` on, a step apart, and the rest when all programs have ended."""
+        """Return what happened: samples from `first_ns` on, a step apart, and the rest once all programs have ended."""
 
     def accounts(self) -> Mapping[str, Account]:
-        """Return what the arbiter counts now, by share."""
+        """Return the arbiter's present counts, by share."""
 
 
 class Rig(Protocol):
@@ -98,15 +98,15 @@ class Rig(Protocol):
 
     @property
     def scale(self) -> Scale:
-        """How long everything takes."""
+        """The lengths of all measurements."""
 
     @property
     def driver(self) -> str:
-        """What a driver with a device is called here."""
+        """The name of a driver with a device here."""
 
     @property
     def real(self) -> bool:
-        """Whether a real GPU's own figures are measured: launches are judged there, and every kernel is in its log."""
+        """Whether this is a real GPU: then launches are judged, and every kernel is in the log."""
 
     @property
     def profile(self) -> str:
@@ -117,7 +117,7 @@ class Rig(Protocol):
         """The cap of a share that is filled to the byte."""
 
     def node(self, *, hook: bool = True, log: bool = False) -> AbstractContextManager[Node]:
-        """Return a fresh node. `log`: the run's kernels are wanted."""
+        """Return a fresh node. `log`: the run needs its kernels."""
 
     def command(self, mode: str, options: Mapping[str, object]) -> list[str]:
         """Return the command of a load program."""
@@ -131,7 +131,7 @@ def run(
 ) -> Run:
     """Run all loads together on a node of their own for `steps` sampling steps after the settling.
 
-    `length_ns` is how long they work when that is more.
+    `length_ns` is how long they work, if that is longer.
     """
     scale = rig.scale
     length_ns = max(length_ns, 2 * scale.settle_ns + steps * scale.step_ns)
@@ -144,7 +144,7 @@ def run(
 
 
 def run_once(command: Sequence[str], environment: Mapping[str, str], length_ns: int = 60 * SECOND) -> Result:
-    """Run one program to its end, for `length_ns` at most; return what it did."""
+    """Run one program to its end, for at most `length_ns`. Return its result."""
     program = Program("a", command, environment)
     try:
         program.await_ready()

@@ -1,4 +1,4 @@
-"""What the headline figures are worth on other hardware: properties of the simulated device, two values each."""
+"""Measures the headline figures on other hardware: properties of the simulated device, with two values each."""
 
 import dataclasses
 import itertools
@@ -20,11 +20,11 @@ AXES: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]] = {
     ),
     "drift {event_drift_ppm} ppm": ({"event_drift_ppm": 0}, {"event_drift_ppm": 50}),
 }
-"""Published values at either end. An event has a cost for the host, and leaves a gap on the device."""
+"""Published values at both ends. An event costs host time, and leaves a gap on the device."""
 
 
 def machines() -> Iterator[tuple[str, dict[str, str]]]:
-    """Return every combination: what it is called, and the settings that make it."""
+    """Return every combination: its name, and its settings."""
     for chosen in itertools.product(*AXES.values()):
         properties = {name: value for part in chosen for name, value in part.items()}
         what = ", ".join(axis.format_map(properties) for axis in AXES)

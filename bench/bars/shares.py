@@ -1,4 +1,4 @@
-"""Saturated shares: share error, the bill, launches outside turns, and the sum of throughputs."""
+"""Measures saturated shares: share error, bill, launches outside turns, and the sum of throughputs."""
 
 from bench.bars import figures
 from bench.bars.bar import BILL, OUTSIDE, SHARE_ERROR, SHARE_ERROR_OF_A_MINUTE, THROUGHPUT
@@ -7,8 +7,8 @@ from bench.table import Line, milli
 from rig.loads import MS, SECOND, Case, Load, saturating
 
 WARM_LAUNCHES = 3
-"""Of every program before the measurement: it is about shares that run, not about how long their kernels turn out to
-be."""
+"""Launches of every program before the measurement: it is about running shares, not about learning how long their
+kernels take."""
 
 
 def _load(request: float, unit: str = "500us", **options: object) -> Load:
@@ -16,7 +16,7 @@ def _load(request: float, unit: str = "500us", **options: object) -> Load:
 
 
 def _tiny(request: float) -> Load:
-    # An event per 64 launches: one per launch would make the host the bottleneck, and the case device-bound no more.
+    # An event per 64 launches: with one per launch the host would be the bottleneck, and the case not device-bound.
     return _load(request, "5us", depth=15, group=64)
 
 
@@ -52,7 +52,7 @@ EIGHT = Case(
     20 * MS,
 )
 CASES = (KERNELS, TINY, LONG, UNEQUAL, VARIED, GRAPHS, EIGHT)
-"""On the simulated GPU. A host does not keep a real one filled with kernels of 5 µs: SMALL is for that."""
+"""The cases of the simulated GPU. A host cannot keep a real one filled with kernels of 5 µs: SMALL is for that."""
 
 
 def error_bar_pp(window_ns: int, run_: Run, case: Case) -> float:
@@ -74,7 +74,7 @@ def share(rig: Rig, case: Case) -> list[Line]:
     done = run(rig, case.loads, steps, log=rig.real)
     bare = run(rig, case.loads, min(steps, scale.bare_steps), hook=False) if scale.baselines else None
     lines = _errors(rig, case, done, bare)
-    if not done.accounts:  # a peer keeps none
+    if not done.accounts:  # a peer keeps no accounts
         return lines
     lines.append(
         BILL.line(case.what, bill_error(done), bound=BILL.under(rig.profile), detail={**done.bill, **done.detail})
@@ -119,7 +119,7 @@ def measure(rig: Rig) -> list[Line]:
 
 
 def throughput(rig: Rig) -> list[Line]:
-    """Measure what n saturating shares get done together, against one alone without the hook."""
+    """Measure what n saturating shares do together, relative to one alone without the hook."""
     scale = rig.scale
 
     def busy(count: int, *, hook: bool) -> float:

@@ -1,4 +1,4 @@
-"""The rig of the simulated GPU: the real agent and the real hook on a device whose truth can be read at any time."""
+"""The rig of the simulated GPU: the real agent and the real hook on a device that tells at any time what truly ran."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,12 +36,12 @@ class SimulatedNode(Closing):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of a program without a share."""
+        """The environment of a program without a share."""
         return self._node.environment
 
     @property
     def uuid(self) -> str:
-        """The device's."""
+        """The device's UUID."""
         return self._node.truth.devices()[0].uuid
 
     def share(self, name: str, terms: Terms) -> Mapping[str, str]:
@@ -56,14 +56,14 @@ class SimulatedNode(Closing):
         return program
 
     def start(self, loads: Mapping[str, Load], _seconds: float) -> dict[str, Program]:
-        """Start a program per load, each in a share of its own; they are ready."""
+        """Start a program per load, each in a share of its own. They are ready then."""
         return {
             owner: self.add(owner, self._rig.command(load.mode, load.options), self.share(owner, load.terms))
             for owner, load in loads.items()
         }
 
     def collect(self, first_ns: int, steps: int) -> Run:
-        """Return what happens from now on, and what the device and the agent know when all programs have ended."""
+        """Return what happens from now on, and what device and agent know once all programs have ended."""
         samples = self._node.samples(first_ns, steps, self._rig.scale.step_ns)
         results = {program.owner: program.result() for program in self._programs.values()}
         used = self._node.sample().busy_ns
@@ -75,7 +75,7 @@ class SimulatedNode(Closing):
         return Run(samples, results, used, self.accounts(), kernels, self._node.held(turns), quanta)
 
     def accounts(self) -> dict[str, Account]:
-        """Return what the agent counts now, by share; nothing without it."""
+        """Return the agent's present counts, by share; nothing without an agent."""
         if not self._hook:
             return {}
         return {
@@ -98,15 +98,15 @@ class SimulatedRig:
     scale: Scale
     gpu_settings: Mapping[str, str] = field(default_factory=dict)
     peer: Peer | None = None
-    """It takes the hook's place, without an agent."""
+    """It replaces the hook. There is no agent then."""
     profile: str = "typical"
-    """How kind the device is, as `SIMGPU_PROFILE` says it."""
+    """How kind the device is, as a value of `SIMGPU_PROFILE`."""
     devices: str = "1xH200"
-    """The devices, as the simulator names them. The account of a share adds up those that it has."""
+    """The devices, in the simulator's notation. A share's account is the sum over its devices."""
     driver = "simulated driver"
     real = False
     cap_bytes = 3 * 2**30 + 4096 * 3
-    """Of whole rows, so that an array can be as large as the cap; not of whole grains of a pool."""
+    """A multiple of rows, so that an array can be as large as the cap; not a multiple of a pool's grain."""
 
     def node(self, *, hook: bool = True, log: bool = False) -> SimulatedNode:
         """Return a fresh node."""

@@ -1,4 +1,4 @@
-"""Work on several streams: what a share is billed for it, alone and beside a share that is always busy."""
+"""Measures the bill for work on several streams, alone and beside a share that is always busy."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ NEIGHBOUR = Load(Terms(50), "saturate", {"unit": "500us", "depth": 8, "warm": 3}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program of streams.c, `processes` of it in one share."""
+    """A program of streams.c. `processes` of it run in one share."""
 
     what: str
     options: Mapping[str, object]
@@ -27,7 +27,7 @@ class Case:
     gpu: Mapping[str, str] = field(default_factory=dict)
     """Settings of the simulated GPU."""
     devices: tuple[str, ...] = ("0",)
-    """Those of the program's share; the busy share has the first."""
+    """The devices of the program's share. The busy share has the first."""
 
 
 TINY: Mapping[str, object] = {"units": "5us", "bursts": 10}
@@ -39,12 +39,12 @@ THREADS: Mapping[str, object] = {"kinds": "p", "threads": 4, "units": "50us", "b
 FORK: Mapping[str, object] = {"kinds": "nnn", "units": "100us,300us,200us", "fork": 1}
 GRAPHS: Mapping[str, object] = {"kinds": "nn", "units": "50us,30us", "graph": 10, "bursts": 2}
 SLOW_COPIES = {"SIMGPU_PCIE_MB_S": "1000"}
-"""So that a copy takes 4 ms: what waits for it must not be billed for that."""
+"""They make a copy take 4 ms. Work that waits for the copy must not be billed for that time."""
 BEHIND: Mapping[str, object] = {"units": "500us"}
 
 
 def _behind(beside: bool) -> Iterator[Case]:
-    """Yield programs whose kernels wait for what takes no device time."""
+    """Yield programs with kernels that wait for what takes no device time."""
     for what, before in (
         ("an upload", "upload"),
         ("a download", "download"),
@@ -76,7 +76,7 @@ CASES = (
     Case("3 streams, kernels of 5 µs, 100 µs, 2 ms", MIXED, beside=True),
     Case("legacy, blocking and non-blocking", KINDS, beside=True),
     Case("3 processes in one share, 2 streams each", PAIR, processes=3, beside=True),
-    # What the device takes to change between these processes is billed, and is not work in the device's own account.
+    # The device's changes between these processes are billed, but are no work in the device's own account.
     Case(
         "3 processes in one share, and the device changes between them for nothing",
         PAIR,
@@ -89,7 +89,7 @@ CASES = (
 
 
 def bill_errors(rig: SimulatedRig, case: Case, seconds: float) -> dict[str, float]:
-    """Return how much more each share is billed than the device worked for it, in percent of that."""
+    """Return how far each share's bill is above the device's work for it, in percent of that work."""
     place = replace(rig, scale=FULL, gpu_settings={**rig.gpu_settings, **case.gpu}, devices=f"{len(case.devices)}xH200")
     with place.node() as node:
         environment = node.share("a", Terms(50, devices=case.devices))
@@ -107,7 +107,7 @@ def bill_errors(rig: SimulatedRig, case: Case, seconds: float) -> dict[str, floa
 
 
 def _rounds(rig: SimulatedRig, gpu: Mapping[str, str], *, hook: bool) -> float:
-    """Return how many rounds two loops of an upload and a kernel do together in a second."""
+    """Return how many rounds a second two loops of an upload and a kernel do together."""
     length_ns = LOOPS_S * SECOND
     with replace(rig, gpu_settings={**rig.gpu_settings, **gpu}).node(hook=hook) as node:
         command = streams_command(LOOP)
@@ -119,10 +119,10 @@ def _rounds(rig: SimulatedRig, gpu: Mapping[str, str], *, hook: bool) -> float:
 
 
 def loops(rig: SimulatedRig) -> list[Line]:
-    """Measure what two loops of an upload and a kernel do, each in a share of its own, against the same without us."""
+    """Measure two loops of an upload and a kernel, each in its own share, relative to the same without the hook."""
     lines = []
     for what, gpu in LINKS.items():
-        # The two runs of a pair follow each other at once, so that a slow phase of the machine hits both.
+        # The two runs of a pair follow each other directly, so a slow phase of the machine affects both.
         pairs = [[_rounds(rig, gpu, hook=hook) for hook in (True, False)] for _ in range(PAIRS)]
         kept = median([hooked / bare for hooked, bare in pairs])
         lines.append(LOOPS.line(f"two loops of a 4 MiB upload {what} and a 500 µs kernel ÷ no hook", kept))
@@ -130,7 +130,7 @@ def loops(rig: SimulatedRig) -> list[Line]:
 
 
 def measure(rig: SimulatedRig) -> list[Line]:
-    """Measure the bill of every case over a short run, and what waiting programs lose."""
+    """Measure the bill of every case in a short run, and what waiting programs lose."""
     lines = loops(rig)
     for case in CASES:
         errors = bill_errors(rig, case, rig.scale.short_s)

@@ -1,1 +1,1 @@
-"""What is measured of a cluster: placement, the usage feed, density, rounds, and which pods yield."""
+"""Measurements of a cluster: placement, the usage feed, density, rounds, and which pods yield."""

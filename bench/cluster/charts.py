@@ -8,12 +8,12 @@ from html import escape
 from bench.cluster.prometheus import Panel
 
 WIDTH, ROW = 1320, 34
-"""Of the page, which has 24 columns; and of one unit of height."""
+"""Pixels: the width of the page, which has 24 columns; and the height of one row."""
 GAP, HEAD, FOOT = 8, 32, 20
 LEFT, LEGEND, LETTER = 62, 15, 6
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6")
 DASHES = {"request": "7 4", "limit": "2 3", "cap": "2 3", "paused": "7 4", "promised": "7 4", "total": "2 3"}
-"""By the last word of a legend: what belongs to one thing has one colour and several strokes."""
+"""By the last word of a legend: lines about one thing have the same colour and different strokes."""
 STYLE = (
     "text{font:11px sans-serif;fill:#333}.t{font-weight:bold;font-size:13px}.h{font-weight:bold;font-size:15px}"
     ".n{font-size:24px;font-weight:bold;fill:#37872d}.a{fill:#777}"
@@ -22,7 +22,7 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series: its legend, and (seconds from the start, value) of its samples."""
+    """One series: its legend, and its samples as (seconds from the start, value)."""
 
     title: str
     samples: Sequence[tuple[float, float]]
@@ -37,7 +37,7 @@ class Chart:
 
 
 def shown(value: float, unit: str) -> str:
-    """Write a value in its unit."""
+    """Write a value with its unit."""
     if unit == "percentunit":
         return f"{value * 100:.4g} %"
     if unit == "bytes":
@@ -136,7 +136,7 @@ def _curves(chart: Chart, width: float, height: float, seconds: float) -> str:
 
 
 def _colours(lines: Sequence[Line]) -> list[str]:
-    """Return a colour for each line: one for each thing, whatever of it the line shows."""
+    """Return a colour for each line. All lines about one thing have the same colour."""
     things = []
     for line in lines:
         thing, _, aspect = line.title.rpartition(" ")
@@ -146,7 +146,7 @@ def _colours(lines: Sequence[Line]) -> list[str]:
 
 
 def _stacked(lines: Sequence[Line]) -> list[tuple[Line, dict[int, float] | None]]:
-    """Return each line on top of those before it, with what it stands on, by the second."""
+    """Return each line on top of those before it, with the values below it by second."""
     floor: dict[int, float] = {}
     found: list[tuple[Line, dict[int, float] | None]] = []
     for line in lines:
@@ -158,7 +158,7 @@ def _stacked(lines: Sequence[Line]) -> list[tuple[Line, dict[int, float] | None]
 
 
 def _pieces(samples: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """Cut where a value is none."""
+    """Cut a line where a value is missing."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for at_s, value in samples:
         if math.isfinite(value):
@@ -169,7 +169,7 @@ def _pieces(samples: Sequence[tuple[float, float]]) -> list[list[tuple[float, fl
 
 
 def _step(largest: float, unit: str) -> float:
-    """Return the distance of ticks, of which there are about four."""
+    """Return the distance between ticks: about four fit."""
     if largest <= 0:
         return 1.0
     rough = largest / 4

@@ -1,9 +1,9 @@
-"""Where a latency share goes when the scheduler knows what devices do, and where by requests alone; and how it fares.
+"""Compares where a latency share goes when the scheduler knows the devices' use, and when it knows only requests.
 
-A node has two devices. A trainer was promised 60 % of one and works all the time, with kernels of 20 ms; a notebook was
-promised 40 % of the other and hardly works. By requests the latency share fits best beside the trainer: the device is
-then nearly full. The agent reports to a real usage server, a round of the gate controller chooses, and the share
-then runs where it was sent. Its latency is the program's own, not our meter's.
+A node has two devices. A trainer was promised 60 % of one; it works all the time, with kernels of 20 ms. A notebook was
+promised 40 % of the other and hardly works. By requests the latency share fits best beside the trainer: that device is
+then nearly full. The agent reports to a real usage server, a round of the gate controller chooses, and the share then
+runs on the chosen device. Its latency is the program's own, not measured by our meter.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ TRAINER = Load(Terms(60), "saturate", {"unit": "20ms", "depth": 2})
 NOTEBOOK = Load(Terms(40), "periodic", {"unit": "1ms", "work": "1ms", "period": "200ms"})
 LATENCY = Terms(30, share_class="latency")
 WATCHED_S = 5
-"""The agent has measured for so long when the pod comes."""
+"""How long the agent has measured when the pod comes."""
 BAR = 2.0
 
 
 @contextmanager
 def _feed() -> Iterator[tuple[int, UsageBook]]:
-    """Serve agents from a thread; yield the port and what they tell."""
+    """Serve agents from a thread. Yield the port and the book of what they tell."""
     book, loop = UsageBook(), asyncio.new_event_loop()
     server = UsageServer(book, None)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -69,7 +69,7 @@ def _pod() -> Pod:
 
 def choose(use: NodeUse) -> int:
     """Return the index of the device for which the gate controller releases the latency share."""
-    # No device plugin runs here to say what it offers.
+    # No device plugin runs here that would tell which devices it offers.
     devices = tuple(replace(device, facts=replace(device.facts, offered=True)) for device in use.devices)
     cluster = Cluster()
     cluster.set_node(nodes.Node(NODE, 64_000, 512_000, 200))
@@ -84,12 +84,12 @@ def choose(use: NodeUse) -> int:
 
 
 def _without_numbers(use: NodeUse) -> NodeUse:
-    """Return what is promised of a node, and nothing of what it does."""
+    """Return what is promised on a node, without its measured use."""
     return NodeUse(use.facts, tuple(replace(device, numbers=NO_NUMBERS) for device in use.devices))
 
 
 def _told(book: UsageBook) -> NodeUse:
-    """Return what the agent tells once both shares are there and the trainer is seen to work."""
+    """Return what the agent tells once both shares exist and the trainer is seen working."""
     deadline = time.monotonic() + 30
     while True:
         use = book.node(NODE)
@@ -101,7 +101,7 @@ def _told(book: UsageBook) -> NodeUse:
 
 
 def serve(requests: int, *, by_use: bool) -> tuple[int, float]:
-    """Place the latency share and run it; return the device and the p99 of its requests in ns."""
+    """Place the latency share and run it. Return the device and the p99 of its requests in ns."""
     with _feed() as (port, book):
         settings = {"node_name": NODE, "scheduler_address": f"127.0.0.1:{port}"}
         with Node("2xH200", agent_settings=settings) as node:
@@ -126,7 +126,7 @@ def serve(requests: int, *, by_use: bool) -> tuple[int, float]:
 
 
 def measure(scale: Scale) -> list[Line]:
-    """Measure the p99 of a latency share that was placed by use, against one placed by requests alone."""
+    """Measure the p99 of a latency share placed by use, relative to one placed by requests alone."""
     runs = [
         (serve(scale.requests, by_use=False), serve(scale.requests, by_use=True)) for _ in range(scale.latency_runs)
     ]

@@ -28,11 +28,12 @@ TABLE_LABELS = ("namespace", "pod", "container", "gpu")
 INTERVAL_S = 1.0
 RATE_S = 4.0
 BEFORE_S, SERVES_S, PAUSED_S, RESUMED_S, RUN_S = 4, 14, 30, 40, 52
-"""All three are admitted; from when one of them runs, from when the batch job is paused and goes on, and the end."""
+"""Seconds after the admission of the three pods: train and batch start, the service starts, batch is paused and
+resumed, the end."""
 
 
 def _play(pods: Pods) -> None:
-    """Train and batch run from the start, the service comes later and asks for more and more memory."""
+    """Let train and batch run from the start. The service comes later, and takes more and more memory."""
     for pod in (TRAIN, SERVE, NIGHTLY):
         pods.admit(pod)
     began_ns = time.monotonic_ns()
@@ -55,7 +56,7 @@ def _play(pods: Pods) -> None:
 
 
 def _chart(panel: Panel, prometheus: Prometheus, begin_s: float, end_s: float) -> charts.Chart:
-    """Ask a panel's queries, over time or, for what shows one number, at the end."""
+    """Ask a panel's queries: over time, or at the end for a panel with one number."""
     lines: list[charts.Line] = []
     for query in panel.queries:
         text = query.filled(RATE_S, end_s - begin_s)
@@ -70,7 +71,7 @@ def _chart(panel: Panel, prometheus: Prometheus, begin_s: float, end_s: float) -
 
 
 def draw() -> str:
-    """Play the scenario; return the picture."""
+    """Play the scenario. Return the picture."""
     scratch = Scratch("sharepod-bench")
     try:
         monitoring = Monitoring(scratch.path, "gpu-node-1")
@@ -78,7 +79,7 @@ def draw() -> str:
             Node(agent_settings=monitoring.agent_settings()) as node,
             Prometheus(monitoring, scratch.path, INTERVAL_S) as prometheus,
         ):
-            while not prometheus.query("up == 1"):  # it looks for its targets every five seconds
+            while not prometheus.query("up == 1"):  # Prometheus looks for its targets every five seconds
                 time.sleep(INTERVAL_S / 4)
             begin_s = time.time()
             _play(Pods(node))
@@ -90,7 +91,7 @@ def draw() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the picture; return the exit code."""
+    """Write the picture. Return the exit code."""
     parser = Parser(prog="python -m bench.cluster.dashboard", description=__doc__)
     parser.add_argument("file", type=Path, nargs="?", default=PICTURE, help="the SVG file to write")
     file: Path = parser.parse_args(arguments).file

@@ -1,8 +1,8 @@
-"""How long placement takes to decide in a large cluster: 10,000 nodes of eight devices, 100,000 pods on them.
+"""Measures how long placement decides in a large cluster: 10,000 nodes of eight devices, 100,000 pods on them.
 
-A decision is what a round makes about a pod: which of the candidates fit, and which of those is best. The board is
-asked twice, and then the pod is taken as placed. Between decisions pods end, devices are measured anew, and the policy
-looks at what is scarce. Names are not in it. One thread: its processor time is shown beside the time that passed.
+A decision is what a round does for a pod: find the candidates that fit, and the best of them. The board is asked twice,
+and the pod then counts as placed. Between decisions pods end, devices are measured again, and the policy looks at what
+is scarce. Names play no part. One thread: its processor time is shown beside the elapsed time.
 """
 
 import gc
@@ -37,7 +37,7 @@ Asks = Sequence[PodAsk]
 
 
 def _asks(chance: random.Random) -> list[PodAsk]:
-    """Return what pods ask for: mostly shares, some whole devices, some several; a third of the shares are latency."""
+    """Return the asks of pods: mostly shares, some whole devices, some several; a third of the shares are latency."""
     asks = []
     for _ in range(2_000):
         kind = chance.random()
@@ -70,7 +70,7 @@ class Cluster:
 
 
 def cluster(nodes: int = NODES, pods: int = PODS) -> tuple[Cluster, float]:
-    """Return a full cluster, and how long its policy took to make, in seconds."""
+    """Return a full cluster, and how many seconds its policy took to make."""
     chance = random.Random(SEED)
     specs = [
         NodeSpec(f"node-{n}", 128_000, 1_048_576, DEVICES, chance.choice(MODELS), chance.choice((49_152, 81_920)))
@@ -121,25 +121,25 @@ def decide(board: Board, policy: NativePolicy, ask: PodAsk, candidates: NDArray[
 
 @dataclass(slots=True)
 class Times:
-    """What each decision took, in milliseconds: what passed, and what the processor worked."""
+    """The times of decisions in milliseconds: elapsed, and the processor's."""
 
     passed_ms: list[float]
     worked_ms: list[float]
 
     def told(self) -> str:
-        """Return p99 and median, and p99 of the processor's time."""
+        """Return p99 and median, and p99 of the processor time."""
         median = statistics.median(self.passed_ms)
         return f"{_p99(self.passed_ms):.2f} ms (median {median:.2f}, p99 of processor time {_p99(self.worked_ms):.2f})"
 
 
 def decisions(made: Cluster, candidates: int, count: int) -> Times:
-    """Decide about so many pods."""
+    """Decide about `count` pods."""
     chance, board = random.Random(candidates), made.board
     numbers = np.random.default_rng(candidates)
     nodes = len(board.nodes)
     times = Times([], [])
     gc.collect()
-    gc.freeze()  # the pods that run would be looked through again and again
+    gc.freeze()  # else the collector would scan the running pods again and again
     for number in range(count):
         ask = chance.choice(made.asks)
         among = numbers.choice(nodes, candidates, replace=False).astype(np.int32)

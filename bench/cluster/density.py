@@ -1,10 +1,10 @@
-"""A node with a hundred shares: how fast containers start, and what the agent and the device plugin take of the node.
+"""Measures a node with a hundred shares: how fast containers start, and what agent and device plugin use of the node.
 
-Both are the real processes; kubelet and the API server are the doubles of rig/cluster, which are slower than
-what they stand for and share the processors with the rest. So a start is judged by our own time: the processor time
-that agent and plugin took while kubelet's call was open, for this start or for others at once. No start can be faster
-on that machine, and with a kubelet and an API server that answer at once none is slower but for files that are synced.
-How long kubelet waited, for us and for the doubles, is shown beside it.
+Both are the real processes. kubelet and the API server are the doubles of rig/cluster, which are slower than the real
+ones and share the processors with the rest. So a start is judged by our own time: the processor time that agent and
+plugin took while kubelet's call was open, for this start or for others at the same time. On that machine no start can
+be faster. With a kubelet and an API server that answer at once, only the syncing of files would make one slower. How
+long kubelet waited, for us and for the doubles, is shown beside it.
 """
 
 import asyncio
@@ -34,25 +34,25 @@ from sharepod.proto import v1_pb2
 DEVICES = "8xH200"
 PODS = 100
 SIZES = (4, 6, 8, 10)
-"""Percent, by turns: 700 of the node's 800."""
+"""Percent of a device, in turn: in sum 700 of the node's 800."""
 AT_ONCE = 10
 SCRAPE_S = 15
 SCRAPES = 50
 SCRAPE_MS = 30
 SCRAPE_PERCENT = 1
-"""Of a core, at a scrape every SCRAPE_S."""
+"""Percent of a core, at a scrape every SCRAPE_S."""
 CALLS_MS = 50
 MEMORY_MIB = 180
 CPU_PERCENT = 3
 ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
-"""As Prometheus does."""
+"""The Accept header that Prometheus sends."""
 TOKEN = "of-the-bench-and-no-other"  # noqa: S105
 PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a start took."""
+    """The cost of a start."""
 
     own_ns: int
     waited_ns: int
@@ -60,7 +60,7 @@ class _Taken:
 
 _TIMED = ("AllocateResponse", "PreStartContainerResponse")
 _calls: ContextVar[list[_Taken]] = ContextVar("_calls")
-"""Of the start that the running task makes."""
+"""The calls of the start that the running task makes."""
 
 
 class _Stopwatch:
@@ -80,7 +80,7 @@ class _Stopwatch:
         return answer
 
     async def time(self, step: Awaitable[object]) -> _Taken:
-        """Do what makes kubelet call; return what its calls took together."""
+        """Do a step that makes kubelet call. Return the cost of its calls together."""
         calls: list[_Taken] = []
         _calls.set(calls)
         await step
@@ -88,7 +88,7 @@ class _Stopwatch:
 
 
 class _Busy:
-    """A node with its pods, and what its two processes take."""
+    """A node with its pods, and the use of its two processes."""
 
     def __init__(self, node: Any) -> None:
         self.node = node
@@ -104,7 +104,7 @@ class _Busy:
         self.pods.append(await self.node.admit(f"p{number}", {"main": SIZES[number % len(SIZES)]}))
 
     async def start(self, count: int) -> list[_Taken]:
-        """Let so many pods be admitted, one after the other as kubelet does it, and start at once."""
+        """Admit `count` pods, one after the other as kubelet does, then start them all at once."""
         admitted = [await self.watch.time(self.admit()) for _ in range(count)]
         kubelet = self.node.kubelet
         starts = [kubelet.start(pod, "main", patience_s=PATIENCE_S) for pod in self.pods[-count:]]
@@ -115,7 +115,7 @@ class _Busy:
         ]
 
     async def restart(self, first: int, count: int) -> list[_Taken]:
-        """Let so many pods' containers start again at once."""
+        """Restart the containers of `count` pods at once."""
         starts = [self.node.kubelet.restart(pod, "main") for pod in self.pods[first : first + count]]
         return await asyncio.gather(*map(self.watch.time, starts))
 
@@ -132,7 +132,7 @@ class _Busy:
             await asyncio.sleep(0.2)
 
     async def starts(self) -> list[Line]:
-        """Start containers, one after the other and at once, new ones and again."""
+        """Start containers: one after the other and at once, new ones and restarts."""
         lines = []
         for at_once, how in ((1, "one after the other"), (AT_ONCE, f"{AT_ONCE} at once")):
             new = [await self.start(at_once) for _ in range(0, PODS, at_once)]
@@ -161,7 +161,7 @@ class _Busy:
         return Line(what, f"≤ {MEMORY_MIB} MiB", text, total <= MEMORY_MIB, detail={"mib": mib})
 
     async def cpu(self, what: str, seconds: float, scrape: Callable[[], int] | None, *, judged: bool = True) -> Line:
-        """Measure the processor time of both while nothing starts or ends."""
+        """Measure the processor time of both processes while nothing starts or ends."""
         before, began = {name: cpu_s(pid) for name, pid in self.pids().items()}, time.monotonic()
         scraped = 0
         while (passed := time.monotonic() - began) < seconds:
@@ -178,9 +178,9 @@ class _Busy:
         return Line(what, bar, text, total <= CPU_PERCENT if judged else None, detail=detail)
 
     async def scrapes(self, scrape: Callable[[], int]) -> Line:
-        """Scrape the agent many times, one after the other; judge what one took of its processor time."""
+        """Scrape the agent many times, one after the other. Judge the agent's processor time per scrape."""
         pid, waited_ns, scraped = self.pids()["agent"], [], 0
-        await asyncio.to_thread(scrape)  # the first one writes the labels
+        await asyncio.to_thread(scrape)  # only the first scrape writes the labels
         before_s = cpu_s(pid)
         for _ in range(SCRAPES):
             began_ns = time.perf_counter_ns()
@@ -195,7 +195,7 @@ class _Busy:
         return Line(what, bar, text, is_met, detail={"own_ms": own_ms, "waited_ns": waited_ns})
 
     async def programs(self, seconds: float) -> Line:
-        """Run a program in one share of each of the devices; each uses all of its device."""
+        """Run a program in one share of each device. Each uses its whole device."""
         chosen = {share.devices[0].device_uuid: share for share in (await self.node.shares()).values()}
         running: list[Program] = []
         try:
@@ -220,22 +220,22 @@ def _both(values: Sequence[float]) -> str:
 
 
 def _cpu_ns(pid: int) -> int:
-    """Return the processor time that the threads of a process have had."""
+    """Return the processor time that a process's threads have used."""
     total = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with suppress(OSError):  # a thread that has just ended
+        with suppress(OSError):  # the thread has just ended
             total += int(path.read_text().split()[0])
     return total
 
 
 def rss_mib(pid: int) -> float:
-    """Return the memory that a process has, in MiB."""
+    """Return the resident memory of a process in MiB."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:")]
     return int(line.split()[1]) / 1024
 
 
 async def program_in(node: Any, share: v1_pb2.Share, command: Sequence[str]) -> Program:
-    """Start a program in a share, as the container runtime starts it; it waits for its go."""
+    """Start a program in a share, as the container runtime would. It waits for its go."""
     view = await asyncio.to_thread(node_of, node.runtime / "agent.sock")
     uuid = share.devices[0].device_uuid
     own = {**view.environment, "SHAREPOD_REGION": share.directory, "CUDA_VISIBLE_DEVICES": uuid}
@@ -243,7 +243,7 @@ async def program_in(node: Any, share: v1_pb2.Share, command: Sequence[str]) -> 
 
 
 class _Scraper:
-    """Scrapes an agent as daemonset/monitoring lets Prometheus: TLS, and a token."""
+    """Scrapes an agent as Prometheus does under daemonset/monitoring: with TLS and a token."""
 
     def __init__(self, directory: Path) -> None:
         certificate, key, token = (directory / name for name in ("tls.crt", "tls.key", "token"))
@@ -263,7 +263,7 @@ class _Scraper:
         apiserver.AUTHORITY.configure_trust(self._context)
 
     def scrape(self) -> int:
-        """Return the size of what was served."""
+        """Return the size of the page."""
         with urllib.request.urlopen(self._request, timeout=10, context=self._context) as answer:  # noqa: S310
             return len(answer.read())
 

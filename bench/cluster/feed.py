@@ -1,7 +1,7 @@
-"""The usage feed at the size of a large cluster: what ten thousand agents that tell every second cost the scheduler.
+"""Measures the usage feed of a large cluster: the scheduler's cost when ten thousand agents tell every second.
 
-Server and agents are processes of their own on the loopback, with TLS. The server is the real one; its own processor
-time and memory are judged, not what the agents take of the same processors. Each node has eight devices and ten shares.
+Server and agents are separate processes on the loopback, with TLS. The server is the real one. Its own processor time
+and memory are judged, not the agents' use of the same processors. Each node has eight devices and ten shares.
 """
 
 import os
@@ -23,7 +23,7 @@ MEMORY_MIB = 1024
 WARM_UP_S = 20
 CONNECT_S = 120
 LOADS = ((1, 2, True), (8, 10, False))
-"""Devices and shares with new numbers in each message; and whether the bar is for it."""
+"""Devices and shares with new numbers in each message; and whether the bar applies."""
 
 
 def _child(module: str, *arguments: str) -> Asked:
@@ -78,7 +78,7 @@ def _measure(scale: Scale, directory: Path, devices: int, shares: int, *, judged
 
 
 def feed(scale: Scale) -> list[Line]:
-    """Let so many agents tell, and measure the server."""
+    """Let the agents tell, and measure the server."""
     scratch = Scratch("sharepod-bench")
     try:
         authority = trustme.CA(key_type=trustme.KeyType.ECDSA)

@@ -1,8 +1,8 @@
 """Synthetic agents for the usage feed: a TLS connection with one HTTP/2 stream each, a message every second on each.
 
-Frames are written by hand: a client library for each of ten thousand agents would take the processors from the server
-that is measured. `python -m bench.cluster.feed_clients PORT CA COUNT DEVICES SHARES` prints "ready" when all are
-connected and goes on until its standard input ends; then it prints what it sent, and how late the latest message was.
+Frames are written by hand: ten thousand real client libraries would take the processors from the server that is
+measured. `python -m bench.cluster.feed_clients PORT CA COUNT DEVICES SHARES` prints "ready" when all are connected, and
+goes on until its standard input ends. Then it prints what it sent, and how late the latest message was.
 """
 
 import json
@@ -21,7 +21,7 @@ DATA, HEADERS, RESET, SETTINGS, PING, GO_AWAY = 0, 1, 3, 4, 6, 7
 ACK = 1
 END_HEADERS = 4
 STEP = 256
-"""Messages between two looks at what the server says."""
+"""Messages between two reads of the server's answers."""
 PAUSE_S = 0.01
 
 
@@ -36,12 +36,12 @@ def field(name: bytes, value: bytes) -> bytes:
 
 
 def message(data: bytes) -> bytes:
-    """Return a frame with a message of gRPC."""
+    """Return a frame with a gRPC message."""
     return frame(DATA, 0, 1, b"\x00" + len(data).to_bytes(4, "big") + data)
 
 
 def opening(token: str) -> bytes:
-    """Return what a client of gRPC sends first: settings, and the head of a stream."""
+    """Return what a gRPC client sends first: its settings, and the headers of a stream."""
     method_and_scheme = b"\x83\x87"  # of HPACK's static table: POST, https
     head = [
         method_and_scheme,
@@ -69,12 +69,12 @@ class Client:
         self.socket.setblocking(False)
 
     def tell(self) -> None:
-        """Send a change. A message is small: it fits, or the server does not read."""
+        """Send a change. A message is small: if it does not fit, the server does not read."""
         self.socket.send(self._changes[self._sent % len(self._changes)])
         self._sent += 1
 
     def listen(self) -> None:
-        """Take what the server has said, and answer settings and pings. Raises RuntimeError when it ends the stream."""
+        """Read the server's answers, and answer settings and pings. Raises RuntimeError when it ends the stream."""
         with suppress(BlockingIOError, ssl.SSLWantReadError):
             while True:
                 said = self.socket.recv(65_536)
@@ -94,7 +94,7 @@ class Client:
 
 
 def main() -> int:
-    """Connect, tell until the standard input ends, print what was done."""
+    """Connect, tell until standard input ends, and print the totals."""
     port, authority, count, devices, shares = sys.argv[1:]
     context = ssl.create_default_context(cafile=authority)
     context.set_alpn_protocols(["h2"])

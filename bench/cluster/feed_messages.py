@@ -1,4 +1,4 @@
-"""What synthetic agents tell: nodes of eight devices with ten shares, and changes of them. From a seed."""
+"""Makes the messages of synthetic agents: nodes of eight devices with ten shares, and their changes. Seeded."""
 
 import random
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One node: its name, what it tells first, and changes that it tells by turns."""
+    """One node: its name, its first message, and the changes that it sends in turn."""
 
     name: str
     complete: bytes
@@ -22,7 +22,7 @@ class Agent:
 
 
 def agents(count: int, *, devices: int, shares: int) -> Iterator[Agent]:
-    """Make nodes whose changes are about so many devices and shares each."""
+    """Make `count` nodes; each change of a node is about `devices` devices and `shares` shares."""
     draw = random.Random(count)
     for number in range(count):
         name = f"node-{number}"

@@ -1,7 +1,7 @@
-"""The usage server of the scheduler in a process of its own, with an API server that knows every token at once.
+"""Runs the scheduler's usage server in a process of its own, with an API server that knows every token at once.
 
-`python -m bench.cluster.feed_server CERTIFICATE KEY` prints its port, then a line of JSON for each line of standard
-input, and ends with it. Like the scheduler it takes note of what has changed every second.
+`python -m bench.cluster.feed_server CERTIFICATE KEY` prints its port. For each line of standard input it prints a line
+of JSON, and it ends with its input. Like the scheduler it collects the changes every second.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class _Answer:
 
 
 class _ApiServer:
-    """Believes every token: it names the node."""
+    """Accepts every token: the token names the node."""
 
     async def call(self, method: str, path: str, *, body: Any = None, timeout_s: float) -> _Answer:
         _ = method, path, timeout_s
@@ -42,7 +42,7 @@ class _ApiServer:
 
 
 async def _look_for_ever(pauses: list[float], book: UsageBook) -> None:
-    """Keep how late the loop came back each time, and take the changes once a second."""
+    """Record how late the loop comes back each time, and take the changes once a second."""
     due = 0.0
     while True:
         began = time.monotonic()

@@ -25,7 +25,7 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "openb"
 SEEDS = 10
 SEEDS_MAX = 1000
 MARKS = (1.0, 1.3)
-"""Of all devices, asked for: where the published figures are from."""
+"""The parts of all devices that were asked for, at which figures are published."""
 PUBLISHED = {
     "default": ((92.86, 93.08), (95.23, 95.39)),
     "gpushare40": ((91.44, 91.69), (93.96, 94.15)),
@@ -39,7 +39,7 @@ PUBLISHED = {
     "gpuspec10": ((93.10, 93.30), (94.66, 94.95)),
     "gpuspec25": ((85.67, 93.23), (93.91, 94.74)),
 }
-"""BestFit and FGD, percent allocated at each mark, means of ten seeds."""
+"""Results of BestFit and FGD: percent allocated at each mark, means of ten seeds."""
 OURS = "worth"
 POLICIES = (OURS, "fgd", "binpack")
 REPRODUCED_PP = 0.5
@@ -58,7 +58,7 @@ class Result:
     outcomes: tuple[Outcome, ...]
 
     def allocated(self, mark: float) -> list[float]:
-        """Return percent of all devices, by seed."""
+        """Return the percentage of all devices that is allocated, by seed."""
         return [100 * outcome.at(mark).allocated for outcome in self.outcomes]
 
     def mean(self, mark: float) -> float:
@@ -66,7 +66,7 @@ class Result:
         return statistics.fmean(self.allocated(mark))
 
     def failed(self, mark: float) -> dict[str, float]:
-        """Return the percentage of each size that failed."""
+        """Return, by size, the percentage that failed."""
         failed: dict[str, int] = {}
         came: dict[str, int] = {}
         for point in (outcome.at(mark) for outcome in self.outcomes):
@@ -76,7 +76,7 @@ class Result:
         return {size: 100 * failed[size] / came[size] for size in sorted(came)}
 
     def insisting(self, mark: float) -> float | None:
-        """Return the percentage that failed of those that insist on models; None: none came."""
+        """Return the percentage that failed of the pods that insist on models; None: there were none."""
         counts = [outcome.at(mark).insisting for outcome in self.outcomes]
         came = sum(came for _, came in counts)
         return 100 * sum(failed for failed, _ in counts) / came if came else None
@@ -109,7 +109,7 @@ def gains(results: dict[tuple[str, str], Result], workload: str, mark: float) ->
 
 
 def table(results: dict[tuple[str, str], Result], workloads: Sequence[str]) -> str:
-    """Return the Markdown table: at 100 % / 130 % arrived."""
+    """Return the Markdown table of what is allocated at 100 % / 130 % arrived."""
     lines = [
         "| workload | BestFit published | here | FGD published | here | worth | worth − FGD, paired | worst seed |",
         "|---|---|---|---|---|---|---|---|",
@@ -129,7 +129,7 @@ def table(results: dict[tuple[str, str], Result], workloads: Sequence[str]) -> s
 
 
 def failures(results: dict[tuple[str, str], Result], workloads: Sequence[str], mark: float) -> str:
-    """Return the Markdown table of what failed, by size, and of all that insist on models: ours beside FGD's."""
+    """Return the Markdown table of failures by size, and of pods that insist on models: ours beside FGD's."""
     sizes = ("CPU", "share", "1 GPU", "2 GPU", "4 GPU", "8 GPU")
     lines = [
         f"| failed at {100 * mark:.0f} %, worth / FGD | " + " | ".join(sizes) + " | insist on models |",
@@ -201,7 +201,7 @@ def _plain(point: Point) -> dict[str, object]:
 
 
 def save(results: dict[tuple[str, str], Result], text: str) -> None:
-    """Keep every seed's points at the marks, and the tables."""
+    """Save every seed's points at the marks, and the tables."""
     kept = {
         f"{workload} {policy}": [
             {f"{mark:g}": _plain(outcome.at(mark)) for mark in MARKS} for outcome in result.outcomes
@@ -215,7 +215,7 @@ def save(results: dict[tuple[str, str], Result], text: str) -> None:
 
 
 def main() -> int:
-    """Measure, print, keep; 1 when a bar is missed."""
+    """Measure, print and save. Return 1 when a bar is missed."""
     parser = Parser(prog="python -m bench.cluster.placement", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the openb lists")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="orders of pods and nodes (10)")

@@ -1,4 +1,4 @@
-"""Pods of a bench's node: shares with the labels that the device plugin gives them, and programs in them."""
+"""The pods of a bench's node: shares with the labels that the device plugin gives them, and programs in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What a pod with one container asks for, in percent and bytes (0: no cap)."""
+    """The ask of a pod with one container, in percent and bytes (0: no cap)."""
 
     name: str
     request: int
@@ -35,7 +35,7 @@ class Pod:
 
 
 class Pods:
-    """The pods of a node. It stands for the device plugin alone: agent, hook and programs are real."""
+    """The pods of a node. This only stands in for the device plugin: agent, hook and programs are real."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -54,7 +54,7 @@ class Pods:
         self._answers[pod.name] = self._ask("RegisterShare", request)
 
     def start(self, pod: Pod, command: Sequence[str]) -> Program:
-        """Start a program in a pod; it waits for its `go`."""
+        """Start a program in a pod. It waits for its `go`."""
         answer = self._answers[pod.name]
         environment = program_environment(self._node.environment, answer.environment, answer.hook_path)
         return self._node.add(pod.name, command, environment)

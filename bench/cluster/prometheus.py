@@ -1,7 +1,7 @@
-"""A real Prometheus beside a real agent, both set up from the files of daemonset/monitoring; and what it is asked.
+"""Runs a real Prometheus beside a real agent, both set up from the files of daemonset/monitoring, and queries it.
 
-Prometheus is the program of that name in PATH. It listens on the loopback, keeps what it scrapes in memory, and goes
-with the `with`. The agent's certificate and token are made by the commands of that folder's README.
+Prometheus is the program of that name in PATH. It listens on the loopback, keeps its samples in memory, and ends with
+the `with` block. The commands of that folder's README make the agent's certificate and token.
 """
 
 import json
@@ -26,14 +26,14 @@ from rig.programs import ProgramFailed
 FOLDER = Path(__file__).resolve().parents[2] / "daemonset" / "monitoring"
 PROGRAM = "prometheus"
 POD_LABELS = {"namespace": "sharepod", "pod": "sharepod-x7x2k", "container": "agent", "endpoint": "metrics"}
-"""What Prometheus' operator gives a target of a PodMonitor, beside the job, the address and the relabelings."""
+"""Labels that Prometheus' operator adds to a target of a PodMonitor, besides the job, the address and relabelings."""
 READY_S = 60.0
 END_S = 20.0
 ANSWER_S = 20.0
 
 
 def manifest(name: str) -> dict[str, Any]:
-    """Return an object of the folder."""
+    """Return a manifest of the folder."""
     loaded: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
     return loaded
 
@@ -44,7 +44,7 @@ def rules() -> str:
 
 
 class Monitoring:
-    """The Secret of the README, as files, and what agent and Prometheus are told of it."""
+    """The Secret of the README as files, and the settings of agent and Prometheus for it."""
 
     def __init__(self, directory: Path, node: str) -> None:
         self._directory = directory
@@ -57,7 +57,7 @@ class Monitoring:
         shutil.copy(directory / "tls.crt", directory / "ca.crt")
 
     def agent_settings(self) -> dict[str, str]:
-        """Return the agent's settings, with the files where they are here and an address that is ours."""
+        """Return the agent's settings, with the files' paths here and an address of ours."""
         data: dict[str, str] = manifest("settings.yaml")["data"]
         settings = {
             name.removeprefix("SHAREPOD_").lower(): value.replace("/etc/sharepod-metrics", str(self._directory))
@@ -66,7 +66,7 @@ class Monitoring:
         return {**settings, "metrics_listen": self.agent_address, "node_name": self._node}
 
     def configuration(self, interval_s: float) -> dict[str, Any]:
-        """Return Prometheus' configuration, as its operator makes it of the PodMonitor."""
+        """Return Prometheus' configuration, as its operator derives it from the PodMonitor."""
         monitor = manifest("podmonitor.yaml")
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         metadata = monitor["metadata"]
@@ -92,7 +92,7 @@ class Monitoring:
         }
 
     def write(self, interval_s: float) -> Path:
-        """Write configuration and alerts; return the configuration's path."""
+        """Write configuration and alerts. Return the configuration's path."""
         (self._directory / "rules.yaml").write_text(rules(), encoding="utf-8")
         path = self._directory / "prometheus.yaml"
         path.write_text(yaml.safe_dump(self.configuration(interval_s)), encoding="utf-8")
@@ -113,14 +113,14 @@ class Series:
 
 
 class Prometheus(Closing):
-    """One that scrapes an agent; a context manager."""
+    """A Prometheus that scrapes an agent; a context manager."""
 
     def __init__(self, monitoring: Monitoring, directory: Path, interval_s: float = 1.0) -> None:
         self._configuration = monitoring.write(interval_s)
         self._directory = directory
         self._address = f"127.0.0.1:{unused_port()}"
         self._process: subprocess.Popen[bytes] | None = None
-        # A proxy of the environment has no business on the loopback.
+        # The addresses are on the loopback: no proxy from the environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def open(self) -> None:
@@ -159,7 +159,7 @@ class Prometheus(Closing):
             return False
 
     def ask(self, path: str, **parameters: object) -> Any:
-        """Return the data of an answer of its HTTP API. Raises ProgramFailed with its words."""
+        """Return the data of an answer of its HTTP API. Raises ProgramFailed with Prometheus' words."""
         query = urllib.parse.urlencode({name: str(value) for name, value in parameters.items()})
         try:
             with self._opener.open(f"http://{self._address}/api/v1/{path}?{query}", timeout=ANSWER_S) as answer:
@@ -168,7 +168,7 @@ class Prometheus(Closing):
             raise ProgramFailed(f"{PROGRAM}: {path}?{query}: {json.load(error)['error']}") from None
 
     def query(self, expression: str, at_s: float | None = None) -> list[Series]:
-        """Return an expression's series as of a time, by default now; of a range, all its samples."""
+        """Return an expression's series at a time, by default now; for a range, all its samples."""
         at = {} if at_s is None else {"time": f"{at_s:.3f}"}
         return _series(self.ask("query", query=expression, **at))
 
@@ -201,7 +201,7 @@ class Query:
     legend: str
 
     def filled(self, rate_s: float, range_s: float) -> str:
-        """Return it with everything chosen, over these times."""
+        """Return the expression with its variables filled in, for these times."""
         text = self.expression
         for name, seconds in (("$__rate_interval", rate_s), ("$__range", range_s)):
             text = text.replace(name, f"{round(seconds * 1000)}ms")
@@ -214,7 +214,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel of the dashboard; kind, unit and place as Grafana has them."""
+    """A panel of the dashboard. Kind, unit and place are Grafana's."""
 
     title: str
     kind: str
@@ -225,7 +225,7 @@ class Panel:
 
 
 def panels() -> list[Panel]:
-    """Return the dashboard's panels, rows among them."""
+    """Return the dashboard's panels, including its rows."""
     loaded = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))["panels"]
     return [_panel(item) for item in loaded]
 

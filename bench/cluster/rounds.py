@@ -1,9 +1,8 @@
-"""How long a decision round takes in a large cluster, and how soon many gangs are released. Virtual time, no I/O.
+"""Measures how long a decision round takes in a large cluster, and how soon many gangs are released. Virtual time.
 
-10,000 pods wait where 1,000 nodes of eight devices are full; before each round some end, and it decides who goes there.
-The first round takes all of them over, as when the controller starts: it is shown beside the others. 100 gangs of 64
-come to an empty cluster, and rounds follow each other until all are released: what is counted is the time of the
-rounds. One thread.
+10,000 pods wait for 1,000 full nodes of eight devices. Before each round some pods end, and the round places others
+there. The first round takes over all pods, as when the controller starts: it is shown apart. 100 gangs of 64 come to an
+empty cluster, and rounds follow each other until all are released: the time of the rounds counts. One thread, no I/O.
 """
 
 import gc
@@ -38,7 +37,7 @@ def _ask(milli: int) -> PodAsk:
 
 
 def _full(waiting: int, nodes: int) -> Timeline:
-    """Return a full cluster in which so many pods wait."""
+    """Return a full cluster in which `waiting` pods wait."""
     chance = random.Random(SEED)
     line = Timeline(_nodes(nodes), Queues())
     for number in range(nodes * DEVICES):
@@ -72,7 +71,7 @@ def rounds(waiting: int, nodes: int, count: int) -> list[float]:
 
 
 def gangs(count: int, size: int, nodes: int) -> float:
-    """Return how long it took to release so many gangs, in seconds of rounds."""
+    """Return how long the release of the gangs took, in seconds of rounds."""
     line = Timeline(_nodes(nodes), Queues())
     for number in range(count):
         line.come(Task(f"g{number}", f"user{number % 10}", 0, _ask(1000), 0.0, 1e9, size, size))

@@ -1,8 +1,8 @@
-"""A latency pod comes to a device that is full of batch: who yields, what its requests feel, and what comes back.
+"""A latency pod comes to a device that is full of batch: which pods yield, what its requests feel, what comes back.
 
-Agent, device plugin and scheduler are the real processes: the scheduler's controller holds pods by their gates, and
-the agent tells it what the device does. kubelet and the API server are doubles. The batch programs have
-kernels of 20 ms, which no arbiter can interrupt. The latency is the program's own, not our meter's.
+Agent, device plugin and scheduler are the real processes: the scheduler's controller holds pods by their gates, and the
+agent tells it what the device does. kubelet and the API server are doubles. The batch programs have kernels of 20 ms,
+which no arbiter can interrupt. The latency is the program's own, not measured by our meter.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from rig.programs import Program, load_command
 
 BATCH = {"unit": "20ms", "depth": 4}
 PODS = {"batch-a": 50, "batch-b": 50, "latency": 40}
-"""Units that they ask for; batch may use all of the device."""
+"""Units that the pods ask for. Batch may use the whole device."""
 ANNOTATIONS = {
     "batch": {"sharepod.io/class": "batch", "sharepod.io/limit": "100", "sharepod.io/memory": "20Gi"},
     "latency": {"sharepod.io/class": "latency", "sharepod.io/memory": "20Gi"},
 }
 STEP_S = 180.0
-"""So long at most until the last of the batch is paused: the last minute is measured, and there are two steps."""
+"""The most time until the last batch pod is paused: the last minute is measured, and there are two steps."""
 RESUME_S = 60.0
 
 
@@ -80,7 +80,7 @@ class _Cluster:
             )  # fmt: skip
 
     async def until(self, what: str, holds: Callable[[], object], patience_s: float) -> float:
-        """Wait for something, and return for how long; note meanwhile what pods are told."""
+        """Wait until `holds`, and return how long that took. Note meanwhile what pods are told."""
         began_s = time.monotonic()
         while not holds():
             self.note()
@@ -104,7 +104,7 @@ class _Cluster:
         return str(self.body(name)["metadata"]["annotations"].get("sharepod.io/yield", ""))
 
     async def run(self, name: str, command: list[str]) -> float:
-        """Create a pod and run a program in it; return how long it had no place."""
+        """Create a pod and run a program in it. Return how long the pod had no node."""
         self.node.api.put(_body(name))
         waited_s = await self.until(f"{name} has no place", lambda: not self.body(name)["spec"]["schedulingGates"], 60)
         pod = await self.node.kubelet.admit("default", name, {"main": PODS[name]}, uid=f"uid-{name}")
@@ -124,7 +124,7 @@ class _Cluster:
         return waited_s
 
     async def leave(self, name: str) -> tuple[int, ...]:
-        """End a pod; return the latencies of its program's requests in ns."""
+        """End a pod. Return the latencies of its program's requests in ns."""
         self.programs[name].stop()
         result = await asyncio.to_thread(self.programs.pop(name).result)
         self.node.kubelet.finish(self.pods.pop(name))
@@ -156,7 +156,7 @@ class _Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What was seen."""
+    """The observations of a run."""
 
     waited_s: float
     paused_s: float
@@ -164,12 +164,12 @@ class _Run:
     before_ns: float
     """p99 of the latency pod's requests while batch was beside it."""
     after_ns: float
-    """The same once all of the batch had yielded."""
+    """The same after all of batch had yielded."""
     full: float
     back: float
     steps: dict[str, list[str]]
     same: bool
-    """The batch programs ran through it: the same processes, the same shares, started once."""
+    """Whether the batch programs ran on: the same processes and shares, started once."""
 
 
 async def _run(requests: int) -> _Run:
@@ -221,7 +221,7 @@ def _node(api: Any) -> dict[str, Any]:
 
 
 def measure(scale: Scale) -> list[Line]:
-    """Measure the p99 of a latency pod on a device that was full of batch, and whether batch comes back."""
+    """Measure the p99 of a latency pod on a device that was full of batch, and check that batch comes back."""
     requests = max(500, scale.requests // 3)
     solo = serve(SimulatedRig(replace(scale, requests=requests)), {}, hook=False).p99_ns
     run = asyncio.run(_run(requests))

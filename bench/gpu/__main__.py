@@ -51,17 +51,17 @@ NOT_DONE = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row: what it is called, how long it may take, and what measures it."""
+    """A row: its title, its time box, and the function that measures it."""
 
     title: str
     box_s: float
     measure: Callable[[Host], list[Line]]
     of_peers: bool = False
-    """Measured under each peer as well, in a box of its own."""
+    """Whether it is also measured under each peer, in a time box of its own."""
 
 
 def _bar(title: str, box_s: float, measure: Callable[[Rig], list[Line]], *, of_peers: bool = True) -> Entry:
-    """Return a row that the simulated GPU has as well."""
+    """Return a row that exists for the simulated GPU as well."""
     return Entry(title, box_s, lambda host: measure(HardwareRig(host)), of_peers)
 
 
@@ -91,7 +91,7 @@ CALIBRATION: dict[str, Entry] = {
     "capture": Entry("captures beside launches", 40, hardware.capture),
     "census": Entry("launches counted three ways", 90, census.census),
 }
-"""What the hardware and its driver are like, which everything else is judged by: it comes first."""
+"""Rows about the hardware and its driver. They come first, because all other rows are judged by them."""
 
 FRAMEWORKS: dict[str, Entry] = {
     "torch-training": _framework("torch-training", 60),
@@ -105,7 +105,7 @@ FRAMEWORKS: dict[str, Entry] = {
     "jax": _framework("jax", 60),
     "cupy": _framework("cupy", 50),
 }
-"""Needs packages: `--only frameworks` runs these rows alone, and all of them fit."""
+"""Rows that need packages. `--only frameworks` runs these alone, and all of them fit into the time."""
 
 ROWS: dict[str, Entry] = {
     **CALIBRATION,
@@ -124,11 +124,11 @@ ROWS: dict[str, Entry] = {
     "budget": Entry("throughput against work in flight", 20, hardware.budget),
     **FRAMEWORKS,
 }
-"""In the order of their worth: what time does not allow is left out at the end."""
+"""In the order of their importance: if the time runs out, the last rows are left out."""
 
 GROUPS = {"calibration": CALIBRATION, "frameworks": FRAMEWORKS}
 LEAST_S = 8.0
-"""A row that has less time left than this is not begun."""
+"""A row is not begun with less time than this."""
 
 
 class TimeUp(Exception):
@@ -140,7 +140,7 @@ def _ring(number: int, frame: FrameType | None) -> None:
 
 
 def _row(host: Host, key: str, ends: float, peers: Sequence[peer.Peer]) -> Row:
-    """Measure one row, also under each peer; whatever goes wrong is its result."""
+    """Measure one row, also under each peer. Any failure becomes its result."""
     entry = ROWS[key]
     row = _boxed(host, key, ends)
     for host.peer in peers if entry.of_peers and row.lines else ():
@@ -243,12 +243,12 @@ def _parser() -> Parser:
 
 
 def _chosen(only: list[str] | None) -> list[str]:
-    """Return the rows to run; a group stands for its rows."""
+    """Return the rows to run. A group stands for its rows."""
     return [row for name in only or ROWS for row in GROUPS.get(name, (name,))]
 
 
 def main() -> int:
-    """Run what was asked for; return the exit code."""
+    """Run the rows that were asked for. Return the exit code."""
     parser = _parser()
     options = parser.parse_args()
     peers = peer.read_flags(parser, options)

@@ -1,7 +1,7 @@
-"""Builds what a run needs from the checkout with the C compiler alone, into build/, once per change of a source.
+"""Builds what a run needs from the checkout with the C compiler alone, into build/, when a source has changed.
 
-build/gpu and build/bench can be carried to a machine without a compiler: the contents of the sources decide whether
-what is there is what they make.
+build/gpu and build/bench can be copied to a machine without a compiler: a hash of the sources decides whether the
+outputs belong to them.
 """
 
 import os
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = ROOT / "build" / "gpu"
 HEADERS = [ROOT, ROOT / "driver", ROOT / "region"]
-"""What includes begin in, and what the sources of hook and agent include of other rooms."""
+"""Folders in which includes are looked up, also those of other rooms that the sources of hook and agent include."""
 INTERPOSE = ROOT / "hook" / "interpose"
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow"]
 FLAGS = ["-std=gnu11", "-O2", "-g", *WARNINGS, "-fvisibility=hidden"]
@@ -32,13 +32,13 @@ OF_BARS = (("chain.c", "chain"), ("load.c", "load"), costs.NOOP_DRIVER)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Where the built things are."""
+    """The paths of the built files."""
 
     hook: Path
     node: Path
     probe: Path
     census: Path | None
-    """None where its thunks are not written for this processor."""
+    """None: there are no thunks for this processor."""
     cupti: Path
 
 
@@ -48,7 +48,7 @@ def _sources(directory: str) -> list[Path]:
 
 
 def _region(*parts: str) -> list[Path]:
-    """Return the parts of the region that every side has, and these."""
+    """Return the sources of the region that every side needs, and these `parts`."""
     return [ROOT / "region" / f"{part}.c" for part in ("region", "guard", *parts)]
 
 
@@ -82,7 +82,7 @@ def _cupti() -> Path:
 
 
 def build() -> Built:
-    """Build everything that a run can want, side by side. Raises BuildFailed."""
+    """Build everything that a run can need, in parallel. Raises BuildFailed."""
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         bars = [pool.submit(programs.build, *part) for part in OF_BARS]
         census = pool.submit(_census)

@@ -1,11 +1,11 @@
-/* What driver calls cost the host: the mode calls. */
+/* The host's time of driver calls: the mode calls. */
 #define _GNU_SOURCE
 
 #include "probe.h"
 
 #define BATCHES     60u
 #define GRAPH_NODES 20u
-#define BLOCKED_NS  5000000u /* a launch that takes so long has waited for room in the queue */
+#define BLOCKED_NS  5000000u /* a launch that takes this long has waited for room in the queue */
 #define QUEUE_MAX   8192u
 
 static struct {
@@ -88,7 +88,7 @@ static void time_call(size_t row) {
       result = calls[row].call();
     batch_ns[count] = (now_ns() - begin_ns) / options.group;
     drain();
-    if (calls[row].pending && count == 9) { /* they wait for a long kernel each */
+    if (calls[row].pending && count == 9) { /* each of these waits for a long kernel */
       count++;
       break;
     }
@@ -99,7 +99,7 @@ static void time_call(size_t row) {
     printf(", \"%s\": {\"error\": \"%s\"}", calls[row].name, error_name(result));
 }
 
-/* How many launches fit behind a kernel that runs, before one has to wait. */
+/* The number of launches that fit behind a running kernel before one has to wait. */
 static uint32_t queue_depth(void) {
   uint32_t depth = 0;
   check(launch_work(&tools.longer, &tools.log, tools.stream), "cuLaunchKernel");

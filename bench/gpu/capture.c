@@ -1,8 +1,8 @@
 /*
- * Captures while another thread launches: the errors that a program sees, with the hook and without it.
+ * Captures in one thread while another launches: the errors that a program sees, with the hook and without it.
  *
- * The other thread only launches into a stream of its own, which is allowed in every capture mode; it never waits or
- * queries, which is not. So without the hook there is no error, and with it none may appear.
+ * The other thread only launches into a stream of its own, which every capture mode allows. It never waits or queries,
+ * which a capture forbids. So without the hook there is no error, and with it none may appear.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -53,7 +53,7 @@ static void *launch_beside(void *unused) {
   while (!atomic_load(&state.over)) {
     failed(launch_work(&state.kernel, &state.log, state.beside), "cuLaunchKernel beside the capture");
     atomic_fetch_add(&state.launches, 1);
-    sleep_until(now_ns() + options.unit_ns + options.unit_ns / 4); /* it may not wait for the device */
+    sleep_until(now_ns() + options.unit_ns + options.unit_ns / 4); /* this thread may not wait for the device */
   }
   return unused;
 }
@@ -65,7 +65,7 @@ static void capture_once(int mode) {
   for (uint32_t i = 0; i < NODES; i++)
     failed(launch_work(&state.kernel, &state.log, state.captured), "cuLaunchKernel into the capture");
   if (options.gap_ns)
-    sleep_until(now_ns() + options.gap_ns); /* so that turns end and markers are due while it is open */
+    sleep_until(now_ns() + options.gap_ns); /* so that turns end and markers are due while the capture is open */
   if (failed(TRY(cuStreamEndCapture, state.captured, &graph), "cuStreamEndCapture"))
     return;
   if (!failed(TRY(cuGraphInstantiateWithFlags, &executable, graph, 0), "cuGraphInstantiateWithFlags")) {

@@ -1,12 +1,12 @@
 /*
- * census: a preload that counts every call a program makes through an address of the driver that it was handed.
+ * census: a preload that counts every call of a program through an address of the driver.
  *
- * Each address that dlsym or cuGetProcAddress answers with is replaced by a thunk of 16 bytes that adds one to a
- * counter and jumps on. No signature is needed, so nothing is missed for want of a wrapper, and what a real program
- * calls becomes a list: compared with the hook's own count and with CUPTI, it shows whether a path goes round the hook.
- * In front of the hook in LD_PRELOAD it counts what the program calls; what is handed out then are the hook's wrappers.
+ * dlsym and cuGetProcAddress return addresses. Each is replaced by a thunk of 16 bytes that adds one to a counter and
+ * jumps on. A thunk needs no signature, so no function is missed for want of a wrapper, and the calls of a real program
+ * become a list. Compared with the hook's own count and with CUPTI, the list shows whether a path bypasses the hook. In
+ * front of the hook in LD_PRELOAD it counts the program's calls; the addresses are then those of the hook's wrappers.
  *
- * CENSUS_OUTPUT names the file that gets the counts at exit: [["cuInit", 1], ...]; `census_write` writes them any time.
+ * CENSUS_OUTPUT names the file that gets the counts at exit: [["cuInit", 1], ...]. `census_write` writes them any time.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -38,7 +38,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
   struct thunk thunks[THUNKS_MAX];
   struct target targets[THUNKS_MAX];
-} *table; /* code and counters in one mapping, within reach of each other; guarded by lock, but for the counting */
+} *table; /* code and counters in one mapping, within reach of each other; guarded by lock, except for the counting */
 static uint32_t used;
 
 #if defined(__x86_64__)
@@ -55,7 +55,7 @@ static void assemble(struct thunk *thunk, const struct target *target) {
 #error "the thunk is written for x86-64"
 #endif
 
-/* The address to hand out for `real`; `real` itself when there is no room or no executable memory. */
+/* The address to return for `real`; `real` itself if there is no room or no executable memory. */
 static void *thunk_of(const char *name, const char *suffix, void *real) {
   char full[sizeof table->targets->name];
   snprintf(full, sizeof full, "%s%s", name, suffix);
@@ -83,7 +83,7 @@ static void *thunk_of(const char *name, const char *suffix, void *real) {
 
 /* ---- between the program and the driver: the hook's own dlsym as a tail call, its own reading of the loader ---- */
 
-/* The form of CUDA 11.3 has no status; both take what the other takes in the same registers. */
+/* The form of CUDA 11.3 has no status. Both forms take their common arguments in the same registers. */
 typedef int get_function(const char *, void **, int, uint64_t, int *);
 static get_function *real_get, *real_get_v2;
 

@@ -1,4 +1,4 @@
-"""Does any launch go round the hook? Three counts of one program: the census of its calls, CUPTI's, and the hook's."""
+"""Checks whether a launch bypasses the hook, by three counts of one program: the census's, CUPTI's and the hook's."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from sharepod.driver.coverage import plain_name, read_functions
 
 PROGRAM_TIMEOUT_S = 100.0
 COUNTED_S = 0.6
-"""After a program's last launch, until the hook's count of it has been read."""
+"""The time from a program's last launch until the hook's count has been read."""
 
 
 def _hooked(action: str) -> set[str]:
@@ -33,12 +33,12 @@ def hooked_launches() -> set[str]:
 
 
 def hooked_copies() -> set[str]:
-    """Return those that it counts when they copy from device memory to device memory, without their variants."""
+    """Return the functions that it counts when they copy between device memory, without their variants."""
     return _hooked("COPY")
 
 
 def read_counts(path: Path) -> Counter[str]:
-    """Return the calls per driver function in a file that the census has written, variants together."""
+    """Return the calls per driver function from a file of the census, variants together."""
     counts: Counter[str] = Counter()
     for name, calls in json.loads(path.read_text(encoding="utf-8")):
         counts[plain_name(name)] += calls
@@ -46,7 +46,7 @@ def read_counts(path: Path) -> Counter[str]:
 
 
 def find_cupti() -> Path | None:
-    """Return a libcupti: PyTorch's own first, as two of them in one process do not go together."""
+    """Return a libcupti. PyTorch's own comes first, as two of them do not work in one process."""
     roots = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
     patterns = ["nvidia/cu1*/lib/libcupti.so.*", "nvidia/cuda_cupti/lib/libcupti.so.*", "torch/lib/libcupti*.so*"]
     found = [path for root in roots for pattern in patterns for path in sorted(root.glob(pattern))]
@@ -61,13 +61,13 @@ class Counts:
 
     calls: Counter[str]
     captured: int
-    """Launches into captures, which run nothing by themselves."""
+    """Launches into captures. They run no work by themselves."""
     hook: int
     cupti: Mapping[str, Any]
 
     @property
     def census(self) -> int:
-        """Calls that launch, by the hook's own table, captured ones apart."""
+        """Calls that launch, by the hook's own table, without captured ones."""
         return sum(self.calls[name] for name in hooked_launches()) - self.captured
 
     @property
@@ -77,13 +77,13 @@ class Counts:
 
     @property
     def escapes(self) -> dict[str, int]:
-        """Calls that may take the device past the hook: of the class escape, and of functions that have no class."""
+        """Calls that may use the device past the hook: of the class escape, and of functions without a class."""
         known = {plain_name(function.name) for function in read_functions() if function.kind != "escape"}
         return {name: n for name, n in self.calls.items() if n and name not in known}
 
 
 def _count(host: Host, command: Sequence[str], name: str, *, cupti: Path | None) -> tuple[Counts, dict[str, Any]]:
-    """Run a program, the census in front of the hook and CUPTI beside it; return the counts and what it printed."""
+    """Run a program with the census in front of the hook and with CUPTI. Return the counts and the program's output."""
     if host.built.census is None:
         raise ProgramFailed("the census is written for x86-64")
     with Node(host) as node:
@@ -111,8 +111,8 @@ def _line(what: str, counts: Counts, truth: int | None, truth_name: str) -> Line
     shown = f"hook {counts.hook}, census {counts.census}"
     most = counts.census + counts.copies
     if truth is not None:
-        # A call can be work of nothing (a memset of no bytes): less may reach the device than was called, never more.
-        # Nor may the census have seen everything: what reached the device was launched.
+        # A call may have no work (a memset of no bytes), so fewer may reach the device than were called, but never
+        # more. The census must not have missed any either: work that reached the device was launched.
         shown += f", {truth_name} {truth}"
         most = max(most, truth)
     else:

@@ -1,7 +1,7 @@
-"""What contexts, streams and events do to each other on the hardware itself: most of a profile of the simulated GPU.
+"""Measures how contexts, streams and events affect each other on the hardware: most of a simulated GPU's profile.
 
-Everything is read from when kernels began and ended, by the device's own log, so that the same code measures a real GPU
-and a simulated one. Each row leaves what it learns in `host.profile`.
+All figures come from the begins and ends of kernels in the device's own log. So the same code measures a real GPU and a
+simulated one. Each row stores what it learns in `host.profile`.
 """
 
 import time
@@ -20,7 +20,7 @@ VISIT_NS = 100_000
 SIZES = {"light": 0, "heavy": 1}
 COMMANDS = ("a word written", "an event recorded", "an event waited for")
 ODD_UNITS = ("7001ns", "11003ns", "13007ns", "17011ns")
-"""No two have a common divisor: what their ends have in common is the clock's."""
+"""No two have a common divisor, so a common divisor of their ends is the clock's resolution."""
 
 
 def _busy(heavy: int) -> Load:
@@ -43,7 +43,7 @@ def slices(host: Host) -> list[Line]:
         text = f"{micro(slice_ns)}, a switch {micro(switch_ns)}, lost {lost * 100:.2f} %"
         what = f"time slice between two busy contexts, {size} kernels"
         lines.append(Line(what, "", text, detail={"slices": sum(map(len, missed))}))
-        # A real program is rather a heavy one, and a simulated GPU should not be kinder than the real one.
+        # Real programs are mostly heavy, and a simulated GPU should not be kinder than the real one.
         host.profile |= {
             "slice_us": slice_ns / 1e3,
             "switch_us": max(switch_ns / 1e3, host.profile.get("switch_us", 0) if heavy else 0),
@@ -52,10 +52,10 @@ def slices(host: Host) -> list[Line]:
 
 
 def visits(host: Host) -> list[Line]:
-    """Measure when a busy context is back after another had the device for one kernel and ran empty."""
+    """Measure when a busy context gets the device back after another ran one kernel on it and ran empty."""
     slice_ns = known(host, "slice_us") * 1e3
     backs_ns = {size: _visit(host, heavy, VISIT_NS) for size, heavy in SIZES.items()}
-    # A context that had nearly all of its slice when it ran empty can keep no more than the rest.
+    # A context that ran empty near the end of its slice can keep only the rest of the slice.
     rest_ns = slice_ns / 16
     kept_ns = backs_ns["light"] - _visit(host, 0, round(slice_ns - rest_ns))
     stay_ns = kept_ns + rest_ns if kept_ns > rest_ns / 2 else 0.0
@@ -74,14 +74,14 @@ def visits(host: Host) -> list[Line]:
 
 
 def known(host: Host, name: str) -> float:
-    """Return what an earlier row has measured. Raises ValueError without it."""
+    """Return what an earlier row has measured. Raises ValueError if it has not."""
     if name not in host.profile:
         raise ValueError(f"{name} is not known: the row that measures it comes first, or has failed")
     return host.profile[name]
 
 
 def _visit(host: Host, heavy: int, unit_ns: int) -> float:
-    """Return how long a busy context waits after each visit of another's one kernel, which leaves that without work."""
+    """Return how long a busy context waits for each single kernel of another context, which then runs empty."""
     options = {"unit": f"{unit_ns}ns", "gap": _apart(host), "heavy": heavy}
     _, found = beside(host, {"busy": _busy(heavy), "visitor": Load(Terms(50), "sync", options)})
     took_ns = figures.median([span.ended_ns - span.started_ns for span in found["visitor"]])
@@ -95,7 +95,7 @@ def _apart(host: Host) -> str:
 
 
 def commands(host: Host) -> list[Line]:
-    """Measure what a busy context loses to commands of another that need no multiprocessor."""
+    """Measure what a busy context loses to another's commands that need no multiprocessor."""
     out_and_back_us = sum(known(host, name) for name in ("switch_us", "drain_switch_us", "drain_stay_us"))
     lines = []
     for command, what in enumerate(COMMANDS):
@@ -129,7 +129,7 @@ def streams(host: Host) -> list[Line]:
 
 
 def latency(host: Host) -> list[Line]:
-    """Measure how soon a launch begins on an idle device."""
+    """Measure how soon a launch starts on an idle device."""
     options = {"unit": "100us", "gap": "1ms", "count": host.scale.slices_ms // 2}
     _, found = beside(host, {"a": Load(Terms(100), "latency", options)})
     late_ns = figures.median([span.started_ns - span.submitted_ns for span in found["a"]])
@@ -138,7 +138,7 @@ def latency(host: Host) -> list[Line]:
 
 
 def events(host: Host) -> list[Line]:
-    """Measure what events cost the device, and how fine the time is that they take."""
+    """Measure the cost of events for the device, and the resolution of their time."""
     options = {"units": ",".join(ODD_UNITS), "work": "20ms", "unit": "500us"}
     results, found = beside(host, {"a": Load(Terms(100), "records", options)})
     kernels = sorted(found["a"], key=lambda span: span.started_ns)[1:]
@@ -157,7 +157,7 @@ def events(host: Host) -> list[Line]:
 
 
 def clock(host: Host) -> list[Line]:
-    """Measure how the clock of events drifts from the host's."""
+    """Measure the drift of the events' clock from the host's."""
     ends_ns = time.monotonic_ns() + host.scale.drift_ms * MS
     while time.monotonic_ns() < ends_ns:
         host.tick()
@@ -166,7 +166,7 @@ def clock(host: Host) -> list[Line]:
 
 
 def drifted(host: Host) -> Line:
-    """Return the drift so far, which the profile gets: the longer the run, the better it is known."""
+    """Return the drift so far, and put it into the profile. The longer the run, the more exact it is."""
     ppm, period_s = spans.drift(host.event_ticks)
     host.profile["event_drift_ppm"] = ppm
     if period_s:

@@ -1,12 +1,12 @@
 /*
- * cupti: what NVIDIA's own tracing interface saw, counted. The driver loads this library at cuInit when
- * CUDA_INJECTION64_PATH names it; CUPTI_LIBRARY names the libcupti to use.
+ * cupti: counts what NVIDIA's own tracing interface sees. The driver loads this library at cuInit when
+ * CUDA_INJECTION64_PATH names it. CUPTI_LIBRARY names the libcupti to use.
  *
  * Every piece of work on the device carries the correlation id of the call that launched it; the kernels of one graph
  * launch share one. So the number of different ids is the number of launches that reached the device, by whatever
- * path they came. Only fields whose place has not changed since CUDA 11 are read.
+ * path they came. Only fields that have kept their place since CUDA 11 are read.
  *
- * `cupti_report(path)` waits for the records that are still out and writes one JSON object.
+ * `cupti_report(path)` waits for outstanding records and writes one JSON object.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,8 +27,8 @@
 enum { KIND_MEMCPY = 1, KIND_MEMSET = 2, KIND_KERNEL = 3, KIND_CONCURRENT_KERNEL = 10 };
 enum { COPY_WITHIN_DEVICE = 8, COPY_BETWEEN_DEVICES = 10 };
 
-/* Where things lie in CUpti_ActivityKernel4 and later, CUpti_ActivityMemcpy4 and later, CUpti_ActivityMemset3 and
- * later: offsets of packed structs that have only grown at their ends. */
+/* Offsets in CUpti_ActivityKernel4 and later, CUpti_ActivityMemcpy4 and later, CUpti_ActivityMemset3 and later: packed
+ * structs that have only grown at their ends. */
 enum { KERNEL_START = 16, KERNEL_END = 24, KERNEL_CORRELATION = 92, COPY_KIND = 4, OTHER_CORRELATION = 44 };
 
 static struct {
@@ -153,7 +153,7 @@ EXPORT int InitializeInjection(void) {
     begun = true;
     seen.fault = begin();
   }
-  return 1; /* a program runs on without its trace */
+  return 1; /* the program runs on without its trace */
 }
 
 static int ascending(const void *left, const void *right) {
@@ -163,7 +163,7 @@ static int ascending(const void *left, const void *right) {
 
 EXPORT int cupti_report(const char *path);
 EXPORT int cupti_report(const char *path) {
-  /* First what is complete, then the rest: the device is idle, so only times can be missing. */
+  /* First the complete records, then the rest: the device is idle, so only times can be missing. */
   if (!seen.fault &&
       (cupti.cuptiActivityFlushAll(0) != SUCCESS || cupti.cuptiActivityFlushAll(FLUSH_FORCED) != SUCCESS))
     seen.fault = "cuptiActivityFlushAll failed";

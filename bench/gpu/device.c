@@ -1,10 +1,10 @@
-/* What the device is, and its clock: the modes info, clock and calibrate. */
+/* Facts about the device, and its clock: the modes info, clock and calibrate. */
 #define _GNU_SOURCE
 
 #include "probe.h"
 
 #define TICKS          2048u
-#define TICKS_LIMIT_NS 2000000000u /* until the kernel that writes them must have run, beside other work */
+#define TICKS_LIMIT_NS 2000000000u /* within this time the kernel that writes the ticks must run, beside other work */
 #define WARM_NS        300000000u  /* a cold device raises its clocks for about this long */
 #define KERNELS        31u
 #define TRIES          8u
@@ -42,9 +42,9 @@ static uint64_t common_divisor(uint64_t left, uint64_t right) {
 }
 
 /*
- * A kernel writes the device's time to host memory over and over, and the host takes its own as each arrives. A look
- * can be late, never early: the smallest difference is the map, late by the way of one write over the bus (about a
- * microsecond, the same every time).
+ * A kernel writes the device's time to host memory again and again, and the host takes its own time as each arrives.
+ * The host can see a write late, never early. So the smallest difference is the map. It is late by the time of one
+ * write over the bus (about a microsecond, always the same).
  */
 struct clock_map map_clock(void) {
   struct clock_map map = {.host_ns = now_ns(), .device_ns = now_ns(), .resolution_ns = 1};
@@ -71,7 +71,7 @@ struct clock_map map_clock(void) {
     } while (!device_ns && host_ns < limit_ns);
     if (!device_ns)
       die("the device's clock was not seen within %u ms", TICKS_LIMIT_NS / 1000000);
-    /* Both are far from wrapping; the difference may be either sign, and is compared as one that wraps. */
+    /* Both clocks are far from wrapping. Their difference may have either sign, so it is compared as signed. */
     if (best == UINT64_MAX || (int64_t)(host_ns - device_ns) < (int64_t)(map.host_ns - map.device_ns)) {
       map.host_ns = host_ns;
       map.device_ns = device_ns;
@@ -86,12 +86,12 @@ struct clock_map map_clock(void) {
   return map;
 }
 
-/* When an event took its time, by the host's clock, and how long after the first one by its own. The host's time is
- * that of the shortest of several calls: the event is somewhere within it. */
+/* When an event took its time: by the host's clock, and by the event's own clock since the first event. The host's time
+ * is that of the shortest of several calls: the event is somewhere inside it. */
 static void sample_event(uint64_t *host_ns, double *event_ms) {
   static void *stream, *events[2][TRIES], *last;
   static unsigned turn;
-  static double passed_ms; /* from event to event: a float has no nanoseconds of an hour */
+  static double passed_ms; /* summed from event to event: a float cannot hold the nanoseconds of an hour */
   if (!stream)
     CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
   void *best = NULL;
@@ -136,7 +136,7 @@ void run_clock(void) {
   printf("{\"mode\": \"clock\"");
 }
 
-/* How long the logged kernels took, in order; the log is cleared. */
+/* The durations of the logged kernels, in order. Clears the log. */
 static size_t spans_of(const struct log *log, uint64_t *spans_ns, size_t limit) {
   struct log_slot *slots;
   read_log(log, &slots);
@@ -148,7 +148,7 @@ static size_t spans_of(const struct log *log, uint64_t *spans_ns, size_t limit) 
   return count;
 }
 
-/* The median span of kernels that run back to back, as they do in the loads. */
+/* The median duration of kernels that run back to back, as in the loads. */
 static uint64_t span_ns(struct kernel kernel, const struct log *log, void *stream) {
   uint64_t spans_ns[KERNELS];
   for (uint32_t i = 0; i < KERNELS; i++)
@@ -170,7 +170,7 @@ void run_calibrate(void) {
   if (!options.simulated) {
     uint64_t guess_ns = span_ns(kernel, &log, stream);
     options.rate = (double)kernel.iterations * 1000 / (double)guess_ns;
-    kernel = kernel_of(options.unit_ns); /* once more, at the length that counts */
+    kernel = kernel_of(options.unit_ns); /* once more, at the final length */
     options.rate = (double)kernel.iterations * 1000 / (double)span_ns(kernel, &log, stream);
   }
   begin_result(0, 0);

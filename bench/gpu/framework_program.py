@@ -1,9 +1,9 @@
-"""What people run on a GPU, small, with a result that can be compared bit for bit and a pace that can be timed.
+"""Runs small typical GPU programs, with results that can be compared bit for bit and a pace that can be timed.
 
     python3 -P framework_program.py MODE [SECONDS]
 
-Prints one JSON object: digests of everything that was computed, the time of a step in batches, and what the mode found
-out; or why it cannot run here. It knows nothing of shares.
+Prints one JSON object: digests of all results, the time of a step in batches, and what the mode found out; or why it
+cannot run here. It knows nothing of shares.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ from typing import Any
 WIDTH, LAYERS, BATCH, STEPS, GROUP = 1024, 6, 256, 30, 20
 BLOCK_BYTES = 256 << 20
 CAPTURED = ("cuLaunch", "cuGraphLaunch", "cuMemset", "cuMemcpyDtoD")
-"""The families that the hook counts as launches, as far as a capture can hold them."""
+"""Families of functions that the hook counts as launches and a capture can hold."""
 Told = dict[str, Any]
 
 
 class NotHere(Exception):
-    """The program cannot run on this machine; the text says why."""
+    """The program cannot run on this machine. The text says why."""
 
 
 def digest(parts: Iterable[bytes]) -> str:
@@ -36,7 +36,7 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def paced(step: Callable[[], object], wait: Callable[[], object], seconds: float) -> list[int]:
-    """Return the time of a step, once per GROUP steps, for about `seconds`."""
+    """Return the time of a step, measured once per GROUP steps, for about `seconds`."""
     found = []
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
@@ -88,7 +88,7 @@ def _trainer(torch: Any) -> tuple[Any, Callable[[], Any]]:
 
 
 def training(seconds: float) -> Told:
-    """Train, eager."""
+    """Train in eager mode."""
     torch = _torch()
     model, step = _trainer(torch)
     losses = [step().detach() for _ in range(STEPS)]
@@ -97,7 +97,7 @@ def training(seconds: float) -> Told:
 
 
 def inference(seconds: float) -> Told:
-    """Run a network forward, eager."""
+    """Run a network forward in eager mode."""
     torch = _torch()
     model, inputs = _network(torch), torch.randn(BATCH, WIDTH).cuda()
     with torch.no_grad():
@@ -112,14 +112,14 @@ def compiled(seconds: float) -> Told:
     model, inputs = _network(torch), torch.randn(BATCH, WIDTH).cuda()
     fast = torch.compile(model, mode="reduce-overhead")
     with torch.no_grad():
-        for _ in range(4):  # it compiles, warms up, captures
+        for _ in range(4):  # torch compiles, warms up and captures here
             outputs = fast(inputs).clone()
         timed = paced(lambda: fast(inputs), torch.cuda.synchronize, seconds)
     return {"digests": {"outputs": digest(_bytes(torch, [outputs]))}, "step_ns": timed}
 
 
 def _launches() -> int:
-    """Ask the census how many launches this process has made; 0 without one."""
+    """Return the census's count of this process's launches; 0 without a census."""
     library = os.environ.get("CENSUS_LIBRARY")
     if library is None:
         return 0
@@ -146,7 +146,7 @@ def _captured(torch: Any, model: Any, inputs: Any) -> tuple[Any, Any, int]:
 
 
 def graphs(seconds: float) -> Told:
-    """Capture a network forward with torch.cuda.graph and replay it on other inputs."""
+    """Capture a network's forward pass with torch.cuda.graph and replay it on other inputs."""
     torch = _torch()
     model, inputs = _network(torch), torch.randn(BATCH, WIDTH).cuda()
     graph, outputs, _ = _captured(torch, model, inputs)
@@ -160,7 +160,7 @@ def graphs(seconds: float) -> Told:
 
 
 def counted(_seconds: float) -> Told:
-    """Train, replay a graph, set and copy memory, while launches are counted from outside; tell what was captured."""
+    """Train, replay a graph, set and copy memory, while launches are counted outside. Tell what was captured."""
     torch = _torch()
     model, step = _trainer(torch)
     for _ in range(STEPS):
@@ -172,14 +172,14 @@ def counted(_seconds: float) -> Told:
     first.zero_()
     first.clone().copy_(first)
     torch.cuda.synchronize()
-    time.sleep(0.5)  # the hook's count is read from outside
+    time.sleep(0.5)  # for the reader of the hook's count outside
     if "CUDA_INJECTION64_PATH" in os.environ:
         ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"]).cupti_report(os.environ["CUPTI_REPORT"].encode())
     return {"captured": captured}
 
 
 def greedy(_seconds: float) -> Told:
-    """Want more memory than there is: fill, fail, recover by empty_cache, and by PyTorch's own retry."""
+    """Ask for more memory than there is: fill, fail, recover by empty_cache, and by PyTorch's own retry."""
     torch = _torch()
     _, total = torch.cuda.mem_get_info()
     blocks: list[Any] = []
@@ -195,7 +195,7 @@ def greedy(_seconds: float) -> Told:
     torch.cuda.empty_cache()
     blocks += [torch.ones(BLOCK_BYTES, dtype=torch.uint8, device="cuda") for _ in range(half // 2)]
     alive = all(int(block[-1]) == 1 for block in blocks[half:])
-    # All blocks into PyTorch's cache; one that fits only in their place makes it give them back and try again.
+    # Put all blocks into PyTorch's cache. A block that fits only in their place makes it release them and try again.
     blocks.clear()
     whole = torch.ones(reached * 3 // 4, dtype=torch.uint8, device="cuda")
     retries = int(torch.cuda.memory_stats()["num_alloc_retries"])
@@ -247,7 +247,7 @@ def with_cupy(seconds: float) -> Told:
 
     def step() -> Any:
         product = cupy.sort((square @ square).ravel())
-        cupy.cumsum(product.view(cupy.int32), out=product.view(cupy.int32))  # of floats it is another one each time
+        cupy.cumsum(product.view(cupy.int32), out=product.view(cupy.int32))  # a sum of floats varies from run to run
         double((4096,), (256,), (product, 1 << 20))
         return product
 
@@ -279,7 +279,7 @@ MODES: dict[str, Callable[[float], Told]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run a mode; return the exit code."""
+    """Run a mode. Return the exit code."""
     if not arguments or arguments[0] not in MODES:
         print(f"usage: framework_program.py {'|'.join(MODES)} [SECONDS]", file=sys.stderr)
         return 2

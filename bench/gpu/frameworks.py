@@ -1,7 +1,7 @@
-"""The frameworks that people run, with and without the hook: the same bits, the same pace, and within their cap.
+"""Runs common frameworks with and without the hook: the same bits, the same pace, and within their cap.
 
-Each program is framework_program.py in one mode; a row whose package this python3 lacks says so and costs nothing. All
-results must be the same bit for bit; what differs between two runs without the hook is told, and not held against it.
+Each program is framework_program.py in one mode. If this python3 lacks a row's package, the row says so at no cost. All
+results must be the same bit for bit. What differs between two runs without the hook is reported, but not judged.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ STEP_S = 1.5
 NO_DRIVER = "not here: its runtime needs NVIDIA's driver"
 DETERMINED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 POLITE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-"""JAX takes three quarters of the device at once otherwise, beside whatever is there."""
+"""Otherwise JAX takes three quarters of the device at once, whatever else runs there."""
 Told = Mapping[str, Any]
 
 
@@ -36,11 +36,11 @@ class Case:
     """A program of a framework.
 
     Attributes:
-        what: in the table.
-        mode: of framework_program.py.
+        what: its name in the table.
+        mode: the mode of framework_program.py.
         packages: what this python3 must have.
-        pairs: runs without and with the hook, by turns.
-        paced: its pace is held to the bar; else it is shown only.
+        pairs: the number of runs without and with the hook, in turn.
+        paced: whether its pace is judged; else it is only shown.
     """
 
     what: str
@@ -66,7 +66,7 @@ CASES: Mapping[str, Case] = {
 
 
 def missing(packages: Sequence[str]) -> list[str]:
-    """Return which of the packages this python3 does not have."""
+    """Return the packages that this python3 does not have."""
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
@@ -94,7 +94,7 @@ def differences(bare: Sequence[Told], hooked: Sequence[Told]) -> tuple[int, list
 
 
 def judged(case: Case, bare: Sequence[Told], hooked: Sequence[Told]) -> list[Line]:
-    """Return the lines of a case from what its runs told, in the order in which they ran."""
+    """Return the lines of a case from the outputs of its runs, in the order of the runs."""
     different, loose = differences(bare, hooked)
     compared = len(hooked) * (len(bare[0]["digests"]) - len(loose))
     text = f"{different} of {compared} results" + (f"; without the hook too: {', '.join(loose)}" if loose else "")
@@ -109,7 +109,7 @@ def judged(case: Case, bare: Sequence[Told], hooked: Sequence[Told]) -> list[Lin
 
 
 def compare(host: Host, case: Case) -> list[Line]:
-    """Run a program by turns without and with the hook."""
+    """Run a program alternately without and with the hook."""
     unavailable = _unavailable(host, f"with and without the hook: {case.what}", case.packages)
     if unavailable:
         return [unavailable]
@@ -132,7 +132,7 @@ def compare(host: Host, case: Case) -> list[Line]:
 
 
 def one_share(host: Host) -> list[Line]:
-    """Run two training processes side by side in one share; each must compute what it does alone without the hook."""
+    """Run two training processes together in one share. Each must compute what it computes alone without the hook."""
     what = "two processes of one share: PyTorch training"
     unavailable = _unavailable(host, what, ("torch",))
     if unavailable:
@@ -171,7 +171,7 @@ def ask_json(output: str) -> Told:
 
 
 def capped_lines(told: Told, cap_bytes: int, how: str) -> list[Line]:
-    """Return the lines of the greedy program from what it told."""
+    """Return the lines of the greedy program from its output."""
     if "not_here" in told:
         return [Line("PyTorch that wants all memory", "", f"not here: {told['not_here']}")]
     reached, total = int(told["reached"]), int(told["total"])
@@ -193,13 +193,13 @@ def capped_lines(told: Told, cap_bytes: int, how: str) -> list[Line]:
 
 
 def _sharepod_runs() -> bool:
-    """Tell whether `sharepod run` itself can run here: its packages and what `make build` builds are there."""
+    """Tell whether `sharepod run` itself can run here: its packages and the outputs of `make build` are there."""
     probe = "import grpc, typer, cffi, sharepod.agent._native, sharepod.proto.v1_pb2"
     return subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 def capped(host: Host) -> list[Line]:
-    """Run a program that takes all memory it can get in a share of 20 GiB: by `sharepod run` where that can run."""
+    """Run a program that takes all the memory it can get in a share of 20 GiB: by `sharepod run` if that can run."""
     unavailable = _unavailable(host, "PyTorch in a share of 20 GiB that wants all", ("torch",))
     if unavailable:
         return [unavailable]

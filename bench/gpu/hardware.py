@@ -1,7 +1,7 @@
-"""What a program meets of the hardware: what calls cost, how soon the host learns of the device's progress, captures.
+"""Measures the hardware as a program meets it: cost of calls, how soon the host learns of progress, captures.
 
-No privilege is needed, and the device's settings are left alone. What the simulated GPU needs goes to `host.profile`.
-Contexts beside each other are in contexts.py.
+It needs no privilege, and leaves the device's settings alone. What the simulated GPU needs goes to `host.profile`.
+contexts.py has several contexts beside each other.
 """
 
 import time
@@ -21,7 +21,7 @@ WAYS = (
     "cuEventSynchronize returns, spinning",
     "cuStreamSynchronize returns",
 )
-"""As the probe tries them."""
+"""In the order in which the probe tries them."""
 COSTS = {
     "launch_cost_ns": "cuLaunchKernel",
     "record_cost_ns": "cuEventRecord",
@@ -29,12 +29,12 @@ COSTS = {
     "write_cost_ns": "cuStreamWriteValue32",
     "query_cost_ns": "cuEventQuery pending",
 }
-"""Host times of a profile, by the call that takes them: the quiet tenth, as the rest is this machine's other work."""
+"""Host times of a profile, by their call: the fastest tenth, as the others contain the machine's other work."""
 
 
 def calls(host: Host) -> list[Line]:
-    """Measure the host's time of the calls that the hook makes or meets, and what the device's queue holds."""
-    with Node(host, hook=False) as node:  # only for the memory that a context takes: nothing else runs now
+    """Measure the host's time of the calls that the hook makes or meets, and the capacity of the device's queue."""
+    with Node(host, hook=False) as node:  # only to measure the memory of a context: nothing else runs now
         before = host.free_bytes()
         load = Load(Terms(100), "cost", {"unit": "20ns", "count": 1})
         program = node.start({"a": load}, 1)["a"]
@@ -56,7 +56,7 @@ def calls(host: Host) -> list[Line]:
 
 
 def signals(host: Host) -> list[Line]:
-    """Measure how soon the host learns that a kernel has ended, by each way to learn it."""
+    """Measure how soon the host learns that a kernel has ended, for each way to learn it."""
     results, found = beside(host, {"a": Load(Terms(100), "signals", {"unit": "200us"})})
     told, kernels = results["a"].other, sorted(found["a"], key=lambda span: span.started_ns)
     late_ns = [learnt_ns - span.ended_ns for learnt_ns, span in zip(told["learnt_ns"], kernels, strict=True)]
@@ -73,7 +73,7 @@ def _quantiles(what: str, values_ns: Sequence[int]) -> Line:
 
 
 def budget(host: Host) -> list[Line]:
-    """Measure throughput against what may be in flight, when the host learns of ends as the hook does."""
+    """Measure throughput against the work in flight, when the host learns of ends as the hook does."""
     lines = []
     for launches in BUDGETS:
         _, found = beside(host, {"a": Load(Terms(100), "saturate", {"unit": "20us", "depth": launches, "blocking": 1})})

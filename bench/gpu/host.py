@@ -1,4 +1,4 @@
-"""The machine under test: its device, its clock, its environment, and what the rows have learnt of it so far."""
+"""The machine under test: its device, its clock, its environment, and what the rows have learnt about it so far."""
 
 import os
 import re
@@ -19,12 +19,12 @@ from rig.programs import machine
 from sharepod.cli.scratch import IN_MEMORY, Scratch
 
 SIMULATED_BYTES = 32 << 20
-"""What a dry run may keep in memory at a time, with room to spare."""
+"""Memory that a dry run may hold at a time, with room to spare."""
 UNITS = ("20us", "100us", "200us", "500us", "1ms")
 
 
 class Unusable(Exception):
-    """Nothing can be measured here; the text says why and what to do."""
+    """Nothing can be measured here. The text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Device:
 
     @property
     def kind(self) -> str:
-        """A short name for file names: h100, a10, rtx-4090."""
+        """A short name for files, for example h100, a10, rtx-4090."""
         words = re.sub(r"[^a-z0-9]+", " ", self.name.lower()).split()
         plain = [word for word in words if word not in {"nvidia", "geforce", "tesla"}]
         model = next((word for word in plain if re.fullmatch(r"[a-z]{1,2}[0-9]{1,4}[a-z]?", word)), None)
@@ -56,30 +56,30 @@ class Host(Closing):
     scale: HardwareScale
     simulated: bool
     results: Path = ROOT / "bench" / "results"
-    """Where a row leaves files of its own."""
+    """Where rows save files of their own."""
     device: Device = field(init=False)
     directory: Path = field(init=False)
     environment: dict[str, str] = field(init=False)
     rate: float = 1.0
     """Loop iterations per microsecond of the device."""
     units_ns: dict[int, int] = field(default_factory=dict)
-    """How long a kernel named for a duration really takes, alone."""
+    """By duration in a kernel's name: how long it really takes alone."""
     profile: dict[str, float] = field(default_factory=dict)
     """What the rows have learnt for the simulated GPU, by the property's name."""
     clock_resolution_ns: int = 1
     speed_change_percent: float | None = None
-    """Between the last two calibrations."""
+    """The change between the last two calibrations."""
     peer: Peer | None = None
-    """It takes the hook's place in every node, without an arbiter."""
+    """It replaces the hook in every node. There is no arbiter then."""
     event_ticks: list[Tick] = field(default_factory=list)
-    """When events took their time, by both clocks, over the whole run."""
+    """The times of events by both clocks, over the whole run."""
     heavy_rate: float = 1.0
     """Iterations of a heavy kernel per microsecond."""
     _clock: Asked | None = None
     _scratch: Scratch = field(default_factory=lambda: Scratch("sharepod-gpu"))
 
     def open(self) -> None:
-        """Find the device and its clock, and learn how fast it is."""
+        """Find the device and its clock, and measure its speed."""
         self.directory = self._scratch.path
         self.environment = self._bare_environment()
         self.device = self._describe()
@@ -95,7 +95,7 @@ class Host(Closing):
         self._scratch.remove()
 
     def end_strays(self) -> None:
-        """End the children that a row which was cut off may have left: they would disturb the next one."""
+        """End children that an aborted row may have left: they would disturb the next row."""
         try:
             children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
         except OSError:
@@ -110,19 +110,19 @@ class Host(Closing):
                 continue
 
     def _bare_environment(self) -> dict[str, str]:
-        # What a dry run is dry on may be set: SIMGPU_PROFILE and the like.
+        # A dry run may have its own settings: SIMGPU_PROFILE and the like.
         own = ("SHAREPOD_", "CUPTI_", "CENSUS_", "CUDA_INJECTION", *(() if self.simulated else ("SIMGPU_",)))
         environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         environment.pop("LD_PRELOAD", None)
-        # Indices as NVML has them, so that device 0 is the same for everybody.
+        # Indices as in NVML, so that device 0 is the same everywhere.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        environment["CUDA_CACHE_PATH"] = str(self.directory / "cache")  # nothing is written but where it was told
+        environment["CUDA_CACHE_PATH"] = str(self.directory / "cache")  # the run only writes into its own folders
         if self.simulated:
             environment |= self.simulation("host")
         return environment
 
     def simulation(self, name: str, log_kernels: int = 0) -> dict[str, str]:
-        """Return the variables of a simulated GPU of its own; nothing on a real machine."""
+        """Return the variables of a simulated GPU of its own; none on a real machine."""
         if not self.simulated:
             return {}
         variables = {
@@ -156,11 +156,11 @@ class Host(Closing):
         return [str(self.built.probe), mode, *(f"{name}={value}" for name, value in {**fixed, **options}.items())]
 
     def ask(self, mode: str, *, timeout_s: float = 60.0, **options: object) -> Mapping[str, Any]:
-        """Run a probe bare, to its end, and return what it found."""
+        """Run a probe without hook to its end. Return what it found."""
         return ask_once(self.probe(mode, **options), self.environment, timeout_s)
 
     def calibrate(self) -> None:
-        """Learn how fast the device is: the loop's rate and what the named durations come to."""
+        """Measure the device's speed: the loop's rate, and the real length of the named durations."""
         found = self.ask("calibrate", unit="500us", units=",".join(UNITS))
         if self.rate != 1.0 and not self.simulated:
             self.speed_change_percent = (found["rate"] / self.rate - 1) * 100
@@ -184,12 +184,12 @@ class Host(Closing):
         return told
 
     def free_bytes(self) -> int:
-        """Return the device memory that is free."""
+        """Return the free device memory."""
         return int(self._sample()["free_bytes"])
 
     @property
     def rounded_profile(self) -> dict[str, int]:
-        """What is known of the hardware so far, as a profile has it."""
+        """What is known of the hardware so far, as a profile."""
         return {name: round(value) for name, value in self.profile.items()}
 
     @property

@@ -1,3 +1,4 @@
+/* The probe's kernels: writes their PTX, loads and launches them, and reads their log. */
 #define _GNU_SOURCE
 #include "kernels.h"
 #include "start.h"
@@ -8,8 +9,8 @@ static const char header[] = ".version 6.0\n"
                              ".extern .shared .align 16 .b8 own[];\n";
 
 /*
- * A work kernel: its prefix and name, its directives, what it sets up, what it does in each iteration, and afterwards.
- * slot = ticket / blocks: no block of a launch ends before all those of the launch before it have.
+ * A work kernel: its prefix and name, its directives, its setup, the work of each iteration, and the rest.
+ * slot = ticket / blocks: no block of a launch ends before all blocks of the previous launch have ended.
  */
 static const char work[] = ".visible .entry %s_%s(.param .u64 log, .param .u32 capacity, .param .u32 iterations,\n"
                            "    .param .u64 stream) %s {\n"
@@ -53,7 +54,7 @@ static const char work[] = ".visible .entry %s_%s(.param .u64 log, .param .u32 c
                            "  ret;\n"
                            "}\n";
 
-/* What makes it heavy: HEAVY_LIVE values that stay in registers (with the rest about 64 of them, all that a block of
+/* What makes a kernel heavy: HEAVY_LIVE values that stay in registers (with the rest about 64, all that a block of
  * 1,024 threads can have), a store into the block's dynamic shared memory, and a read that no cache holds. */
 #define HEAVY_LIVE 50u
 static const char heavy_setup[] = "  .reg .u32 %%h<%u>, %%v, %%o, %%s;\n"
@@ -94,11 +95,11 @@ static const char ticks[] = ".visible .entry ticks_1ms(.param .u64 ticks, .param
                             "  ret;\n"
                             "}\n";
 
-#define PREFIX 2 /* of the names that client.h makes of a duration: `k_` */
+#define PREFIX 2 /* `k_`, at the start of the names that client.h makes of a duration */
 
 static void *module;
 
-/* One line of PTX for every live value of a heavy kernel: `line` takes its number, and then that of the next. */
+/* Write one line of PTX for every live value of a heavy kernel. `line` takes its number, and then the next number. */
 static void each_live(char *to, size_t size, const char *line) {
   size_t used = 0;
   for (unsigned i = 0; i < HEAVY_LIVE; i++)

@@ -1,6 +1,6 @@
 /*
- * The memory cap, by every kind of allocation; plain allocations only, and nothing is ever oversubscribed: what is past
- * the cap is far below what the device has.
+ * Fills the memory cap by every kind of allocation. Only plain allocations are made, and nothing is oversubscribed:
+ * requests past the cap are far below the device's memory.
  */
 #define _GNU_SOURCE
 #include "memory_kinds.h"

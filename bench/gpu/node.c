@@ -1,8 +1,8 @@
 /*
- * node: the arbiter of SharePod with nothing around it, told what to do line by line.
+ * node: SharePod's arbiter alone, with commands line by line.
  *
- * It is linked from agent/ and hook/ as they stand, so the code that grants, revokes and bills is the product's; what
- * the agent adds in Python (gRPC, NVML, checkpoints) is on nobody's launch path.
+ * It is linked from the unchanged sources of agent/ and hook/, so the code that grants, revokes and bills is the
+ * product's. The agent's Python parts (gRPC, NVML, checkpoints) are on no launch path.
  *
  *     device UUID                                     {"device": 0}
  *     share DIRECTORY REQUEST LIMIT CLASS MEMORY      {"share": 0}        on device 0; millipercent; 0 = no memory cap
@@ -10,7 +10,7 @@
  *     turns AFTER                                     {"turns": [[sequence, share, granted_ns, closed_ns, drained_ns,
  *                                                      charged_ns, reason], ...]}
  *
- * A line that fails answers {"error": "..."}. The end of stdin ends it as planned: every gate opens.
+ * A failing line answers {"error": "..."}. The end of stdin is a planned stop: every gate opens.
  */
 #define _GNU_SOURCE
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-"""A node for one measurement: the arbiter alone, its shares, and probes that run under them.
+"""A node for one measurement: the arbiter alone, its shares, and probes that run in them.
 
 The same node without the hook is the baseline: the device's own time slicing. What happened is read from the device's
 log, never from the arbiter.
@@ -26,10 +26,10 @@ END_TIMEOUT_S = 60.0
 QUANTUM = 1  # the reason of a turn that its quantum ended
 CLASSES = {"latency": 0, "standard": 1, "batch": 2}
 LOGGED = {"saturate", "sync", "periodic", "latency", "records", "signals"}
-"""What writes a log of its kernels."""
+"""The modes that write a log of their kernels."""
 SIMULATED_LOG = 200_000
 CLOCK_ERROR_NS = 10_000
-"""How far a kernel's host time may be off: the map of the clocks, and what they drift within a run."""
+"""The possible error of a kernel's host time: the map of the clocks, and their drift within a run."""
 
 
 class Node(Closing):
@@ -72,7 +72,7 @@ class Node(Closing):
 
     @property
     def uuid(self) -> str:
-        """The device's."""
+        """The device's UUID."""
         return self._host.device.uuid
 
     def share(self, name: str, terms: Terms) -> dict[str, str]:
@@ -87,14 +87,14 @@ class Node(Closing):
         return self.inside(name)
 
     def inside(self, name: str) -> dict[str, str]:
-        """Return the environment of a program in a share that is there."""
+        """Return the environment of a program in an existing share."""
         region = str(self._directory / name)
         return {**self.environment, "SHAREPOD_REGION": region, "LD_PRELOAD": str(self._host.built.hook)}
 
     def start(self, loads: Mapping[str, Load], seconds: float) -> dict[str, Program]:
-        """Start a program per load, each in a share of its own, side by side; they are ready and wait for their go.
+        """Start a program per load, each in a share of its own, in parallel. They are ready and wait for their go.
 
-        `seconds` is how long they will work at most: it sizes their logs.
+        `seconds` is the longest time that they will work: it sizes their logs.
         """
         started = {owner: self._begin(owner, load, seconds) for owner, load in loads.items()}
         for program in started.values():
@@ -102,7 +102,7 @@ class Node(Closing):
         return started
 
     def _begin(self, owner: str, load: Load, seconds: float) -> Program:
-        options = {name: value for name, value in load.options.items() if name != "warm"}  # a probe always is
+        options = {name: value for name, value in load.options.items() if name != "warm"}  # a probe is always warm
         if load.mode in LOGGED:
             kernels = int((seconds + 2) * 1.2e9 / load.unit_ns) + 4096
             options |= {"path": self._log(owner)}
@@ -116,7 +116,7 @@ class Node(Closing):
         return self._directory / f"{owner}.log"
 
     def collect(self, first_ns: int, steps: int) -> Run:
-        """Wait for all programs and return what happened, with samples from `first_ns` on."""
+        """Wait for all programs. Return what happened, with samples from `first_ns` on."""
         results, clock, found = self.finish()
         samples = spans.samples(found, first_ns, self._host.scale.step_ns, steps)
         kernel_ns = {owner: sum(span.ended_ns - span.started_ns for span in found[owner]) for owner in found}
@@ -128,7 +128,7 @@ class Node(Closing):
     # ---- what is true ----
 
     def finish(self) -> tuple[dict[str, Result], ClockMap, dict[str, list[Span]]]:
-        """Wait for all programs; return what they say, the map of the clocks, and their kernels."""
+        """Wait for all programs. Return their results, the map of the clocks, and their kernels."""
         results = {owner: program.result(END_TIMEOUT_S) for owner, (_, program) in self._programs.items()}
         clock = ClockMap(self._first, self._host.tick())
         found = self._simulated_spans(results) if self._host.simulated else self._logged_spans(results, clock)
@@ -166,12 +166,12 @@ class Node(Closing):
         return {name: self._arbiter.ask(f"usage {share}") for name, share in self._shares.items()}
 
     def accounts(self) -> dict[str, Account]:
-        """Return what the arbiter counts now, by share."""
+        """Return the arbiter's present counts, by share."""
         names = Account.__dataclass_fields__
         return {share: Account(**{name: told[name] for name in names}) for share, told in self.usage().items()}
 
     def _turns(self) -> tuple[list[Held], list[int]]:
-        """Return every finished turn, and the lengths of those that their quantum ended."""
+        """Return every finished turn, and the lengths of the turns that ended with their quantum."""
         if self._arbiter is None:
             return [], []
         names = {share: name for name, share in self._shares.items()}
@@ -183,7 +183,7 @@ class Node(Closing):
 
 
 def beside(host: Host, loads: Mapping[str, Load]) -> tuple[Mapping[str, Result], Mapping[str, list[Span]]]:
-    """Run loads side by side without the hook; return what they say and when their kernels ran."""
+    """Run loads together without the hook. Return their results, and when their kernels ran."""
     length_ns = host.scale.slices_ms * MS
     with Node(host, hook=False) as node:
         programs = node.start(loads, length_ns / 1e9)
@@ -195,25 +195,25 @@ def beside(host: Host, loads: Mapping[str, Load]) -> tuple[Mapping[str, Result],
 
 
 class HardwareRig:
-    """A place to measure; see bench.bars.rig. The dry run is one too, so that all of it is tried."""
+    """A place to measure; see bench.bars.rig. The dry run uses it too, so that all of it is tested."""
 
     driver = "this driver"
     real = True
     profile = ""
     cap_bytes = (1 << 30) + (3 << 21)
-    """Of whole blocks of 2 MiB, the coarsest step of any kind, and far below what any device has."""
+    """A multiple of 2 MiB, the coarsest step of any kind, and far below any device's memory."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     @property
     def scale(self) -> HardwareScale:
-        """How long everything takes; a peer's column has no baselines of its own."""
+        """The lengths of all measurements. A peer's column has no baselines of its own."""
         scale = self._host.scale
         return dataclasses.replace(scale, baselines=False) if self._host.peer else scale
 
     def node(self, *, hook: bool = True, log: bool = True) -> Node:
-        """Return a fresh node; its programs are logged anyway."""
+        """Return a fresh node. Its programs are always logged."""
         del log
         return Node(self._host, hook=hook)
 

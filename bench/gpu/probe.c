@@ -1,6 +1,6 @@
 /*
- * probe: the programs of the hardware bench in one: driver-API clients that know nothing of shares, whose kernels log
- * themselves on the device's clock.
+ * probe: the programs of the hardware bench in one. They are driver-API clients that know nothing of shares; their
+ * kernels log themselves on the device's clock.
  *
  *     probe MODE [option=value ...]
  *
@@ -22,13 +22,13 @@
  *     capture     captures in every mode while another thread launches: the errors
  *     memory      fill the memory that is free, to the last byte, by every kind of allocation; `count` rounds
  *
- * A program whose kernels are logged writes the log to the file `path`: three 64-bit words a kernel: when its launch
+ * A program that logs its kernels writes the log to the file `path`. A kernel has three 64-bit words: when its launch
  * had returned (host, ns; 0 unknown), its begin and its end (device, ns).
  *
- * Times take a suffix: ns, us, ms, s. With wait=1 it prints "ready" when its context stands and reads "START STOP"
+ * Times take a suffix: ns, us, ms, s. With wait=1 it prints "ready" when its context exists, and reads "START STOP"
  * (CLOCK_MONOTONIC ns) from stdin. simulated=1: kernels last as long as their names say and log nothing. The last line
- * is one JSON object. heavy=1: kernels that take all that a multiprocessor has. Exit 0, or 1 with the failing call on
- * stderr.
+ * is one JSON object. heavy=1: kernels that use everything that a multiprocessor has. Exit 0, or 1 with the failing
+ * call on stderr.
  */
 #define _GNU_SOURCE
 #include "probe.h"
@@ -151,7 +151,7 @@ static void open_device(void) {
   uint64_t wanted_ns[UNITS_MAX + 2] = {options.unit_ns, options.work_ns}, units_ns[UNITS_MAX + 2];
   memcpy(wanted_ns + 2, options.units_ns, sizeof options.units_ns);
   size_t count = 0;
-  for (size_t i = 0; i < options.unit_count + 2; i++) { /* each once: a name is defined once */
+  for (size_t i = 0; i < options.unit_count + 2; i++) { /* each name once: it may be defined only once */
     size_t known = 0;
     while (known < count && units_ns[known] != wanted_ns[i])
       known++;

@@ -1,4 +1,4 @@
-/* What the parts of the probe share: the options of this run, its stream and kernel, and how results are printed. */
+/* Shared by the parts of the probe: the options of this run, its stream and kernel, and the printing of results. */
 #ifndef SHAREPOD_GPU_PROBE_H
 #define SHAREPOD_GPU_PROBE_H
 
@@ -20,9 +20,9 @@ struct options {
 };
 extern struct options options;
 
-/* Ready: wait until told when to start, with wait=1; the work of a mode follows. */
+/* Print "ready", and with wait=1 wait for the start. The work of a mode follows. */
 void await_start(void);
-/* Nobody has asked this program to stop, and its time is not up. */
+/* Whether the program goes on: it was not asked to stop, and its time is not up. */
 bool running(void);
 
 /* A work kernel of a duration, on every multiprocessor unless `blocks` says otherwise. */
@@ -30,10 +30,10 @@ struct kernel kernel_of(uint64_t unit_ns);
 
 /* Print the common part of the result, without its closing brace. */
 void begin_result(uint64_t launches, uint64_t work_ns);
-/* Nearest-rank percentiles of values, which get sorted. */
+/* Print nearest-rank percentiles of the values. Sorts them. */
 void print_quantiles(const char *name, uint64_t *values, size_t count);
 
-/* When the device's clock stands at 0, on the host's (CLOCK_MONOTONIC), and how fine the device's is. */
+/* The host's time (CLOCK_MONOTONIC) at a time of the device's clock, and the resolution of that clock. */
 struct clock_map {
   uint64_t host_ns, device_ns, resolution_ns;
 };

@@ -1,4 +1,4 @@
-"""Child processes that answer: one line in, one JSON line out; and probes that run once. Knows nothing of shares."""
+"""Runs child processes that answer one line with one JSON line, and probes that run once. Knows nothing of shares."""
 
 import json
 import select
@@ -37,7 +37,7 @@ def _shown(command: Sequence[str]) -> str:
 
 
 class Asked(Closing):
-    """A process that answers every line with one JSON object; ends with its stdin."""
+    """A process that answers every line with one JSON object. It ends with its stdin."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
@@ -46,7 +46,7 @@ class Asked(Closing):
         self._unread = b""
 
     def read_line(self, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
-        """Return its next line. Raises ProgramFailed when it ends or takes too long."""
+        """Return the process's next line. Raises ProgramFailed when it ends or takes too long."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._unread:
@@ -71,7 +71,7 @@ class Asked(Closing):
         return answer
 
     def close(self) -> None:
-        """End it: the end of its stdin first, SIGKILL if that is not enough."""
+        """End the process: close its stdin first, and SIGKILL it if that is not enough."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

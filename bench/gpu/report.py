@@ -1,4 +1,4 @@
-"""The report: rows of lines, printed and written as they come, so that a run which is cut off loses nothing."""
+"""The report: rows of lines, printed and saved one by one, so that a run which is cut off loses nothing."""
 
 import dataclasses
 import json
@@ -15,36 +15,36 @@ HEADINGS = ("what", "bar", "with SharePod", "", "without")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the bench: what it gave, or why it gave nothing."""
+    """One row of the bench: its lines, or why it has none."""
 
     key: str
     title: str
     state: str
     seconds: float = 0.0
     reason: str = ""
-    """Of a row that failed or was skipped."""
+    """Why a row failed or was skipped."""
     lines: Sequence[Line] = ()
 
 
 @dataclass
 class Report:
-    """Everything that is known so far."""
+    """All results so far."""
 
     machine: str
     about: Mapping[str, Any]
     """The device and the settings of the run."""
     rows: list[Row] = field(default_factory=list)
     profile: Mapping[str, int] = field(default_factory=dict)
-    """What the simulated GPU has to be set to, to be like this one: SIMGPU_PROFILE takes the file."""
+    """The settings that make a simulated GPU like this one: SIMGPU_PROFILE takes the file."""
 
     @property
     def missed(self) -> list[Line]:
-        """The bars that are missed and may not be."""
+        """The missed bars that must not be missed."""
         return [line for row in self.rows for line in row.lines if line.met is False and not line.excusable]
 
     @property
     def failed(self) -> list[Row]:
-        """The rows that were tried and gave nothing."""
+        """The rows that were tried and gave no result."""
         return [row for row in self.rows if row.state == FAILED]
 
     def as_json(self) -> str:
@@ -74,7 +74,7 @@ class Report:
         return "\n".join(text)
 
     def save(self, directory: Path) -> tuple[Path, Path]:
-        """Write the JSON and the table, whole or not at all; return their paths."""
+        """Write the JSON and the table, completely or not at all. Return their paths."""
         directory.mkdir(parents=True, exist_ok=True)
         paths = directory / f"{self.machine}.json", directory / f"{self.machine}.md"
         for path, text in zip(paths, (self.as_json(), self.markdown()), strict=True):

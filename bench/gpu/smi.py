@@ -1,4 +1,4 @@
-"""The vendor's own tool and its library inside a share: they have to show the share, though nobody has told them."""
+"""Runs nvidia-smi and NVML inside a share: they have to show the share, although they know nothing of it."""
 
 import importlib.util
 import shutil
@@ -26,7 +26,7 @@ else:
     print(*(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(device)), sep="\\n")
 """
 """Asks NVML the same. nvidia-smi itself reads the list of processes from a table inside the library, past NVML's
-functions, so there it shows what the pid namespace lets it; and it is of the real driver, not on a simulated one."""
+functions, so it shows what the pid namespace allows. It needs the real driver."""
 
 
 def _ask(tool: list[str], uuid: str, query: str, environment: Mapping[str, str]) -> list[int]:
@@ -42,7 +42,7 @@ def _ask_both(tool: list[str], host: Host, node: Node, query: str) -> dict[str, 
 
 
 def inside(host: Host) -> list[Line]:
-    """Ask for the device's memory and its processes inside each of two shares in which a program works."""
+    """Ask for the device's memory and its processes inside each of two shares with a running program."""
     found = shutil.which("nvidia-smi")
     if not host.simulated and found is None:
         return [Line("nvidia-smi inside a share", "", "it is not on this machine")]

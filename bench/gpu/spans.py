@@ -1,6 +1,6 @@
-"""What the device's own log says: when each kernel ran, as the figures of bench.bars.figures need it. Pure.
+"""Reads the device's own log: when each kernel ran, in the form that bench.bars.figures needs. Pure.
 
-Host times are CLOCK_MONOTONIC nanoseconds, device times are of the device's clock (%globaltimer).
+Host times are CLOCK_MONOTONIC nanoseconds. Device times are of the device's clock (%globaltimer).
 """
 
 import math
@@ -15,14 +15,14 @@ from bench.bars.figures import median
 from rig.truth import Kernel, Sample
 
 JOINED_GAP_NS = 10_000
-"""Kernels of one owner closer than this follow each other as fast as the device starts them: it was not idle for others
-to use, so a bill counts the gap."""
+"""One owner's kernels with a smaller gap follow each other as fast as the device starts them. The device was not idle
+for others to use, so a bill includes the gap."""
 
 
 DRIFT_WINDOW_NS = 1_000_000_000
-"""The drift is looked at over so long a time, or an eighth of what there is."""
+"""The drift is measured over windows of this length, or of an eighth of the whole time."""
 READING_NS = 10_000
-"""Two clocks read one after the other are known apart this well, on a busy machine."""
+"""The accuracy of reading two clocks one after the other on a busy machine."""
 RECORD = struct.Struct("<QQQ")
 """A kernel in a probe's log: when its launch had returned (host time), its begin and end (device time)."""
 
@@ -31,16 +31,16 @@ class Span(NamedTuple):
     """One kernel of one owner, in host time."""
 
     submitted_ns: int
-    """When its launch had returned; 0 when unknown."""
+    """When its launch had returned; 0: unknown."""
     started_ns: int
     ended_ns: int
     work_ns: int
-    """How long it takes alone: its work, whatever was sliced in between."""
+    """How long it takes alone: its work, without the slices of others in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One instant on both clocks."""
+    """One instant, by both clocks."""
 
     host_ns: int
     device_ns: int
@@ -48,7 +48,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class ClockMap:
-    """Device time as host time, from one instant before and one after what is mapped: the clocks drift apart."""
+    """Maps device time to host time by one instant before and one after, as the clocks drift apart."""
 
     first: Tick
     last: Tick
@@ -62,13 +62,13 @@ class ClockMap:
 
     @property
     def drift_ppm(self) -> float:
-        """How much faster the device's clock goes, in parts per million."""
+        """How much faster the device's clock runs, in parts per million."""
         host_span = self.last.host_ns - self.first.host_ns
         return ((self.last.device_ns - self.first.device_ns) / host_span - 1) * 1e6 if host_span > 0 else 0.0
 
 
 def logged(content: bytes, clock: ClockMap, work_ns: int) -> list[Span]:
-    """Return the kernels of one program from the log that its probe has written, in host time."""
+    """Return the kernels of one program, in host time, from the log that its probe has written."""
     return [
         Span(submitted_ns, clock.host_ns(began), clock.host_ns(ended), work_ns)
         for submitted_ns, began, ended in RECORD.iter_unpack(content)
@@ -92,7 +92,7 @@ def _done_at(spans: Iterable[Span], first_ns: int, step_ns: int, steps: int) -> 
     for span in spans:
         after = min(max(0, -(-(span.ended_ns - first_ns) // step_ns)), steps + 1)  # first instant at or after its end
         whole[after] += span.work_ns
-        before = after - 1  # instants in which it runs: usually none, for it is much shorter than a step
+        before = after - 1  # instants while it runs: usually none, as it is much shorter than a step
         while before >= 0 and (instant_ns := first_ns + before * step_ns) > span.started_ns:
             part[before] += span.work_ns * (instant_ns - span.started_ns) // (span.ended_ns - span.started_ns)
             before -= 1
@@ -104,15 +104,15 @@ def _done_at(spans: Iterable[Span], first_ns: int, step_ns: int, steps: int) -> 
 
 
 def kernels(spans: Mapping[str, Sequence[Span]]) -> list[Kernel]:
-    """Return all kernels, by begin, as bench.bars.figures takes them."""
+    """Return all kernels, ordered by begin, in the form of bench.bars.figures."""
     found = [Kernel(owner, s.submitted_ns, s.started_ns, s.ended_ns) for owner in spans for s in spans[owner]]
     return sorted(found, key=lambda kernel: kernel.started_ns)
 
 
 def occupied_ns(spans: Mapping[str, Sequence[Span]], joined_gap_ns: int = JOINED_GAP_NS) -> dict[str, int]:
-    """Return how long each owner had the device: from begin to end of its kernels, short gaps between them included.
+    """Return how long each owner had the device: from begin to end of its kernels, with short gaps between them.
 
-    Where kernels of several owners stand side by side (the device slices between them), each gets an equal part.
+    While kernels of several owners overlap (the device slices between them), each owner gets an equal part.
     """
     edges: list[tuple[int, int, str]] = []
     for owner in spans:
@@ -146,11 +146,11 @@ def _joined(spans: Sequence[Span], gap_ns: int) -> list[tuple[int, int]]:
 
 
 def absences(spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """Return how long the owner of kernels of one length, back to back, was off the device, each time.
+    """Return how long the owner of back-to-back kernels of one length was off the device, each time.
 
-    Beside it is how long the owner had worked since the time before; 0 where that is not known. Only the ends of
-    kernels count, so that it does not matter whether a kernel was interrupted or none was begun. A kernel that was not
-    launched before its predecessor had ended waited for its host: that is no absence.
+    The second value is how long the owner had worked since the previous absence; 0: not known. Only the ends of kernels
+    count, so it does not matter whether a kernel was interrupted or none was begun. A kernel that was not launched
+    before its predecessor had ended waited for its host: that is no absence.
     """
     ordered = sorted(spans, key=lambda span: span.ended_ns)
     steps = [
@@ -168,10 +168,10 @@ def absences(spans: Sequence[Span]) -> list[tuple[int, int]]:
 
 
 def slice_ns(found: Sequence[tuple[int, int]]) -> float:
-    """Return the mean time between absences, those apart that are far from the usual. Raises ValueError without any."""
+    """Return the mean time between absences, without those far from the usual. Raises ValueError without any."""
     worked = [worked_ns for _, worked_ns in found if worked_ns]
     usual_ns = median(worked)
-    # Whole kernels are counted, of which one is cut at either end: only the mean of many is finer than one kernel.
+    # Only whole kernels are counted, and the one at either end is cut: only the mean of many is finer than a kernel.
     return mean([worked_ns for worked_ns in worked if usual_ns * 3 / 4 <= worked_ns <= usual_ns * 5 / 4])
 
 
@@ -182,15 +182,15 @@ EXACT_MS = 4.0
 
 
 def resolution_ns(steps_ms: Sequence[float]) -> int:
-    """Return the whole nanoseconds of which all times between events are multiples, 1 at least.
+    """Return the largest number of whole nanoseconds that divides all times between events, at least 1.
 
-    The driver tells them as floats of milliseconds: above EXACT_MS one is less exact than half a nanosecond.
+    The driver gives them as floats of milliseconds: above EXACT_MS a float is less exact than half a nanosecond.
     """
     return max(1, math.gcd(*(round(step_ms * 1e6) for step_ms in steps_ms if step_ms < EXACT_MS)))
 
 
 def drift(ticks: Sequence[Tick]) -> tuple[float, float]:
-    """Return how much faster the device's clock goes, in parts per million, and how many seconds it keeps that sign.
+    """Return how much faster the device's clock runs, in parts per million, and how many seconds it keeps that sign.
 
     0 seconds: the sign changes less than twice. Raises ValueError with fewer than two instants.
     """
@@ -198,7 +198,7 @@ def drift(ticks: Sequence[Tick]) -> tuple[float, float]:
         raise ValueError("the clocks were compared less than twice")
     window_ns = min(DRIFT_WINDOW_NS, (ticks[-1].host_ns - ticks[0].host_ns) // 8)
     slopes = _slopes(ticks, window_ns)
-    # Where the sign changes within a window, and where the two clocks are read less exactly than they differ.
+    # Leave out windows with a change of sign, and those where the reading error exceeds the clocks' difference.
     least_ppm = max(median([abs(ppm) for _, ppm in slopes]) / 2, READING_NS / max(1, window_ns) * 1e6)
     clear = [(at_ns, ppm) for at_ns, ppm in slopes if abs(ppm) > least_ppm]
     changes = [after[0] for before, after in pairwise(clear) if before[1] * after[1] < 0]

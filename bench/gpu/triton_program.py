@@ -1,4 +1,4 @@
-"""A Triton kernel: it must be in a file, and what it calls in the file's own names."""
+"""A Triton kernel. It has to be in a file, and what it calls must be among that file's own names."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import triton.language as tl
 BLOCK = 1024
 
 
-# Triton reads the annotations, and knows none but its own.
+# Triton reads the annotations, and knows only its own.
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _fused(left, right, out, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * block + tl.arange(0, block)

@@ -1,4 +1,4 @@
-/* The loads: a known amount of work, logged by the device, and the host's side of every launch. */
+/* The loads: a known amount of work that the device logs, and the host's time of every launch. */
 #define _GNU_SOURCE
 
 #include "probe.h"
@@ -9,7 +9,7 @@
 #define LOG_DEFAULT (1u << 20)
 #define MIX_NODES   4u
 #define MIX_BYTES   65536u
-#define COUNTED_NS  400000000u /* after which what the hook counted has been read */
+#define COUNTED_NS  400000000u /* after this time the hook's count has been read */
 
 static struct {
   void *stream, *graph;
@@ -45,7 +45,7 @@ static void *stream_of(uint64_t stream) {
   return load.stream;
 }
 
-/* Write the log to the file of the option `path`; print how many kernels it has and how many it could not take. */
+/* Write the log to the file of the option `path`. Print how many kernels it has and how many did not fit. */
 static void write_log(void) {
   if (!options.path)
     return;
@@ -89,7 +89,7 @@ void run_periodic(void) {
 }
 
 void run_cost(void) {
-  options.log = 1; /* nothing is logged: the kernels are empty */
+  options.log = 1; /* the kernels are empty, so nothing is logged */
   prepare(0);
   load.kernel.iterations = 0;
   load.kernel.blocks = 1;
@@ -107,7 +107,7 @@ void run_latency(void) {
   write_log();
 }
 
-/* ---- events, streams, and what needs no multiprocessor ---- */
+/* ---- events, streams, and commands that need no multiprocessor ---- */
 
 #define RECORDED 120u /* kernels of each kind: with their events fewer than the launches that a driver queues */
 #define AHEAD_NS 20000000u
@@ -126,7 +126,7 @@ void run_records(void) {
     kernels[i] = kernel_of(options.units_ns[i]);
   for (uint32_t i = 0; i < RECORDED; i++)
     timed[i] = event_with(EVENT_DEFAULT);
-  load.kernel = kernel_of(AHEAD_NS); /* meanwhile the host queues all the rest */
+  load.kernel = kernel_of(AHEAD_NS); /* while it runs the host queues all the rest */
   launch(0);
   for (uint32_t i = 0; i < 3 * RECORDED; i++) {
     load.kernel = kernels[i % options.unit_count];
@@ -146,7 +146,7 @@ void run_records(void) {
   write_log();
 }
 
-/* Kernels that fill the device: with another stream beside them only where that has the same units to itself. */
+/* Kernels that fill the device. A second stream runs beside them only if it has the same units to itself. */
 void run_streams(void) {
   void *streams[2];
   options.threads = 1024;
@@ -196,7 +196,7 @@ void run_commands(void) {
 
 enum way { BY_WRITE, BY_BLOCKING_EVENT, BY_SPINNING_EVENT, BY_SYNCHRONIZE, WAYS };
 
-/* Have a word written behind all that is in the stream, and see it. */
+/* Have a word written after all work in the stream, and wait until the host sees it. */
 static void await_word(uint32_t value) {
   static device_pointer address;
   static uint32_t *word;
@@ -205,7 +205,7 @@ static void await_word(uint32_t value) {
   CALL(cuStreamWriteValue32, load.stream, address, value, 0);
   uint64_t limit_ns = now_ns() + WORD_LIMIT_NS;
   while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) {
-    if (options.simulated) /* its device moves on when a call is made */
+    if (options.simulated) /* the simulated device only moves on during a call */
       TRY(cuStreamQuery, load.stream);
     else if (now_ns() > limit_ns)
       die("a word written by cuStreamWriteValue32 was not seen within %u ms", WORD_LIMIT_NS / 1000000);
@@ -231,7 +231,7 @@ void run_signals(void) {
     learnt_ns[i] = now_ns();
     drain();
   }
-  for (uint32_t i = 0; i < SIGNALS; i++) { /* a word alone, on an idle stream */
+  for (uint32_t i = 0; i < SIGNALS; i++) { /* only a word, on an idle stream */
     uint64_t call_ns = now_ns();
     await_word(WAYS * SIGNALS + i + 1);
     word_ns[i] = now_ns() - call_ns;
@@ -243,7 +243,7 @@ void run_signals(void) {
   write_log();
 }
 
-/* CUPTI's count, when the driver was told to load the library that has it. */
+/* Write CUPTI's count, if the driver was told to load the library for it. */
 static void report_cupti(void) {
   const char *path = getenv("CUDA_INJECTION64_PATH"), *report = getenv("CUPTI_REPORT");
   void *library = path && report ? dlopen(path, RTLD_NOW) : NULL;
@@ -254,7 +254,7 @@ static void report_cupti(void) {
     die("%s cannot be written", report);
 }
 
-/* How long the logged kernels ran in sum, by their own stamps. */
+/* The sum of the logged kernels' durations, by their own stamps. */
 static uint64_t stamped_ns(void) {
   struct log_slot *slots;
   uint64_t total_ns = 0;
@@ -265,14 +265,14 @@ static uint64_t stamped_ns(void) {
   return total_ns;
 }
 
-/* What each round launches: two kernels, a graph, a memset, a copy inside the device. Captured kernels do not run. */
+/* Each round launches two kernels, a graph, a memset and a copy inside the device. Captured kernels do not run. */
 void run_mix(void) {
   uint64_t rounds = options.count ? options.count : 10;
   device_pointer from, to;
   prepare(MIX_NODES);
   CALL(cuMemAlloc, &from, MIX_BYTES);
   CALL(cuMemAlloc, &to, MIX_BYTES);
-  uint64_t before = 1; /* the log was cleared by a memset */
+  uint64_t before = 1; /* the memset that cleared the log */
   for (uint64_t i = 0; i < rounds; i++) {
     check(launch_work(&load.kernel, &load.log, load.stream), "cuLaunchKernel");
     check(launch_work(&load.kernel, &load.log, load.stream), "cuLaunchKernel");

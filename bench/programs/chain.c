@@ -1,8 +1,8 @@
 /*
- * chain: how fast a bare hand-off through a third process can be on this machine, now.
+ * chain: measures how fast a bare hand-off through a third process can be on this machine now.
  *
- * Three processes and nothing but futexes: the giver stamps the time and wakes the middle one, which wakes the taker,
- * which stamps the time. Between two rounds everybody sleeps, as between two turns.
+ * Three processes use nothing but futexes: the giver stamps the time and wakes the middle process. That wakes the
+ * taker, which stamps the time. Between two rounds all of them sleep, as between two turns.
  *
  *     chain [ROUNDS [PAUSE_US]]
  *
@@ -80,7 +80,7 @@ int main(int count, char **arguments) {
     die("chain: no process");
   struct timespec pause = {.tv_sec = (time_t)(pause_us / 1000000), .tv_nsec = (long)(pause_us % 1000000) * 1000};
   for (uint32_t i = 1; i <= rounds; i++) {
-    do /* woken by the clock alone, as a keeper is by the device: a wake-up from the taker would move it there */
+    do /* the clock alone wakes the giver, as the device wakes a keeper: a wake-up by the taker would move it */
       nanosleep(&pause, NULL);
     while (atomic_load_explicit(&page->done, memory_order_acquire) != i - 1);
     page->given_ns = now_ns();

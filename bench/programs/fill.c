@@ -4,10 +4,10 @@
  *     fill kinds [count=ROUNDS]             fill the memory that the driver says is free, to the byte, by every kind of
  *                                           allocation
  *     fill pairs [count=BATCHES] [live=N]   the host's time per allocation and free beside N live ones, in batches
- *     fill grow bytes=N every=TIME          take so much more, again and again until STOP, and keep it; what does not
- *                                           fit is asked for again
+ *     fill grow bytes=N every=TIME          take N more bytes each time until STOP, and keep them; try again if they do
+ *                                           not fit
  *
- * With `wait=1` it prints "ready" when its context stands, and reads "START STOP" from stdin. The last line printed is
+ * With `wait=1` it prints "ready" when its context exists, and reads "START STOP" from stdin. The last line printed is
  * one JSON object. Exit 0, or 1 with the failing call on stderr.
  */
 #define _GNU_SOURCE
@@ -16,15 +16,15 @@
 
 #define BATCH           1000u
 #define PAIR_BYTES      512u
-#define TABLE_ROW_BYTES 64u /* of 32 bytes each, at least half of them free */
+#define TABLE_ROW_BYTES 64u /* rows of 32 bytes, at least half of them free */
 #define TABLE_BYTES     (1u << 20)
 
 static struct {
   uint64_t count, live, bytes, every_ns, wait;
 } options = {.count = 1, .live = 100000, .bytes = 1u << 20, .every_ns = 1000000000};
 
-/* What two cache lines of a table for so many cost that are nowhere near, one after the other: any table has to read
- * one for what is freed, and one for what comes in its place. */
+/* Measure the cost of reading two distant cache lines of a table of that size, one after the other. Any table has to
+ * read one line for the freed entry, and one for the entry that replaces it. */
 static void time_cold_lines(uint64_t *batch_ns) {
   size_t bytes = TABLE_BYTES;
   while (bytes < options.live * TABLE_ROW_BYTES)
@@ -40,7 +40,7 @@ static void time_cold_lines(uint64_t *batch_ns) {
     for (uint64_t line = 0; line < 2 * BATCH; line++) {
       at = at * 6364136223846793005u + 1442695040888963407u;
       unsigned char *there = &table[(at >> 20) % bytes / 64 * 64];
-      at += *there; /* the next is not looked for before this one is there */
+      at += *there; /* the next address depends on this one */
       *there = 0;
     }
     batch_ns[batch] = now_ns() - began_ns;
@@ -48,8 +48,8 @@ static void time_cold_lines(uint64_t *batch_ns) {
   munmap(table, bytes);
 }
 
-/* Beside many: allocate and free one; then free any of them and allocate another in its place, which finds nothing of
- * either in a cache. */
+/* Beside many live allocations: allocate and free one. Then free any of them and allocate another in its place; neither
+ * entry is in a cache. */
 static void time_pairs(void) {
   device_pointer *live = allocate(options.live, sizeof *live), one;
   uint64_t *pair_ns = allocate(options.count, sizeof *pair_ns), *batch_ns = allocate(options.count, sizeof *batch_ns);

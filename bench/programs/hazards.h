@@ -1,7 +1,7 @@
 /*
- * hazards: what correct programs do and a meter of launches may not expect: work behind a wait for something that is
- * not the device's, work in a context that is not current, kernels that take as long as their data says, threads that
- * are cancelled, streams that are replaced, queues that are full, descriptors that are closed.
+ * hazards: what correct programs do but a meter of launches may not expect: work that waits for something outside the
+ * device, work in a context that is not current, kernels with durations that depend on their data, threads that are
+ * cancelled, streams that are replaced, full queues, closed descriptors.
  */
 #ifndef SHAREPOD_BENCH_HAZARDS_H
 #define SHAREPOD_BENCH_HAZARDS_H
@@ -12,12 +12,12 @@
 
 #include "storm.h"
 
-#define QUEUE_MAX 1100u   /* more than a driver's queue of one stream holds */
+#define QUEUE_MAX 1100u   /* more than a driver's queue for one stream holds */
 #define PAUSE_NS  2000000 /* the longest wait for the host */
 #define FIRST_OWN 3
 #define LAST_OWN  4096
 
-/* Another context on each device, as a library makes one for itself. */
+/* A second context on each device, like one that a library makes for itself. */
 static struct {
   void *context, *kernel, *stream;
   device_pointer memory;
@@ -39,7 +39,7 @@ static void pause_some(struct worker *worker) {
   sleep_until(now_ns() + draw(worker, PAUSE_NS));
 }
 
-/* A copy ahead of kernels, as in every training loop. */
+/* A copy before kernels, as in every training loop. */
 static void upload(struct worker *worker, uint32_t device) {
   void *stream = any_stream(worker, device);
   for (uint32_t i = draw(worker, 3) + 1; i; i--) {
@@ -62,7 +62,7 @@ static void host_function(struct worker *worker, uint32_t device) {
   launch_any(worker, device, stream);
 }
 
-/* Work behind a word that this thread writes later. */
+/* Work that waits for a word, which this thread writes later. */
 static void wait_for_word(struct worker *worker, uint32_t device) {
   uint32_t *word = fresh_words(worker, 1);
   if (!word)
@@ -74,7 +74,7 @@ static void wait_for_word(struct worker *worker, uint32_t device) {
   __atomic_store_n(word, 1, __ATOMIC_RELEASE);
 }
 
-/* A stream waits for work of another stream or of another device. */
+/* A stream waits for work of another stream or another device. */
 static void wait_for_event(struct worker *worker, uint32_t device) {
   uint32_t before = draw(worker, storm.devices);
   use(before);
@@ -87,14 +87,14 @@ static void wait_for_event(struct worker *worker, uint32_t device) {
   launch_any(worker, device, stream);
 }
 
-/* One function with one grid, 20 us or 1 ms by its data. */
+/* One function with one grid that takes 20 us or 1 ms, by its data. */
 static void vary(struct worker *worker, uint32_t device) {
   void *stream = any_stream(worker, device);
   for (uint32_t i = draw(worker, 12) + 1; i; i--, worker->launches++)
     launch_one(storm.varied[device], stream, draw(worker, 4) ? 20000 : 1000000);
 }
 
-/* Work for the other context while this thread's own is current, and the other way round. */
+/* Work for the other context while this thread's own is current, and vice versa. */
 static void work_elsewhere(struct worker *worker, uint32_t device) {
   CALL(cuMemsetD8Async, others[device].memory, 0, HAUL_BYTES, others[device].stream);
   launch_one(others[device].kernel, others[device].stream, 1);
@@ -125,7 +125,7 @@ static void *launch_for_ever(void *argument) {
   return NULL;
 }
 
-/* A thread that launches is cancelled, wherever it is. */
+/* A launching thread is cancelled, wherever it is. */
 static void cancel(struct worker *worker, uint32_t device) {
   struct stray stray = {worker, device, any_stream(worker, device)};
   pthread_t thread;
@@ -136,7 +136,7 @@ static void cancel(struct worker *worker, uint32_t device) {
   pthread_join(thread, NULL);
 }
 
-/* The next stream may have the address of one that is gone. */
+/* The next stream may get the address of one that is gone. */
 static void replace_stream(struct worker *worker, uint32_t device) {
   void **stream = &worker->streams[device][draw(worker, STREAMS)];
   launch_any(worker, device, *stream);
@@ -153,8 +153,8 @@ static void *fill(void *argument) {
   return NULL;
 }
 
-/* A thread fills a stream that waits for a word, and stands in the driver until this thread, which launches into others
- * meanwhile, writes it. */
+/* A thread fills a stream that waits for a word, and blocks in the driver until this thread writes the word. Meanwhile
+ * this thread launches into other streams. */
 static void fill_queue(struct worker *worker, uint32_t device) {
   uint32_t *word = fresh_words(worker, 1);
   if (!word)
@@ -182,11 +182,12 @@ static void hazard(struct worker *worker, uint32_t device) {
     hazards[draw(worker, count)](worker, device);
 }
 
-/* Close every descriptor but the three standard ones, after the driver has begun, and open a file of one's own. */
+/* Close all descriptors but the three standard ones, after the driver has begun, and open a file of the program's own.
+ */
 static void become_daemon(void) {
   for (int descriptor = FIRST_OWN; descriptor < LAST_OWN; descriptor++)
     close(descriptor);
-  for (int i = 0; i < 8; i++) { /* as many numbers as somebody else may have had */
+  for (int i = 0; i < 8; i++) { /* takes as many numbers as another component may have had */
     file = i ? dup(file) : mkstemp(file_name);
     if (file < 0)
       die("storm: no file in /tmp");
@@ -194,7 +195,7 @@ static void become_daemon(void) {
   unlink(file_name);
 }
 
-/* Nobody but this program may have written into its file, and it has not. */
+/* The program has not written into its file since, so the file must be unchanged. */
 static void check_file(void) {
   struct stat status;
   if (file >= 0 && (fstat(file, &status) || status.st_size))

@@ -1,13 +1,12 @@
 /*
- * hostile: a tenant that does its worst to its own region, for the stress test: noise in its slots, a bell that never
- * rests, locks on every record of its file, a file that is cut short or grows.
- *
+ * hostile: a tenant that attacks by its own region, for the stress test: noise in its slots, a doorbell that never
+ * rests, locks on every record of its file, a file that is truncated or grows.
  *     hostile SEED [tame]                                       (SHAREPOD_REGION names its directory)
  *
- * A tame one is as busy and does none of this: what the others are compared with.
+ * A tame tenant is as busy but does none of this: the others are compared beside it.
  *
- * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin, prints one JSON object. What becomes of its own
- * share is its own doing.
+ * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin, prints one JSON object. What happens to its own
+ * share is its own fault.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -49,10 +48,10 @@ static void write_noise(int slots, off_t bytes) {
   for (size_t i = 0; i < sizeof noise; i++)
     noise[i] = (unsigned char)(kind ? draw(256) : 255);
   if (pwrite(slots, noise, draw(NOISE_MAX) + 1, draw((uint32_t)bytes)) < 0)
-    return; /* it may not; the next may */
+    return; /* this call may be forbidden, but the next may be allowed */
 }
 
-/* Every other byte, so that no two locks are one. */
+/* Lock every other byte, so that no two locks merge. */
 static void lock_records(int slots) {
   uint32_t count = draw(LOCKS);
   for (uint32_t i = 0; i < count; i++) {
@@ -98,7 +97,7 @@ int main(int count, char **arguments) {
       resize(slots, status.st_size);
     else
       write_noise(slots, status.st_size);
-    if ((!tame && write(bell, "\0\0\0", 4) != 4) || !draw(4)) /* it is full: the agent has something to read */
+    if ((!tame && write(bell, "\0\0\0", 4) != 4) || !draw(4)) /* full: the agent has something to read */
       sleep_until(now_ns() + draw(PAUSE_NS));
   }
   printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64

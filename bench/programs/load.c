@@ -10,16 +10,16 @@
  *                executable graph of M kernels instead of a kernel
  *     sync       launch `burst` kernels, synchronise, stay off the device for `gap`; again
  *     periodic   every `period`: `work` of device time in kernels of `unit`, then synchronise; prints latencies
- *     spin       rounds of kernels that wait for each other as collectives do: across `streams`, across `devices`, and
- *                across `ranks` processes that share the file `words`, of which this one is `rank`
+ *     spin       rounds of kernels that wait for each other, as those of collectives do: across `streams`, across
+ *                `devices`, and across `ranks` processes that share the file `words`; this one is `rank`
  *     cost       the host's time per launch, in `count` batches of `group` launches over `streams`
  *
- * Times take a suffix: ns, us, ms, s. A kernel of `unit` is named for it (`k_500us`), and the simulated device goes by
- * the name. With `other` every kernel is `k_var`, which takes what its parameter says: half of them, drawn at random,
+ * Times take a suffix: ns, us, ms, s. A kernel of `unit` has it in its name (`k_500us`), which the simulated device
+ * reads. With `other` every kernel is `k_var`, which takes the time in its parameter: half of them, drawn at random,
  * take `other` instead of `unit`.
  *
- * With `wait=1` it prints "ready" when its context stands, and reads "START STOP" (CLOCK_MONOTONIC ns) from stdin; with
- * `warm=N` it has made N launches by then, as a program that has been running for a while.
+ * With `wait=1` it prints "ready" when its context exists, and reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. With
+ * `warm=N` it has made N launches by then, like a program that has been running for a while.
  * The last line printed is one JSON object. Exit 0, or 1 with the failing call on stderr.
  */
 #define _GNU_SOURCE
@@ -97,7 +97,7 @@ static void parse(int count, char **arguments) {
 
 /* ---- the work ---- */
 
-/* By a hash of the launch's number (splitmix64), so that two runs do the same work. */
+/* A hash of the launch's number (splitmix64) chooses the duration, so that two runs do the same work. */
 static uint64_t duration_of(uint64_t number) {
   uint64_t mixed = number * 0x9e3779b97f4a7c15u;
   mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9u;
@@ -124,7 +124,7 @@ static void make_graph(struct member *member) {
   member->graph = end_capture(member->stream);
 }
 
-/* Members 0..streams-1, spread over the devices in turn. */
+/* Open members 0..streams-1, spread over the devices in turn. */
 static void open_devices(void) {
   void *contexts[MEMBERS_MAX] = {0}, *modules[MEMBERS_MAX];
   for (uint32_t i = 0; i < options.streams; i++) {
@@ -156,7 +156,8 @@ static void begin(void) {
 
 /* ---- modes ---- */
 
-/* The words of all rounds, zero: in the file `words`, shared with the other ranks, or this process's own. */
+/* The words of all rounds, zeroed: in the file `words`, shared with the other ranks, or in this process's own memory.
+ */
 static uint32_t *map_words(uint64_t count) {
   uint32_t *words = NULL;
   size_t bytes = count * sizeof *words;
@@ -177,8 +178,8 @@ static uint32_t *map_words(uint64_t count) {
   return words;
 }
 
-/* A ring over the streams of all ranks: every member says "I am here" and then waits for the next one to say so, as the
- * kernels of a collective do. The words of a round are fresh, so none is read before it is zero. */
+/* A ring over the streams of all ranks: every member says "I am here", and then waits for the next member to say so, as
+ * the kernels of a collective do. The words of a round are fresh, so none is read before it is zero. */
 static void run_spin(void) {
   uint64_t rounds = options.count ? options.count : 4096, done = 0;
   uint64_t ring = options.streams * options.ranks, first = options.streams * options.rank;

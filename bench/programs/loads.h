@@ -1,8 +1,8 @@
 /*
- * loads: what the load program of the simulated GPU (load.c) and the probe of a real one (gpu/work.c) both do.
+ * loads: the common loads of the load program for the simulated GPU (load.c) and the probe for a real one (gpu/work.c).
  *
- * A program that includes this has defined `options`, with the members that are read here, and defines how one unit of
- * work is put on a stream, which stream that is (in whose context the caller then is), and how its result begins.
+ * A program that includes this has defined `options`, with the members that are read here. It also defines how one unit
+ * of work is put on a stream, which stream that is (its context is then the caller's), and how its result begins.
  */
 #ifndef SHAREPOD_BENCH_LOADS_H
 #define SHAREPOD_BENCH_LOADS_H
@@ -10,7 +10,7 @@
 #include "start.h"
 
 #define LATENCIES_MAX 1000000u
-#ifndef EVENT_FLAGS /* of the events by which the host learns what has ended */
+#ifndef EVENT_FLAGS /* of the events by which the host learns of completed work */
 #define EVENT_FLAGS EVENT_DISABLE_TIMING
 #endif
 
@@ -54,7 +54,7 @@ static inline void saturate(void) {
   free(events);
 }
 
-/* Launch a burst, synchronise, stay off the device for `gap`; again. */
+/* Launch a burst, synchronise, stay off the device for `gap`; repeat. */
 static inline void synchronise_bursts(void) {
   uint64_t *latencies = allocate(LATENCIES_MAX, sizeof *latencies), done = 0;
   while (running()) {
@@ -89,7 +89,7 @@ static inline void serve(void) {
   free(latencies);
 }
 
-/* The host's time of `count` batches of `group` launches, to one stream after the other. */
+/* The host's time of `count` batches of `group` launches, to the streams in turn. */
 static inline void time_launches(void) {
   uint64_t batches = options.count ? options.count : 200;
   uint64_t *batch_ns = allocate(batches, sizeof *batch_ns);

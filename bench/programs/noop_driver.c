@@ -1,8 +1,8 @@
 /*
- * noop_driver: a libcuda.so.1 whose calls do nothing, at once. Under it the cost of a launch is the hook's alone.
+ * noop_driver: a libcuda.so.1 that does nothing and returns at once. With it the cost of a launch is the hook's alone.
  *
- * One device, with the UUID of NOOP_UUID (32 hexadecimal digits), so that a share of a simulated device covers it.
- * Every piece of work is complete when the call returns: events are always done, 20 ns apart.
+ * It has one device, with the UUID of NOOP_UUID (32 hexadecimal digits), so that a share of a simulated device covers
+ * it. All work is complete when the call returns. Events are always done, 20 ns apart.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,7 +21,7 @@ typedef unsigned long long device_pointer;
 
 static char context, module, function, event, streams[STREAMS_MAX]; /* their addresses are the handles */
 
-/* Calls that only succeed. Any arguments: the caller cleans up in the C calling conventions of Linux. */
+/* Calls that only succeed, with any arguments: in Linux' C calling conventions the caller cleans up. */
 #define ROW_SUCCEED(name)                                                                                              \
   EXPORT int name(void);                                                                                               \
   int name(void) {                                                                                                     \
@@ -43,7 +43,7 @@ ROW_SUCCEED(cuLaunchKernel)
 ROW_SUCCEED(cuMemFree_v2)
 ROW_SUCCEED(cuThreadExchangeStreamCaptureMode)
 
-/* Calls that give one handle or number through their first argument. */
+/* Calls that return one handle or number through their first argument. */
 #define ROW_GIVE(name, type, value)                                                                                    \
   EXPORT int name(type *out);                                                                                          \
   int name(type *out) {                                                                                                \
@@ -90,7 +90,7 @@ int cuDeviceGetUuid_v2(unsigned char uuid[16], int device) {
   return SUCCESS;
 }
 
-/* Addresses of 512 bytes each, all distinct. */
+/* Return distinct addresses of 512 bytes each. */
 EXPORT int cuMemAlloc_v2(device_pointer *out, size_t bytes);
 int cuMemAlloc_v2(device_pointer *out, size_t bytes) {
   static device_pointer next = 0x7f0000000000u;

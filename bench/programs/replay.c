@@ -1,16 +1,17 @@
 /*
- * replay: does to the driver what a trace says a program did. The format is in traces/README.md.
+ * replay: repeats towards the driver what a trace says a program did. traces/README.md has the format.
  *
  *     replay TRACE [seconds=10s] [warm=300ms] [wait=1]
  *
- * It knows nothing of shares: the same binary runs bare and under the hook, on the simulated device, which goes by the
- * names of the kernels.
+ * It knows nothing of shares: the same binary runs bare and under the hook, on the simulated device, which reads the
+ * durations from the names of the kernels.
  *
- * What the host did between calls is done again: it spins where the program computed, and sleeps until a request is
- * due. What calls cost and how long they wait is the driver's and the device's to say anew.
+ * The host's part between calls is repeated: the replay spins where the program computed, and sleeps until a request is
+ * due. The cost of calls and their waits are those of the present driver and device.
  *
- * "ready" comes when the endless loop has gone round for `warm`: what a program does to begin is not measured. The
- * replay stops where a loop, of any depth, goes round; marks that are open then do not count. The last line printed is
+ * It prints "ready" when the endless loop has run for `warm`: the beginning of a program is not measured. The replay
+ * stops where a loop, of any depth, begins its next round. Marks that are open then do not count. The last line printed
+ * is one JSON object.
  * one JSON object.
  */
 #define _GNU_SOURCE
@@ -27,18 +28,18 @@ static struct {
   uint64_t start_ns, stop_ns;
 } options = {.seconds_ns = 10000000000u, .warm_ns = 300000000};
 
-/* What the trace declares, by its numbers there. */
+/* The trace's declarations, by their numbers in the trace. */
 static struct {
   uint64_t graph_ns[TABLE_MAX];
   void *functions[TABLE_MAX], *graphs[TABLE_MAX], *streams[STREAMS_MAX];
-  void *host; /* what copies move: of no meaning, as large as the largest of them */
+  void *host; /* the bytes that copies move: their content has no meaning; as large as the largest copy */
   device_pointer device;
 } made;
 
 static struct {
-  uint64_t due_ns; /* of an `every` that the next `begin` counts from; 0: none */
+  uint64_t due_ns; /* of an `every`; the next `begin` counts from it; 0: none */
   uint64_t next_ns, warm_until_ns, launches, work_ns;
-  bool met; /* it has had its go */
+  bool met; /* the go has come */
   struct series marks[MARKS_MAX];
 } doing;
 
@@ -62,7 +63,7 @@ static void make_graph(size_t index) {
   made.graphs[index] = end_capture(stream);
 }
 
-/* A kernel per duration: those of one duration are one. */
+/* Make a kernel per duration: kernels of one duration are one. */
 static void make_kernels(void) {
   uint64_t distinct[TABLE_MAX];
   size_t count = 0, place;
@@ -179,7 +180,7 @@ static void do_step(const struct step *step) {
   }
 }
 
-/* Wait for the go; what was counted so far is forgotten. */
+/* Wait for the go. Forget what was counted so far. */
 static void meet(void) {
   CALL(cuCtxSynchronize);
   doing.next_ns = doing.due_ns = doing.launches = doing.work_ns = 0;
@@ -189,7 +190,7 @@ static void meet(void) {
   await_go(options.wait, options.seconds_ns, &options.start_ns, &options.stop_ns);
 }
 
-/* Where it goes on from a loop's begin: into its body, or to its end. Outside, the endless loop is SIZE_MAX. */
+/* Where a loop's begin leads: into its body, or to its end. Outside of it the endless loop is SIZE_MAX. */
 static size_t go_round(size_t at, uint64_t *rounds, size_t *endless) {
   const struct step *step = &trace.steps[at];
   if (!step->a && *endless == SIZE_MAX) {

@@ -1,14 +1,14 @@
 /*
- * ring: collectives as a library of them makes them, on several devices of one process.
+ * ring: collectives as a collectives library makes them, on several devices of one process.
  *
  *     ring DEVICES [option=value ...]      steps (4), work (200us), group (1): collectives between two waits
  *
- * One thread per device. A collective is a number of steps; in each a rank writes its word with a memset (device time,
- * behind its own last step) and then spins in a kernel for the word of the next rank. So no rank gets further than one
- * step ahead of another: a collective ends only while all of them run. Then each rank works on its own.
+ * One thread per device. A collective is a number of steps. In each step a rank writes its word with a memset (device
+ * time, after its own last step), and then spins in a kernel for the word of the next rank. So no rank gets more than
+ * one step ahead of another: a collective ends only if all of them run together. Then each rank works on its own.
  *
- * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object: how
- * many collectives rank 0 made, and how long the longest took, from its first launch until its rank was told.
+ * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object: the
+ * number of collectives of rank 0, and how long the longest took, from its first launch until its rank knew its end.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -17,7 +17,7 @@
 
 #define DEVICES_MAX 4u
 #define STEPS_MAX   16u
-#define WORDS       (1u << 24) /* fresh ones for every step: none is ever cleared */
+#define WORDS       (1u << 24) /* fresh words for every step: none is ever cleared */
 #define GROUP_MAX   64u
 
 struct rank {
@@ -30,7 +30,7 @@ struct rank {
 static struct {
   uint64_t devices, steps, work_ns, group;
   uint64_t start_ns, stop_ns;
-  uint64_t last; /* nobody begins a later group: set by rank 0 */
+  uint64_t last; /* no rank begins a later group; set by rank 0 */
   uint32_t *words;
 } ring = {.steps = 4, .work_ns = 200000, .group = 1, .last = UINT64_MAX};
 
@@ -54,8 +54,8 @@ static void launch_collective(struct rank *rank, uint64_t number) {
   rank->launches += 2 * ring.steps + 1;
 }
 
-/* All ranks make the same number of groups: rank 0 says which is the last one before it begins it, and no other rank
- * has finished that by then. */
+/* Whether a rank makes another group. All ranks make the same number: rank 0 names the last group before it begins that
+ * group, and no other rank can have finished it by then. */
 static bool another(const struct rank *rank, uint64_t group) {
   if (rank->device == 0 && now_ns() >= ring.stop_ns)
     __atomic_store_n(&ring.last, group, __ATOMIC_SEQ_CST);

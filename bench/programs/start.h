@@ -1,5 +1,5 @@
 /*
- * start: how the programs that put work on a device begin and end, how their results begin, and how they make graphs.
+ * start: the begin and the end of programs that put work on a device, the begin of their results, and their graphs.
  */
 #ifndef SHAREPOD_BENCH_START_H
 #define SHAREPOD_BENCH_START_H
@@ -17,12 +17,12 @@ static inline void on_signal(int signal_number) {
   stopped = 1;
 }
 
-/* Nobody has asked this program to stop, and its time is not up. */
+/* Whether the program goes on: it was not asked to stop, and its time is not up. */
 static inline bool goes_on(uint64_t stop_ns) {
   return !stopped && now_ns() < stop_ns;
 }
 
-/* SIGTERM asks the program to stop: it then drains its work and prints its result. */
+/* On SIGTERM the program drains its work and prints its result. */
 static inline void stop_on_signal(void) {
   struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
   sigaction(SIGTERM, &action, NULL);
@@ -34,7 +34,7 @@ static inline void begin_program(void) {
   load_driver();
 }
 
-/* Return at the time of the start: that which is read from stdin, or now, and the stop is so much later. */
+/* Return at the start time: the one read from stdin, or now with the stop `seconds_ns` later. */
 static inline void await_go(bool told, uint64_t seconds_ns, uint64_t *start_ns, uint64_t *stop_ns) {
   *start_ns = now_ns();
   *stop_ns = *start_ns + seconds_ns;
@@ -43,7 +43,7 @@ static inline void await_go(bool told, uint64_t seconds_ns, uint64_t *start_ns, 
   sleep_until(*start_ns);
 }
 
-/* Read a list with commas; return how many it has. */
+/* Read a list with commas. Return its length. */
 static inline size_t parse_list(char *text, uint64_t *values, size_t most, uint64_t (*read)(const char *)) {
   size_t count = 0;
   for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
@@ -54,7 +54,7 @@ static inline size_t parse_list(char *text, uint64_t *values, size_t most, uint6
   return count;
 }
 
-/* What every result has, without the closing brace. */
+/* Print the common part of every result, without the closing brace. */
 static inline void print_begin(uint64_t start_ns, uint64_t end_ns, uint64_t launches, uint64_t work_ns) {
   printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
          ", \"work_ns\": %" PRIu64,
@@ -65,7 +65,7 @@ static inline void begin_capture(void *stream) {
   CALL(cuStreamBeginCapture, stream, CAPTURE_RELAXED);
 }
 
-/* The executable graph of what was launched into the stream since `begin_capture`. */
+/* The executable graph of the work launched into the stream since `begin_capture`. */
 static inline void *end_capture(void *stream) {
   void *graph = NULL, *executable = NULL;
   CALL(cuStreamEndCapture, stream, &graph);

@@ -3,14 +3,14 @@
  *
  *     storm SEED THREADS DEVICES [fills]
  *
- * Each thread has streams of its own on every device, and runs one random episode after another: a burst of kernels of
+ * Each thread has its own streams on every device, and runs one random episode after another: a burst of kernels of
  * random lengths over random streams, a graph, a pause, a round of kernels that wait for each other across streams or
- * devices, or what correct programs do and few expect (hazards.h); then it may or may not synchronise. A third of the
- * programs close all their descriptors when they have begun, and keep a file of their own, as daemons do. With `fills`
- * a thread now and then fills the queue of a stream that waits.
+ * devices, or an unusual but correct action (hazards.h). Then it may or may not synchronise. A third of the programs
+ * close all their descriptors after their begin, and keep a file of their own, as daemons do. With `fills` a thread
+ * sometimes fills the queue of a stream that waits.
  *
- * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object: how
- * many episodes, and which took long ("slow": began, ended, ...), so that the caller can ask what the device did then.
+ * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object: the
+ * number of episodes, and those that took long ("slow": began, ended, ...), so that the caller can compare the device.
  */
 #define _GNU_SOURCE
 #include "hazards.h"
@@ -41,8 +41,8 @@ static void graph(struct worker *worker, uint32_t device) {
   worker->launches++;
 }
 
-/* Two kernels, each of which ends when the other's stream has come as far: on one device or on two. The second launch
- * is made while the first kernel is running, and must not be withheld for ever. */
+/* Two kernels, on one device or on two. Each ends when the other's stream has got as far. The second launch is made
+ * while the first kernel runs, and must not be withheld for ever. */
 static void spin(struct worker *worker, uint32_t device) {
   uint32_t *words = fresh_words(worker, 2);
   if (!words)

@@ -1,5 +1,5 @@
 /*
- * storm: what a storm program's threads share: their streams and kernels, and their dice.
+ * storm: the common state of a storm program's threads: streams, kernels, and random numbers.
  */
 #ifndef SHAREPOD_BENCH_STORM_H
 #define SHAREPOD_BENCH_STORM_H
@@ -24,7 +24,7 @@ struct worker {
   void *streams[DEVICES_MAX][STREAMS];
   void *graphs[DEVICES_MAX];
   void *events[DEVICES_MAX];
-  uint32_t *words; /* fresh ones for every round of spinning or waiting; never reused */
+  uint32_t *words; /* fresh words for every round of spinning or waiting; never reused */
   uint32_t words_used;
   uint64_t episodes, launches;
   uint64_t slow[SLOW_MAX]; /* began, ended, ... */
@@ -33,12 +33,12 @@ struct worker {
 
 static struct {
   uint32_t threads, devices;
-  bool fills; /* streams that wait are filled, too */
+  bool fills; /* also fill streams that wait */
   void *contexts[DEVICES_MAX];
   void *kernels[DEVICES_MAX][UNITS];
   void *spins[DEVICES_MAX], *varied[DEVICES_MAX];
   device_pointer memory[DEVICES_MAX]; /* HAUL_BYTES */
-  void *haul;                         /* as much, pinned */
+  void *haul;                         /* pinned host memory of the same size */
   uint64_t start_ns, stop_ns;
 } storm;
 
@@ -66,7 +66,7 @@ static void launch_any(struct worker *worker, uint32_t device, void *stream) {
   worker->launches++;
 }
 
-/* `count` words that nobody has used yet, all zero; NULL: there are no more. */
+/* `count` unused words, all zero; NULL: there are no more. */
 static uint32_t *fresh_words(struct worker *worker, uint32_t count) {
   if (worker->words_used + count > WORDS)
     return NULL;

@@ -1,22 +1,22 @@
 /*
- * streams: a driver-API program whose work lies on several streams, of every kind, for the bill.
+ * streams: a driver-API program with work of every kind on several streams, to test the bill.
  *
  *     streams [option=value ...]
  *
- * A round gives every stream its burst of kernels, or executable graphs, one stream after the other; `threads` threads
- * do that at once, each with streams of its own.
+ * A round gives every stream its burst of kernels or executable graphs, one stream after the other. `threads` threads
+ * do that in parallel, each with streams of its own.
  *
  *     kinds    one letter per stream: n non-blocking, b blocking, l the legacy stream, p the thread's own
  *     units    the length of each stream's kernels
- *     bursts   how many of them each stream gets in a round
- *     sync     at a round's end wait for every stream (stream), for the context (context), or for the round before the
- *              last (behind): then the streams never run empty
+ *     bursts   how many kernels each stream gets in a round
+ *     sync     at the end of a round wait for every stream (stream), for the context (context), or for the round before
+ *              the last (behind): then the streams never run empty
  *     gap      stay off the device after a round
- *     fork     the first stream's work goes before the others', and comes after them again
+ *     fork     the first stream's work comes before that of the others, and again after it
  *     graph    kernels in a graph, launched in place of each kernel
  *     before   what each stream waits for before its burst: an asynchronous `upload` or `download` of 4 MiB, a host
  *              `function` that takes `wait`, a `word` that the host writes after `wait`, or a kernel on the second
- *              `device`, which itself waits for the stream's burst before
+ *              `device`, which itself waits for the stream's previous burst
  *     wait     see `before`
  *
  * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object.
@@ -46,7 +46,7 @@ struct lane {
 struct worker {
   pthread_t thread;
   struct lane lanes[STREAMS_MAX];
-  void *begun; /* the first stream has come so far */
+  void *begun; /* the event after the first stream's part */
   void *rounds[DEPTH][STREAMS_MAX];
   uint64_t launches, count;
 };
@@ -66,7 +66,7 @@ static bool waits_for(const char *what) {
   return !strcmp(options.before, what);
 }
 
-/* A value for each stream; those that are not given are like the last. */
+/* Read a value for each stream. Missing values are like the last one. */
 static void parse_each(char *text, uint64_t *values, uint64_t (*read)(const char *)) {
   for (size_t count = parse_list(text, values, STREAMS_MAX, read); count && count < STREAMS_MAX; count++)
     values[count] = values[count - 1];
@@ -157,7 +157,7 @@ static void take_a_while(void *unused) {
   sleep_until(now_ns() + options.wait_ns);
 }
 
-/* A kernel on the second device, between the stream's burst before and the next. */
+/* A kernel on the second device, between the stream's previous burst and the next one. */
 static void wait_far(struct worker *worker, uint32_t index) {
   struct lane *lane = &worker->lanes[index];
   CALL(cuEventRecord, lane->event, lane->stream);

@@ -1,8 +1,8 @@
 /*
- * trace: what a trace says a program did, read from its file into memory. The format is in traces/README.md.
+ * trace: reads from a file what a program did. traces/README.md has the format.
  *
- * A trace that is not as it should be ends the program with the line and what is wrong there. Nothing here calls the
- * driver: replay.c makes what is declared and does the steps.
+ * A malformed trace ends the program with the line and what is wrong there. Nothing here calls the driver: replay.c
+ * makes what is declared, and does the steps.
  */
 #ifndef SHAREPOD_BENCH_TRACE_H
 #define SHAREPOD_BENCH_TRACE_H
@@ -24,7 +24,7 @@ enum stream_type { LEGACY, BLOCKING, NON_BLOCKING };
 static const char *const directions[] = {"htod", "dtoh", NULL};
 static const char *const stream_types[] = {"legacy", "blocking", "nonblocking", NULL};
 
-/* Every number of a line in its order; of a loop: how often, and the place of its other end. */
+/* The numbers of a line in their order; for a loop: its count, and the index of its other end. */
 struct step {
   enum verb verb;
   uint64_t a, b, c, d;
@@ -90,7 +90,7 @@ static void declare(size_t line, const char *kind) {
   }
 }
 
-/* Letters say what each argument is: s stream, k kernel, g graph, n number, d direction, w mark. */
+/* The letters tell the kind of each argument: s stream, k kernel, g graph, n number, d direction, w mark. */
 static const struct {
   const char *name, *form;
 } verbs[] = {
@@ -136,7 +136,7 @@ static void read_step(size_t line, const char *name) {
   uint64_t *places[] = {&step.a, &step.b, &step.c, &step.d};
   for (size_t i = 0; verbs[verb].form[i]; i++) {
     const char *text = word();
-    if (!text && verb == LAUNCH && i == 2) { /* one, at once */
+    if (!text && verb == LAUNCH && i == 2) { /* one launch, at once */
       step.c = 1;
       break;
     }
@@ -155,7 +155,7 @@ static void read_step(size_t line, const char *name) {
   trace.steps[trace.count++] = step;
 }
 
-/* Each end of a loop learns where the other one is. */
+/* Let each end of a loop know the index of the other. */
 static void join_loops(void) {
   size_t open[LOOPS_MAX], depth = 0;
   for (size_t i = 0; i < trace.count; i++) {

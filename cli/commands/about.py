@@ -1,4 +1,4 @@
-"""What this installation is: version, region ABI, and which parts were built."""
+"""Tells what this installation is: its version, its region ABI, and the parts that were built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def features() -> list[str]:
 
 
 def region_abi() -> str:
-    """Return the region ABI that this installation's agent creates, as its C code has it."""
+    """Return the region ABI that this installation's agent creates, from its C code."""
     try:
         native = importlib.import_module("sharepod.agent._native")
     except ImportError:

@@ -1,7 +1,7 @@
 """Checks what SharePod needs on this host. Each check looks at one thing and says OK, WARN or FAIL with the remedy.
 
-It changes nothing: probes of the driver and the hook run in short-lived processes of their own, because a broken
-library may take its process with it.
+The checks change nothing. They probe the driver and the hook in short-lived processes, because a broken library may
+crash its process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WARN: Final = "WARN"
 FAIL: Final = "FAIL"
 
 _OLDEST_KERNEL: Final = (5, 3)
-"""pidfd_open(2)."""
+"""The first kernel with pidfd_open(2)."""
 _MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}
 _MEMBARRIER_PRIVATE_EXPEDITED: Final = 1 << 3
 _PROBE_TIMEOUT_S: Final = 20
@@ -41,7 +41,7 @@ _INIT_REMEDIES: Final = {
     803: "libcuda and the kernel's driver are of different versions, as after an upgrade: reboot",
     804: "its forward-compatible libcuda does not serve this GPU: use the driver's own",
 }
-"""What helps by the error of cuInit; others are looked at with nvidia-smi."""
+"""The remedy by the error of cuInit. For other errors it is nvidia-smi."""
 _DRIVER_PROBE: Final = """
 import ctypes, json
 try:
@@ -60,7 +60,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one check found; `remedy` is empty when all is well."""
+    """The finding of one check; `remedy` is empty when all is well."""
 
     name: str
     status: str
@@ -69,9 +69,9 @@ class Check:
 
 
 def run_checks(node: pb.GetNodeResponse | None, refusal: CliError | None, hook_path: Path) -> Iterator[Check]:
-    """Yield every check; `node` is the agent's answer, or None with the `refusal` that came instead.
+    """Yield every check. `node` is the agent's answer, or None with the `refusal` that came instead.
 
-    `hook_path` is the hook of this installation, looked at where no agent says which one programs get.
+    `hook_path` is the hook of this installation. It is checked if no agent says which hook programs get.
     """
     yield check_kernel(platform.release())
     yield check_pidfd()
@@ -89,7 +89,7 @@ def run_checks(node: pb.GetNodeResponse | None, refusal: CliError | None, hook_p
 
 
 def check_kernel(release: str) -> Check:
-    """Check that the kernel has what liveness rests on."""
+    """Check that the kernel has the calls by which the agent finds out that a process is dead."""
     numbers = release.split("-")[0].split(".")
     try:
         version = (int(numbers[0]), int(numbers[1]))
@@ -111,7 +111,7 @@ def check_pidfd() -> Check:
 
 
 def check_membarrier() -> Check:
-    """Check the barrier with which a turn is revoked without a cost on the launch path."""
+    """Check membarrier(2): it lets the hook revoke a turn at no cost for a launch."""
     number = _MEMBARRIER.get(platform.machine())
     if number is None:
         return Check("membarrier", FAIL, f"{platform.machine()} is not supported", "use x86-64 or aarch64")
@@ -123,7 +123,7 @@ def check_membarrier() -> Check:
 
 
 def check_agent(node: pb.GetNodeResponse | None, refusal: CliError | None) -> Check:
-    """Check that the agent answers and is of this version."""
+    """Check that the agent answers and has this version."""
     if node is None:
         cause, _, remedy = str(refusal or "not asked").partition(": start ")
         return Check("agent", FAIL, cause, f"start {remedy}" if remedy else "look at the agent's log")
@@ -136,7 +136,7 @@ def check_agent(node: pb.GetNodeResponse | None, refusal: CliError | None) -> Ch
 
 
 def check_hook(path: Path) -> Check:
-    """Check that the hook is there and that a program with it preloaded runs and prints nothing."""
+    """Check that the hook exists, and that a program with the hook preloaded runs and prints nothing."""
     if not path.is_file():
         return Check("hook", FAIL, f"{path} is missing", "build it: make build, or reinstall sharepod")
     environment = {**os.environ, "LD_PRELOAD": str(path)}
@@ -148,8 +148,8 @@ def check_hook(path: Path) -> Check:
 
 
 def check_served_hook(node: pb.GetNodeResponse) -> Iterator[Check]:
-    """Warn of a hook that an upgrade would replace under the programs that have it mapped."""
-    if Path(node.hook_path).name == hook.LIBRARY.name:  # a copy that is served carries its version in its name
+    """Warn if an upgrade would replace the hook while programs have it mapped."""
+    if Path(node.hook_path).name == hook.LIBRARY.name:  # a served copy of the hook has its version in its name
         text = "served from the package: the agent's hook directory is mounted noexec"
         remedy = "stop the programs before an upgrade replaces it, or choose another --hook-directory"
         yield Check("hook", WARN, text, remedy)
@@ -185,7 +185,7 @@ def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:
 
 
 def check_tmpfs(directory: Path, mounts: str) -> Check:
-    """Check that regions lie in memory: elsewhere each change of a shared word may reach a disk."""
+    """Check that regions lie in memory: on a disk each change of a shared word may be written out."""
     best, kind = "", "unknown"
     for line in mounts.splitlines():
         point, filesystem = line.split()[1:3]
@@ -199,9 +199,9 @@ def check_tmpfs(directory: Path, mounts: str) -> Check:
 
 
 def check_open_files(hard: int) -> Check:
-    """Check the limit of open files: an agent of this user needs about three per process and two per share.
+    """Check the limit of open files: an agent of this user needs about three a process and two a share.
 
-    The agent takes what its hard limit allows.
+    The agent raises its own limit to its hard limit.
     """
     if hard != resource.RLIM_INFINITY and hard < 1024:
         remedy = "raise it: ulimit -n 4096, or LimitNOFILE= in the agent's unit"
@@ -210,7 +210,7 @@ def check_open_files(hard: int) -> Check:
 
 
 def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
-    """Check each device's health, and that nothing runs on it outside a share."""
+    """Check the health of each device, and that no program runs on it without a share."""
     for device in node.devices:
         name = f"device {device.index}"
         if device.health_reason.startswith("MPS "):

@@ -1,4 +1,4 @@
-"""`pause`, `resume`, `set`, `release`: what an operator does to a live share."""
+"""`pause`, `resume`, `set`, `release`: an operator changes a live share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def change(
 ) -> None:
     """Change a live share; its programs go on.
 
-    What is not given stays as it is. Example: sharepod set train --gpu 50 --limit 80
+    Terms that are not given stay unchanged. Example: sharepod set train --gpu 50 --limit 80
     """
     if gpu is None and limit is None and memory is None and share_class is None:
         raise UsageError("nothing to change: give --gpu, --limit, --memory or --class")

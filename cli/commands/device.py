@@ -1,4 +1,4 @@
-"""`device release` and `device resume`: a GPU into an operator's hands and back, while the agent goes on."""
+"""`device release` and `device resume`: the agent lets go of a GPU for an operator and takes it back."""
 
 from __future__ import annotations
 

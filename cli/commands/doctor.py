@@ -1,4 +1,4 @@
-"""`sharepod doctor`: what is missing on this host."""
+"""`sharepod doctor`: shows what is missing on this host."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Turns the process of `sharepod run` into the user's program.
 
-The process registers the share with itself as the owner and then becomes the program by exec: exit code, signals,
-stdio, terminal and job control are the program's own, and the agent, which watches the process, ends the share when it
-is gone, whatever ended it.
+The process registers the share with itself as the owner, and then becomes the program by exec. So exit code, signals,
+stdio, terminal and job control are the program's own. The agent watches the process, and ends the share when the
+process is gone, whatever ended it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Final, NoReturn
 from sharepod.cli.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, CliError
 
 _INTERPRETERS_MAX: Final = 5
-"""So many scripts may be each other's interpreters, as the kernel has it."""
+"""How long a chain of scripts and interpreters may be, as in the kernel."""
 _FIRST_LINE_MAX: Final = 256
-# Lists of paths, to which we add in front; every other variable replaces what was there.
+# Lists of paths: our part is added in front. Other variables are replaced.
 _PATH_LISTS: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
 
 
@@ -47,9 +47,9 @@ def find_program(name: str, path: str | None) -> str:
 
 
 def gains_rights(program: str, path: str | None = None) -> str:
-    """Say by which right that a program file, or its interpreter, gives at its start it sheds the hook; empty: by none.
+    """Return the right that a program file, or its interpreter, gains at its start and so loses the hook; empty: none.
 
-    The loader drops LD_PRELOAD then, for whatever the program starts, too.
+    With such a right the loader drops LD_PRELOAD, also for all programs that this one starts.
     """
     for _ in range(_INTERPRETERS_MAX):
         status = Path(program).stat()
@@ -79,7 +79,7 @@ def _has_capabilities(program: str) -> bool:
 
 
 def _interpreter(program: str) -> list[str]:
-    """Return the words of a script's first line; none: it is no script, or may not be read."""
+    """Return the words of a script's first line; none: it is no script, or it may not be read."""
     try:
         with Path(program).open("rb") as file:
             first = file.read(_FIRST_LINE_MAX).partition(b"\n")[0]
@@ -89,7 +89,7 @@ def _interpreter(program: str) -> list[str]:
 
 
 def program_environment(base: Mapping[str, str], additions: Mapping[str, str], hook_path: str) -> dict[str, str]:
-    """Return `base` with the share in it: what the agent adds, and the hook first in LD_PRELOAD."""
+    """Return `base` with the share in it: the variables of the agent, and the hook first in LD_PRELOAD."""
     environment = dict(base)
     for name, value in {**additions, "LD_PRELOAD": hook_path}.items():
         present = environment.get(name, "") if name in _PATH_LISTS else ""
@@ -99,13 +99,13 @@ def program_environment(base: Mapping[str, str], additions: Mapping[str, str], h
 
 def become(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the program. Raises CliError (126) when the kernel refuses."""
-    # Python ignores these at its start, and an ignored signal stays ignored through exec: `yes | head` would not end.
+    # Python ignores these signals from its start, and exec keeps an ignored signal ignored: `yes | head` would not end.
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         os.execve(program, list(arguments), environment)  # noqa: S606 - that is the point
     except OSError as error:
         if error.errno == errno.ENOEXEC and _is_text(program):
-            # A script without `#!`: a shell runs it itself, and so does execvp.
+            # A script without `#!`: the shell runs it, as execvp does.
             os.execve("/bin/sh", ["sh", program, *arguments[1:]], environment)  # noqa: S606
         for number, handler in before.items():
             signal.signal(number, handler)

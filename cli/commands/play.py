@@ -1,4 +1,4 @@
-"""`sharepod simulate --times`: pods that come, wait, yield and go, by the rounds of a live cluster."""
+"""`sharepod simulate --times`: pods come, wait, yield and go, and the rounds are those of a live cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DAY_S: Final = 86_400.0
 TOLD_S: Final = 10.0
-"""Between two lines about how far a play is."""
+"""The time between two lines that tell how far a play is."""
 MISSING: Final = "{} is missing: pip install 'sharepod[scheduler]'"
 
 
@@ -38,16 +38,16 @@ class _Play:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What one play came to.
+    """The result of one play.
 
     Attributes:
-        policy: it.
-        rounds: how often was decided.
-        devices: of all nodes.
-        used: of the time of all devices from the first task's coming to the last one's, 0..1.
+        policy: its name.
+        rounds: the number of rounds.
+        devices: the devices of all nodes.
+        used: the part of all devices' time that was used, from the first task's arrival to the last one's, 0..1.
         unfit: tasks that would not fit into the empty cluster; they count nowhere else.
         unended: tasks that had not ended when nothing happened any more.
-        waits: by priority, the highest first.
+        waits: the waits by priority, highest first.
     """
 
     policy: str
@@ -60,7 +60,7 @@ class Played:
 
 
 def play(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str], jobs: int, *, as_json: bool) -> None:
-    """Play a list of pods that come and go under each policy, and print what came of it. Raises CliError."""
+    """Play a list of pods under each policy, and print the results. Raises CliError."""
     plays = _plays(nodes, pods, queues, policies)
     end_in_order()
     done: list[Played] = []
@@ -93,7 +93,7 @@ def _plays(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str]
 
 
 def listed(path: Path) -> list[Task]:
-    """Return a list's pods as tasks; time begins when the first one comes. Raises TraceError."""
+    """Return a list's pods as tasks. Time begins when the first one arrives. Raises TraceError."""
     from sharepod.scheduler.simulation.job_run import Task
     from sharepod.scheduler.state.trace import read_timed_pods
 
@@ -102,7 +102,7 @@ def listed(path: Path) -> list[Task]:
     last_s = max(max(item.came_s, item.ended_s or 0) for item in timed)
     return [
         Task(
-            # Names may be there twice; each line is a task of its own.
+            # A name may occur twice: each line is a task of its own.
             f"{item.pod.name}#{number}", item.user or "default", item.priority, item.pod.ask, item.came_s - first_s,
             max(1.0, (last_s if item.ended_s is None else item.ended_s) - item.came_s), item.size, item.least,
         )
@@ -161,7 +161,7 @@ def _tables(done: Sequence[Played]) -> Group:
 
 
 def _time(seconds: float) -> str:
-    """Return a time as people say it."""
+    """Return a time in the unit that suits a reader."""
     for unit_s, unit in ((DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What the cluster's scheduler says of a pod."""
+"""Asks the cluster's scheduler about a pod, and writes its explanation as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(url: str, namespace: str, name: str) -> Object:
 
 
 def lines(found: Object, url: str, width: int) -> list[str]:
-    """Return an explanation for people, at most so many columns wide. Raises CliError for what is none."""
+    """Return an explanation as lines of at most `width` columns. Raises CliError if the answer is no explanation."""
     try:
         said = list(_lines(found))
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""`sharepod queue`: which jobs wait for shares in the cluster, in which order, and why."""
+"""`sharepod queue`: shows which jobs wait for shares in the cluster, in which order, and why."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def queue(
     everything: Annotated[bool, typer.Option("--all", help=f"All that wait, not only the first {SHOWN}.")] = False,
     output: OutputOption = Output.table,
     scheduler: Annotated[
-        str, typer.Option(metavar="URL", help="Where the cluster's scheduler answers: in its own pod, as it is.")
+        str, typer.Option(metavar="URL", help="The scheduler's address; the default works in its own pod.")
     ] = cluster_scheduler.URL,
 ) -> None:
     """Show the jobs that wait for shares, in the order in which they are tried, why they wait, and what queues hold.
 
-    A job is a gang or a pod by itself, a queue is a namespace. Who has waited for longer than its queue's longest-wait
-    is tried first, then the higher priority, then the queue with the smaller SHARE of the cluster. PODS 2-4 is a gang
-    of which 2 start together and 2 more follow; WHY is what the last round found. sharepod explain pod/NAME says more.
+    A job is a gang or a pod by itself, a queue is a namespace. A job that has waited for longer than its queue's
+    longest-wait is tried first, then the higher priority, then the queue with the smaller SHARE of the cluster. PODS
+    2-4 is a gang: 2 start together, 2 more follow. WHY is what the last round found. sharepod explain pod/NAME says
+    more.
 
     It runs in the scheduler's pod: kubectl -n sharepod exec deploy/sharepod-scheduler -- sharepod queue
 

@@ -1,4 +1,4 @@
-"""`sharepod run`: a program in a share of a GPU."""
+"""`sharepod run`: runs a program in a share of a GPU."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run(
     program = launch.find_program(command[0], before.get("PATH"))
     if private:
         stay_first()
-    from sharepod.proto import v1_pb2 as pb  # not before: a mistyped flag does not pay for it
+    from sharepod.proto import v1_pb2 as pb  # not earlier: a mistyped flag should not wait for this import
 
     ask = pb.RegisterShareRequest(
         name=name,
@@ -107,13 +107,13 @@ def run(
     except CliError as error:
         if not private or error.exit_code != EXIT_NO_AGENT:
             raise
-        # A private agent that was there a moment ago may just have ended with its last share.
+        # The private agent that was found may just have ended with its last share.
         ensure_agent(path, simulate)
         _become(path, ask, program, command, before, simulate)
 
 
 def _pid_namespace() -> int:
-    """Return the inode of this process's pid namespace; 0 where /proc does not tell."""
+    """Return the inode of this process's pid namespace; 0 if /proc does not tell it."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 - nothing but run needs pathlib here
     except OSError:
@@ -121,7 +121,7 @@ def _pid_namespace() -> int:
 
 
 def warn_of_unmetered(program: str, right: str, policy: str) -> None:
-    """Say that the hook will not be loaded. Raises CliError where nothing may run without it."""
+    """Warn that the hook will not be loaded. Raises CliError on a node where no program may run without it."""
     text = f"{program} has {right}, and the loader drops the hook for it"
     if policy == "closed":
         raise CliError(

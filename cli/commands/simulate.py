@@ -1,4 +1,4 @@
-"""`sharepod simulate`: what a policy would make of a list of nodes and a list of pods, in virtual time."""
+"""`sharepod simulate`: runs a placement policy on a list of nodes and a list of pods, in virtual time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.trace import NamedPod
 
 POLICIES: Final = ("worth", "fgd", "binpack", "consolidate", "spread")
-"""As in `sharepod.scheduler.placement.policy`, which is not imported before it is needed; a test compares the two."""
+"""As in `sharepod.scheduler.placement.policy`, which is imported only when needed. A test compares the two."""
 SEEDS_MAX: Final = 1000
 SEEDS: Final = 10
 ARRIVE: Final = 1.3
@@ -137,7 +137,7 @@ def simulate(
         show_json({"arrive": until, "outcomes": [_plain(outcome) for outcome in outcomes]})
     else:
         show(_table(outcomes, names, until))
-    # Last: a disk that is full costs the file, not what the run has found.
+    # Last, so that a full disk costs only the file and not the results.
     if placements is not None:
         write_file(placements, _rows([(outcome.seed, placed) for outcome, placed in results]))
     if picture is not None:
@@ -242,7 +242,7 @@ def _replay(task: _Task) -> tuple[Outcome, list[Placed]]:
 
 
 def _rows(placed: Sequence[tuple[int, list[Placed]]]) -> str:
-    """Return the pods in the order in which they came; one that failed has no node."""
+    """Return the pods in the order of their arrival. A pod that failed has no node."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(PLACEMENT_COLUMNS)

@@ -1,4 +1,4 @@
-"""`ps`, `top`, `explain`, `trace`: what the shares of this node do."""
+"""`ps`, `top`, `explain`, `trace`: show what the shares of this node do."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def explain(
     socket: Socket = None,
     namespace: Annotated[str, typer.Option("-n", "--namespace", help="Of the pod.")] = "default",
     scheduler: Annotated[
-        str, typer.Option(metavar="URL", help="Where the cluster's scheduler answers: in its own pod, as it is.")
+        str, typer.Option(metavar="URL", help="The scheduler's address; the default works in its own pod.")
     ] = "http://127.0.0.1:9467",
 ) -> None:
-    """Say why a share waits or what it gets, and who holds its device; or where a pod would go, and why not elsewhere.
+    """Say why a share waits or what it gets, and what holds its device; or where a pod would go, and why not elsewhere.
 
     Examples: sharepod explain train; in the scheduler's pod: sharepod explain pod/train-0 -n team
     """
@@ -91,7 +91,7 @@ def trace(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write; - is stdout.")],
     seconds: Annotated[
         float | None,
-        typer.Option(min=0.1, max=3600, help="Record from now for so long; without it, the turns already made."),
+        typer.Option(min=0.1, max=3600, help="Record this long from now; without it, the turns already made."),
     ] = None,
     socket: Socket = None,
 ) -> None:
@@ -114,7 +114,7 @@ def trace(
 
 
 def record(client: Client, seconds: float) -> list[Turn]:
-    """Return the turns that end within the next `seconds`; fetched every second, so that none is lost to the ring."""
+    """Return the turns that end within the next `seconds`, fetched every second so that the ring drops none."""
     kept = client.turns_after(0)
     last = kept[-1].sequence if kept else 0
     turns: list[Turn] = []

@@ -1,1 +1,1 @@
-"""How the command finds the agent, starts a private one, and asks the cluster."""
+"""Finds the agent, starts a private one, and asks the cluster's scheduler."""

@@ -1,7 +1,7 @@
 """Speaks gRPC to the node's agent, in the messages of proto/v1.proto.
 
-grpc is imported here and nowhere else in the command, and this module is imported late: `sharepod --help` and a
-mistyped flag do not pay for it.
+grpc is imported only here in the command, and this module is imported late: `sharepod --help` and a mistyped flag need
+not wait for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Response = TypeVar("Response")
 
 _TIMEOUT_S: Final = 10.0
 _RELEASE_S: Final = 30.0
-"""A look at a device that is under way is waited for: 10 s at most."""
+"""The call waits for a look at a device that is under way: 10 s at most."""
 _TURNS_A_CALL: Final = 16384
 _EXIT_CODES: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.EXIT_USAGE,
@@ -36,7 +36,7 @@ _EXIT_CODES: Final = {
 
 
 def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = ()) -> errors.CliError:
-    """Return the error for an agent that is not there, nor in the directories `elsewhere`."""
+    """Return the error for an agent that was not found, at the socket or in the directories `elsewhere`."""
     nor = f", nor in {' or '.join(elsewhere)}" if elsewhere else ""
     return errors.CliError(
         f"no agent at {socket_path}{nor}: {cause}: start one with `sharepod agent` "
@@ -46,7 +46,7 @@ def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = ()) -> err
 
 
 def check_agent(socket_path: str, elsewhere: Sequence[str] = ()) -> None:
-    """Raise CliError, with the cause and the cure, unless something listens on the agent's socket."""
+    """Raise CliError, with cause and remedy, unless a process listens on the agent's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.settimeout(_TIMEOUT_S)
         try:
@@ -63,13 +63,13 @@ def check_agent(socket_path: str, elsewhere: Sequence[str] = ()) -> None:
 
 
 class Client:
-    """A connection to the agent. Every method raises CliError with the agent's one-line text when it refuses."""
+    """A connection to the agent. Every method raises CliError with the agent's one-line text when the agent refuses."""
 
     def __init__(self, socket_path: str, elsewhere: Sequence[str] = ()) -> None:
-        """Connect; `elsewhere` are directories in which none was found."""
+        """Connect. `elsewhere` are directories in which no agent was found."""
         check_agent(socket_path, elsewhere)
         self._socket_path = socket_path
-        # A proxy from the environment has no business on a unix socket.
+        # A proxy from the environment must not be used for a unix socket.
         self._channel = grpc.insecure_channel(f"unix:{socket_path}", options=[("grpc.enable_http_proxy", 0)])
         self._stub = rpc.NodeServiceStub(self._channel)
 
@@ -90,7 +90,7 @@ class Client:
         return self._call(self._stub.RegisterShare, request, gang=request.gang)
 
     def update(self, request: pb.UpdateShareRequest) -> pb.Share:
-        """Change what the request gives; the share's programs go on."""
+        """Change the terms that the request gives. The share's programs go on."""
         return self._call(self._stub.UpdateShare, request).share
 
     def release(self, share: str) -> pb.Share:
@@ -106,7 +106,7 @@ class Client:
         return self._call(self._stub.ResumeShare, pb.ResumeShareRequest(share=share)).share
 
     def release_device(self, device: str) -> pb.ReleaseDeviceResponse:
-        """Let a device go; return it with the shares on it."""
+        """Let go of a device; return it with the shares on it."""
         return self._call(self._stub.ReleaseDevice, pb.ReleaseDeviceRequest(device=device), timeout_s=_RELEASE_S)
 
     def resume_device(self, device: str) -> pb.Device:
@@ -128,7 +128,7 @@ class Client:
             stream.cancel()
 
     def turns_after(self, sequence: int) -> list[Turn]:
-        """Return every finished turn that the agent still keeps with a higher sequence, oldest first."""
+        """Return every finished turn with a higher sequence that the agent still keeps, oldest first."""
         turns: list[Turn] = []
         while True:
             request = pb.ListTurnsRequest(after_sequence=sequence, max_turns=_TURNS_A_CALL)
@@ -139,7 +139,7 @@ class Client:
             sequence = answer.turns[-1].sequence
 
     def explain(self, share: str) -> pb.ExplainShareResponse:
-        """Return the share and, per device, why it runs or waits."""
+        """Return the share and, by device, why it runs or waits."""
         return self._call(self._stub.ExplainShare, pb.ExplainShareRequest(share=share))
 
     def node(self) -> pb.GetNodeResponse:
@@ -156,7 +156,7 @@ class Client:
             raise self._refusal(error) from None
 
     def _refusal(self, error: grpc.RpcError) -> errors.CliError:
-        # What the library raises for a call is the call itself too; only its types do not say so.
+        # The error that the library raises is the call itself; only its type does not say so.
         call = cast("grpc.Call", error)
         code, details = call.code(), call.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -1,4 +1,4 @@
-"""Finds the agent: which socket, and a private agent where none runs."""
+"""Finds the agent's socket, and starts a private agent if none runs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _START_TIMEOUT_S: Final = 20.0
 _OTHER_STARTS_S: Final = 0.5
 _LOOK_S: Final = 0.02
 _SYSTEMD_RUNS: Final = Path("/run/systemd/system")
-"""A directory that is there when systemd is the machine's init."""
+"""A directory that exists when systemd is the machine's init."""
 _NODE_DIRECTORY: Final = Path("/run/sharepod")
-"""Where the agent of the whole node listens, when root runs one."""
+"""The directory of the whole node's agent, when root runs one."""
 
 
 def socket_path(given: str | None) -> str:
-    """Return the agent's socket: the one given, else this user's, else the node's if only that one is there.
+    """Return the agent's socket: the given one, else this user's, else the node's if only that one exists.
 
-    It is the operators' where this user may use that, else the users'.
+    In a directory it is the operators' socket if this user may use it, else the users' socket.
 
-    Raises UsageError when it is too long.
+    Raises UsageError when the path is too long.
     """
     path = given or _default_socket()
     if (length := len(os.fsencode(path))) > SOCKET_PATH_MAX:
@@ -60,16 +60,16 @@ def _default_socket() -> str:
 
 
 def default_directories() -> list[str]:
-    """Return where an agent is looked for that was not named: this user's places, then the node's."""
+    """Return the directories in which an agent without a given path is looked for: this user's, then the node's."""
     chosen = os.environ.get("SHAREPOD_RUNTIME_DIRECTORY")
     own = [chosen] if chosen else runtime_directories(os.environ)
-    # Anybody can make a directory of that name where anybody may write.
+    # In a directory that all users may write to, any user could have made a directory of that name.
     ours = [place for place in own[1:] if os.path.exists(place) and os.stat(place).st_uid == os.getuid()]  # noqa: PTH110, PTH116
     return list(dict.fromkeys([own[0], *ours, str(_NODE_DIRECTORY)]))
 
 
 def _is_there(path: Path) -> bool:
-    """Tell whether something is at `path`. Where this user may not look it is: connecting then says what to do."""
+    """Tell whether `path` exists. If this user may not look, it counts as existing: connecting then says what to do."""
     try:
         path.stat()
     except OSError as error:
@@ -78,8 +78,8 @@ def _is_there(path: Path) -> bool:
 
 
 def connect(path: str) -> Client:
-    """Return a connection to the agent at `path`; raises CliError when there is none."""
-    # Before the library is loaded: its own log would stand between our lines.
+    """Return a connection to the agent at `path`. Raises CliError when there is none."""
+    # Set before the library is loaded: its own log would appear between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sharepod.cli.connection.client import Client
 
@@ -89,7 +89,7 @@ def connect(path: str) -> Client:
 
 
 def check_simulate(devices: str) -> None:
-    """Raise UsageError unless the agent takes `devices` for simulated ones."""
+    """Raise UsageError unless the agent accepts `devices` as simulated devices."""
     try:
         OPTIONS.load({"simulate": devices}, {})
     except SettingsError as error:
@@ -97,7 +97,7 @@ def check_simulate(devices: str) -> None:
 
 
 def check_devices(node: pb.GetNodeResponse, path: str, simulate: str) -> None:
-    """Raise UsageError unless the agent at `path`, which may have been there before, simulates these devices."""
+    """Raise UsageError unless the agent at `path`, which may have run before, simulates these devices."""
     has = node.environment.get("SIMGPU_DEVICES", "real devices")
     if has != simulate:
         raise UsageError(
@@ -107,9 +107,9 @@ def check_devices(node: pb.GetNodeResponse, path: str, simulate: str) -> None:
 
 
 def ensure_agent(path: str, simulate: str | None) -> None:
-    """Return when an agent listens at `path`; start a private one, which ends with its last share, if none does.
+    """Return when an agent listens at `path`. If none does, start a private one, which ends with its last share.
 
-    Raises CliError when there is none after some seconds.
+    Raises CliError when no agent listens after some seconds.
     """
     if listens(path):
         return
@@ -119,20 +119,20 @@ def ensure_agent(path: str, simulate: str | None) -> None:
     while cause := _start_agent(path, simulate, deadline):
         if simulate and cause.startswith(f"devices {simulate} {NOT_SIMULATED}"):
             raise UsageError(f"--simulate: {cause}")
-        # The one that has the place is about to listen (two commands started one each), or ends and will be gone.
+        # The agent that has the place is about to listen (two commands started one each), or it is just ending.
         if not cause.startswith(ALREADY_RUNS) or time.monotonic() > deadline:
             raise CliError(f"the private agent does not start: {cause}", EXIT_NO_AGENT)
 
 
 def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
-    """Start a private agent; return why none listens, "" when one does, ours or another's."""
+    """Start a private agent. Return why none listens; "" when one does, this one or another command's."""
     command = [sys.executable, "-m", "sharepod.cli.connection.private", str(Path(path).absolute())]
     command += [simulate] if simulate else []
     ended, alive = os.pipe()
     with tempfile.TemporaryFile() as log, open(ended, "rb"):  # noqa: PTH123 - a descriptor
         try:
-            # It detaches: the program that this process becomes must not find a child that it never started. It holds
-            # its end of the pipe for as long as it lives.
+            # The agent detaches: this process becomes the program, which must not find a child that it never started.
+            # The agent holds its end of the pipe for its whole life.
             own_cgroup = _in_own_cgroup()
             for words in (own_cgroup, []) if own_cgroup else ([],):
                 done = subprocess.run(
@@ -156,9 +156,9 @@ def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
 
 
 def _in_own_cgroup() -> list[str]:
-    """Return the words before a command that take it out of our cgroup; none where systemd does not run.
+    """Return the words before a command that move it out of our cgroup; none if systemd does not run.
 
-    A service, a session or a job that ends takes all of its cgroup with it: the agent of other programs, too.
+    When a service, a session or a job ends, its whole cgroup ends with it, and so would the agent of other programs.
     """
     user = [] if os.getuid() == 0 else ["--user"]
     manager = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd/private")
@@ -168,11 +168,11 @@ def _in_own_cgroup() -> list[str]:
 
 
 def _wait_until_it_listens(path: str, ended: int, deadline: float) -> None:
-    """Return when an agent listens, or when this one will not: `ended` is readable and no other one listens either."""
+    """Return when an agent listens, or when this one never will: `ended` is readable and no other agent listens."""
     over = False
     while not listens(path) and time.monotonic() < deadline:
         if not over and select.select([ended], [], [], _LOOK_S)[0]:
-            # Two commands may have started one each; the second ends at once, and the first is about to listen.
+            # Two commands may have started one each. The second agent ends at once, the first is about to listen.
             over, deadline = True, min(deadline, time.monotonic() + _OTHER_STARTS_S)
         elif over:
             time.sleep(_LOOK_S)

@@ -1,7 +1,7 @@
-"""PID 1 of a container, where a private agent is started: it stays, and the program becomes its child.
+"""Lets a command that is PID 1 of a container stay PID 1 when it starts a private agent: the program becomes its child.
 
-An orphan becomes a child of PID 1. Were that the program, it would have the agent as a child that it never started, and
-one that waits for all its children would wait for the agent, which waits for the program's end.
+An orphan becomes a child of PID 1. If the program were PID 1, the agent would become a child that the program never
+started. A program that waits for all its children would then wait for the agent, which waits for the program's end.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 _TERMINAL: Final = 0
-"""The descriptor of the terminal, if there is one."""
+"""The file descriptor of the terminal, if there is one."""
 _BY_SIGNAL: Final = 128
-"""What a shell adds to the number of the signal that ended a program."""
+"""A shell adds this to the number of the signal that ended a program."""
 
 
 def stay_first() -> None:
-    """Where this process is PID 1, go on as a child of it; it hands signals on and ends with the child's status."""
+    """If this process is PID 1, go on as its child. PID 1 passes signals on and ends with the child's status."""
     if os.getpid() != 1:
         return
     all_signals = signal.valid_signals()
-    # Blocked, not handled: PID 1 gets no signal that it would not handle, but every one that it has blocked.
+    # Blocked, not handled: the kernel gives PID 1 no signal without a handler, but does queue those it has blocked.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, all_signals)
     about_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
@@ -37,7 +37,7 @@ def stay_first() -> None:
 
 
 def _take_terminal() -> None:
-    """Make this process a job of its own, so that it does not get Ctrl-C twice: from the terminal, and handed on."""
+    """Make this process a job of its own. Else it would get Ctrl-C twice: from the terminal, and passed on by PID 1."""
     with contextlib.suppress(OSError):
         has_terminal = os.isatty(_TERMINAL) and os.tcgetpgrp(_TERMINAL) == os.getpgrp()
         os.setpgid(0, 0)
@@ -46,7 +46,7 @@ def _take_terminal() -> None:
 
 
 def _serve(child: int, signals: AbstractSet[signal.Signals]) -> int:
-    """Hand on each signal, and reap whatever ends; return the child's status as a shell tells it."""
+    """Pass on each signal and reap every ended process. Return the child's status as a shell tells it."""
     while True:
         number = signal.sigwait(signals)
         if number != signal.SIGCHLD:

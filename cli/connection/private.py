@@ -1,8 +1,8 @@
 """A private agent: the node's backend for as long as it has shares. `sharepod run --private` starts it.
 
 Run as `python -m sharepod.cli.connection.private SOCKET [DEVICES]`. It detaches itself, then runs the agent's own main
-in this process. A thread looks whether directories of shares are left; when none is, it stops the agent as an operator
-would, by SIGTERM.
+in this process. A thread checks whether directories of shares are left. When none is left, the thread stops the agent
+as an operator would, by SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final
 
 _FIRST_SHARE_S: Final = 30.0
-"""How long to wait for the first share, while the command that wants it is there."""
+"""How long to wait for the first share if the command that wants it is still there."""
 _LOOK_S: Final = 0.5
 _EMPTY_LOOKS: Final = 4
-"""The last share is gone when so many looks in a row see none: programs that follow each other find the agent."""
+"""The agent ends after this many looks in a row without a share, so that programs in sequence share one agent."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Asks the cluster's scheduler, which listens on its own pod's loopback."""
+"""Asks the cluster's scheduler, which listens on the loopback of its own pod."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from sharepod.cli.errors import EXIT_USAGE, CliError
 
 URL: Final = "http://127.0.0.1:9467"
-"""Where it listens unless it is told otherwise."""
+"""The scheduler's default address."""
 STRANGER: Final = "what answers at {url} is no SharePod scheduler of this version: give its address with --scheduler"
 PATIENCE_S: Final = 10.0
 _ANSWER_MAX: Final = 16 * 2**20
@@ -21,7 +21,7 @@ _INSIDE: Final = "kubectl -n sharepod exec deploy/sharepod-scheduler -- sharepod
 
 
 def get(url: str, path: str, command: str) -> dict[str, Any]:
-    """Return what the scheduler at `url` says; `command` is what to run in its pod instead. Raises CliError."""
+    """Return the answer of the scheduler at `url`; `command` is what to run in its pod instead. Raises CliError."""
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -29,7 +29,7 @@ def get(url: str, path: str, command: str) -> dict[str, Any]:
         fits = False
     if not fits:
         raise CliError(f"--scheduler {url} is no address: give {URL}", EXIT_USAGE)
-    # No proxy of the environment: it is the loopback.
+    # The address is on the loopback: no proxy from the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url.rstrip("/") + path, timeout=PATIENCE_S) as response:

@@ -1,6 +1,6 @@
-"""This user's token: the agent's users' socket lets a caller change the shares that were registered with it.
+"""Keeps this user's token: on its users' socket the agent lets a caller change only shares registered with that token.
 
-One token serves all shares of a user, so that the programs of a gang find each other, and `pause` finds its share.
+One token serves all shares of a user. So the programs of a gang find each other, and `pause` finds its share.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from sharepod.cli.errors import CliError
 
 
 def metadata(socket_path: str, *, gang: str = "") -> tuple[tuple[str, str], ...]:
-    """Return what a call on this socket carries: nothing on the operators'.
+    """Return the metadata of a call on this socket; none on the operators' socket.
 
-    Where the token cannot be kept, it is this process's alone. Raises CliError when others of a `gang` are to have it.
+    If the token cannot be stored, it belongs to this process alone. Raises CliError when a `gang` needs it in other
+    processes.
     """
     if Path(socket_path).name != USERS_SOCKET_NAME:
         return ()
     try:
         token = _kept(Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()) / "sharepod/token")
-    except (OSError, RuntimeError) as error:  # without a home it is no OSError
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         if gang:
             raise CliError(
                 f"--gang {gang}: your token, which its programs share, cannot be kept: {error}: "
@@ -35,12 +36,12 @@ def metadata(socket_path: str, *, gang: str = "") -> tuple[tuple[str, str], ...]
 
 @functools.cache
 def _passing() -> str:
-    """Return a token of this process."""
+    """Return a new token for this process alone."""
     return secrets.token_urlsafe(32)
 
 
 def _kept(path: Path) -> str:
-    """Return the token in the file, which is made when it is not there. Raises OSError."""
+    """Return the token in the file. If there is none, make one. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     while True:
@@ -48,7 +49,7 @@ def _kept(path: Path) -> str:
             return path.read_text(encoding="ascii").strip()
         except FileNotFoundError:
             pass
-        # Two commands may draw one at once: the first link is everybody's.
+        # Two commands may each draw one at the same time: the first one linked is used by both.
         file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(file, "w", encoding="ascii") as out:  # noqa: PTH123 - a descriptor
             out.write(secrets.token_urlsafe(32))

@@ -1,4 +1,4 @@
-"""What each share of the demo asked for and what it got: arithmetic on two readings of device time. Pure."""
+"""Computes what each share of the demo asked for and got, from two readings of device time. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Device time used so far per share, at one instant of CLOCK_MONOTONIC."""
+    """Device time used so far by each share, at one instant of CLOCK_MONOTONIC."""
 
     now_ns: int
     used_ns: Mapping[str, int]
@@ -21,8 +21,8 @@ class Result:
     Attributes:
         share: its name.
         asked: its request, of the device.
-        expected: what it was due of the time that all together used.
-        got: what it got of that time.
+        expected: its due part of the time that all shares used together.
+        got: its part of that time.
     """
 
     share: str
@@ -45,11 +45,11 @@ class Outcome:
 
 
 def outcome(asked: Mapping[str, float], before: Reading, after: Reading) -> Outcome:
-    """Return what happened between two readings; the shares are in the order of `asked`.
+    """Return what happened between two readings. The shares keep the order of `asked`.
 
-    All of them saturate the device, so each is due its request and its part of what nobody asked for, in proportion to
-    the requests. The parts are of the time that was used: how a host that is too busy feeds the device is no matter of
-    sharing. Raises ValueError without a window, a request or any use.
+    All shares saturate the device. So each is due its request, and its part of what no share asked for, in proportion
+    to the requests. The parts are of the used time: a host too busy to feed the device is no fault of the sharing.
+    Raises ValueError without a window, a request or any use.
     """
     elapsed_ns = after.now_ns - before.now_ns
     total = sum(asked.values())

@@ -1,4 +1,4 @@
-"""`sharepod demo`: three unmodified CUDA programs at 50/30/20 on one GPU, the third joins late."""
+"""`sharepod demo`: runs three unmodified CUDA programs at 50/30/20 on one GPU; the third joins late."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _SIMULATED: Final = "1xH200"
 _PROGRAMS: Final = (("train", 50, 500), ("serve", 30, 2000), ("late", 20, 100))
-"""Name, percentage asked, microseconds per kernel: different kernels, so that counting launches would not do."""
+"""Name, percentage asked, microseconds per kernel. The kernels differ, so counting launches would not be enough."""
 _SETTLE_S: Final = 0.5
 _LOOK_S: Final = 0.25
 _FILLED: Final = 95.0
-"""Percent of the device's time. Three programs that saturate it use more, unless the host has no time for them."""
+"""Percent of the device's time. Three programs that saturate the device use more, unless the host is too busy."""
 _PICTURE_NS: Final = 400_000_000
 _PICTURE_COLUMNS: Final = 96
 
@@ -80,9 +80,9 @@ class Act:
         self.joined_ns = 0
 
     def play(self) -> tuple[Outcome, Outcome]:
-        """Run the programs for their time and return what they got: the first two alone, then all three."""
+        """Run the programs and return what they got: the first two alone, then all three."""
         *early, late = self._parts
-        # A little longer than needed: the demo ends them, they do not end under its eyes.
+        # A little longer than needed: the demo ends the programs, and none may end during a measurement.
         end = time.monotonic() + self._seconds
         for part in early:
             self._stage.start(part, self._seconds + 10)
@@ -100,7 +100,7 @@ class Act:
         return outcome({part.name: part.gpu_percent for part in parts}, before, self._stage.read())
 
     def _watch(self, until: float) -> None:
-        """Show the live table until the clock says so."""
+        """Show the live table until that time of the clock."""
         from rich.live import Live
 
         from sharepod.cli.console import console
@@ -119,7 +119,7 @@ def _show_turns(turns: list[Turn], joined_ns: int, picture: Path | None) -> None
     from sharepod.cli.render.picture import svg
     from sharepod.cli.render.turns import Window
 
-    # The join is taken when the late share's first turn is granted; half of the picture lies before it.
+    # The join counts from the grant of the late share's first turn. Half of the picture lies before it.
     joined_ns = next((turn.granted_ns for turn in turns if turn.share == _PROGRAMS[-1][0]), joined_ns)
     window = Window(joined_ns - _PICTURE_NS // 2, joined_ns + _PICTURE_NS // 2)
     show(f"\nThe turns as the third joins, {_PICTURE_NS // 1_000_000} ms:")

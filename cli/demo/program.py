@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-# The entry's name carries the duration for the simulated GPU; the parameter carries it for a real one.
+# The simulated GPU reads the duration from the entry's name; a real GPU gets it as the parameter.
 PTX = """
 .version 6.0
 .target sm_50
@@ -39,7 +39,7 @@ class CudaError(Exception):
 
 
 class Driver:
-    """The dozen driver functions that this program calls."""
+    """The few driver functions that this program calls."""
 
     def __init__(self) -> None:
         try:
@@ -82,7 +82,7 @@ class Loop:
         self.launches = 0
 
     def step(self) -> None:
-        """Launch once, after waiting for the launch `depth` steps ago."""
+        """Launch once. First wait for the launch `depth` steps ago."""
         event = self._events[self.launches % len(self._events)]
         if self.launches >= len(self._events):
             self._driver.call("cuEventSynchronize", event)
@@ -94,7 +94,7 @@ class Loop:
         self.launches += 1
 
     def finish(self) -> None:
-        """Wait for everything that was launched."""
+        """Wait for all launched work."""
         self._driver.call("cuStreamSynchronize", self._stream)
 
 

@@ -1,4 +1,4 @@
-"""The demo's stage: an agent of its own in a directory of its own, programs in shares, and nothing left afterwards."""
+"""The demo's stage: an agent in a directory of its own, and programs in shares. Afterwards nothing is left."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stage:
     def start(self, part: Part, seconds: float) -> None:
         """Start a program in its share, exactly as a user would, and wait for its first launch.
 
-        Raises CliError, with the program's last line, when it ends before that.
+        Raises CliError, with the program's last line, when the program ends before its first launch.
         """
         program = [sys.executable, str(PROGRAM), "--seconds", f"{seconds:.1f}", "--kernel-us", str(part.kernel_us)]
         share = ["--gpu", str(part.gpu_percent), "--name", part.name, "--device", "0"]
@@ -72,7 +72,7 @@ class Stage:
                 raise CliError(f"{name} ended early: {why}")
 
     def read(self) -> Reading:
-        """Return the device time used so far: from the simulator's ground truth, on a real GPU from the ledger."""
+        """Return the device time used so far: by the simulator's ground truth, or on a real GPU by the ledger."""
         state = self.node.environment.get("SIMGPU_STATE")
         if not is_simulated(self.node) or state is None:
             snapshot = self.client.list_shares()
@@ -89,7 +89,7 @@ class Stage:
         return Reading(now_ns, busy_ns)
 
     def stop_programs(self) -> None:
-        """End the programs: they are asked first and killed when they do not listen."""
+        """End the programs: ask them first, and kill those that do not end."""
         for child in self._running.values():
             child.terminate()
         for child in self._running.values():
@@ -106,7 +106,7 @@ class Stage:
 
 @contextmanager
 def open_stage(simulate: str | None) -> Iterator[Stage]:
-    """Give a stage; when it is left, whatever happened, its programs, agent and files are gone.
+    """Yield a stage. When the block is left in any way, its programs, agent and files are gone.
 
     Raises CliError when the agent does not start.
     """
@@ -128,7 +128,7 @@ def open_stage(simulate: str | None) -> Iterator[Stage]:
 
 
 def _started(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process of our own, in a group of its own: Ctrl-C is for the demo, which then ends all in order."""
+    """Start a process in a process group of its own: Ctrl-C reaches only the demo, which then ends all in order."""
     with log.open("wb") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
@@ -145,7 +145,7 @@ def _await(agent: subprocess.Popen[bytes], directory: Path) -> None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask a process to stop, and wait until it has; kill it when it does not listen."""
+    """Ask a process to stop and wait for its end. If it does not end, kill it."""
     child.terminate()
     try:
         child.wait(_STOP_S)

@@ -1,1 +1,1 @@
-"""How what the command says looks: tables, pictures, traces, words."""
+"""Turns answers into tables, pictures, traces and words."""

@@ -1,4 +1,4 @@
-"""A view that is drawn again and again until the user has seen enough."""
+"""A live view: draws again and again until the user quits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def watch(draw: Callable[[], RenderableType], interval_s: float) -> None:
-    """Show `draw()` on the whole terminal every `interval_s` until q or Ctrl-C; on no terminal, once."""
+    """Show `draw()` on the whole terminal every `interval_s` until q or Ctrl-C. Without a terminal show it once."""
     if not console().is_terminal:
         console().print(draw())
         return
@@ -35,13 +35,13 @@ def watch(draw: Callable[[], RenderableType], interval_s: float) -> None:
         except KeyboardInterrupt:
             return
         finally:
-            # Its own `with` would not give the screen back when a signal ends us before the first picture is out.
+            # Live's own `with` would not restore the screen if a signal ends us before the first picture is out.
             live.stop()
 
 
 @contextmanager
 def single_keys() -> Iterator[Callable[[float], str]]:
-    """Give a function that waits up to so many seconds for a key and returns it, or "" ; restores the terminal."""
+    """Yield a function that waits some seconds for a key and returns it, or "". Restores the terminal at the end."""
     if not sys.stdin.isatty():
         yield _sleep
         return

@@ -1,6 +1,6 @@
-"""The agent's messages as the command shows them: enum values as words, whole messages as JSON. Pure.
+"""Converts the agent's messages for display: enum values to words, whole messages to JSON. Pure.
 
-The messages of proto/v1.proto are the command's own values: what the agent answers is drawn and printed as it comes.
+The command uses the messages of proto/v1.proto as its values: it draws and prints the agent's answer unchanged.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def word(message: Message, field: str) -> str:
 
 
 def class_of(word: str | None) -> pb.ShareClass.ValueType:
-    """Return the class that a word names; None: none is given."""
+    """Return the class with that name; None: unspecified."""
     from sharepod.proto import v1_pb2 as pb
 
     return pb.SHARE_CLASS_UNSPECIFIED if word is None else pb.ShareClass.Value(f"SHARE_CLASS_{word.upper()}")
 
 
 def label(share: pb.Share) -> str:
-    """Return the name that people gave the share, else its id."""
+    """Return the name that the user gave the share, else its id."""
     return share.name or share.id
 
 
@@ -52,6 +52,6 @@ def _plain(field: Any, value: Any) -> Any:
 
 
 def _word(enum: Any, number: int) -> str:
-    value = enum.values_by_number.get(number)  # a newer agent knows more words
+    value = enum.values_by_number.get(number)  # a newer agent may send unknown values
     prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
     return value.name.removeprefix(prefix).lower() if value else f"unknown ({number})"

@@ -12,14 +12,14 @@ from sharepod.cli.render.turns import Turn, Window, held_fractions, share_names
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 COLORS: Final = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d")
 STYLES: Final = ("blue", "yellow", "green", "magenta", "red", "cyan", "bright_yellow", "white")
-"""Colours of the shares, in their order: for pages, and for rich."""
+"""Colours of the shares in their order, for pages and for rich."""
 
 _ROW: Final = 28
 _MARGIN: Final = 130
 
 
 def text_rows(turns: Sequence[Turn], window: Window, columns: int) -> list[tuple[str, str]]:
-    """Return (share, bar) per share; each character's height is the part of its time in which the share held a turn."""
+    """Return (share, bar) per share. The height of a character is the part of its time with a turn."""
     rows = []
     for share in share_names(turns):
         fractions = held_fractions(turns, share, window, columns)
@@ -33,7 +33,7 @@ def _level(fraction: float) -> int:
 
 
 def svg(turns: Sequence[Turn], window: Window, title: str, width: int = 900) -> str:
-    """Return a picture of the window as an SVG document; a co-granted turn (its drain was late) has a red edge."""
+    """Return the window as an SVG document. A co-granted turn (its predecessor's drain was late) has a red edge."""
     names = share_names(turns)
     height = _ROW * (len(names) + 2)
     scale = (width - _MARGIN - 10) / max(1, window.length_ns)

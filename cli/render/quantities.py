@@ -1,4 +1,4 @@
-"""Reads and writes the quantities people type: percentages, sizes, durations. Pure: text in, integers out."""
+"""Reads and writes the quantities that users type: percentages, sizes, durations. Pure: text in, integers out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from sharepod.cli.errors import UsageError
 
 MILLIPERCENT: Final = 1000
-"""Percentages travel as thousandths of a percent: 30 % = 30000."""
+"""Percentages are integers of a thousandth of a percent: 30 % = 30000."""
 
 _UNITS: Final[dict[str, int]] = {
     "": 1,
@@ -29,7 +29,7 @@ _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", re.IGN
 def parse_percent(text: str, flag: str) -> int:
     """Return `text` ("30", "12.5", "30%") in thousandths of a percent.
 
-    Raises UsageError outside 1–100 or finer than 0.001 %.
+    Raises UsageError outside 1–100, and for parts finer than 0.001 %.
     """
     try:
         percent = Decimal(text.strip().removesuffix("%").strip())
@@ -37,7 +37,7 @@ def parse_percent(text: str, flag: str) -> int:
         raise UsageError(f"{flag} {text!r} is not a percentage: give a number from 1 to 100") from None
     if not percent.is_finite() or not 1 <= percent <= 100:
         raise UsageError(f"{flag} {text} is outside 1–100 %: give a percentage of one device's time")
-    # Exact, where a product of decimals is rounded to 28 digits.
+    # A Fraction is exact; a product of decimals would be rounded to 28 digits.
     scaled = Fraction(percent) * MILLIPERCENT
     if scaled.denominator != 1:
         raise UsageError(f"{flag} {text} is finer than 0.001 %: round it")
@@ -45,7 +45,7 @@ def parse_percent(text: str, flag: str) -> int:
 
 
 def parse_terms(gpu: str | None, limit: str | None) -> tuple[int | None, int | None]:
-    """Return (request, limit) in thousandths of a percent; None where nothing was given, 0 for a request of 0.
+    """Return (request, limit) in thousandths of a percent; None: not given; a request may be 0.
 
     Raises UsageError for a percentage outside its range or a limit below the request.
     """
@@ -62,7 +62,7 @@ def parse_terms(gpu: str | None, limit: str | None) -> tuple[int | None, int | N
 def parse_memory(text: str, flag: str = "--memory") -> int:
     """Return `text` in bytes: "10GiB", "10Gi", "512MB", "4096". As in Kubernetes, Gi is 2^30 and G is 10^9.
 
-    Raises UsageError when it is no size, or zero.
+    Raises UsageError when the text is no size, or zero.
     """
     match = _SIZE.fullmatch(text)
     unit = match.group(2).lower() if match else "?"
@@ -90,7 +90,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_duration(duration_ns: int) -> str:
-    """Write a duration in the unit a person would pick, with three digits: "500 µs", "12.3 s", "4 min 10 s"."""
+    """Write a duration in the unit that suits a reader, with three digits: "500 µs", "12.3 s", "4 min 10 s"."""
     if duration_ns >= 60 * 10**9:
         minutes, seconds = divmod(round(duration_ns / 10**9), 60)
         return f"{minutes} min {seconds} s"

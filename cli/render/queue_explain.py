@@ -1,4 +1,4 @@
-"""What the controller of gates says of a pod that waits or yields, for people."""
+"""Writes what the gate controller says about a pod that waits or yields, for a human reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NS: Final = 10**9
 
 
 def lines(turn: Object) -> Iterator[str]:
-    """Yield lines. Raises KeyError, TypeError, ValueError for what is no turn."""
+    """Yield the lines. Raises KeyError, TypeError, ValueError if `turn` has another form."""
     if not turn["decides"]:
         yield "This replica does not decide: of its turn another one knows, ask each pod of the Deployment."
         return
@@ -61,7 +61,7 @@ def _waits(turn: Object) -> Iterator[str]:
 
 def _yields(turn: Object) -> Iterator[str]:
     since = "since before this replica looked" if turn["waited_s"] is None else f"for {_time(turn['waited_s'])}"
-    yield f"  it makes room {since}: {turn['why'] or 'for whom another replica has decided, its Events say'}"
+    yield f"  it makes room {since}: {turn['why'] or 'another replica has decided it; see its Events'}"
     if turn["position"] is not None:
         yield f"  to go on: {turn['position']} of {turn['in_line']} jobs in the line"
     for before in turn["before"]:

@@ -1,4 +1,4 @@
-"""Draws what the agent says as tables for people. Values in, rich renderables out; nothing is printed here."""
+"""Draws the agent's answers as tables. Values in, rich renderables out; this module prints nothing."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _POD_COLUMN: Final = "~POD"
 _SHARE_DISPENSABLE: Final = (
     ">PROCESSES", "CLASS", ">WAITED", ">GOT 1 min", ">LIMIT", ">MEMORY", "DEVICE", ">ASKED",
 )  # fmt: skip
-"""What goes first where a terminal is narrow. Who, what it got and what it does stay."""
+"""The columns that go first where a terminal is narrow. What stays: the share, what it got and what it does."""
 _DEVICE_COLUMNS: Final = ("DEVICE", "NAME", ">ASKED", ">GOT 1 s", ">MEMORY", "~HEALTH")
 _DEVICE_DISPENSABLE: Final = (">MEMORY", "NAME", ">ASKED")
 _UNBOUNDED: Final = 10_000
-"""Columns in which every table fits."""
+"""A width in which every table fits."""
 _FOLDED_WIDTH: Final = 16
-"""So much of a column that folds must fit before another one is left out for it."""
+"""At least this width of a folding column must be left; else another column is left out for it."""
 
 
 def table(*columns: str) -> Table:
     """Return an empty table in the command's look.
 
-    A column whose name begins with `>` is aligned to the right, one that begins with `~` folds where space is short.
+    A column with a name that begins with `>` is aligned to the right. One that begins with `~` folds if space is short.
     """
     result = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
@@ -59,12 +59,12 @@ def table(*columns: str) -> Table:
 
 
 class Fitting:
-    """A table that leaves out its least important columns where the terminal is too narrow for all of them."""
+    """A table that leaves out its least important columns if the terminal is too narrow for all."""
 
     def __init__(
         self, columns: Sequence[str], dispensable: Sequence[str], rows: Sequence[Sequence[str | Text]]
     ) -> None:
-        """Take the columns as in `table`; `dispensable` are those that may go, the first one first."""
+        """Take the columns as in `table`. `dispensable` are the columns that may go, the first one first."""
         self._columns = tuple(columns)
         self._dispensable = tuple(dispensable)
         self._rows = tuple(tuple(row) for row in rows)
@@ -92,7 +92,7 @@ def state_text(state: str) -> Text:
 
 
 def measured(millipercent: int) -> str:
-    """Write a measured percentage with one digit after the point, so that columns stand still."""
+    """Write a measured percentage with one digit after the point, so that columns keep their width."""
     return f"{millipercent / MILLIPERCENT:.1f} %"
 
 
@@ -102,12 +102,12 @@ def _memory(term: pb.DeviceShare) -> str:
 
 
 def _holder(share: pb.Share) -> str:
-    """Return the container that a share was made for, where its labels tell."""
+    """Return the container that a share was made for, if its labels tell it."""
     return "/".join(share.labels[key] for key in ("namespace", "pod", "container") if share.labels.get(key))
 
 
 def share_table(shares: Sequence[pb.Share]) -> Fitting:
-    """Return one row per share and device. Where there are shares of pods, a column says whose."""
+    """Return one row per share and device. If any share belongs to a pod, a column names the pods."""
     pods = any(share.labels.get("pod") for share in shares)
     rows = [
         (
@@ -132,11 +132,11 @@ def share_table(shares: Sequence[pb.Share]) -> Fitting:
 
 
 def device_table(devices: Sequence[pb.Device], shares: Sequence[pb.Share]) -> Fitting:
-    """Return one row per device, with what is promised and used of it."""
+    """Return one row per device, with its promised and its used part."""
     rows: list[tuple[str | Text, ...]] = []
     for device in devices:
         terms = [term for share in shares for term in share.devices if term.device_uuid == device.uuid]
-        # A share younger than a second is measured since it was registered, so the sum may be above the whole.
+        # A share younger than a second is measured from its registration on, so the sum may exceed the whole.
         got = min(100 * MILLIPERCENT, sum(term.usage.used_1s_millipercent for term in terms))
         health = Text("healthy", style="green") if device.healthy else Text(device.health_reason, style="bold red")
         for process in device.foreign_processes:
@@ -169,7 +169,7 @@ def explanation(answer: pb.ExplainShareResponse, labels: Mapping[str, str]) -> R
     lines: list[RenderableType] = []
     for part in answer.devices:
         where = f" on device {indices.get(part.device_uuid, part.device_uuid)}: "
-        # The agent's sentence begins with the state.
+        # The agent's sentence starts with the state.
         lines.append(
             Text.assemble((label(share), "bold"), where, (part.reason, _STATE_STYLES.get(word(part, "state"), "")))
         )
@@ -181,7 +181,7 @@ def explanation(answer: pb.ExplainShareResponse, labels: Mapping[str, str]) -> R
 
 
 def check_table(checks: Sequence[Check]) -> RenderableType:
-    """Return what `doctor` found, each remedy below its finding."""
+    """Return the findings of `doctor`, each with its remedy below it."""
     result = Table(box=None, pad_edge=False, show_header=False)
     result.add_column(no_wrap=True)
     result.add_column(no_wrap=True)
@@ -195,7 +195,7 @@ def check_table(checks: Sequence[Check]) -> RenderableType:
 
 
 def result_table(results: Sequence[Result]) -> Table:
-    """Return what each share of the demo asked for, was due, got, and how far off that is."""
+    """Return, for each share of the demo, what it asked for, was due and got, and the error."""
     result = table("SHARE", ">ASKED", ">DUE", ">GOT", ">ERROR")
     for row in results:
         result.add_row(

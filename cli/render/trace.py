@@ -1,8 +1,8 @@
 """Writes turns as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open. Pure.
 
-One trace process per device, one row per share with its turns, and under it a row with the waits that led to them: rows
-are separate because a share begins to wait for its next turn before the last one has drained. docs/trace.md
-documents the fields.
+There is one trace process per device, and two rows per share: one with its turns, and under it one with the waits that
+led to them. The rows are separate because a share begins to wait for its next turn before the last one has drained.
+docs/trace.md documents the fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _name(kind: str, process: int, thread: int, name: str) -> Event:
 
 
 def _slice(name: str, category: str, process: int, thread: int, start_ns: int, end_ns: int) -> Event:
-    # The format counts in microseconds; a fraction keeps the nanoseconds.
+    # The format counts in microseconds. A fraction keeps the nanoseconds.
     return {
         "ph": "X",
         "name": name,
@@ -34,7 +34,7 @@ def _slice(name: str, category: str, process: int, thread: int, start_ns: int, e
 
 
 def chrome_trace(turns: Sequence[Turn], origin_ns: int | None = None) -> dict[str, object]:
-    """Return the trace as an object for json.dump; times count from `origin_ns` (default: the first event)."""
+    """Return the trace as an object for json.dump. Times count from `origin_ns` (default: the first event)."""
     if origin_ns is None:
         origin_ns = min((_wait_start(turn) for turn in turns), default=0)
     devices = {device: index + 1 for index, device in enumerate(dict.fromkeys(turn.device for turn in turns))}

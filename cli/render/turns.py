@@ -1,4 +1,4 @@
-"""Finished turns as values, and what can be computed from them. Pure."""
+"""Finished turns as values, and the figures computed from them. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""CDI files: what `sharepod.io/share=<id>` means, and what NVIDIA's own files say of a device.
+"""Writes the CDI files that tell the runtime what `sharepod.io/share=<id>` means, and reads NVIDIA's own files.
 
-A file is written beside its name and renamed: the runtime watches the directory and does not notice what is renamed
-into it from elsewhere. One file a share, removed with it: the more files there are, the longer the runtime takes to
-notice.
+A file is written beside its name and renamed: the runtime watches the directory, and does not notice a file that is
+renamed into it from another directory. Each share has one file, which is removed with it: the more files there are,
+the longer the runtime takes to notice a change.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class CdiDirectory:
             raise PluginError(f"{path} cannot be written: {error.strerror}: make room in {self._directory}") from None
 
     def written_unix_s(self, share_id: str) -> float | None:
-        """Return when the share's file was written last, which is at every start of its container; None: it is gone."""
+        """Return when the share's file was last written, as every start of its container does; None: it is gone."""
         try:
             return self._path(share_id).stat().st_mtime
         except OSError:
             return None
 
     def remove(self, share_id: str) -> None:
-        """Remove a share's file; one that is not there is no error."""
+        """Remove a share's file. A missing file is no error."""
         self._path(share_id).unlink(missing_ok=True)
 
     def remove_others(self, keep: Iterable[str]) -> None:
-        """Remove our files of shares that are not in `keep`, and what a crash left half written."""
+        """Remove our files of shares that are not in `keep`, and the half-written files that a crash left."""
         kept = {self._path(share_id) for share_id in keep}
         for path in self._directory.glob(f"{_PREFIX}*"):
             if path not in kept:
@@ -76,9 +76,10 @@ class CdiDirectory:
 
 
 def nvidia_edits(devices: Sequence[tuple[str, int]], directories: Iterable[Path] = DIRECTORIES) -> list[dict[str, Any]]:
-    """Return what NVIDIA's CDI files change in a container that gets `devices`, (UUID, index) each.
+    """Return what NVIDIA's CDI files change in a container that gets `devices`, each a pair (UUID, index).
 
-    First what they change for every device, then for each of these. Raises PluginError when no file has one of them.
+    The edits for every device come first, then those of each device. Raises PluginError when no file has one of the
+    devices.
     """
     found: list[dict[str, Any]] = []
     rest = list(devices)

@@ -1,6 +1,6 @@
 """What a container gets so that its programs run in its share: mounts, variables, devices. Pure values.
 
-Host paths are those of the node; the agent and the plugin see them under the same names.
+Host paths are those of the node. The agent and the plugin see the files under the same paths.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Injection = Literal["preload-file", "environment"]
-"""`/etc/ld.so.preload` names the hook, which leaves `LD_PRELOAD` to the image and the pod; or `LD_PRELOAD` does."""
+"""What makes programs load the hook: `/etc/ld.so.preload`, which leaves `LD_PRELOAD` to the image and the pod; or
+`LD_PRELOAD`."""
 
 SHARE_PATH: Final = "/run/sharepod/share"
 """Where a program looks for its share when SHAREPOD_REGION names none: SP_REGION_DEFAULT of region/region.h."""
@@ -21,7 +22,7 @@ SIMULATED_PATH: Final = "/run/sharepod/simgpu"
 SIMULATED_STATE_PATH: Final = "/run/sharepod/simgpu-state"
 VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICE: Final = "void"
-"""What NVIDIA's runtime takes for none at all."""
+"""The value that makes NVIDIA's runtime add no device."""
 _SLOTS_NAME: Final = "slots"
 
 
@@ -36,7 +37,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device file; `permissions` as cgroups have them: r, w, m."""
+    """A device file. `permissions` are letters as in device cgroups: r, w, m."""
 
     host: str
     container: str
@@ -45,7 +46,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class ContainerEdits:
-    """All that is changed in a container. `cdi` names devices whose edits are looked up when it is created."""
+    """All that is changed in a container. The runtime adds the edits of the devices in `cdi` when it creates it."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
@@ -55,7 +56,7 @@ class ContainerEdits:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Simulated GPUs of the node. The state is a file with others beside it: its directory is mounted."""
+    """Simulated GPUs of the node. Other files lie beside the state file, so its directory is mounted."""
 
     devices: str
     state: str
@@ -65,7 +66,7 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where things are on the node, and how they come into containers."""
+    """Where files are on the node, and how they come into containers."""
 
     shares_directory: str
     """The agent's directory of shares."""
@@ -80,12 +81,12 @@ class Place:
     """None: real devices."""
 
     def share_directory(self, share_id: str) -> str:
-        """Return the directory of a share: it is known before the share is."""
+        """Return the directory of a share. It depends on the id alone, so it is known before the share exists."""
         return f"{self.shares_directory}/{share_id}"
 
 
 def edits_of(place: Place, share_id: str, devices: tuple[str, ...]) -> ContainerEdits:
-    """Return the edits of a share's container. `devices` are UUIDs; empty: another part brings them."""
+    """Return the edits of a share's container. `devices` are UUIDs; empty: NVIDIA's CDI files bring the devices."""
     share = place.share_directory(share_id)
     variables: dict[str, str] = {}
     mounts = [

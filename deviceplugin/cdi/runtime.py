@@ -1,4 +1,4 @@
-"""Whether a node's kubelet and container runtime carry shares, by the versions that its Node object tells. Pure."""
+"""Tells whether a node's kubelet and container runtime can carry shares, by the versions in its Node object. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from sharepod.kube.objects import Object
 
 KUBELET_SINCE: Final = (1, 31)
-"""The oldest release that is served."""
+"""The oldest release of kubelet that is served."""
 RUNTIMES_SINCE: Final[Mapping[str, tuple[int, int]]] = {"containerd": (2, 0), "cri-o": (1, 23)}
-"""The releases that look CDI names up by default. containerd 1.7 does so where its configuration says `enable_cdi`,
-which no version tells. Any other runtime leaves a name out without a word, and the container would start bare."""
+"""The releases that resolve CDI names by default. containerd 1.7 does so if its configuration says `enable_cdi`, which
+no version tells. Any other runtime silently ignores a CDI name, and the container would start without its share."""
 _KEEP_OUT: Final = "keep SharePod off it by the label sharepod.io/agent=disabled"
 _KUBELET: Final = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})")
 _RUNTIME: Final = re.compile(r"([a-z-]{1,32})://v?([0-9]{1,4})\.([0-9]{1,4})")
@@ -25,15 +25,15 @@ _RUNTIME: Final = re.compile(r"([a-z-]{1,32})://v?([0-9]{1,4})\.([0-9]{1,4})")
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What runs the containers of a node, as kubelet tells it: "v1.36.2", "containerd://2.1.9"."""
+    """Kubelet and container runtime of a node, as kubelet reports them: "v1.36.2", "containerd://2.1.9"."""
 
     kubelet: str
     container_runtime: str
 
     def lack(self, *, cdi_is_on: bool) -> str | None:
-        """Return why no share reaches a container here, and the remedy; None: shares do. Unknown versions lack.
+        """Return why no share reaches a container here, and the remedy; None: shares do. An unknown version is a lack.
 
-        `cdi_is_on`: the operator says that the runtime has CDI on, whatever its version is.
+        `cdi_is_on`: the operator says that CDI is on in the runtime, whatever its version.
         """
         kubelet, runtime = _KUBELET.match(self.kubelet), _RUNTIME.match(self.container_runtime)
         if not kubelet or _release(kubelet[1], kubelet[2]) < KUBELET_SINCE:
@@ -52,7 +52,7 @@ class Runtime:
 
 
 def read_runtime(node: Object) -> Runtime | None:
-    """Return what a Node object tells, None when it tells nothing."""
+    """Return the versions in a Node object; None when it has none."""
     info = at(node, "status").get("nodeInfo")
     if not isinstance(info, dict):
         return None

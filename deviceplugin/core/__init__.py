@@ -1,1 +1,1 @@
-"""The shares and allocations of a node's pods, whoever asks for them."""
+"""The shares and allocations of a node's pods, whichever part asks for them."""

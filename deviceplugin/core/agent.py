@@ -1,6 +1,6 @@
-"""The node's agent as the plugin asks it: all requests are made here, and shares and devices are its own answers.
+"""The plugin's client of the node's agent: every request is made here; shares and devices are the agent's own messages.
 
-Every method raises PluginError with the agent's own line: what, the limit, the remedy.
+Every method raises PluginError with the agent's own line: what is wrong, the limit, the remedy.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Answer = TypeVar("Answer")
 TIMEOUT_S: Final = 10.0
 _SHARES_NAME: Final = "shares"
 HeldShare = pb.Share
-"""A share as the agent has it: its own answer."""
+"""A share, as the agent's own message."""
 
 
 class NoRoom(PluginError):
-    """No device has room for it now."""
+    """No device has room for the share now."""
 
 
 class StaysPaused(NoRoom):
-    """A share that yields has its terms, but for its device time, which others have."""
+    """A share that yielded got its terms, except for its device time: other shares have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class NodeView:
     environment: Mapping[str, str]
     """What programs need to see simulated devices; empty on real ones."""
     all_offered: bool = True
-    """Pods may have all of the node's devices."""
+    """Pods may have shares of all devices of the node."""
 
     def device(self, uuid: str) -> pb.Device | None:
         """Return the device with that UUID."""
@@ -60,21 +60,21 @@ class NodeView:
 
 
 def free_millipercent(device: pb.Device) -> int:
-    """Return what of the device's time is not promised to shares."""
+    """Return the part of the device's time that is not promised to shares."""
     return WHOLE_MILLIPERCENT - device.requested_millipercent
 
 
 class Agent:
-    """A connection to the agent; it may come and go."""
+    """A connection to the agent. The agent may go away and come back."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
-        # A proxy from the environment has no business on a unix socket; a new agent is looked for at once.
+        # A proxy from the environment must not be used for a unix socket. A new agent is looked for at once.
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)]
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=options)
         self._stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(self._channel)
         self.failed: Callable[[], None] = lambda: None
-        """Called when it does not answer, or not as it should."""
+        """Called when the agent does not answer, or not as it should."""
         self._looks = Look(self._node)
 
     async def __aenter__(self) -> Self:
@@ -118,7 +118,7 @@ class Agent:
     async def register(
         self, share_id: str, terms: PodTerms, devices: Sequence[str], labels: Mapping[str, str]
     ) -> HeldShare:
-        """Register the share under its id; one that is there is returned as it is.
+        """Register the share under its id. If that share is there already, return it unchanged.
 
         `devices` are UUIDs, one for each device asked for; empty: the agent picks. Raises NoRoom when it does not fit.
         """
@@ -145,10 +145,10 @@ class Agent:
     async def update(
         self, share: HeldShare, terms: PodTerms, node: NodeView, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Give a live share the terms as they are now, and `labels` when it is another container's; devices stay.
+        """Give a live share its present terms, and `labels` when another container has it now. The devices stay.
 
-        What it has already is not told again: a container that starts again has changed nothing, mostly. Raises
-        StaysPaused when all is given but the time of a share that yielded.
+        Terms that the share has already are not sent again: a container that starts again has mostly changed nothing.
+        Raises StaysPaused when the share got everything but the device time that it had yielded.
         """
         if len(share.devices) != terms.devices:
             raise PluginError(
@@ -198,7 +198,7 @@ class Agent:
             raise StaysPaused(str(error)) from None
 
     async def release(self, share_id: str) -> None:
-        """End a share; one that is not there is no error."""
+        """End a share. A share that is not there is no error."""
         try:
             await self._stub.ReleaseShare(pb.ReleaseShareRequest(share=share_id), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -206,7 +206,7 @@ class Agent:
                 raise self._said(error) from None
 
     async def report(self, report: pb.ReportPluginRequest) -> None:
-        """Hand over the plugin's counters, for the agent's metrics."""
+        """Send the plugin's counters to the agent, for its metrics."""
         await self._call(self._stub.ReportPlugin(report, timeout=TIMEOUT_S))
 
     async def _call(self, call: Awaitable[Answer]) -> Answer:
@@ -219,7 +219,7 @@ class Agent:
         text = (error.details() or error.code().name).splitlines()[0]
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return NoRoom(text)
-        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # what a pod asks for is no failure of the agent
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # a pod's wrong request is no failure of the agent
             self.failed()
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return PluginError(f"the node's agent at {self._socket} does not answer ({text}): it is tried again")
@@ -231,9 +231,9 @@ def _class_of(terms: PodTerms) -> pb.ShareClass.ValueType:
 
 
 def _terms_on(device: pb.Device | None, terms: PodTerms, held: Terms) -> Terms:
-    """Return the terms on a device that a share has with the terms `held`."""
+    """Return the new terms on one device of a share that has the terms `held` there."""
     given = Terms(terms.request_millipercent, terms.limit_now_millipercent, terms.memory_limit_bytes or 0)
     ask = DeviceAsk("", given, memory_in_proportion=terms.memory_limit_bytes is None)
     asked = ask.terms_on(device.memory_total_bytes if device else 0)
-    # Where the device does not tell its memory, what was admitted stays.
+    # If the device does not tell its memory, the share keeps the cap that it was admitted with.
     return asked if asked.memory_limit_bytes else replace(asked, memory_limit_bytes=held.memory_limit_bytes)

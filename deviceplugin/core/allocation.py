@@ -1,4 +1,4 @@
-"""Allocations: what was given out for one container, and who holds it. It does not know who asks: kubelet today.
+"""Allocations: the units given to one container, and the container that holds them. Which part asked is not known here.
 
 Pure values; docs/device-plugin.md has the rules.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.core.unit import UnitId
 
 AllocationId = NewType("AllocationId", str)
-"""Ten letters of the agent's alphabet: the id of the share that it becomes."""
+"""Ten letters of the agent's alphabet. The allocation's share gets the same id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,21 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Units that are one container's, from admission until that container is gone."""
+    """Units that belong to one container, from its admission until it is gone."""
 
     id: AllocationId
     units: frozenset[UnitId]
     issued_unix_ns: int
     binding: Binding | None = None
     devices: tuple[str, ...] = field(default=())
-    """UUIDs of the devices, as last registered; empty before."""
+    """UUIDs of the devices at the last registration; empty before the first."""
 
 
 class Allocations:
     """All allocations of the node, oldest first.
 
-    Invariants: ids are unique; of allocations with the same units at most one is unbound, and at most one is any pod's.
+    Invariants: ids are unique. Of the allocations with the same units, at most one is unbound, and each pod has at most
+    one.
     """
 
     def __init__(self, allocations: Iterable[Allocation] = ()) -> None:
@@ -73,8 +74,8 @@ class Allocations:
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId, unix_ns: int) -> Allocation:
         """Return the allocation for a container that is being admitted.
 
-        One of the same units that nobody has begun to use is given again: init containers and the containers after
-        them are admitted together, with the same units. Others of the same units belong to containers that may live.
+        An allocation of the same units that no container has begun to use is returned again: init containers and the
+        containers after them are admitted together, with the same units. Bound ones belong to containers that may live.
         """
         for item in self._allocations.values():
             if item.units == units and item.binding is None:
@@ -84,10 +85,10 @@ class Allocations:
         return issued
 
     def claim(self, units: frozenset[UnitId], binding: Binding) -> Allocation | None:
-        """Return the allocation that the container about to start holds, bound to it; None: these were never given out.
+        """Bind an allocation to the container about to start, and return it; None: these units were never given out.
 
-        A pod's own one comes first (a restart, the container after an init container), then the newest unbound one. A
-        pod is told by what names its cgroups: a static pod's mirror may be another one each time.
+        The pod's own allocation comes first (a restart, or the container after an init container), then the newest
+        unbound one. A pod is known by the uid in its cgroups: the mirror of a static pod may be a new one each time.
         """
         same = [item for item in self._allocations.values() if item.units == units]
         own = [item for item in same if item.binding is not None and item.binding.cgroup_uid == binding.cgroup_uid]
@@ -97,10 +98,11 @@ class Allocations:
         return self.put(replace(found[-1], binding=binding))
 
     def superseded(self, claimed: Allocation) -> tuple[Allocation, ...]:
-        """Return the pod's other allocations with some of the same units: their containers are done.
+        """Return the pod's other allocations that have some of the same units. Their containers are done.
 
-        Kubelet gives a pod's units to its next container when the one before (an init container) is done. Their shares
-        go, they stay: the containers after them may have their units, and init containers may run again.
+        Kubelet gives a pod's units to its next container when the one before (an init container) is done. The shares of
+        these allocations are released. The allocations stay: later containers may get their units, and init containers
+        may run again.
         """
         if claimed.binding is None:
             return ()
@@ -114,10 +116,10 @@ class Allocations:
         )
 
     def put(self, allocation: Allocation) -> Allocation:
-        """Replace the allocation with that id, and return it."""
+        """Replace the allocation that has the same id, and return it."""
         self._allocations[allocation.id] = allocation
         return allocation
 
     def drop(self, allocation_id: AllocationId) -> None:
-        """Forget an allocation; one that is not there is no error."""
+        """Forget an allocation. One that is not there is no error."""
         self._allocations.pop(allocation_id, None)

@@ -1,11 +1,11 @@
-"""The allocations of the node, in memory and on disk. Nobody starts on what is not on disk.
+"""The allocations of the node, in memory and on disk. No container starts before its allocation is on disk.
 
-Every method runs in one go on the event loop: what one of them reads is what it changes. A disk that is full must not
-end pods: kubelet fails a pod for good when its units are refused, and its ReplicaSet makes the next one, for ever. So
-units are given out from memory then, and it is the start of the container, which kubelet tries again, that waits.
+Every method runs on the event loop without an await, so no other method changes what it has read. A full disk must not
+end pods: kubelet fails a pod for good when its units are refused, and its ReplicaSet then makes the next one, for ever.
+So units are then given out from memory, and the start of the container waits instead: kubelet tries a start again.
 
-In an upgrade two plugins live at once, and the old one gives units out until kubelet has let go of it. So the file is
-looked at before anything is given out, looked up or written, and what another plugin put there is taken over; the one
+During an upgrade two plugins live at once, and the old one gives units out until kubelet has let go of it. So the file
+is checked before anything is given out, looked up or written, and what another plugin wrote is taken over. The plugin
 that stands by writes nothing.
 """
 
@@ -30,31 +30,31 @@ log = logging.getLogger("sharepod.deviceplugin")
 
 
 class Claim(NamedTuple):
-    """What a container that starts holds."""
+    """The allocation that a starting container holds."""
 
     allocation: Allocation
     superseded: tuple[Allocation, ...]
-    """Those that this one takes the place of."""
+    """The pod's allocations that this one replaces."""
     is_first: bool
-    """No start had it before: a share is registered only for what is claimed on disk, so there is none yet."""
+    """No start had it before, so it has no share yet: a share is registered only for an allocation claimed on disk."""
 
 
 class Record:
-    """What was given out."""
+    """The allocations that were given out."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._allocations = Allocations(store.load())
         self._saved = self._allocations.all()
-        """What is on disk."""
+        """The allocations on disk."""
         self._failing = False
         self._moves = 0
         self._moved: dict[AllocationId, int] = {}
-        """The number of the last move of each: that it was given out, or that its container began to start."""
+        """By allocation: the number of its last move. It moves when it is given out and when its container starts."""
         self.changed: Callable[[], None] = lambda: None
-        """Called when other units are taken."""
+        """Called when the set of taken units may have changed."""
         self.active: Callable[[], bool] = lambda: True
-        """False while another plugin serves the node: the file is its."""
+        """False while another plugin serves the node: then the file belongs to that plugin."""
 
     def all(self) -> tuple[Allocation, ...]:
         """Return all allocations, oldest first."""
@@ -70,7 +70,7 @@ class Record:
         bound = {unit for item in self._allocations.all() if item.devices for unit in item.units}
         for item in self._allocations.all():
             parts = len(item.devices) or 1
-            # A pod's allocation that rests has units of the container that runs.
+            # An allocation without a share has units in common with the pod's running container.
             ordered = sorted(item.units if item.devices else item.units - bound)
             for index, device in enumerate(item.devices or (NOT_BOUND,)):
                 taken[device] = taken.get(device, frozenset()) | frozenset(ordered[index::parts])
@@ -78,15 +78,15 @@ class Record:
 
     @property
     def moves(self) -> int:
-        """A number that grows when an allocation is given out, or its container begins to start."""
+        """A number that grows when an allocation is given out or its container begins to start."""
         return self._moves
 
     def has_moved(self, allocation_id: AllocationId, since: int) -> bool:
-        """Tell whether that happened to this one since `moves` was `since`: what was found out before is void."""
+        """Tell whether the allocation has moved since `moves` was `since`: what was found out before is then void."""
         return self._moved.get(allocation_id, 0) > since
 
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId) -> Allocation:
-        """Return the allocation of a container that is being admitted; on disk as soon as there is room."""
+        """Return the allocation of a container that is being admitted; it is on disk as soon as there is room."""
         self._learn()
         allocation = self._allocations.issue(units, fresh_id, time.time_ns())
         self._move(allocation.id)
@@ -96,7 +96,7 @@ class Record:
     def claim(self, units: frozenset[UnitId], binding: Binding) -> Claim:
         """Bind the units' allocation to the container that starts.
 
-        Raises PluginError when there is none, or it is not on disk.
+        Raises PluginError when the units have no allocation, or it is not on disk.
         """
         self._check_active()
         self._learn()
@@ -113,7 +113,7 @@ class Record:
         return Claim(allocation, superseded, is_first=allocation.id in unbound)
 
     def settle(self, allocation_id: AllocationId, devices: tuple[str, ...]) -> None:
-        """Note the devices that an allocation has got. Raises PluginError when that is not on disk."""
+        """Note the devices that an allocation has got. Raises PluginError when that could not be written to disk."""
         current = self.get(allocation_id)
         if current is None:
             raise PluginError(f"share {allocation_id} was released while its container started: it is tried again")
@@ -121,13 +121,13 @@ class Record:
         self.save()
 
     def drop(self, allocation_id: AllocationId) -> None:
-        """Forget an allocation. One that comes back because the disk was full is found over again."""
+        """Forget an allocation. If the disk was full and it comes back, a later sweep finds again that it is over."""
         self._allocations.drop(allocation_id)
         self._moved.pop(allocation_id, None)
         self._try_to_save()
 
     def save(self) -> None:
-        """Write what is not on disk. Raises PluginError when it cannot be."""
+        """Write the changes that are not on disk. Raises PluginError when that fails."""
         self._check_active()
         self._learn()
         current = self._allocations.all()
@@ -150,7 +150,7 @@ class Record:
         self._saved = current
 
     def reload(self) -> None:
-        """Take what is on disk for all there is: another plugin has served the node until now."""
+        """Replace all allocations by those on disk: another plugin has served the node until now."""
         found = self._store.reread() if self._store.changed() else None
         if found is None:
             return
@@ -173,7 +173,7 @@ class Record:
             raise PluginError("another device plugin serves this node now: it is tried again there")
 
     def _learn(self) -> None:
-        """Take over what another plugin has written since; what was moved here is known better here."""
+        """Take over what another plugin has written since. Allocations that moved here are newer than in the file."""
         if not self.active() or not self._store.changed():
             return
         for item in self._store.reread() or ():
@@ -184,7 +184,7 @@ class Record:
         try:
             self.save()
         except PluginError:
-            return  # said by save, and tried again with the next change and every sweep
+            return  # `save` has logged it, and it is tried again with the next change and every sweep
 
     def _move(self, allocation_id: AllocationId) -> None:
         self._moves += 1

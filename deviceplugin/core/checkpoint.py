@@ -1,6 +1,6 @@
-"""The allocations on disk: `allocations.json`, replaced atomically before anybody is told of a change.
+"""Keeps the allocations on disk: `allocations.json`, replaced atomically before any other part hears of a change.
 
-It survives reboots, as kubelet's own checkpoint does. What cannot be read is kept beside it for a person to look at.
+The file survives reboots, as kubelet's own checkpoint does. An unreadable file is kept beside it for an operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEXT: Final = f'{{"format":{FORMAT},"allocations":[%s]}}'
 
 
 class _Stamp(NamedTuple):
-    """What tells a file from the next one of its name; a file system may give an inode's number out again at once."""
+    """Tells a file from the next one of the same name: a file system may use an inode's number again at once."""
 
     inode: int
     modified_ns: int
@@ -44,19 +44,19 @@ class Store:
         self._path = directory / NAME
         self._encoded: dict[AllocationId, tuple[Allocation, str]] = {}
         self._saved: tuple[Allocation, ...] | None = None
-        """What is on disk, as far as this object knows."""
+        """The allocations on disk, as far as this object knows."""
         self._seen: _Stamp | None = None
-        """The file that was read or written last."""
+        """The file that was last read or written."""
 
     def changed(self) -> bool:
-        """Tell whether the file is not the one that this object read or wrote last: another plugin has written it."""
+        """Tell whether another plugin has written the file since this object last read or wrote it."""
         try:
             return _stamp(self._path.stat()) != self._seen
         except OSError:
             return False
 
     def load(self) -> tuple[Allocation, ...]:
-        """Return what was saved last; nothing on a new node, or when the file is damaged (it is put aside then)."""
+        """Return what was saved last; nothing on a new node, or when the file is damaged. That file is put aside."""
         try:
             return self._read()
         except FileNotFoundError:
@@ -71,7 +71,7 @@ class Store:
             return ()
 
     def reread(self) -> tuple[Allocation, ...] | None:
-        """Return what another plugin saved; None when it cannot be read, and what is known here has to do."""
+        """Return what another plugin saved; None when it cannot be read: the caller keeps what it knows."""
         try:
             return self._read()
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -84,15 +84,15 @@ class Store:
             return _allocations(json.load(file))
 
     def save(self, allocations: Iterable[Allocation]) -> None:
-        """Replace the file, unless it says so already: a container that starts again changes nothing.
+        """Replace the file, unless these allocations are in it already: a container that starts again changes nothing.
 
-        Raises PluginError when it cannot: what is not on disk must not be given out.
+        Raises PluginError when the file cannot be written: an allocation that is not on disk must not be used.
         """
         items = tuple(allocations)
         if items == self._saved and self._path.exists():
             return
         self._saved = None
-        # One changes at a time: what stays of the others is encoded once.
+        # Allocations change one at a time, so the unchanged ones are encoded only once.
         self._encoded = {item.id: self._encode(item) for item in items}
         try:
             written = files.replace(self._path, _TEXT % ",".join(text for _, text in self._encoded.values()))
@@ -120,7 +120,7 @@ def _allocations(content: dict[str, Any]) -> tuple[Allocation, ...]:
 
 
 def _fields(allocation: Allocation) -> dict[str, Any]:
-    """Return what `dataclasses.asdict` would; that copies deeply, at ten times the cost."""
+    """Return what `dataclasses.asdict` returns; that function makes deep copies, at ten times the cost."""
     binding = allocation.binding
     return {
         **{name: getattr(allocation, name) for name in _ALLOCATION},

@@ -1,4 +1,4 @@
-"""A look at somebody who is asked by many at once: they share what he answers."""
+"""Coalesces calls: callers that ask the same service at the same time share one answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Answer = TypeVar("Answer")
 
 
 class Look(Generic[Answer]):
-    """Whoever asks while a call is under way shares the next one.
+    """Callers that ask while a call is under way share the next call.
 
-    Not the one under way, which may have looked before what he wants to know about happened.
+    They can't share the present one: it may have looked before the event that the caller wants to know about.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Answer]]) -> None:
@@ -23,15 +23,15 @@ class Look(Generic[Answer]):
         self._next: asyncio.Task[Answer] | None = None
 
     async def take(self) -> Answer:
-        """Return what is answered to a call that begins now or a moment later. Raises what that call raises."""
+        """Return the answer to a call that begins now or a moment later. Raises what that call raises."""
         if self._next is None:
             self._next = asyncio.create_task(self._ask_after(self._current))
-            # Those who asked may all have gone when it fails.
+            # All callers may be gone by the time the call fails: mark its exception as retrieved.
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._next)
 
     async def end(self) -> None:
-        """Give up what is asked."""
+        """Cancel the calls that are under way."""
         tasks = [task for task in (self._current, self._next) if task is not None]
         for task in tasks:
             task.cancel()

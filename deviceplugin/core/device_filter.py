@@ -1,8 +1,8 @@
-"""The devices that pods may have shares of: those that the operator names, less those that somebody else gives out.
+"""The devices that pods may have shares of: those that the operator names, less those that NVIDIA's plugin gives out.
 
-NVIDIA's device plugin may serve other GPUs of the node. What kubelet has from it is known by its ids; a GPU in both
-would be shared between pods that are metered and one that believes it has all of it, so it is given out no more by us.
-Pure values.
+NVIDIA's device plugin may serve other GPUs of the node. Its GPUs are known by the ids that it has given kubelet. A GPU
+that both plugins offer would be shared between metered pods and a pod that expects the whole GPU, so this plugin no
+longer gives it out. Pure values.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ RIVAL_DOMAIN: Final = "nvidia.com/"
 """Resources of NVIDIA's plugin: nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb."""
 RIVAL_REASON: Final = "NVIDIA's device plugin gives it out as well: name the devices of each with `offer`"
 CLEAR_S: Final = 60.0
-"""A plugin that restarts, as after kubelet does, lists nothing for a moment."""
+"""How long a device stays excluded: a plugin that restarts, for example with kubelet, lists nothing for a moment."""
 
 
 class Offer:
     """Which devices of the node are offered."""
 
     def __init__(self, listed: Collection[str] = ()) -> None:
-        """Take the UUIDs that the operator lists; none: all devices."""
+        """Take the UUIDs that the operator lists; none: all devices are offered."""
         self._listed: Final = frozenset(listed)
         self._seen_s: dict[str, float] = {}
-        """When each device was last seen to be somebody else's."""
+        """When each device was last seen in NVIDIA's plugin."""
 
     @property
     def rivals(self) -> frozenset[str]:
-        """UUIDs of the devices that somebody else gives out as well."""
+        """UUIDs of the devices that NVIDIA's plugin gives out as well."""
         return frozenset(self._seen_s)
 
     def observe(self, node: NodeView, ids: Collection[str], now_s: float) -> frozenset[str]:
@@ -50,7 +50,7 @@ class Offer:
         return fresh
 
     def seen(self, node: NodeView) -> NodeView:
-        """Return the node as pods may have it: only what is offered, and unhealthy where it is a rival's too."""
+        """Return the node as pods may use it: only offered devices, and those that are a rival's too as unhealthy."""
         devices = tuple(
             _unhealthy(device) if device.uuid in self._seen_s else device
             for device in node.devices
@@ -67,5 +67,5 @@ def _unhealthy(device: pb.Device) -> pb.Device:
 
 
 def _device(text: str) -> str:
-    """Return the UUID or index in an id of NVIDIA's plugin: one that time-slices adds `::` and a number."""
+    """Return the UUID or index in an id of NVIDIA's plugin. With time-slicing the id ends in `::` and a number."""
     return text.partition("::")[0]

@@ -1,6 +1,6 @@
-"""Which devices a share must have: its annotations, its pod's other containers, the operator's offer.
+"""Decides which devices a share must have, by its annotations, its pod's other containers and the operator's offer.
 
-Where none of them says, the agent picks.
+Where none of them decides, the agent picks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Placement:
-    """Knows who is where; registers nothing."""
+    """Knows which pod is on which device; registers nothing."""
 
     def __init__(self, record: Record, follower: Follower, offer: Offer) -> None:
         self.offer = offer
@@ -31,9 +31,9 @@ class Placement:
         self._follower = follower
 
     def choices(self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView) -> Sequence[Sequence[str]]:
-        """Return the devices that the share may have, the best first; empty ones: any, the agent picks.
+        """Return the devices that the share may have, best first; an empty choice: any device, the agent picks.
 
-        Raises PluginError, NoRoom among them.
+        Raises PluginError; NoRoom is one kind of it.
         """
         if terms.chosen:
             for uuid in terms.chosen:
@@ -45,7 +45,7 @@ class Placement:
         return [()] if node.all_offered else self._offered(terms, node)
 
     def _offered(self, terms: PodTerms, node: NodeView) -> Sequence[Sequence[str]]:
-        """Return what the agent would pick if it knew only the devices that are offered: the fullest that fits."""
+        """Return choices among the offered devices, in the order of the agent: the fullest first."""
         request = terms.request_millipercent
         fitting = [device for device in node.devices if device.healthy and free_millipercent(device) >= request]
         fitting.sort(key=lambda device: (free_millipercent(device), device.index))
@@ -55,11 +55,11 @@ class Placement:
                 f"{len(node.devices)} that pods may have on this node: ask for less, or wait until others end"
             )
         uuids = [device.uuid for device in fitting]
-        # Memory may not fit where time does: the next one may do.
+        # Memory may not fit where time does: then the caller tries the next choice.
         return [uuids[first : first + terms.devices] for first in range(len(uuids) - terms.devices + 1)]
 
     def _one_device(self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView) -> Sequence[str]:
-        """Return the device that the containers of a pod are on together. Raises NoRoom."""
+        """Return the device that all containers of a pod must share. Raises NoRoom."""
         for item in self._record.all():
             other = item.binding
             if item.id != allocation.id and other and other.pod_uid == pod.uid and item.devices:

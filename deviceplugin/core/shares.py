@@ -1,4 +1,4 @@
-"""The shares that allocations become: one thing at a time happens to each. Who asks for what is not known here."""
+"""Changes the shares of allocations, one operation at a time on each. Which pod asks for what is not known here."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Shares:
         self._agent = agent
         self._cdi = cdi
         self._locks: WeakValueDictionary[AllocationId, asyncio.Lock] = WeakValueDictionary()
-        """Whoever holds or awaits a lock keeps it; made anew while one waits it would let two in."""
+        """A task that holds or awaits a lock keeps it alive: a second lock beside it would let two tasks in."""
         self._terms: dict[AllocationId, PodTerms] = {}
-        """As last given to the agent."""
+        """The terms that the agent was last given."""
 
     def alone(self, allocation_id: AllocationId) -> asyncio.Lock:
         """Return the lock under which a share is made, changed or ended."""
         return self._locks.setdefault(allocation_id, asyncio.Lock())
 
     def terms(self, allocation_id: AllocationId) -> PodTerms | None:
-        """Return the terms that the agent was given last; None: not known."""
+        """Return the terms that the agent was last given; None: not known."""
         return self._terms.get(allocation_id)
 
     def gave(self, allocation_id: AllocationId, terms: PodTerms) -> None:
@@ -51,7 +51,7 @@ class Shares:
         node: NodeView,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Give a live share other terms, or another container's labels. The caller is alone with it.
+        """Give a live share other terms, or another container's labels. The caller holds the share's lock.
 
         Raises PluginError.
         """
@@ -59,13 +59,13 @@ class Shares:
         self.gave(item.id, terms)
 
     def started_unix_s(self, allocation_id: AllocationId) -> float | None:
-        """Return when a container began to start with the share last; None: no share is ready."""
+        """Return when a container last began to start with the share; None: no share is ready."""
         return self._cdi.written_unix_s(allocation_id)
 
     async def rest(self, item: Allocation, *, since: int | None = None) -> None:
-        """Release the share of a container that is done; its allocation stays the pod's. Raises PluginError.
+        """Release the share of a container that is done. The pod keeps the allocation. Raises PluginError.
 
-        Not when a container began to start with it after the record's move `since`.
+        Does nothing if a container began to start with the share after the record's move `since`.
         """
         async with self.alone(item.id):
             if since is not None and self._record.has_moved(item.id, since):
@@ -77,7 +77,7 @@ class Shares:
     async def end(self, item: Allocation, *, since: int | None = None) -> bool:
         """Release an allocation's share and forget the allocation. Raises PluginError when the agent is away.
 
-        Not when its container began to start after the record's move `since`. Returns whether it did.
+        Does nothing if its container began to start after the record's move `since`. Returns whether it released.
         """
         async with self.alone(item.id):
             if since is not None and self._record.has_moved(item.id, since):

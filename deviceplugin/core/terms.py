@@ -1,8 +1,8 @@
-"""What a pod asks for: units and annotations to the terms of one container's share, or one clear error. Pure.
+"""Reads what a pod asks for: its units and annotations become the terms of one container's share, or one error. Pure.
 
-An annotation is a tenant's text: its length is bounded before it is looked at, and an error shows it in ASCII. Whole
-numbers are exact, a quantity of memory too: no float touches them. What is asked of several devices is asked in total
-and spread evenly, units and memory alike; the limit is a percentage of each device.
+An annotation is a tenant's text: its length is checked before it is read, and an error shows it in ASCII. Whole numbers
+are exact, and so is a quantity of memory: no float touches them. A request for several devices is a total that is
+spread evenly over them, units and memory alike. The limit is a percentage of each device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEYS: Final = ("limit", "memory", "class", "devices", "same-device", "device", "
 """Keys of a share, for the pod (`sharepod.io/limit`) or for one container (`sharepod.io/train.limit`, which wins)."""
 YIELD: Final = PREFIX + "yield"
 POD_KEYS: Final = ("yield",)
-"""Keys of shares that are given for the whole pod alone."""
+"""Keys that can be given only for the whole pod."""
 ELSEWHERE: Final = (
     "gang", "gang-size", "gang-min", "gang-timeout", "gang-restart", "model", "device-affinity", "device-anti-affinity",
     "node",
@@ -34,10 +34,10 @@ YIELDS: Final = ("limit", "pause")
 CLASSES: Final = tuple(item.name.lower() for item in ShareClass)
 
 MEMORY_LEAST_BYTES: Final = 2**20
-"""Per device. Less is a forgotten suffix: no context fits into it."""
+"""Per device. A smaller cap is a forgotten suffix: no context fits into it."""
 MEMORY_MOST_BYTES: Final = 2**50
 _TEXT_MAX: Final = 2048
-"""16 UUIDs of 64 characters and the commas between them; more is read of no annotation."""
+"""16 UUIDs of 64 characters and the commas between them. No annotation may be longer."""
 _SHOWN_MAX: Final = 48
 
 GANG_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -47,12 +47,12 @@ _UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,79}")
 
 
 class TermsError(Exception):
-    """A pod asks for what cannot be; the text is one line: what is wrong, the limit, the remedy."""
+    """A pod asks for something impossible. The text is one line: what is wrong, the limit, the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodTerms:
-    """What one container asks of each of its devices."""
+    """The terms that one container asks for, on each of its devices."""
 
     devices: int
     """1..16."""
@@ -60,28 +60,28 @@ class PodTerms:
     limit_millipercent: int
     """request_millipercent..100000."""
     memory_limit_bytes: int | None
-    """None: the same part of the device's memory as the request is of its time."""
+    """None: the share's part of the device's memory equals its part of the device's time."""
     share_class: str
     chosen: tuple[str, ...]
     """UUIDs from the scheduler, as many as `devices`; empty: the agent picks."""
     same_device: bool
-    """Every container of the pod that says so is on one device."""
+    """All containers of the pod that set this are on one device."""
     paused: bool
     yields: str = ""
-    """How the pod makes room: one of YIELDS; empty: not at all."""
+    """How the pod makes room for others: one of YIELDS; empty: it does not."""
     gang: str = ""
-    """The pod's gang, when its members run in step; see read_gang."""
+    """The pod's gang, if its members run in step; see read_gang."""
 
     @property
     def limit_now_millipercent(self) -> int:
-        """Return the limit that counts: the request, while the pod makes room by that."""
+        """Return the limit in effect: while the pod yields by its limit, that is the request."""
         return self.request_millipercent if self.yields == "limit" else self.limit_millipercent
 
 
 def read_gang(annotations: Mapping[str, str]) -> str:
-    """Return the name of a pod's gang whose members run in step; empty: it is of none.
+    """Return the name of the pod's gang if its members run in step; empty: the pod belongs to no such gang.
 
-    Members of an elastic gang come and go, and yield by themselves: they do not.
+    Members of an elastic gang do not run in step: they come, go and yield one by one.
     """
     name, size = annotations.get(f"{PREFIX}gang", ""), annotations.get(f"{PREFIX}gang-size")
     is_elastic = annotations.get(f"{PREFIX}gang-min", size) != size
@@ -103,8 +103,9 @@ def read_terms(
 ) -> PodTerms:
     """Return the terms of a container that holds `units` units.
 
-    `limit_percent` is the node's ceiling for those that give none; a request above it is its own limit. `containers`
-    names all containers of the pod, so that an annotation for one that is not there is an error; empty: not checked.
+    `limit_percent` is the node's limit for containers that give none. If the request is above it, the request is the
+    limit. `containers` names all containers of the pod, so that an annotation for a missing container is an error;
+    empty: not checked.
     Raises TermsError.
     """
     given = _effective(annotations, container, containers)
@@ -139,11 +140,11 @@ def _nearest(word: str, known: Collection[str]) -> str:
 
 
 def _effective(annotations: Mapping[str, str], container: str, containers: Collection[str]) -> dict[str, str]:
-    """Return what holds for `container` by key; every key under `sharepod.io/` must be known."""
+    """Return the value in effect for `container` by key. Raises TermsError for an unknown key under `sharepod.io/`."""
     for_pod: dict[str, str] = {}
     for_container: dict[str, str] = {}
     for name, value in annotations.items():
-        if not name.lower().startswith(PREFIX):  # the API server lets upper case pass
+        if not name.lower().startswith(PREFIX):  # the API server accepts upper case
             continue
         target, key = _split(name, containers)
         if len(value) > _TEXT_MAX:
@@ -177,7 +178,7 @@ def _split(name: str, containers: Collection[str]) -> tuple[str | None, str]:
 
 
 def _devices(text: str | None, units: int) -> int:
-    """Return over how many devices the units spread; each gets a whole percentage of at most 100."""
+    """Return the number of devices that the units spread over; each gets a whole percentage, at most 100."""
     if units < 1:
         raise TermsError(f"{units} units asked for: ask for 1 or more of {PREFIX}gpu")
     if text is None:
@@ -229,7 +230,7 @@ def _limit(text: str | None, request: int, limit_percent: int) -> int:
 
 
 def _memory(text: str, devices: int) -> int:
-    """Return the cap on each device: an even part of the whole, what does not divide is dropped."""
+    """Return the cap on each device: an even part of the whole, rounded down."""
     per_device = quantity_bytes(text) // devices
     if MEMORY_LEAST_BYTES <= per_device <= MEMORY_MOST_BYTES:
         return per_device

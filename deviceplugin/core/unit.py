@@ -1,10 +1,10 @@
-"""The ids of units: how many a node has, which of them are healthy, which a container should get. Pure values.
+"""The units of a node: how many ids it has, which of them are healthy, which a container should get. Pure values.
 
-Kubelet counts ids and knows nothing of devices. An id belongs to the node: the device of a container is picked when
-the container starts, so any ids will do.
+Kubelet counts ids and knows nothing of devices. An id belongs to the node. The device of a container is picked when the
+container starts, so any ids will do.
 
-Spare units are more than a device has time for. Kubelet and kube-scheduler count a pod's units for as long as it is
-there: without spare ones they let no other pod in when it yields. How much of a device is left, the agent knows.
+Spare units are units beyond 100 per device. Kubelet and kube-scheduler count a pod's units for as long as the pod is
+there, also while it yields: without spare units they would let no other pod in. The agent knows what is really left.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 UnitId = NewType("UnitId", str)
-"""What kubelet calls a device: at most 63 characters."""
+"""Kubelet's name for one device of a device plugin: at most 63 characters."""
 
 RESOURCE: Final = "sharepod.io/gpu"
 UNITS_PER_DEVICE: Final = 100
 SPARE_PERCENT_MAX: Final = 400
 UNITS_MAX: Final = 40_000
-"""Of a node. Kubelet reads messages of at most 4 MiB: this many stay far below that."""
+"""The limit for one node. Kubelet reads messages of at most 4 MiB: this many units stay far below that."""
 NOT_BOUND: Final = ""
-"""The key of units whose device is not chosen yet, where units are told by device."""
+"""Where units are listed by device: the key of units without a device yet."""
 
 
 class Units:
@@ -41,17 +41,17 @@ class Units:
         """Return (id, healthy) of every unit: 100 per device, and the spare ones.
 
         Args:
-            taken: The units that shares hold, by the UUID of their device or NOT_BOUND; those of a share on several
-                devices spread over them.
+            taken: The units that shares hold, by the UUID of their device or NOT_BOUND. The units of a share on several
+                devices are spread over those devices.
         """
         listed = self._listed(taken)
         out = self._out(listed, taken)
         return tuple((unit, unit not in out) for unit in listed)
 
     def _listed(self, taken: Mapping[str, Collection[UnitId]]) -> list[UnitId]:
-        """Return the ids of the node: those that its shares hold, whatever devices there were then, and the lowest.
+        """Return the ids of the node: those that its shares hold, whatever devices it had then, and the lowest free.
 
-        What shares of a lost device hold is not listed: kubelet counts it as used, and others would do without.
+        Units held by shares of a lost device are not listed: kubelet counts them as used, so others would lack them.
         """
         known = {uuid for uuid, _ in self.devices} | {NOT_BOUND}
         total = self._per_device * len(self.devices)
@@ -67,7 +67,7 @@ class Units:
         return sorted(listed, key=_order)
 
     def _out(self, listed: list[UnitId], taken: Mapping[str, Collection[UnitId]]) -> set[UnitId]:
-        """Return what the unhealthy devices take out: the units of their shares, then free ones, at last any."""
+        """Return the units that unhealthy devices take out: those of their shares first, then free ones, then any."""
         unhealthy = [uuid for uuid, healthy in self.devices if not healthy]
         if not unhealthy:
             return set()
@@ -75,18 +75,18 @@ class Units:
         lost = {unit for uuid in unhealthy for unit in taken.get(uuid, ())}
         held = {unit for uuid, units in taken.items() if uuid not in unhealthy for unit in units}
         ranks = {unit: 0 if unit in lost - held else 1 if unit in lost else 3 if unit in held else 2 for unit in listed}
-        # The highest first: `pack` gives out the lowest, so that what is out rarely changes.
+        # The highest first: `pack` gives out the lowest ones, so a unit that is taken out is rarely in use.
         listed = listed[::-1]
         return set(sorted(listed, key=lambda unit: ranks[unit])[:size])
 
 
 def pack(available: Collection[UnitId], must: Collection[UnitId], size: int) -> list[UnitId]:
-    """Choose `size` of the available units, all of `must` and the lowest; fewer where there are not so many."""
+    """Choose `size` of the available units: all of `must`, then the lowest. Return fewer if there are not so many."""
     chosen = sorted(set(must), key=_order)
     free = sorted(set(available) - set(chosen), key=_order)
     return chosen + free[: max(0, size - len(chosen))]
 
 
 def _order(unit: UnitId) -> tuple[int, str]:
-    """Order ids by their numbers: u9999 comes before u10000."""
+    """Order ids by their number: u9999 comes before u10000."""
     return len(unit), unit

@@ -1,1 +1,1 @@
-"""What goes on after a container has its share: changes, ends, and what its programs do."""
+"""What happens after a container has its share: changed terms, its end, and what its programs do."""

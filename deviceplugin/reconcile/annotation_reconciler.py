@@ -1,8 +1,8 @@
-"""Live changes: the pods of the node as the API server has them, and their annotations brought to their shares.
+"""Applies live changes: it watches the node's pods at the API server and brings their annotations to their shares.
 
-What the agent could not be told, because it was away or the share was just being made, is told later: `settle` compares
-all of it again. A share that is to run again after it has yielded, and has no room yet, is owed that: `resume` looks
-every second whether there is room.
+Some changes can't reach the agent at once: the agent is away, or the share is just being made. `settle` compares all
+pods again and tells the agent later. A share that should run again after it has yielded may find no room yet. It is
+then owed its device time, and `resume` looks every second whether there is room.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESUME_S: Final = 1.0
 
 
 class Follower:
-    """The view of a running watch."""
+    """Watches the node's pods and applies their changes."""
 
     def __init__(self, record: Record, shares: Shares, agent: Agent, api: ApiServer, *, limit_percent: int) -> None:
         self._record = record
@@ -42,17 +42,17 @@ class Follower:
         self._api = api
         self._limit_percent = limit_percent
         self.active: Callable[[], bool] = lambda: True
-        """False while another plugin serves the node: what is there is its business."""
+        """False while another plugin serves the node: the shares are then that plugin's business."""
         self._pods: dict[str, Pod] = {}
-        """By the uid of their cgroups: a static pod has a new mirror now and then, and goes on."""
+        """By the uid in their cgroups: a static pod gets a new mirror now and then, but its cgroups stay."""
         self._older: dict[AllocationId, Pod | None] = {}
-        """The pod as it was in the view when the share was given terms that were read from the API server itself."""
+        """The watch's copy of the pod at the time its share got terms that were read directly from the API server."""
         self._told: dict[AllocationId, str] = {}
-        """Why terms are not applied, as the pod's owner was told."""
+        """Why terms are not applied, as last told to the pod's owner."""
         self._owed: set[AllocationId] = set()
-        """Those whose terms say that they run, and which stay paused until others leave room."""
+        """The allocations that should run by their terms, but stay paused until others leave room."""
         self.ended: Final = asyncio.Event()
-        """A pod that holds an allocation is gone or has finished. The sweeper clears it."""
+        """Set when a pod that holds an allocation is gone or has finished. The garbage collector clears it."""
 
     @property
     def owes(self) -> bool:
@@ -61,7 +61,7 @@ class Follower:
 
     @property
     def listed(self) -> bool:
-        """Tell whether every pod of the node has been seen once."""
+        """Tell whether the watch has shown every pod of the node once."""
         return self._api.listed
 
     def pods(self) -> tuple[Pod, ...]:
@@ -73,7 +73,7 @@ class Follower:
         return self._pods.get(binding.cgroup_uid)
 
     async def follow(self) -> None:
-        """Take over what changes, for ever."""
+        """Apply every change that the watch reports, for ever."""
         async for kind, pod in self._api.watch():
             if kind == "set":
                 self._pods[pod.cgroup_uid] = pod
@@ -91,26 +91,26 @@ class Follower:
             self.ended.set()
 
     async def settle(self) -> None:
-        """Apply what could not be applied when it changed."""
+        """Apply the changes that could not be applied when they happened."""
         for pod in self.pods():
             await self._apply(pod)
 
     async def resume_for_ever(self) -> None:
-        """Let the shares run again that are owed it, as soon as there is room."""
+        """Let the owed shares run again as soon as there is room."""
         while True:
             await asyncio.sleep(RESUME_S)
             if self.active():
                 await self.resume()
 
     async def resume(self) -> None:
-        """Let the shares run again for which there is room now, the oldest first."""
+        """Let the owed shares run again that have room now, the oldest first."""
         for item in self._record.all():
             if item.id not in self._owed or item.binding is None or (pod := self.pod(item.binding)) is None:
                 continue
             try:
                 request = self.read_terms(pod, item.binding.container, len(item.units)).request_millipercent
                 node = await self._agent.node()
-            except PluginError:  # `settle` tells
+            except PluginError:  # `settle` reports it
                 continue
             devices = [node.device(uuid) for uuid in item.devices]
             if all(device is not None and free_millipercent(device) >= request for device in devices):
@@ -131,7 +131,7 @@ class Follower:
         return replace(terms, gang=f"{pod.namespace}/{terms.gang}") if terms.gang else terms
 
     def gave(self, item: Allocation, terms: PodTerms, older: Pod | None) -> None:
-        """Note that a share has terms that are newer than the view of the pod that was there before they were read."""
+        """Note that a share has newer terms than `older`, the watch's copy of its pod before they were read."""
         self._shares.gave(item.id, terms)
         self._older[item.id] = older
         self._told.pop(item.id, None)
@@ -139,7 +139,7 @@ class Follower:
 
     async def _apply(self, pod: Pod) -> None:
         for item in self._record.all():
-            # What is being made comes out with the terms as they were read for it: the next look finds what is newer.
+            # A share that is just being made gets the terms that were read for it: the next look finds newer ones.
             is_of_pod = item.binding is not None and item.binding.cgroup_uid == pod.cgroup_uid
             if is_of_pod and item.devices and not self._shares.alone(item.id).locked():
                 async with self._shares.alone(item.id):
@@ -151,9 +151,9 @@ class Follower:
         self._owed &= known
 
     def _heir(self, item: Allocation, binding: Binding, pod: Pod) -> str:
-        """Return the container that has an allocation now: an init container's goes to the next one of as many units.
+        """Return the container that has an allocation now. An init container's goes to the next with as many units.
 
-        When that one started, the API may not have shown yet that the init container had finished.
+        When that container started, the API may not have shown yet that the init container had finished.
         """
         if binding.container not in pod.finished:
             return binding.container

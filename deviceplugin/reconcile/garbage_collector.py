@@ -1,8 +1,8 @@
-"""Ends the shares of containers that are gone, and nobody else's.
+"""Ends the shares of containers that are gone, and no others.
 
-That something is not there is no evidence as long as whoever says so may not know yet: after a reboot kubelet lists no
-pod of the API server before it has heard of them, the watch may be behind, another pid namespace shows no process. So a
-share ends only when every one of them is known to see, and all of them agree.
+A source that does not list a container proves nothing if it may not know yet. After a reboot kubelet lists no pod of
+the API server until it has heard of them. The watch may be behind. Another pid namespace shows no process. So a share
+ends only when every source is known to see, and all of them agree.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.deviceplugin")
 
 UNBOUND_S: Final = 60.0
-"""An allocation that nobody started and pod-resources does not list for so long was of a pod that is gone."""
+"""After this time without a start and without an entry in pod-resources, an allocation's pod counts as gone."""
 SWEEP_S: Final = 10.0
 HURRY_S: Final = 1.0
-"""While a share waits for the room of others, and for SWEEP_S after a pod has ended, until its shares are released."""
+"""The interval while a share waits for room, and for up to SWEEP_S after a pod has ended, until its shares are gone."""
 NOTICE_S: Final = 0.2
-"""Kubelet hears of a deleted pod from its own watch, and may list the pod for a moment after ours has shown the end."""
+"""Kubelet hears of a deleted pod from its own watch, and may list it for a moment after our watch has shown the end."""
 _LABELS: Final = ("namespace", "pod", "container", "pod_uid")
 
 
 class Sweeper:
-    """Looks when a pod ends, and otherwise every SWEEP_S, or every HURRY_S."""
+    """Looks when a pod ends, and otherwise every SWEEP_S or every HURRY_S."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Sweeper:
         self.active: Callable[[], bool] = lambda: True
         """False while another plugin serves the node."""
         self._unbound_since: dict[AllocationId, float] = {}
-        """When this process first saw an allocation without a container; the wall clock may be set meanwhile."""
+        """When this process first saw an allocation without a container, by the loop's clock: it is never set."""
         self._hurry_until_s = 0.0
         self._said = ""
 
     async def sweep_for_ever(self) -> None:
-        """Release what is over, and make up for what could not be done when it was due."""
+        """Release what is over, and catch up on what could not be done in time, for ever."""
         while True:
             if self.active() and self._follower.listed:
                 try:
@@ -80,14 +80,14 @@ class Sweeper:
                     await self.sweep()
                     self._said = ""
                 except (PluginError, ApiUnavailable) as error:
-                    # Somebody is away: nothing is over while that lasts.
+                    # A source is away: nothing counts as over while that lasts.
                     if self._said != str(error):
                         self._said = str(error)
                         log.warning("shares are not looked through", extra={"cause": str(error)})
             await self._until_due()
 
     async def _until_due(self) -> None:
-        """Wait for the next look. Two looks are HURRY_S apart at least."""
+        """Wait for the next look. Two looks are at least HURRY_S apart."""
         loop, ended = asyncio.get_running_loop(), self._follower.ended
         due_s = loop.time() + SWEEP_S
         await asyncio.sleep(HURRY_S)
@@ -106,9 +106,9 @@ class Sweeper:
         return now_s < self._hurry_until_s and any(self._may_be_over(item) for item in bound)
 
     async def sweep(self) -> None:
-        """Release the shares of containers that are gone, and what was given out and never used.
+        """Release the shares of containers that are gone, and allocations that were never used.
 
-        Raises PluginError or ApiUnavailable when it cannot be told what is.
+        Raises PluginError or ApiUnavailable when a source cannot tell.
         """
         since = self._record.moves
         await self._rest_ended(since)
@@ -119,7 +119,7 @@ class Sweeper:
         listing = await self._kubelet.look()
         expected = self._expected()
         if expected and not expected & listing.pods:
-            return  # kubelet has not heard of the API server's pods yet: it hears of all of them at once
+            return  # kubelet has not heard of the API server's pods yet: it hears of all of them in one go
         live = await self._processes.live_pods()
         held = {unit for holder in listing.holders for unit in holder.units}
         if any(item.binding is None for item in suspects):
@@ -128,7 +128,7 @@ class Sweeper:
             lives = item.binding is not None and item.binding.cgroup_uid in live
             if lives or self._is_listed(item, held):
                 continue
-            # Of what nobody started kubelet alone can tell, and has to show that it knows pods.
+            # Only kubelet knows about allocations that were never started. Its list counts once it contains a pod.
             if await self._is_gone(item.binding) if item.binding is not None else expected:
                 await self._shares.end(item, since=since)
         for share, binding in strangers:
@@ -137,10 +137,11 @@ class Sweeper:
                 log.info("share of no allocation released", extra={"share": share.id, "container": binding.title})
 
     async def _admitted(self) -> set[UnitId]:
-        """Return the units of the node's pods by kubelet's checkpoint: a plain init container is listed nowhere else.
+        """Return the units of the node's pods in kubelet's checkpoint: no other list has plain init containers.
 
-        It may wait for its image longer than UNBOUND_S. The watch may not have told of its pod, if the API server went
-        away right after it was admitted, so the API server is asked about pods that the watch does not know. Raises
+        An init container may wait for its image longer than UNBOUND_S. If the API server went away right after the pod
+        was admitted, the watch may not know the pod, so the API server is asked about unknown pods. Raises
+        ApiUnavailable.
         ApiUnavailable.
         """
         pods = {pod.cgroup_uid for pod in self._follower.pods() if pod.phase not in FINISHED}
@@ -149,7 +150,7 @@ class Sweeper:
         return {unit for item in self._kubelet.recorded() if item.pod_uid in pods for unit in item.units}
 
     async def _rest_ended(self, since: int) -> None:
-        """Release the shares of init containers that have ended in pods that run on, where no container comes after.
+        """Release the shares of ended init containers in pods that run on without another container with units.
 
         The allocations stay: kubelet counts the units for the pod, and its init containers may run again.
         """
@@ -161,9 +162,9 @@ class Sweeper:
                     await self._shares.rest(item, since=since)
 
     def _was_the_last(self, item: Allocation, pod: Pod) -> bool:
-        """Tell whether an allocation is an init container's, and the pod's last container with units has ended.
+        """Tell whether an allocation is an init container's and the pod's last container with units has ended.
 
-        The API may still show the end of the run before: it does not count once another run has begun to start.
+        The API may still show the end of the previous run: it does not count if a later run has begun to start.
         """
         asking = sorted((one for one in pod.all_containers if one.units), key=lambda one: one.order)
         own = pod.named(item.binding.container) if item.binding is not None else None
@@ -177,7 +178,7 @@ class Sweeper:
         return began_unix_s is not None and ran_unix_s >= math.floor(began_unix_s)  # kubelet writes whole seconds
 
     def _may_be_over(self, item: Allocation) -> bool:
-        """Tell whether it is worth asking: the watch alone does not decide."""
+        """Tell whether an allocation may be over and the sources should be asked: the watch alone does not decide."""
         if item.binding is not None:
             self._unbound_since.pop(item.id, None)
             pod = self._follower.pod(item.binding)
@@ -186,7 +187,7 @@ class Sweeper:
         return now - self._unbound_since.setdefault(item.id, now) >= UNBOUND_S
 
     async def _strangers(self) -> list[tuple[HeldShare, Binding]]:
-        """Return the shares of pods that no allocation is of: the file of allocations was lost."""
+        """Return the shares of pods without an allocation: the file of allocations was lost."""
         found = []
         for share in (await self._agent.shares()).values():
             if self._record.get(share.id) is None and all(share.labels.get(key) for key in _LABELS):
@@ -195,9 +196,9 @@ class Sweeper:
         return found
 
     def _expected(self) -> set[tuple[str, str]]:
-        """Return the pods that kubelet lists once it has heard of the API server's; our own is one of them.
+        """Return the pods that kubelet lists once it has heard of the API server's pods. The plugin's own is one.
 
-        Mirrors of static pods do not count: those it has from its own files.
+        Mirrors of static pods do not count: kubelet knows static pods from its own files.
         """
         return {
             (pod.namespace, pod.name)
@@ -206,10 +207,10 @@ class Sweeper:
         }
 
     def _is_listed(self, item: Allocation, held: set[UnitId]) -> bool:
-        """Tell whether kubelet still counts the units for this allocation, not for one that got some of them later.
+        """Tell whether kubelet still counts the units for this allocation, not for a later one with some of them.
 
-        One that nobody started may be an init container's, and the later one its pod's next container: unless that has
-        been started, which comes after.
+        An allocation that no container has started may be an init container's, and a later one that of the pod's next
+        container. Both then count, until the later one is started: by then the init container is done.
         """
         if not item.units & held:
             return False
@@ -220,7 +221,7 @@ class Sweeper:
         )
 
     async def _is_gone(self, binding: Binding) -> bool:
-        """Tell whether the pod is over for the API server itself; the watch may be behind. Raises ApiUnavailable."""
+        """Tell whether the API server itself says that the pod is over. Raises ApiUnavailable."""
         pod = self._follower.pod(binding)
         if pod is None:
             pod = await self._api.get(binding.namespace, binding.pod)

@@ -1,7 +1,7 @@
-"""The pods of this node as the API server has them: one now, all as they change, and Events about them.
+"""Reads the pods of this node at the API server: one as it is now, all as they change; and writes Events about them.
 
-It says what was asked for, not what runs: a pod that is gone here may still have containers (`processes.py`), and one
-that is there may have none.
+The API server says what was asked for, not what runs: a pod that is gone there may still have containers
+(`processes.py`), and a pod that is there may have none.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ log = logging.getLogger("sharepod.deviceplugin.pods")
 
 COMPONENT: Final = "sharepod-device-plugin"
 GET_S: Final = 10.0
-"""A pod is read while kubelet waits for PreStartContainer, 30 s at most."""
+"""For one read of a pod: kubelet waits for PreStartContainer meanwhile, 30 s at most."""
 _PODS: Final = "/api/v1/pods"
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 class Pods:
-    """The API server's pods of one node; an asynchronous context manager, one for the life of the plugin."""
+    """The pods of one node at the API server; an asynchronous context manager that lives as long as the plugin."""
 
     def __init__(self, access: Access, node_name: str, pace: Pace | None = None, *, resource: str = RESOURCE) -> None:
         self._client = Client(access, COMPONENT)
@@ -56,7 +56,7 @@ class Pods:
 
     @property
     def listed(self) -> bool:
-        """Tell whether the watch has told of all pods once, and its reader has done with them."""
+        """Tell whether the watch has reported all pods once, and its reader has handled them."""
         return self._informer.listed
 
     async def __aenter__(self) -> Self:
@@ -72,7 +72,7 @@ class Pods:
         await self._client.__aexit__(kind, error, trace)
 
     async def get(self, namespace: str, name: str, within_s: float = GET_S) -> Pod | None:
-        """Return a pod as it is now, None when there is none. Raises ApiUnavailable in time."""
+        """Return a pod as it is now, None when it does not exist. Raises ApiUnavailable within the time."""
         if not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
             return None
         answer = await self._read(f"/api/v1/namespaces/{namespace}/pods/{name}", within_s)
@@ -84,7 +84,7 @@ class Pods:
         return pod
 
     async def uids(self) -> frozenset[str]:
-        """Return what names the cgroups of the node's pods that are not over, as of now. Raises ApiUnavailable."""
+        """Return the cgroup uids of the node's pods that are not over, as of now. Raises ApiUnavailable."""
         answer = await self._read(f"{_PODS}?fieldSelector=spec.nodeName%3D{self._node_name}")
         if answer.status != 200:
             raise self._client.refusal(answer)
@@ -92,7 +92,7 @@ class Pods:
         return frozenset(pod.cgroup_uid for pod in pods if pod is not None and pod.phase not in FINISHED)
 
     async def runtime(self) -> Runtime:
-        """Return what runs the node's containers. Raises ApiUnavailable."""
+        """Return the node's kubelet and container runtime. Raises ApiUnavailable."""
         answer = await self._read(f"/api/v1/nodes/{self._node_name}")
         runtime = read_runtime(answer.body) if answer.status == 200 else None
         if runtime is None:
@@ -103,24 +103,24 @@ class Pods:
         return await self._client.patiently(path, within_s, self._pace.first_s / 2, self.failed)
 
     async def watch(self) -> AsyncGenerator[Change[Pod]]:
-        """Yield every pod of the node, then what changes of what a Pod holds, for ever."""
+        """Yield every pod of the node, then every change of a field that a Pod holds, for ever."""
         self._informer.failed = self.failed
         async with contextlib.aclosing(self._informer.changes()) as changes:
             async for change in changes:
                 yield change
 
     async def event(self, pod: Pod, reason: str, message: str, warning: bool = False) -> None:
-        """Say something about a pod to those who look at it. Returns at once and never raises.
+        """Write an Event about a pod. Returns at once and never raises.
 
-        The same again is counted in one Event; a pod gets a few writes a minute.
+        A repeated Event is counted in the first one. A pod gets a few writes a minute at most.
         """
         self._events.tell(Subject(pod.namespace, pod.name, pod.uid), reason, message, warning=warning)
 
     def node_event(self, reason: str, message: str, *, warning: bool = False) -> None:
-        """Say something about the node to its operator. Returns at once and never raises."""
+        """Write an Event about the node for its operator. Returns at once and never raises."""
         self._events.tell(Subject("", self._node_name, self._node_name), reason, message, warning=warning)
 
 
 def _is_no_pod(body: Object) -> bool:
-    """Tell the API server's word that there is no such pod from a 404 of something else at its address."""
+    """Tell the API server's own "no such pod" from a 404 by another server at its address."""
     return body.get("kind") == "Status" and at(body, "details").get("kind") == "pods"

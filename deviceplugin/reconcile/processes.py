@@ -1,9 +1,10 @@
 """The pods that have live processes, from the cgroups of all processes of the node. Owns nothing, changes nothing.
 
-It needs the host's pid namespace: in one of its own it would see no tenant, and take every container for gone. Whether
-it has it, kubelet's socket tells: the kernel names the process at its other end in our pid namespace, 0 when it is not
-in there. Kubelet sees what it starts, so whoever sees kubelet does. (The first namespace's number would not do: a
-cluster may live in another one, as kind's does.)
+This needs the host's pid namespace: in a namespace of its own the plugin would see no tenant, and would take every
+container for gone. Kubelet's socket tells whether it is the host's: the kernel gives the pid of the process at the
+other end in our pid namespace, 0 when that process is not in it. Kubelet sees what it starts, so a process that sees
+kubelet sees the pods' processes too. (The inode number of the first pid namespace is no test: a cluster may live in
+another namespace, as kind's does.)
 
 Kubelet puts every process of a pod, the sandbox's too, into a cgroup that is named for the pod:
 
@@ -29,14 +30,14 @@ from sharepod.deviceplugin.errors import PluginError
 
 PROC: Final = Path("/proc")
 _READ_MAX: Final = 8192
-"""Version 1 has a line for each of about 13 hierarchies, and the pod is in all of them."""
+"""cgroup v1 has a line for each of about 13 hierarchies, and the pod is in all of them."""
 _POD: Final = re.compile(
     rb"^(?![^\n]* \(deleted\)$)[0-9]+:[^:\n]*:/(?:[^\n]*?[/-])??pod"
     rb"([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/\n ]|$)",
     re.MULTILINE,
 )
-"""The first pod of a path: what a container names its own cgroups lies deeper, and cannot keep another pod alive.
-A deleted cgroup does not count: it has nothing left but ended processes that nobody has waited for."""
+"""The first pod in a path: cgroups that a container names itself lie deeper, and cannot keep another pod alive. A
+deleted cgroup does not count: only zombies are left in it, ended processes that no parent has waited for."""
 
 
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -44,7 +45,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class HostProcesses:
-    """The processes of the node, as long as it can be told that they are all to be seen."""
+    """The processes of the node, if the plugin can see them all."""
 
     def __init__(self, kubelet_socket: Path, proc: Path = PROC) -> None:
         self._socket = kubelet_socket
@@ -53,7 +54,7 @@ class HostProcesses:
     def check(self) -> bool:
         """Return whether kubelet is there. Raises PluginError when it is, and its process cannot be seen.
 
-        That is so as well when /proc is mounted so that it hides the processes of others.
+        The process is also invisible when /proc is mounted so that it hides other users' processes.
         """
         pid = _listener(self._socket)
         if pid is not None and (pid == 0 or _cgroups_of(self._proc, pid) is None):
@@ -65,14 +66,14 @@ class HostProcesses:
         return pid is not None
 
     def pod_of_process(self, pid: int) -> str | None:
-        """Return the uid of a process's pod; None: it is of none, gone, or not to be seen."""
+        """Return the uid of a process's pod; None: it has no pod, is gone, or cannot be seen."""
         cgroups = _cgroups_of(self._proc, pid)
         return pod_of(cgroups) if cgroups else None
 
     async def live_pods(self) -> frozenset[str]:
-        """Return the uids of the pods with a process now. Raises PluginError when that cannot be told."""
+        """Return the uids of the pods that have a process now. Raises PluginError when that cannot be told."""
         if not self.check():
-            raise PluginError(f"kubelet is not at {self._socket}, so whose processes are seen is not known")
+            raise PluginError(f"kubelet is not at {self._socket}, so it is not known which processes can be seen")
         try:
             return await asyncio.to_thread(live_pods, self._proc)
         except OSError as error:
@@ -80,7 +81,7 @@ class HostProcesses:
 
 
 def _listener(path: Path) -> int | None:
-    """Return the pid of whoever listens at a socket, 0 when it is in no pid namespace of ours; None: nobody does."""
+    """Return the pid of the process that listens at a socket, 0 if our pid namespace lacks it; None: none listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client, contextlib.suppress(OSError):
         client.setblocking(False)
         client.connect(str(path))
@@ -90,7 +91,7 @@ def _listener(path: Path) -> int | None:
 
 
 def _cgroups_of(proc: Path, pid: int) -> bytes | None:
-    """Return the cgroups of a process; None when it is not there or not ours to see."""
+    """Return the cgroups of a process; None when it is gone or may not be read."""
     try:
         return (proc / str(pid) / "cgroup").read_bytes()
     except OSError:
@@ -98,16 +99,16 @@ def _cgroups_of(proc: Path, pid: int) -> bytes | None:
 
 
 def pod_of(cgroups: bytes) -> str | None:
-    """Return the uid of the pod that /proc/PID/cgroup names, with dashes; None: the process is of no pod."""
+    """Return the uid, with dashes, of the pod that /proc/PID/cgroup names; None: the process belongs to no pod."""
     match = _POD.search(cgroups)
     return match[1].decode("ascii").replace("_", "-") if match else None
 
 
 def live_pods(proc: Path = PROC) -> frozenset[str]:
-    """Return the uids of the pods with a process now.
+    """Return the uids of the pods that have a process now.
 
-    A process that ends meanwhile counts or not. Raises OSError when processes cannot be looked at, rather than say
-    that nothing lives.
+    A process that ends meanwhile may count or not. Raises OSError when processes cannot be read: a failure must not
+    look like "no process lives".
     """
     texts: set[bytes] = set()
     root = os.fspath(proc)
@@ -116,7 +117,7 @@ def live_pods(proc: Path = PROC) -> frozenset[str]:
             continue
         try:
             handle = os.open(f"{root}/{name}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, ProcessLookupError):  # the latter where it ends while it is being opened
+        except (FileNotFoundError, ProcessLookupError):  # ProcessLookupError: it ended during the open
             continue
         try:
             texts.add(os.read(handle, _READ_MAX))

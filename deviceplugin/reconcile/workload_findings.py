@@ -1,6 +1,7 @@
-"""What pods' owners and the node's operator are told of programs that run: attached or not, denied, or without a share.
+"""Decides what pods' owners and the operator are told of programs: attached or not, denied memory, or without a share.
 
-Pure: one look in, what is new out; `now_s` is a parameter that never goes back. Everything is told once, or seldom.
+Pure: one look goes in, new findings come out; `now_s` is a parameter that never goes back. A finding is told once, or
+seldom.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from sharepod.kube.pod import Pod
 
 ATTACH_S: Final = 60.0
-"""So long after the start of a container its programs may take to their first CUDA call."""
+"""The time that a container's programs may take from its start to their first CUDA call."""
 DENIED_EVERY_S: Final = 600.0
 LOST_LOOKS: Final = 2
-"""A share that is being made anew may be missing for a moment."""
+"""A share that is being replaced may be missing for a moment."""
 _NAMED_MAX: Final = 5
-"""Programs that one Event names."""
+"""The most programs that one Event names."""
 _NOT_ATTACHED: Final = (
     "uses device {} without a share: its container has none, or the hook did not attach, as in a program that is "
     "linked statically, with a loader of its own, or when all slots of the share are taken"
@@ -37,15 +38,15 @@ class Seat:
     container: str
     pod: Pod
     share: HeldShare | None
-    """None: the agent has none."""
+    """None: the agent has no such share."""
     was_there: bool = False
-    """It was bound before this plugin served: the one before has told what happened until then."""
+    """It was bound before this plugin served: the previous plugin has told what happened until then."""
     is_busy: bool = False
-    """The share is just being made, changed or ended: that it is not there says nothing."""
+    """The share is just being made, changed or ended: then it means nothing if the agent lacks it."""
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the API server shows it running."""
+        """Tell whether the API server shows the container running."""
         return self.container in self.pod.running
 
 
@@ -59,7 +60,7 @@ class Program:
     name: str
     memory_used_bytes: int
     pod_uid: str
-    """What its cgroups name; empty: it is of no pod."""
+    """The pod uid in its cgroups; empty: it belongs to no pod."""
 
     @property
     def title(self) -> str:
@@ -69,7 +70,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An Event; `pod` None: of the node."""
+    """An Event; `pod` None: it is about the node."""
 
     pod: Pod | None
     reason: str
@@ -79,35 +80,35 @@ class Note:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one share."""
+    """What was seen and told of one share."""
 
     runs_since_s: float | None = None
     has_attached: bool = False
     quiet_told: bool = False
     missing: int = 0
-    """Looks in a row at which the agent did not have it."""
+    """Looks in a row at which the agent lacked the share."""
     refusals: int = 0
     told_refusals: int = 0
     denied_told_s: float | None = None
 
 
 class Watchman:
-    """Remembers what has been told. Invariant: `_known` and `_programs` hold what the last look showed, no more."""
+    """Remembers what was told. Invariant: `_known` and `_programs` hold only what the last look showed."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._programs: set[tuple[int, int, str]] = set()
 
     def step(self, seats: Sequence[Seat], programs: Sequence[Program], now_s: float) -> list[Note]:
-        """Return what is new."""
+        """Take one look and return the new findings."""
         before, self._known, notes = self._known, {}, []
         told = self._programs
         self._programs = set()
         fresh = [one for one in programs if (one.device, one.pid, one.name) not in told]
         waiting: set[Program] = set()
-        """Programs of pods whose containers are younger than ATTACH_S: the next looks tell."""
+        """Programs of pods with containers younger than ATTACH_S: a later look decides."""
         settled: set[Program] = set()
-        """What a pod has several containers for is told once."""
+        """Programs that one of the pod's containers has reported: they are told once a pod, not once a container."""
         for seat in seats:
             known = self._known[seat.share_id] = before.get(seat.share_id) or _first_known(seat)
             notes += self._lost(seat, known)
@@ -137,9 +138,9 @@ class Watchman:
 
     @staticmethod
     def _denied(seat: Seat, share: HeldShare, known: _Known, now_s: float) -> list[Note]:
-        """Tell allocations over the cap: the first, then seldom, with their number."""
+        """Report allocations over the cap: the first at once, later ones seldom and with their number."""
         count = _refusals(share)
-        if count < known.refusals:  # a new agent counts from zero
+        if count < known.refusals:  # the agent has restarted and counts from zero
             known.refusals = known.told_refusals = 0
         known.refusals = count
         is_due = known.denied_told_s is None or now_s - known.denied_told_s >= DENIED_EVERY_S
@@ -158,7 +159,7 @@ class Watchman:
     def _attached(
         seat: Seat, known: _Known, own: Sequence[Program], now_s: float, *, is_beside: bool
     ) -> list[Note] | None:
-        """Tell programs that use the device beside the share; and, without alarm, that none has used CUDA yet.
+        """Report programs that use the device beside the share; and, without alarm, that no program has used CUDA yet.
 
         Returns None while it is too early to tell.
         """
@@ -199,7 +200,7 @@ def _first_known(seat: Seat) -> _Known:
 
 
 def _without_share(fresh: Sequence[Program]) -> list[Note]:
-    """Return one note for each device, whatever the number of programs."""
+    """Return one note for each device, however many programs use it."""
     notes = []
     for device in sorted({one.device for one in fresh}):
         here = [one for one in fresh if one.device == device]

@@ -1,4 +1,4 @@
-"""Looks every LOOK_S at what runs on the node, and has written as Events what `workload_findings.py` finds new."""
+"""Looks every LOOK_S at what runs on the node, and writes the new findings of `workload_findings.py` as Events."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ log = logging.getLogger("sharepod.deviceplugin")
 
 LOOK_S: Final = 10.0
 AWAY_S: Final = 30.0
-"""An agent that restarts is back before."""
+"""An agent that restarts is back sooner than this."""
 
 
 class Lookout:
-    """Has a Watchman."""
+    """Takes the looks, and writes the Events."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Lookout:
         self._processes = processes
         self._tell_node = tell_node
         self.active: Callable[[], bool] = lambda: True
-        """False while another plugin serves the node: that one tells."""
+        """False while another plugin serves the node: that one reports."""
         self._watchman = Watchman()
         self._before: set[str] = set()
-        """What was bound before we served."""
+        """Allocations that were bound before this plugin served."""
         self._serves = False
         self._away_since_s: float | None = None
         self._away_told = False
 
     async def look_for_ever(self) -> None:
-        """Look, and tell what is new."""
+        """Look every LOOK_S and report what is new."""
         while True:
             is_active = self.active()
             if is_active and not self._serves:

@@ -1,1 +1,1 @@
-"""Kubelet's device plugin protocol: registration, allocation, and what kubelet says of its pods."""
+"""Kubelet's device plugin protocol: registration, allocation, and what kubelet tells of its pods."""

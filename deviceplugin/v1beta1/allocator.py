@@ -1,6 +1,6 @@
-"""Gives containers their shares: what kubelet's two calls lead to.
+"""Gives containers their shares: this is the work behind kubelet's Allocate and PreStartContainer.
 
-docs/device-plugin.md tells the path. Whatever is to be ready when a container starts is on disk before it does.
+docs/device-plugin.md describes the path. Everything that a container needs is on disk before the container starts.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.deviceplugin")
 
 START_S: Final = 25.0
-"""For all that a start needs: kubelet waits 30 s, and of what takes longer it says only that it took too long."""
+"""For a whole start. Kubelet waits 30 s, and for a slower answer it reports only that it took too long."""
 ROOM_WAIT_S: Final = 20.0
-"""A container that ends gives its room back a moment later; what kubelet tries again comes after up to 15 s."""
+"""A container that ends frees its room a moment later, while a retry of kubelet may come only after 15 s."""
 ROOM_LEFT_S: Final = 3.0
-"""What is left for the rest of a start when room was waited for: the wait is shorter when less is left before it."""
+"""Kept for the rest of a start after the wait for room: the wait is shorter if the start has less time left."""
 ROOM_LOOK_S: Final = 0.5
 API_WAIT_S: Final = 2.0
-"""For the API server to show a pod that the watch has shown: it starts with the terms that were told last otherwise."""
+"""For the API server to return a pod that the watch has shown. After it, the start uses the watch's last terms."""
 WATCH_WAIT_S: Final = 2.0
-"""For the watch to tell of a pod that kubelet has admitted."""
+"""For the watch to show a pod that kubelet has admitted."""
 WATCH_LOOK_S: Final = 0.2
 
 
@@ -56,25 +56,25 @@ class Policy:
     """The operator's choices."""
 
     nvidia_cdi: bool = False
-    """Devices come from NVIDIA's CDI files, not from its runtime."""
+    """Devices come from NVIDIA's CDI files instead of its runtime."""
 
 
 @dataclass(slots=True)
 class _Start:
-    """How far the start of a container has come."""
+    """How far the start of a container has got."""
 
     until_s: float
-    waits_for: str = "kubelet to say who holds the units"
+    waits_for: str = "kubelet to say which container holds the units"
     pod: Pod | None = None
     container: str = ""
     no_room: NoRoom | None = None
-    """The agent's last word, while room is waited for."""
+    """The agent's last answer while the start waits for room."""
     stays_paused: bool = False
-    """The share has yielded, and its time is not its own yet: the container starts, and its programs wait."""
+    """The share has yielded its device time and has not got it back: the container starts, and its programs wait."""
 
 
 class Binder:
-    """Answers kubelet."""
+    """Does what kubelet's two calls ask for."""
 
     def __init__(
         self,
@@ -105,16 +105,16 @@ class Binder:
         return self._record.taken()
 
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
-        """Return what a container that is being admitted gets; valid for as long as it lives."""
-        # Neither agent nor disk nor API server is needed: an error here ends the pod for good.
+        """Return what a container that is being admitted gets. The edits stay valid for its whole life."""
+        # This needs neither agent nor disk nor API server: an error here would end the pod for good.
         allocation = self._record.issue(units, self._fresh_id())
         log.info("units allocated", extra={"share": allocation.id, "units": len(units)})
-        # A runtime that has no CDI leaves the name out without a word: its container must see no device then,
-        # whatever its image says. With CDI the share's variables win over these.
+        # A runtime without CDI silently ignores the name. Its container must then see no device, whatever its image
+        # says. With CDI the share's variables replace these.
         return ContainerEdits({VISIBLE: NO_DEVICE}, cdi=(name_of(allocation.id),))
 
     async def pre_start(self, units: frozenset[UnitId]) -> None:
-        """Make the share of a container that is about to start. Idempotent; what fails is tried again by kubelet."""
+        """Make the share of a container that is about to start. Idempotent: kubelet tries again after an error."""
         start = _Start(asyncio.get_running_loop().time() + START_S)
         try:
             async with asyncio.timeout_at(start.until_s):
@@ -129,7 +129,7 @@ class Binder:
             raise
 
     async def _tell(self, units: frozenset[UnitId], start: _Start, error: PluginError) -> None:
-        """Write an Event of the pod, or of the node where nothing says which pod it is."""
+        """Write an Event for the pod, or for the node if no source says which pod it is."""
         known = self._recorded(units) if start.pod is None else None
         pod, container = (start.pod, start.container) if known is None else (known[0], known[1].container)
         if pod is None:
@@ -155,7 +155,7 @@ class Binder:
         claim = self._record.claim(units, binding)
         allocation = claim.allocation
         start.waits_for = "the agent to release the share of the container before it"
-        for item in claim.superseded:  # before our own lock: two containers of a pod may each take the other's place
+        for item in claim.superseded:  # before our own lock: two containers may each supersede the other's allocation
             await self._shares.rest(item)
         start.waits_for = "another start of this container"
         async with self._shares.alone(allocation.id):
@@ -176,13 +176,13 @@ class Binder:
         share = None if claim.is_first else await self._agent.share(allocation.id)
         elsewhere = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
         if share is not None and elsewhere and not share.processes:
-            await self._agent.release(share.id)  # its container is not there: it may as well start elsewhere
+            await self._agent.release(share.id)  # no process has it: it may as well start on another device
             share, node = None, await self._seen()
         labels = binding.labels
         if share is None:
             share = await self._register(allocation, terms, pod, node, labels, start)
-        # An init container's share goes to the next container. While programs of the one before are left the account is
-        # theirs, and so is the name.
+        # An init container's share goes to the next container. While programs of the earlier container still run, the
+        # account and the name stay theirs.
         is_anothers = labels.items() - share.labels.items() and not share.processes
         try:
             await self._agent.update(share, terms, node, labels if is_anothers else None)
@@ -236,7 +236,7 @@ class Binder:
     async def _holder(self, units: frozenset[UnitId]) -> Holder:
         """Return a container that holds the units: exactly these, or some of them.
 
-        Pod-resources does not list a plain init container. Where no container after it has some of its units either,
+        Pod-resources does not list a plain init container. If no later container has some of its units either,
         kubelet's checkpoint names it.
         """
         holders = (await self._kubelet.look()).holders
@@ -246,12 +246,12 @@ class Binder:
         until_s = asyncio.get_running_loop().time() + WATCH_WAIT_S
         while (known := self._recorded(units)) is None:
             if asyncio.get_running_loop().time() > until_s:
-                raise PluginError("kubelet does not list who holds these units yet: it is tried again")
+                raise PluginError("kubelet does not list yet which container holds these units: it is tried again")
             await asyncio.sleep(WATCH_LOOK_S)
         return known[1]
 
     def _recorded(self, units: frozenset[UnitId]) -> tuple[Pod, Holder] | None:
-        """Return the pod of the watch that has exactly these units by kubelet's checkpoint, and its last container."""
+        """Return the watch's pod that has exactly these units in kubelet's checkpoint, and its last container."""
         pods = {pod.cgroup_uid: pod for pod in self._follower.pods() if pod.phase not in FINISHED}
         found = [
             (container.order, pods[item.pod_uid], container.name)
@@ -266,9 +266,9 @@ class Binder:
         return pod, Holder(pod.namespace, pod.name, name, units)
 
     async def _pod(self, holder: Holder, units: frozenset[UnitId]) -> Pod | None:
-        """Return the pod as it is now. While the API server is away, as the watch told of it last, if its uid is known.
+        """Return the pod as it is now. If the API server is away and the uid is known, return the watch's last copy.
 
-        Pod-resources names no uid, and a pod may have the name of one before it. Raises ApiUnavailable.
+        Pod-resources names no uid, and a pod may have the name of an earlier one. Raises ApiUnavailable.
         """
         try:
             return await self._api.get(holder.namespace, holder.pod, API_WAIT_S)
@@ -279,7 +279,7 @@ class Binder:
         return await self._api.get(holder.namespace, holder.pod)
 
     def _container(self, holder: Holder, pod: Pod, units: frozenset[UnitId]) -> str:
-        """Return the container that starts: the holder, or the init container before it that asks for so many units."""
+        """Return the container that starts: the holder, or an earlier init container that asks for as many units."""
         last = pod.named(holder.container)
         init = [
             one
@@ -288,12 +288,12 @@ class Binder:
             if last is None or one.order <= last.order
         ]
         unfinished = [one for one in init if one.name not in pod.finished]
-        if holder.units == units:  # the next container has the same ones: it starts when they have finished
+        if holder.units == units:  # the holder has the same units as its init containers: it starts after them
             return unfinished[0].name if unfinished and not self._is_past(unfinished[0], pod) else holder.container
         return (unfinished or init)[0].name if init else holder.container
 
     def _is_past(self, init: Container, pod: Pod) -> bool:
-        """Tell whether a container that starts after an init container has been started; the API may be behind."""
+        """Tell whether a container after this init container has been started. The API may be behind."""
         names = {one.name for one in pod.all_containers if one.units and one.stays and one.order >= init.order}
         bound = (item.binding for item in self._record.all() if item.binding is not None)
         started = {one.container for one in bound if one.cgroup_uid == pod.cgroup_uid}

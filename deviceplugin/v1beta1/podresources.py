@@ -1,6 +1,6 @@
-"""Asks kubelet which container holds which units: pod-resources, and its checkpoint. It decides and keeps nothing.
+"""Asks kubelet which container holds which units, by pod-resources and its checkpoint. It decides and stores nothing.
 
-Kubelet answers 100 calls a second at most, and every start of a container asks: those who ask at once share a look.
+Kubelet answers 100 calls a second at most, and every start of a container asks: callers that ask at once share a look.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from typing import Self
 
 TIMEOUT_S: Final = 5.0
-"""For an answer; kubelet gives it in milliseconds."""
+"""For one answer, which takes kubelet milliseconds."""
 PATIENCE_S: Final = {grpc.StatusCode.RESOURCE_EXHAUSTED: 5.0, grpc.StatusCode.UNAVAILABLE: 0.5}
-"""How long it is asked again when others ask it too often, and when nobody listens: the connection to a kubelet that
+"""How long to ask again when kubelet is asked too often, and when no process listens: the connection to a kubelet that
 has just come back is made a moment later."""
 RETRY_S: Final = 0.05
 _OPTIONS: Final = (
@@ -41,7 +41,7 @@ _OPTIONS: Final = (
 
 
 class KubeletUnavailable(PluginError):
-    """Kubelet does not say who holds the units."""
+    """Kubelet does not say which container holds the units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Listing:
     holders: tuple[Holder, ...]
     """The containers that hold units."""
     pods: frozenset[tuple[str, str]]
-    """Namespace and name of all pods that it knows, those without units too. After its start it knows none of the API
-    server's for a while."""
+    """Namespace and name of all pods that kubelet knows, also of those without units. After its start it knows none of
+    the API server's pods for a while."""
 
 
 class PodResources:
@@ -72,7 +72,7 @@ class PodResources:
         self._socket = socket
         self._checkpoints = socket.parents[1] / "device-plugins"
         self._resource = resource
-        # One for good, whatever comes and goes behind the name: closing it would cancel the calls of others.
+        # One channel for good, also when kubelet restarts: closing it would cancel other callers' calls.
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._stub = rpc.PodResourcesListerStub(self._channel)
         self._look = Look(self._list)
@@ -86,7 +86,7 @@ class PodResources:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give up what is asked and close the connection."""
+        """Cancel the calls that are under way and close the connection."""
         await self._look.end()
         await self._channel.close()
 
@@ -97,13 +97,13 @@ class PodResources:
     async def look(self) -> Listing:
         """Return what kubelet lists now or a moment later.
 
-        A container that ends before others start holds nothing there: its units are shown with who has them next.
+        A container that ends before others start holds nothing there: kubelet shows its units at their next holder.
         Raises KubeletUnavailable.
         """
         return await self._look.take()
 
     def recorded(self) -> tuple[Recorded, ...]:
-        """Return what kubelet's checkpoint says, of init containers too; nothing when it cannot be read."""
+        """Return what kubelet's checkpoint says, init containers included; nothing when it cannot be read."""
         return read_checkpoint(self._checkpoints, self._resource)
 
     async def _list(self) -> Listing:
@@ -117,7 +117,7 @@ class PodResources:
         return Listing(tuple(holder for holder in holders if holder.units), pods)
 
     async def given(self, domain: str) -> frozenset[str]:
-        """Return the ids that kubelet has of resources whose names begin so. Raises KubeletUnavailable."""
+        """Return kubelet's ids of the resources with a name that begins with `domain`. Raises KubeletUnavailable."""
         held = await self._ask("List", pb.ListPodResourcesRequest())
         entries = [entry for pod in held.pod_resources for container in pod.containers for entry in container.devices]
         entries += (await self._ask("GetAllocatableResources", pb.AllocatableResourcesRequest())).devices
@@ -149,5 +149,5 @@ class PodResources:
                 "something else on the node asks it all the time, find out what; "
                 f"it was tried for {PATIENCE_S[error.code()]:g} s"
             )
-        text = f"kubelet does not say on {self._socket} who holds the units: {error.code().name}: {error.details()}"
-        return KubeletUnavailable(f"{text}: {remedy}")
+        text = f"kubelet does not say on {self._socket} which container holds the units"
+        return KubeletUnavailable(f"{text}: {error.code().name}: {error.details()}: {remedy}")

@@ -1,11 +1,11 @@
-"""Registration with kubelet: sockets that come and go.
+"""Registers the plugin with kubelet, and again whenever kubelet's socket or its own is replaced.
 
-Kubelet empties its directory when it starts, so a socket that is gone is made anew, and a kubelet.sock that is another
-one is told of us again. The names are looked at five times a second: that sees all there is to see, needs no library,
-and cannot miss what happened before it began to look.
+Kubelet empties its directory when it starts. So the plugin makes its socket anew when the socket is gone, and registers
+again when kubelet.sock is a new socket. It looks at both names five times a second. That finds every change, needs no
+library, and cannot miss a change that came before the first look.
 
-The last plugin that registers serves: its socket takes the place of the other's, which sees that and stands by. So an
-upgrade may start the new plugin before the old one ends, and two by mistake do not take turns.
+The plugin that registers last serves. Its socket replaces that of the other plugin, which sees this and stands by. So
+an upgrade may start the new plugin before the old one ends, and two plugins started by mistake do not alternate.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ REGISTER_TIMEOUT_S: Final = 15.0
 RETRY_FIRST_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
 UNWATCHED_S: Final = 5.0
-"""A kubelet that has not read our units for so long does not have us any more."""
+"""A kubelet that has not read our units for this time has forgotten us."""
 STAND_BY_LOOKS: Final = 15
-"""So often the plugin that took our place may be found dead: after a restart of kubelet it makes its socket anew."""
+"""Looks at which the plugin in our place may seem dead: after a restart of kubelet it makes its socket anew."""
 GRACE_S: Final = 5.0
-"""For calls that are under way when a server ends."""
+"""For the calls that are under way when a server ends."""
 _PATH_MAX: Final = 107
 
 
 class State(enum.Enum):
-    """How we stand with kubelet."""
+    """The plugin's standing with kubelet."""
 
     WAITING = "waiting"
     """Kubelet is away, or has refused us."""
     REGISTERED = "registered"
     STANDING_BY = "standing by"
-    """Another plugin serves the resource. What is on the node is its business."""
+    """Another plugin serves the resource. The shares on the node are that plugin's business."""
 
 
 class _Socket(NamedTuple):
-    """What tells a socket from the next one of its name; a file system may give an inode's number out again at once."""
+    """Tells a socket from the next one of the same name: a file system may use an inode's number again at once."""
 
     device: int
     inode: int
@@ -70,7 +70,7 @@ class Registration:
     """Our socket in kubelet's directory, and kubelet's knowledge of it."""
 
     def __init__(self, service: PluginService, directory: Path, *, resource: str = RESOURCE) -> None:
-        """Take the directory of device plugins. Raises PluginError when a socket in it has too long a path."""
+        """Take the directory of device plugins. Raises PluginError when the path of a socket in it is too long."""
         self.path: Final = directory / f"{resource.replace('/', '_')}.sock"
         if len(str(self._new_path())) > _PATH_MAX:
             raise PluginError(
@@ -84,11 +84,11 @@ class Registration:
         self._state = State.WAITING
         self._server: grpc.aio.Server | None = None
         self._own: _Socket | None = None
-        """Our socket; None: none is made, or it is gone."""
+        """Our socket; None: it is not made yet, or it is gone."""
         self._known_to: _Socket | None = None
-        """The kubelet that has us."""
+        """The socket of the kubelet that we are registered with."""
         self._tried: _Socket | None = None
-        """The kubelet that `_failures` and `_retry_at` are about."""
+        """The socket of the kubelet that `_failures` and `_retry_at` are about."""
         self._failures = 0
         self._retry_at = 0.0
         self._seen_at = 0.0
@@ -99,14 +99,14 @@ class Registration:
         self._watching: asyncio.Task[None]
         self._ending: set[asyncio.Task[None]] = set()
         self.registered: Callable[[], None] = lambda: None
-        """Called when kubelet has taken us."""
+        """Called when kubelet has accepted the registration."""
         self.taking_over: Callable[[], None] = lambda: None
-        """Called before we serve for the first time, and before we step in for another plugin that has served."""
+        """Called before the plugin serves for the first time, and before it replaces another plugin that has served."""
         self._has_served = False
 
     @property
     def state(self) -> State:
-        """How we stand with kubelet."""
+        """The plugin's standing with kubelet."""
         return self._state
 
     async def __aenter__(self) -> Self:
@@ -134,7 +134,7 @@ class Registration:
             await asyncio.sleep(POLL_S)
 
     async def _look(self) -> None:
-        """Look at the sockets once, and do what follows."""
+        """Look at the sockets once, and act on what changed."""
         now = asyncio.get_running_loop().time()
         if self._state is State.STANDING_BY and self._is_served():
             return
@@ -152,7 +152,7 @@ class Registration:
             await self._announce(kubelet)
 
     def _is_served(self) -> bool:
-        """Return whether the plugin that has our place is alive, while we stand by."""
+        """Return whether the plugin in our place is alive, while we stand by."""
         self._dead_looks = 0 if _is_served(self.path) else self._dead_looks + 1
         if self._dead_looks < STAND_BY_LOOKS:
             return True
@@ -161,7 +161,7 @@ class Registration:
         return False
 
     def _look_at_own(self) -> None:
-        """See whether our socket is removed or another plugin's."""
+        """Find out whether our socket was removed or replaced by another plugin's."""
         if not self._own:
             return
         found = _look_at(self.path)
@@ -182,7 +182,7 @@ class Registration:
         """Return whether kubelet reads our units, or did so a moment ago."""
         if self._service.watchers:
             self._seen_at = now
-            # Not sooner: a plugin of another make with our resource's name would register again at once, too.
+            # Not sooner: another make's plugin with our resource name would register again at once, too.
             if now - self._known_at > RETRY_MAX_S:
                 self._failures = 0
         if now - self._seen_at < UNWATCHED_S:
@@ -215,13 +215,13 @@ class Registration:
         log.info("registered with kubelet", extra={"resource": self._resource, "socket": str(self.path)})
 
     async def _serve(self) -> None:
-        """Make a socket and put it in its place, whatever is there: a crashed plugin leaves its own behind."""
+        """Make a socket and rename it into place over any other: a crashed plugin leaves its own behind."""
         if _is_served(self.path):
             log.warning(
                 "another device plugin serves: taking over from it",
                 extra={"socket": str(self.path), "remedy": "stop one of the two, unless this is an upgrade"},
             )
-        # grpc removes the path that it was given when it ends: by then the name is the next plugin's.
+        # At its end grpc removes the path that it was given. By then another plugin's socket may have our name.
         made = self._new_path()
         server = await listen(self._service, made)
         try:
@@ -239,13 +239,13 @@ class Registration:
         request = pb.RegisterRequest(
             version=VERSION, endpoint=self.path.name, resource_name=self._resource, options=OPTIONS
         )
-        # A pool of its own: another channel's failure to connect would make this one wait.
+        # A subchannel pool of its own: otherwise another channel's failure to connect would delay this one.
         options = (("grpc.use_local_subchannel_pool", 1),)
         async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
             await rpc.RegistrationStub(channel).Register(request, timeout=REGISTER_TIMEOUT_S)
 
     def _wait(self, event: str, cause: str) -> None:
-        """Be unregistered, and say once why."""
+        """Become unregistered, and log once why."""
         self._state, self._known_to = State.WAITING, None
         if self._said != event:
             self._said = event
@@ -263,7 +263,7 @@ class Registration:
         self._server = self._own = None
 
     def _end(self, server: grpc.aio.Server | None) -> None:
-        """Let a server's calls finish meanwhile."""
+        """Stop a server in the background, so that its calls can finish."""
         if server:
             task = asyncio.ensure_future(server.stop(GRACE_S))
             self._ending.add(task)
@@ -282,12 +282,12 @@ def _look_at(path: Path) -> _Socket | None:
 
 
 def _is_served(path: Path) -> bool:
-    """Return whether somebody listens on a socket."""
+    """Return whether a process listens on a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
             client.connect(str(path))
-        except BlockingIOError:  # so many connect that it has not come to all of them
+        except BlockingIOError:  # it listens, but its queue of connections is full
             return True
         except OSError:
             return False

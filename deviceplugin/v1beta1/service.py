@@ -1,7 +1,7 @@
-"""Kubelet's device plugin service: its messages come in and go out here. What they mean, `unit` and the binder know.
+"""Serves kubelet's device plugin protocol: messages come in and go out here. `unit` and the binder know their meaning.
 
-Every call turns ids into units, asks the binder, and turns its answer back. A PluginError becomes a status with its
-text cut to what a pod's status has room for; anything else is a bug, logged once and answered with INTERNAL.
+Every call turns ids into units, asks the binder, and turns its answer back. A PluginError becomes a status, with its
+text cut to what fits into a pod's status. Any other error is a bug: it is logged once and answered with INTERNAL.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ Response = TypeVar("Response")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MESSAGE_MAX: Final = 400
-"""Characters of an error's text: kubelet puts it into the pod's status and into an event."""
+"""Characters of an error's text: kubelet writes it into the pod's status and into an Event."""
 DEBOUNCE_S: Final = 0.1
-"""Changes within this time go to kubelet together."""
+"""Changes within this time go to kubelet in one message."""
 SOCKET_MODE: Final = 0o600
-"""Kubelet is root. Whoever else can connect could allocate."""
+"""For kubelet, which is root, alone: any other process that can connect could allocate."""
 
 OPTIONS: Final = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
 
 class Binder(Protocol):
-    """What the service asks: see `allocator.py`. Errors are PluginErrors."""
+    """What the service asks the binder: see `allocator.py`. Errors are PluginErrors."""
 
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
-        """Return what a container needs that gets these units."""
+        """Return the edits of the container that gets these units."""
 
     async def pre_start(self, units: frozenset[UnitId]) -> None:
-        """Make ready what the container with these units needs; it is about to be created."""
+        """Prepare what the container with these units needs. It is about to be created."""
 
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
         """Return the units that shares hold, by the UUID of their device."""
 
 
 class _Stream:
-    """One ListAndWatch that kubelet reads."""
+    """One ListAndWatch call that kubelet reads."""
 
     def __init__(self) -> None:
         self.woken = asyncio.Event()
@@ -67,7 +67,7 @@ class _Stream:
 def _answered(
     method: Callable[[PluginService, Request], Awaitable[Response]],
 ) -> Callable[[PluginService, Request, Context], Awaitable[Response]]:
-    """Make an rpc of a method: errors become status codes."""
+    """Turn a method into an rpc: errors become status codes."""
 
     @functools.wraps(method)
     async def handler(self: PluginService, request: Request, context: Context) -> Response:
@@ -102,7 +102,7 @@ class PluginService(rpc.DevicePluginServicer):
 
     @property
     def watchers(self) -> int:
-        """How many kubelets read the list of units: one, unless it is away."""
+        """How many ListAndWatch streams kubelet reads: one, unless it is away."""
         return len(self._streams)
 
     def show(self, units: Units) -> None:
@@ -112,31 +112,31 @@ class PluginService(rpc.DevicePluginServicer):
             self.changed()
 
     def changed(self) -> None:
-        """Look again at which units are healthy: shares of unhealthy devices came or went."""
+        """Compute again which units are healthy: shares of unhealthy devices came or went."""
         for stream in self._streams:
             stream.woken.set()
 
     def end_streams(self) -> None:
-        """End every ListAndWatch as a plugin does that leaves: kubelet then takes the units for unhealthy."""
+        """End every ListAndWatch, as a plugin that leaves does: kubelet then takes the units for unhealthy."""
         for stream in self._streams:
             stream.ended = True
             stream.woken.set()
 
     @_answered
     async def GetDevicePluginOptions(self, _request: pb.Empty) -> pb.DevicePluginOptions:  # noqa: N802 - proto
-        """Ask for both optional calls."""
+        """Ask kubelet for both optional calls."""
         return OPTIONS
 
     async def ListAndWatch(  # noqa: N802
         self, _request: pb.Empty, _context: Context
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """Send all units at once, and all of them again when one of them changes."""
+        """Send all units at once, and all of them again whenever one changes."""
         stream, seen, sent = _Stream(), None, None
         self._streams.add(stream)
         try:
             while not stream.ended:
                 stream.woken.clear()
-                # Every container that starts wakes us: only new ones take units, and few of them change what is listed.
+                # Every container start wakes this. Only starts that are new take units, and few change the list.
                 now = self._units, self._binder.taken()
                 if now != seen:
                     seen, listed = now, self._units.all(now[1])
@@ -153,7 +153,7 @@ class PluginService(rpc.DevicePluginServicer):
     async def GetPreferredAllocation(  # noqa: N802
         self, request: pb.PreferredAllocationRequest
     ) -> pb.PreferredAllocationResponse:
-        """Advise the lowest units: what an unhealthy device takes out is then seldom somebody's."""
+        """Advise the lowest units: a unit that an unhealthy device takes out is then seldom in use."""
         chosen = [
             pack(_units(ask.available_device_ids), _units(ask.must_include_device_ids), ask.allocation_size)
             for ask in request.container_requests
@@ -190,8 +190,8 @@ class PluginService(rpc.DevicePluginServicer):
 
 
 async def listen(service: PluginService, path: Path) -> grpc.aio.Server:
-    """Serve on a new socket at this path. Raises OSError when it cannot be made."""
-    # Kubelet names all free units when it asks for advice: no limit on what comes in.
+    """Serve on a new socket at this path. Raises OSError when the socket cannot be made."""
+    # Kubelet names all free units when it asks for advice: incoming messages have no size limit.
     server = grpc.aio.server(options=(("grpc.max_receive_message_length", -1),))
     rpc.add_DevicePluginServicer_to_server(service, server)
     try:
@@ -200,7 +200,7 @@ async def listen(service: PluginService, path: Path) -> grpc.aio.Server:
         raise OSError(f"no socket can be made at {path}: {error}") from None
     await server.start()
     try:
-        # grpc makes it 0755, and to connect one has to be able to write: in between it was root's alone as well.
+        # grpc makes the socket 0755. A connection needs write permission, so meanwhile it was root's alone as well.
         path.chmod(SOCKET_MODE)
     except OSError:
         await server.stop(None)
@@ -232,6 +232,6 @@ def _container(edits: ContainerEdits) -> pb.ContainerAllocateResponse:
 
 
 def _told(error: PluginError) -> str:
-    """Return an error's text as one line that is not too long."""
+    """Return an error's text as one line of at most MESSAGE_MAX characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= MESSAGE_MAX else f"{text[: MESSAGE_MAX - 1]}…"

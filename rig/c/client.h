@@ -1,13 +1,13 @@
 /*
- * client: the functions and structures of the driver, for the C programs of benches and tests. It knows nothing of
- * shares. An error of the driver ends the program.
+ * client: the driver's functions and structures, for the C programs of benches and tests. It knows nothing of shares.
+ * An error of the driver ends the program.
  */
 #ifndef SHAREPOD_RIG_CLIENT_H
 #define SHAREPOD_RIG_CLIENT_H
 
 #include "program.h"
 
-#define CUDA_VERSION           12080 /* the interface asked for; an older driver answers with what it has */
+#define CUDA_VERSION           12080 /* the interface asked for; an older driver returns what it has */
 #define STREAM_NON_BLOCKING    1u
 #define EVENT_DEFAULT          0u
 #define EVENT_BLOCKING_SYNC    1u
@@ -19,7 +19,7 @@
 #define ATTRIBUTE_MODE         20 /* compute mode: 0 default, 2 prohibited, 3 exclusive */
 #define ATTRIBUTE_MAJOR        75
 #define ATTRIBUTE_MINOR        76
-#define ATTRIBUTE_SHARED_BYTES 97 /* that a block can ask for */
+#define ATTRIBUTE_SHARED_BYTES 97 /* the shared memory that a block can ask for */
 #define FUNCTION_SHARED_BYTES  8
 
 #define SUCCESS             0
@@ -91,8 +91,8 @@ struct ipc_handle {
 /* ---- its functions ---- */
 
 /* clang-format off */
-/* One row per driver function: name, arguments. cuGetProcAddress picks the variant for CUDA_VERSION. A driver may lack
- * some: they are NULL. */
+/* One row per driver function: name, arguments. cuGetProcAddress picks the variant for CUDA_VERSION. A function that
+ * the driver lacks is NULL. */
 #define DRIVER(row)                                                                                                    \
   row(cuInit, (unsigned))                                                                                              \
   row(cuDeviceGet, (int *, int))                                                                                       \
@@ -188,7 +188,7 @@ struct ipc_handle {
   row(cuStreamWaitValue32, (void *, device_pointer, uint32_t, unsigned))
 /* clang-format on */
 
-/* Weak: each source of a program that has several includes this. */
+/* Weak, because every source file of a program may include this. */
 #define DECLARE(name, arguments) __attribute__((weak, visibility("hidden"))) int(*name) arguments;
 DRIVER(DECLARE)
 __attribute__((weak, visibility("hidden"))) void *primary_context;
@@ -204,9 +204,9 @@ static inline void check(int result, const char *call) {
   if (result != SUCCESS)
     die("%s returned %d (%s)", call, result, error_name(result));
 }
-/* Call a driver function; one that is missing or fails ends the program with its name. */
+/* Call a driver function. If it is missing or fails, the program ends with its name. */
 #define CALL(name, ...) (name ? check(name(__VA_ARGS__), #name) : die("the driver lacks " #name))
-/* The same where the error is the result. */
+/* The same, but the error is the result. */
 #define TRY(name, ...) (name ? name(__VA_ARGS__) : ERROR_NOT_SUPPORTED)
 
 /* Find the functions and call cuInit. */
@@ -229,7 +229,7 @@ static inline void *open_context(int ordinal) {
   return primary_context;
 }
 
-/* A pinned host buffer, and its address on the device. */
+/* Allocate a pinned host buffer, and find its address on the device. */
 static inline void *mapped(size_t bytes, device_pointer *address) {
   void *memory = NULL;
   CALL(cuMemHostAlloc, &memory, bytes, HOST_PORTABLE_MAPPED);
@@ -238,10 +238,10 @@ static inline void *mapped(size_t bytes, device_pointer *address) {
   return memory;
 }
 
-/* ---- kernels that are named for how long they run ---- */
+/* ---- kernels with their duration in their name ---- */
 
-/* The kernel of a duration, named for it: the simulated device goes by the name, in the largest unit that divides it.
- */
+/* Name the kernel of a duration: the simulated device reads the duration from the name, in the largest unit that
+ * divides it. */
 static inline void kernel_name(char *name, size_t size, uint64_t ns) {
   if (ns % 1000000 == 0)
     snprintf(name, size, "k_%" PRIu64 "ms", ns / 1000000);
@@ -266,7 +266,7 @@ static const char __attribute__((unused)) ptx_header[] = ".version 6.0\n"
                                                          "  ret;\n"
                                                          "}\n";
 
-/* The clock read keeps the driver's compiler from folding the loop away. */
+/* Reading the clock keeps the driver's compiler from removing the loop. */
 static const char __attribute__((unused)) ptx_kernel[] = ".visible .entry %s(.param .u64 iterations) {\n"
                                                          "  .reg .pred %%p;\n"
                                                          "  .reg .u64 %%i, %%n;\n"
@@ -283,7 +283,7 @@ static const char __attribute__((unused)) ptx_kernel[] = ".visible .entry %s(.pa
                                                          "  ret;\n"
                                                          "}\n";
 
-/* Load a module into the current context with a kernel for every duration, `k_var` and `spin_until`. */
+/* Load a module into the current context, with a kernel for every duration, and with `k_var` and `spin_until`. */
 static inline void *load_module(const uint64_t *units_ns, size_t count) {
   size_t size = sizeof ptx_header + (count + 1) * (sizeof ptx_kernel + 64);
   char *ptx = malloc(size), name[64];
@@ -314,12 +314,12 @@ static inline void launch_blocks(void *function, unsigned blocks, void *stream, 
   CALL(cuLaunchKernel, function, blocks, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
 }
 
-/* Work as kernels usually are: there are blocks for every SM, so that two at a time share the device. */
+/* Launch blocks for every SM, as usual kernels do: two such kernels at a time share the device. */
 static inline void launch_one(void *function, void *stream, uint64_t argument) {
   launch_blocks(function, 1024, stream, argument);
 }
 
-/* A kernel that waits for others leaves them room. */
+/* Launch one block: a kernel that waits for others leaves them room. */
 static inline void launch_spin(void *function, void *stream, uint64_t argument) {
   launch_blocks(function, 1, stream, argument);
 }

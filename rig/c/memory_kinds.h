@@ -1,6 +1,6 @@
 /*
  * memory_kinds: every way in which a program takes device memory, and how it gives it back. The benches fill a share's
- * cap by the kinds that have a title; the agent's tests take all of them by name.
+ * cap by each kind with a title. The agent's tests take all kinds by name.
  */
 #ifndef SHAREPOD_RIG_MEMORY_KINDS_H
 #define SHAREPOD_RIG_MEMORY_KINDS_H
@@ -13,8 +13,8 @@
 
 #define ROW_BYTES         65536u      /* of an array: a real device has less than 65,536 rows */
 #define LAYER_BYTES       262144u     /* of an array of three dimensions: a real device has up to 16,384 layers */
-#define GRAIN_BYTES       (2u << 20)  /* what physical memory comes in */
-#define POOL_BYTES        (32u << 20) /* what a pool grows by */
+#define GRAIN_BYTES       (2u << 20)  /* physical memory comes in multiples of this */
+#define POOL_BYTES        (32u << 20) /* a pool grows by this */
 #define FILE_DESCRIPTOR   1           /* a type of handle */
 #define RELEASE_THRESHOLD 4           /* an attribute of a pool */
 #define ALLOCATION        10          /* a type of node */
@@ -39,7 +39,7 @@ struct node { /* CUgraphNodeParams */
 _Static_assert(sizeof(struct node) == 256, "CUDA 12.2 ABI");
 
 /* clang-format off */
-/* Variants that cuGetProcAddress does not pick: a name here, the driver's symbol, arguments. */
+/* Variants that cuGetProcAddress does not pick: their name here, the driver's symbol, their arguments. */
 #define VARIANTS(row)                                                                                                  \
   row(array_create_v1, "cuArrayCreate", (void **, const struct array_v1 *))                                            \
   row(array_3d_create_v1, "cuArray3DCreate", (void **, const struct array_3d_v1 *))                                    \
@@ -66,10 +66,10 @@ struct allocation {
 
 struct kind {
   const char *name, *title; /* no title: only for tests */
-  size_t step;              /* the least difference in size that it knows */
+  size_t step;              /* the least difference in size that the kind can have */
   int (*take)(struct allocation *, size_t);
   int (*give)(struct allocation *);
-  int place, number; /* where it lies, or which variant it is */
+  int place, number; /* the place of the memory, or the number of the variant */
 };
 
 static void *kind_stream;
@@ -96,7 +96,7 @@ static int give_linear(struct allocation *it) {
 static int take_managed(struct allocation *it, size_t bytes) {
   return TRY(cuMemAllocManaged, &it->pointer, bytes, ATTACH_GLOBAL);
 }
-/* The driver makes rows of 1,000 bytes longer. */
+/* The driver makes rows of 1,000 bytes longer, to its pitch. */
 static int take_pitched(struct allocation *it, size_t bytes) {
   size_t pitch = 0;
   return TRY(cuMemAllocPitch, &it->pointer, &pitch, 1000, steps(bytes, 1024), 4);
@@ -129,7 +129,7 @@ static int take_array_3d_v1(struct allocation *it, size_t bytes) {
 static int give_array(struct allocation *it) {
   return TRY(cuArrayDestroy, it->object);
 }
-/* Of `number` levels: more than one are never a round number. */
+/* A mipmap of `number` levels. The size of more than one level is never a round number. */
 static int take_mipmap(struct allocation *it, size_t bytes) {
   struct array_3d_descriptor rows = {ROW_BYTES / 4, steps(bytes, ROW_BYTES), 0, 1, 4, 0};
   return TRY(cuMipmappedArrayCreate, &it->object, &rows, (unsigned)it->kind->number);
@@ -152,7 +152,7 @@ static int give_ordered(struct allocation *it) {
   int result = TRY(cuMemFreeAsync, it->pointer, kind_stream);
   return result ? result : cuStreamSynchronize(kind_stream);
 }
-/* The same in the thread's own stream. */
+/* The same in the thread's own default stream. */
 static int take_ordered_ptsz(struct allocation *it, size_t bytes) {
   return TRY(alloc_async_ptsz, &it->pointer, bytes, NULL);
 }
@@ -165,7 +165,7 @@ static int give_ordered_ptsz(struct allocation *it) {
   int result = TRY(free_async_ptsz, it->pointer, NULL);
   return result ? result : TRY(synchronize_ptsz, NULL);
 }
-/* A pool that keeps what is freed, until it is trimmed. */
+/* A pool that keeps freed memory until it is trimmed. */
 static int take_pool(struct allocation *it, size_t bytes) {
   struct pool_properties properties = {
       .type = 1, .handles = FILE_DESCRIPTOR, .location = {it->kind->place, it->kind->number}};
@@ -204,7 +204,7 @@ static int unmap_physical(struct allocation *it) {
 static int give_handle(struct allocation *it) {
   return TRY(cuMemRelease, it->physical);
 }
-/* Mapped; the handle outlives the mapping. */
+/* The memory is mapped; its handle outlives the mapping. */
 static int take_physical(struct allocation *it, size_t bytes) {
   it->bytes = steps(bytes, GRAIN_BYTES) * GRAIN_BYTES;
   int result = create_physical(&it->physical, it->bytes, FILE_DESCRIPTOR, 1, 0);
@@ -214,19 +214,19 @@ static int give_physical(struct allocation *it) {
   int result = unmap_physical(it);
   return result ? result : give_handle(it);
 }
-/* As expandable segments do it: the handle goes while the memory is mapped. */
+/* As expandable segments do: the handle is released while the memory is mapped. */
 static int take_released(struct allocation *it, size_t bytes) {
   int result = take_physical(it, bytes);
   return result ? result : give_handle(it);
 }
-/* The handle comes back from the address: it then holds the memory without a mapping. */
+/* The handle is taken back from the address: it then holds the memory without a mapping. */
 static int take_retained(struct allocation *it, size_t bytes) {
   int result = take_released(it, bytes);
   if (!result)
     result = TRY(cuMemRetainAllocationHandle, &it->physical, (void *)(uintptr_t)(it->pointer + it->bytes / 2));
   return result ? result : unmap_physical(it);
 }
-/* Many pieces, mapped one after the other, and taken away at once. */
+/* Many pieces, mapped one after another, and unmapped at once. */
 static int take_segments(struct allocation *it, size_t bytes) {
   size_t taken = 0;
   int result = SUCCESS;
@@ -245,7 +245,7 @@ static int take_segments(struct allocation *it, size_t bytes) {
     cuMemAddressFree(it->pointer, it->bytes);
   return result;
 }
-/* Mapped nowhere, and of some place. */
+/* Memory that is not mapped, of some place. */
 static int take_unmapped(struct allocation *it, size_t bytes) {
   return create_physical(&it->physical, bytes, 0, it->kind->place, it->kind->number);
 }
@@ -274,7 +274,7 @@ static int give_external(struct allocation *it) {
   return TRY(cuDestroyExternalMemory, it->object);
 }
 
-/* ---- graphs that allocate: `place` says how they are made, `number` how they become executable ---- */
+/* ---- graphs that allocate: `place` is the way to make the graph, `number` the way to make it executable ---- */
 
 enum { BY_ITS_FUNCTION, CAPTURED, GENERIC, GENERIC_V2, ELSEWHERE };
 enum { WITH_FLAGS, WITH_PARAMS, WITH_LOG, WITH_LOG_V2, UPLOADED, UPLOADED_AT_ONCE };
@@ -400,8 +400,8 @@ static inline size_t free_bytes(void) {
   return free_now;
 }
 
-/* One byte more than is free must be refused and change nothing; all that is free must be given, up to the last step;
- * then not one byte more. */
+/* One byte more than is free must be refused and must change nothing. All that is free, down to the kind's last step,
+ * must be given; then not one byte more. */
 static inline const char *fill_kind(const struct kind *kind, size_t cap_bytes) {
   struct allocation whole, more;
   size_t available = free_bytes();
@@ -434,7 +434,7 @@ static inline const char *fill_kind(const struct kind *kind, size_t cap_bytes) {
   return free_bytes() == available ? NULL : "memory was lost";
 }
 
-/* Fill the cap by every kind that has a title, over and over, and print what came of it, after what `begin` prints. */
+/* Fill the cap by every kind with a title, `rounds` times, and print the result after what `begin` prints. */
 static inline void fill_kinds(uint64_t rounds, size_t cap_bytes, void (*begin)(void)) {
   size_t before = free_bytes();
   const char *faults[KINDS] = {0}, *comma = "";

@@ -1,6 +1,6 @@
 /*
- * program: what every C program of benches and tests has: time, options, errors, lists of results, and the driver's
- * functions, found as real programs find them (dlopen, then cuGetProcAddress). client.h includes it.
+ * program: the common part of all C programs of benches and tests: time, options, errors, lists of results, and the
+ * driver's functions, found as real programs find them (dlopen, then cuGetProcAddress). client.h includes it.
  */
 #ifndef SHAREPOD_RIG_PROGRAM_H
 #define SHAREPOD_RIG_PROGRAM_H
@@ -44,7 +44,7 @@ static inline void sleep_until(uint64_t time_ns) {
   clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
 }
 
-/* Say that the work may begin, and read on stdin when it shall, and when it shall stop. */
+/* Print that the work may begin, then read from stdin when it has to begin and when to stop. */
 static inline void hear_start(uint64_t *start_ns, uint64_t *stop_ns) {
   puts("ready");
   fflush(stdout);
@@ -81,8 +81,8 @@ static inline uint64_t parse_number(const char *text) {
   return value;
 }
 
-/* Read "name=value" into the option of that name. NULL, or, when the table has none, the value: `argument` is then the
- * name alone. */
+/* Read "name=value" into the option of that name, and return NULL. If the table has no such option, return the value;
+ * `argument` is then the name alone. */
 static inline char *parse_option(const struct option *known, size_t count, char *argument) {
   char *value = strchr(argument, '=');
   if (!value)
@@ -98,7 +98,7 @@ static inline char *parse_option(const struct option *known, size_t count, char 
 
 /* ---- results ---- */
 
-/* For qsort. */
+/* A comparison for qsort. */
 static inline int ascending(const void *left, const void *right) {
   uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
   return a < b ? -1 : a > b;
@@ -113,7 +113,7 @@ static inline void print_list(const char *name, const uint64_t *values, size_t c
 
 /* ---- the driver ---- */
 
-/* The driver's function of that name, in the variant for `version` (12000 is CUDA 12.0); NULL when it has none. */
+/* The driver's function of that name, in the variant for `version` (12000 is CUDA 12.0); NULL: it has none. */
 static inline void *find_function(const char *name, int version) {
   static void *library;
   static int (*get_v2)(const char *, void **, int, uint64_t, int *);

@@ -1,5 +1,5 @@
-"""Doubles of kubelet and of the API server, and a node between them whose agent and device plugin are real."""
+"""Doubles of kubelet and of the API server, and a node between them with a real agent and device plugin."""
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc loads: its C core logs to stderr in its own way
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc loads: its C core would log to stderr in its own format

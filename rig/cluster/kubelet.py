@@ -1,6 +1,6 @@
 """A double of kubelet: registration, admission, starts of containers, checkpoint, pod-resources.
 
-It does what kubelet 1.36 was seen to do::
+It behaves as kubelet 1.36 was seen to behave::
 
     async with FakeKubelet(directory) as kubelet:
         ...                                     # the plugin registers in kubelet.plugins
@@ -12,7 +12,7 @@ It does what kubelet 1.36 was seen to do::
         await kubelet.restart(pod, "train")     # no Allocate; the answer is replayed
         await kubelet.relaunch()                # its directory is emptied, its pods go on
 
-There is no API server in it, and nothing runs in its containers.
+It contains no API server, and no program runs in its containers.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 CHECKPOINT = "kubelet_internal_checkpoint"
 PRE_START_TIMEOUT_S = 30.0
 RETRY_S = 0.2
-"""Kubelet's own second try comes after 0.2–0.9 s, further ones after up to 15 s."""
+"""Short for tests: kubelet's own second try comes after 0.2–0.9 s, later ones after up to 15 s."""
 
 
 def leave_dead_socket(path: Path) -> None:
-    """Make a socket to which nobody listens, as a process leaves it that is killed."""
+    """Make a socket on which no process listens, as a killed process leaves it."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
 
 
 class FakeKubelet:
-    """A kubelet whose plugins serve one resource."""
+    """A kubelet with plugins that serve one resource."""
 
     def __init__(
         self,
@@ -73,19 +73,19 @@ class FakeKubelet:
         self.endpoint: Endpoint | None = None
         self.registrations: list[pb.RegisterRequest] = []
         self.refusal = ""
-        """What Register is answered with, if anything."""
+        """The error with which Register is answered, if any."""
         self.others: dict[str, list[str]] = {}
-        """Ids of other plugins' devices by resource, which no pod holds."""
+        """By resource: ids of other plugins' devices that no pod holds."""
         self.others_held: dict[str, list[str]] = {}
-        """Those that a pod of another kind holds."""
+        """By resource: ids of other plugins' devices that a pod holds."""
         self.lists = 0
-        """How often pod-resources answered."""
+        """How many times pod-resources answered."""
         self.rate, self.burst = rate, burst
         self._random = random.Random(0)
         self._choosing = asyncio.Lock()
         self._servers: list[grpc.aio.Server] = []
 
-    # Its life
+    # Its start and end
 
     async def __aenter__(self) -> Self:
         self.plugins.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class FakeKubelet:
             self._servers.append(server)
 
     async def shut_down(self) -> None:
-        """End. Containers go on running, and plugins' sockets stay."""
+        """Shut down. Containers go on running, and the plugins' sockets stay."""
         endpoint, self.endpoint = self.endpoint, None
         if endpoint:
             await endpoint.stop()
@@ -123,13 +123,13 @@ class FakeKubelet:
         self._servers.clear()
 
     async def relaunch(self) -> None:
-        """Restart, without its plugins: wait for `registered`."""
+        """Restart, without the plugins. Wait with `registered` for them."""
         async with self.away():
             pass
 
     @contextlib.asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
-        """Be down for a while. As when it is killed, the socket's file stays."""
+        """Be down for a while. The socket's file stays, as after a kill."""
         await self.shut_down()
         self.socket.unlink(missing_ok=True)
         leave_dead_socket(self.socket)
@@ -161,7 +161,7 @@ class FakeKubelet:
         return {name for name, healthy in self.endpoint.devices.items() if healthy} if self.endpoint else set()
 
     async def adopt(self, request: pb.RegisterRequest) -> None:
-        """Connect to a plugin that registers; it replaces the one before.
+        """Connect to a plugin that registers. It replaces the previous one.
 
         Raises ValueError, TimeoutError, grpc.aio.AioRpcError.
         """
@@ -196,7 +196,7 @@ class FakeKubelet:
         sidecars: Mapping[str, int] | None = None,
         uid: str = "",
     ) -> FakePod:
-        """Admit a pod whose containers ask for units: Allocate for each. Raises AdmissionFailed."""
+        """Admit a pod: call Allocate for each container that asks for units. Raises AdmissionFailed."""
         kinds: tuple[tuple[Kind, Mapping[str, int] | None], ...]
         kinds = (("init", init), ("sidecar", sidecars), ("app", containers))
         made = {key: FakeContainer(key, kind, size) for kind, some in kinds for key, size in (some or {}).items()}
@@ -213,7 +213,7 @@ class FakeKubelet:
         return pod
 
     async def start(self, pod: FakePod, name: str, *, patience_s: float = 0) -> FakeContainer:
-        """Start a container. Raises StartFailed when it still cannot after `patience_s`, AdmissionFailed for good."""
+        """Start a container. Raises StartFailed if it cannot after `patience_s`, AdmissionFailed if it never can."""
         container = pod.containers[name]
         assert pod.admitted, f"{pod.name} is not admitted"
         assert pod.active, f"{pod.name} has ended"
@@ -233,7 +233,7 @@ class FakeKubelet:
         return container
 
     def end(self, pod: FakePod, name: str) -> None:
-        """Let a container end. Its units stay the pod's."""
+        """Let a container end. The pod keeps its units."""
         pod.containers[name].running = False
 
     async def restart(self, pod: FakePod, name: str, *, patience_s: float = 0) -> FakeContainer:
@@ -242,14 +242,14 @@ class FakeKubelet:
         return await self.start(pod, name, patience_s=patience_s)
 
     def finish(self, pod: FakePod) -> None:
-        """Let a pod succeed: its units are free."""
+        """Let a pod succeed. Its units are free then."""
         for name in pod.containers:
             self.end(pod, name)
         pod.phase = "Succeeded"
         self._write_checkpoint()
 
     def delete(self, pod: FakePod) -> None:
-        """Forget a pod. Its units are free at once, whatever of it may still run."""
+        """Forget a pod. Its units are free at once, even if some of it still runs."""
         del self.pods[pod.uid]
         self._write_checkpoint()
 
@@ -258,7 +258,7 @@ class FakeKubelet:
         return {name for pod in pods for container in pod.containers.values() for name in container.ids}
 
     def listed(self) -> list[pods_pb.PodResources]:
-        """What pod-resources says now: sidecars and app containers; no devices before the pod is admitted."""
+        """The present answer of pod-resources: sidecars and app containers; no devices before the pod is admitted."""
         pods = [pod for pod in self.pods.values() if pod.active]
         held = [pods_pb.ContainerDevices(resource_name=key, device_ids=ids) for key, ids in self.others_held.items()]
         other = pods_pb.PodResources(
@@ -288,7 +288,7 @@ class FakeKubelet:
         self._write_checkpoint()
 
     async def _allocate(self, pod: FakePod, container: FakeContainer) -> None:
-        # One at a time: kubelet holds its lock while it chooses, and admits pods one after the other.
+        # One at a time: kubelet holds its lock while it chooses, and admits one pod after the other.
         async with self._choosing:
             container.ids = await self._choose(pod, container)
         endpoint = self._live_endpoint()
@@ -302,7 +302,7 @@ class FakeKubelet:
         self._write_checkpoint()
 
     async def _choose(self, pod: FakePod, container: FakeContainer) -> list[str]:
-        """Choose ids: what init containers had first, then as the plugin advises. The order means nothing."""
+        """Choose ids: first those of the init containers, then as the plugin advises. Their order has no meaning."""
         endpoint = self._live_endpoint()
         if not self.healthy:
             raise AdmissionFailed(self._unexpected(f"no healthy devices present; cannot allocate {self.resource}"))
@@ -342,11 +342,11 @@ class FakeKubelet:
             return
         endpoint = self.endpoint
         if not endpoint and not container.starts:
-            # After its restart kubelet admits again what does not run yet.
+            # After its restart kubelet admits containers again that do not run yet.
             self._fail(pod, self._unexpected(f"no healthy devices present; cannot allocate {self.resource}"))
             raise AdmissionFailed(pod.message)
         if not endpoint or not endpoint.options.pre_start_required:
-            return  # it does not know yet that the plugin wants to be asked
+            return  # kubelet does not know yet that the plugin wants PreStartContainer
         if endpoint.stopped:
             raise StartFailed(f"endpoint for {self.resource} has been stopped")
         request = pb.PreStartContainerRequest(devices_ids=self._shuffled(set(container.ids)))
@@ -367,7 +367,7 @@ class FakeKubelet:
     def _shuffled(self, ids: set[str]) -> list[str]:
         return self._random.sample(sorted(ids), len(ids))
 
-    # Its memory
+    # Its checkpoint
 
     def _write_checkpoint(self) -> None:
         entries = [
@@ -384,7 +384,7 @@ class FakeKubelet:
         (self.plugins / CHECKPOINT).write_text(json.dumps(content))
 
     def _read_checkpoint(self) -> None:
-        """Take over what was written, and nothing else: that is all a new kubelet knows."""
+        """Take over the checkpoint and nothing else: a new kubelet knows no more."""
         for pod in self.pods.values():
             for container in pod.containers.values():
                 container.ids, container.response = [], None

@@ -21,28 +21,28 @@ DIAL_TIMEOUT_S = 10.0
 
 
 class CallFailed(Exception):
-    """A call to a plugin came to nothing: the text is Go's."""
+    """A call to a plugin failed. The text is in Go's format."""
 
 
 def status_text(error: grpc.aio.AioRpcError) -> str:
-    """Return an rpc's error as Go prints it, which is how it comes into a pod's status."""
+    """Return an rpc's error as Go prints it. A pod's status has it in that form."""
     code = "".join(word.title() for word in error.code().name.split("_"))
     return f"rpc error: code = {code} desc = {error.details()}"
 
 
 class Endpoint:
-    """One registration of a plugin. It is replaced by the next one of its resource."""
+    """One registration of a plugin. The next registration of the resource replaces it."""
 
     def __init__(self, path: Path) -> None:
         self.options = pb.DevicePluginOptions()
         self.devices: dict[str, bool] = {}
-        """Whether each is healthy."""
+        """By id: whether the device is healthy."""
         self.lists = 0
         self.largest_bytes = 0
         self.stopped = False
-        """The plugin ended its list, or we did."""
+        """The plugin or the double has ended the list."""
         self.error = ""
-        """Why the list ended, if not by its own will."""
+        """Why the list ended, if it failed."""
         options = (
             ("grpc.default_authority", "localhost"),
             ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),
@@ -53,7 +53,7 @@ class Endpoint:
         self._watching: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
-        """Dial the plugin. Raises TimeoutError, or AioRpcError when it does not say its options."""
+        """Connect to the plugin. Raises TimeoutError, or AioRpcError when it does not tell its options."""
         await asyncio.wait_for(self._channel.channel_ready(), DIAL_TIMEOUT_S)
         self.options = await self.stub.GetDevicePluginOptions(pb.Empty())
 

@@ -1,4 +1,4 @@
-"""Pods and containers as a kubelet has them, for its double; and how they fail."""
+"""Pods and containers as kubelet sees them, and their failures; for the double."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AdmissionFailed(Exception):
 
 
 class StartFailed(Exception):
-    """CreateContainerConfigError: the container waits, kubelet tries again."""
+    """CreateContainerConfigError: the container waits, and kubelet tries again."""
 
 
 Kind = Literal["init", "sidecar", "app"]
@@ -29,11 +29,11 @@ class FakeContainer:
     size: int
     ids: list[str] = field(default_factory=list)
     response: pb.ContainerAllocateResponse | None = None
-    """What Allocate answered, as the checkpoint has it."""
+    """The answer of Allocate, as in the checkpoint."""
     running: bool = False
     starts: int = 0
     pre_started: bool = False
-    """PreStartContainer was called before its last start."""
+    """Whether PreStartContainer was called before its last start."""
     message: str = ""
     """Why it waits."""
 

@@ -1,4 +1,4 @@
-"""What a kubelet serves, for its double: the registry of device plugins, and pod-resources."""
+"""The services of the double of kubelet: the registry of device plugins, and pod-resources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Registry(rpc.RegistrationServicer):
 
 
 class PodResources(pods_rpc.PodResourcesListerServicer):
-    """Answers `rate` calls a second, `burst` at once."""
+    """Answers `rate` calls a second, and up to `burst` at once."""
 
     def __init__(self, kubelet: FakeKubelet) -> None:
         self._kubelet = kubelet

@@ -1,4 +1,4 @@
-"""A node whose kubelet and API server are doubles; its agent and its device plugin are real processes."""
+"""A node: its kubelet and API server are doubles, its agent and its device plugin are real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PluginNode:
-    """Start it with `plugin_node`."""
+    """The parts of such a node. Start it with `plugin_node`."""
 
     def __init__(self, directory: Path, devices: str, metrics: Sequence[str], spare_percent: int) -> None:
         self.directory = directory
@@ -41,7 +41,7 @@ class PluginNode:
         """More flags of the plugin."""
         self.spare_percent = spare_percent
         self.offer: list[str] = []
-        """UUIDs, where not all devices are offered."""
+        """UUIDs of the offered devices; empty: all."""
         self.api = ApiServer()
         self.runs("v1.36.2", "containerd://2.1.9+unknown")
         self.kubelet = FakeKubelet(directory / "kubelet")
@@ -77,7 +77,7 @@ class PluginNode:
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
-        # The Kubernetes client leaves copies of certificates where it is killed.
+        # A killed Kubernetes client leaves copies of certificates in its temporary directory.
         environment |= {"SIMGPU_STATE": str(self.directory / "gpus" / "state"), "TMPDIR": str(self.directory)}
         with (self.directory / log).open("a") as file:
             return await asyncio.create_subprocess_exec(
@@ -93,7 +93,7 @@ class PluginNode:
         return "".join(path.read_text() for path in sorted(self.directory.glob("*.log")))
 
     async def admit(self, name: str, containers: Mapping[str, int], **more: Any) -> FakePod:
-        """Let kubelet admit a pod, and the API server show it with `annotations`."""
+        """Let kubelet admit a pod, and the API server show it with its `annotations`."""
         annotations = more.pop("annotations", {})
         admitted = await self.kubelet.admit("default", name, containers, **more)
         self.show(admitted, annotations)
@@ -102,7 +102,7 @@ class PluginNode:
     def show(
         self, shown: FakePod, annotations: Mapping[str, str], phase: str = "Running", *, status: bool = False
     ) -> None:
-        """Let the API server show the pod so."""
+        """Let the API server show the pod with these annotations and this phase."""
         body = pod(shown.name, shown.uid, annotations=dict(annotations), phase=phase)
         for key, kinds in (("containers", ("app",)), ("initContainers", ("init", "sidecar"))):
             body["spec"][key] = [
@@ -114,7 +114,7 @@ class PluginNode:
                 for name, item in shown.containers.items()
                 if item.kind in kinds
             ]
-        # By default it is as far behind as it can be: it shows no container's state.
+        # By default the API server is as far behind as it can be: it shows no container's state.
         if status:
             body["status"]["containerStatuses"] = [
                 {"name": name, "state": {"running": {}}}
@@ -157,7 +157,7 @@ class PluginNode:
 async def plugin_node(
     devices: str = "2xH200", metrics: Sequence[str] = ("--metrics-listen", "off"), spare_percent: int = 0
 ) -> AsyncIterator[PluginNode]:
-    """Start a node with simulated devices; at the end nothing of it is left."""
+    """Start a node with simulated devices. At the end nothing of it is left."""
     directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
     (directory / "gpus").mkdir()
     node = PluginNode(directory, devices, metrics, spare_percent)

@@ -1,1 +1,1 @@
-"""The policy in virtual time: programs on one device, whose turns the real policy's C decides."""
+"""The policy in virtual time: programs take turns on one device, and the real policy's C decides the turns."""

@@ -1,7 +1,7 @@
 """One device under `agent/policy/` in virtual time: turns, kernels that cannot be interrupted, hand-offs, early yield.
 
-A model of the arbiter's rules, simpler than the arbiter: hand-offs never overlap (each costs `handoff_ns` of an idle
-device), there is no co-grant, and one process per share. What it leaves out would only make the figures better.
+This models the arbiter's rules, but is simpler than the arbiter. Hand-offs never overlap: each costs `handoff_ns` of an
+idle device. There is no co-grant, and a share has one process. What the model lacks would only improve the figures.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from rig.virtual.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the node costs.
+    """The costs of a node.
 
     Attributes:
         handoff_ns: from one holder's drain to the next one's first kernel.
-        linger_ns: how long a turn without work lasts before it is given back.
-        queued_ns: predicted work that may be in flight when a gate closes, at most a quantum; it still runs.
-        queued_latency_ns: the same where a latency share is present.
+        linger_ns: how long an idle turn lasts before it is given back.
+        queued_ns: predicted work that may be in flight when a gate closes, at most a quantum. It still runs then.
+        queued_latency_ns: the same if a latency share is present.
     """
 
     handoff_ns: int = 50 * US
@@ -40,7 +40,7 @@ class Turn:
 
 
 class Node:
-    """Runs programs on one device until a given time and keeps what happened."""
+    """Runs programs on one device until a given time, and records what happened."""
 
     def __init__(self, programs: list[Program], settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
@@ -57,7 +57,7 @@ class Node:
 
     @property
     def busy_ns(self) -> int:
-        """Device time delivered to anyone."""
+        """Device time that all programs got."""
         return sum(t.busy_ns for t in self.timelines.values())
 
     def run(self, until_ns: int) -> "Node":
@@ -84,7 +84,7 @@ class Node:
         return min(t for t in times if t > self.now_ns)
 
     def _arrive(self, now_ns: int) -> list[int]:
-        """Joins, leaves and begins to wait whoever does so by `now_ns`; returns the shares that began to wait."""
+        """Let programs join, leave and begin to wait up to `now_ns`. Return the shares that begin to wait."""
         began = []
         for name, load in self.loads.items():
             program = load.program
@@ -114,9 +114,9 @@ class Node:
         name = self._holder = self._name_of[share]
         load = self.loads[name]
         self.now_ns += self.settings.handoff_ns
-        granted_ns = begun_ns = billed_ns = self.now_ns  # begun: this quantum; a turn alone goes on for several
+        granted_ns = begun_ns = billed_ns = self.now_ns  # begun: this quantum; a turn alone lasts several quanta
         close_ns = granted_ns + quantum_ns
-        device_ns = granted_ns  # the device is busy with its kernels until then
+        device_ns = granted_ns  # the device is busy with the turn's kernels until then
         while True:
             event_ns = max(min(close_ns, self._next_event(), until_ns), self.now_ns)
             device_ns, idle_ns = self._work(load, device_ns, event_ns)
@@ -141,7 +141,7 @@ class Node:
                 assert choice.share is None
                 device_ns, _ = self._work(load, device_ns, event_ns + min(self._queued_ns, quantum_ns))
                 drained_ns = max(device_ns, event_ns)
-                # Its limit closed the gate: the residue is charged after the turn.
+                # The share's limit closed the gate: its residue is charged after the turn.
                 self.policy.charge(drained_ns, share, drained_ns - billed_ns)
                 self._finish(name, granted_ns, drained_ns, quantum_ns, rule)
                 return
@@ -153,7 +153,7 @@ class Node:
         self._finish(name, granted_ns, drained_ns, quantum_ns, rule)
 
     def _shorten(self, share: int, begun_ns: int, close_ns: int) -> int:
-        """Let arrivals revoke the holder, or cut a quantum that was granted when nobody waited."""
+        """Let arrivals revoke the holder, or shorten a quantum that was granted when no share waited."""
         began = self._arrive(self.now_ns)
         if any(self.policy.preempts(self.now_ns, waiter, share) for waiter in began):
             return self.now_ns
@@ -183,7 +183,8 @@ class Node:
     def _work(self, load: Load, device_ns: int, until_ns: int) -> tuple[int, int | None]:
         """Start kernels on a free device before `until_ns`.
 
-        Returns until when the device is busy, and when the turn is given back if it runs out of work before `until_ns`.
+        Returns the time until which the device is busy, and the time at which the turn is given back, if the program
+        runs out of work before `until_ns`.
         """
         timeline = self.timelines[load.program.name]
         unit_ns = load.program.unit_ns

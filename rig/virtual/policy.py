@@ -1,6 +1,6 @@
-"""`agent/policy/policy.c` for Python, compiled alone: what the models and the policy's tests drive.
+"""`agent/policy/policy.c` for Python, compiled alone. The models and the policy's tests drive it.
 
-The shared object is built in a temporary directory that is gone when `load` returns; the loaded code stays.
+The shared object is built in a temporary directory that is removed when `load` returns. The loaded code stays.
 """
 
 import functools
@@ -41,7 +41,7 @@ class Rule(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`struct sp_choice`; `share` is None when nobody is eligible."""
+    """`struct sp_choice`. `share` is None when no share is eligible."""
 
     share: int | None
     quantum_ns: int
@@ -51,12 +51,12 @@ class Choice:
 
 @functools.cache
 def load() -> tuple[Any, Any]:
-    """Compile `agent/policy/policy.c` and return its `(ffi, lib)`; once per process."""
+    """Compile `agent/policy/policy.c` and return its `(ffi, lib)`. Once per process."""
     ffi = FFI()
     ffi.cdef(cdef_block((AGENT / "policy" / "policy.h").read_text(encoding="utf-8")))
     with Scratch("sharepod-policy", tempfile.gettempdir()) as scratch:
         directory = str(scratch.path)
-        # Beside its output: a compiler that writes object files by relative path stays in the directory.
+        # Compile beside the output: a compiler that writes object files by relative path then stays in the directory.
         shutil.copytree(AGENT / "policy", Path(directory, "agent", "policy"))
         ffi.set_source(
             "_sharepod_policy",
@@ -83,13 +83,13 @@ class Policy:
         self.lib.sp_policy_init(self.state)
 
     def share(self, share: int) -> Any:
-        """Return the live `struct sp_policy_share`, to look into."""
+        """Return the live `struct sp_policy_share`, for a test to read."""
         return self.state.shares[share]
 
     def add(
         self, now_ns: int, request: float, limit: float = 100, share_class: ShareClass = ShareClass.STANDARD
     ) -> int:
-        """Add a share; -1 when the table is full."""
+        """Add a share; -1: the table is full."""
         return int(self.lib.sp_policy_add(self.state, round(request * 1000), round(limit * 1000), share_class, now_ns))
 
     def update(
@@ -119,7 +119,7 @@ class Policy:
         self.lib.sp_policy_end(self.state, share, now_ns)
 
     def next(self, now_ns: int) -> Choice:
-        """Choose who runs next."""
+        """Choose the share that runs next."""
         choice = self.lib.sp_policy_next(self.state, now_ns)
         share = None if choice.share < 0 else int(choice.share)
         return Choice(share, int(choice.quantum_ns), int(choice.retry_ns), Rule(choice.rule))

@@ -1,4 +1,4 @@
-"""Programs in virtual time: what they want of a device and when."""
+"""Programs in virtual time: the work that they want from a device, and when."""
 
 import random
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class Program:
         request: guaranteed percent of device time.
         limit: the most it may ever use, percent.
         share_class: class of its share.
-        work_ns: device work of one burst (what lies between two synchronises); None: it never stops.
-        unit_ns: one kernel; it cannot be interrupted.
+        work_ns: device work of one burst (the work between two synchronises); None: endless.
+        unit_ns: one kernel, which cannot be interrupted.
         gap_ns: host time between the end of a burst and the next one (closed loop).
-        period_ns: when not 0, bursts arrive every period whatever became of the one before (open loop), gap unused.
-        jitter_percent: bursts and gaps vary uniformly by this much; seeded by the name.
+        period_ns: if not 0, a burst arrives every period whether or not the last one is done (open loop); no gap then.
+        jitter_percent: bursts and gaps vary uniformly by this much. The name is the seed.
         start_ns: when it begins.
         stop_ns: when it leaves.
     """
@@ -48,7 +48,7 @@ class Program:
 
 
 class Load:
-    """A program as it runs: the burst under way and when the next one arrives."""
+    """A running program: the burst in progress, and the arrival of the next one."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -63,7 +63,7 @@ class Load:
         return ns + self.random.randint(-spread, spread) if spread else ns
 
     def is_ready(self, now_ns: int) -> bool:
-        """Say whether there is work at `now_ns`, taking up the next burst if it has arrived."""
+        """Say whether there is work at `now_ns`. Begins the next burst if it has arrived."""
         if now_ns >= self.program.stop_ns:
             self.left_ns = 0
             return False
@@ -75,13 +75,13 @@ class Load:
         return self.left_ns > 0
 
     def next_arrival_ns(self) -> int:
-        """Return when the next burst arrives, if none is under way; NEVER_NS when none will."""
+        """Return the arrival of the next burst if none is in progress; NEVER_NS: none will arrive."""
         if self.left_ns > 0 or self.arrival_ns >= self.program.stop_ns:
             return NEVER_NS
         return self.arrival_ns
 
     def done(self, work_ns: int, now_ns: int) -> bool:
-        """Take off work that was done by `now_ns`; True when that completes the burst."""
+        """Subtract work that was done by `now_ns`. Return True when that completes the burst."""
         if self.program.work_ns is None:
             return False
         self.left_ns -= work_ns

@@ -1,4 +1,4 @@
-"""Who used the device when, and the figures drawn from it. Reads nothing but the intervals it is given."""
+"""Which program used the device when, and the figures drawn from it. Reads only the intervals it is given."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class Timeline:
         self.busy_ns = 0
 
     def add(self, start_ns: int, end_ns: int) -> None:
-        """Append an interval; one that touches the last is merged into it."""
+        """Append an interval. If it touches the last one, they are merged."""
         if end_ns <= start_ns:
             return
         if self.ends_ns and start_ns <= self.ends_ns[-1]:
@@ -38,7 +38,7 @@ class Timeline:
         return self.busy_until(end_ns) - self.busy_until(start_ns)
 
     def pauses(self, start_ns: int, end_ns: int) -> Iterator[int]:
-        """Yield the lengths of the times without work that lie in [start, end], those cut by its ends included."""
+        """Yield the lengths of the times without work in [start, end], also of those that its ends cut."""
         at_ns = start_ns
         for busy_from, busy_to in zip(self.starts_ns, self.ends_ns, strict=True):
             if busy_to <= start_ns:
@@ -59,7 +59,7 @@ class Timeline:
 
 
 def percent_between(one: Timeline, everyone: list[Timeline], start_ns: int, end_ns: int) -> float:
-    """Return the share of the delivered device time that one had in [start, end), in percent."""
+    """Return one share's part of the device time that all got in [start, end), in percent."""
     total_ns = sum(t.busy_between(start_ns, end_ns) for t in everyone)
     return 100 * one.busy_between(start_ns, end_ns) / total_ns if total_ns else 0.0
 
@@ -67,8 +67,8 @@ def percent_between(one: Timeline, everyone: list[Timeline], start_ns: int, end_
 def worst_window(one: Timeline, window_ns: int, start_ns: int, end_ns: int, percent: float) -> float:
     """Return the largest |busy / window - percent| over every window in [start, end], in percentage points.
 
-    Busy time in a sliding window is piecewise linear in its position: its extremes lie where either end of the window
-    meets an edge.
+    Busy time in a sliding window is piecewise linear in the window's position. So its extremes lie where an end of the
+    window meets an edge.
     """
     edges = one.edges(start_ns, end_ns)
     begins = {t for edge in edges for t in (edge, edge - window_ns)} | {start_ns, end_ns - window_ns}

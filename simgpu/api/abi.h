@@ -1,4 +1,4 @@
-/* The driver's types, with the simulator's own structures behind the handles. */
+/* The driver's types, with the simulator's own structures behind its handles. */
 #ifndef SIMGPU_ABI_H
 #define SIMGPU_ABI_H
 

@@ -1,3 +1,4 @@
+/* Contexts: making, ending, the stack of each thread, primary contexts. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
@@ -55,7 +56,7 @@ static CUresult activate(struct context *context) {
   return CUDA_SUCCESS;
 }
 
-/* With process.lock: its memory, work and slot go. Work that is not done is not waited for. */
+/* With process.lock: the context loses its memory, work and slot. It does not wait for unfinished work. */
 static void deactivate(struct context *context) {
   capture_forget(&context->legacy);
   sg_lock_advanced(&process.state);
@@ -147,7 +148,7 @@ EXPORT CUresult cuCtxDestroy(CUcontext context) {
   return cuCtxDestroy_v2(context);
 }
 
-/* A context is used once, by who has made it: more than that, cuCtxAttach, is not simulated. */
+/* A context has one user, the thread that made it: cuCtxAttach, which adds users, is not simulated. */
 EXPORT CUresult cuCtxDetach(CUcontext context) {
   bool current = thread.depth && thread.stack[thread.depth - 1] == context;
   return current ? cuCtxDestroy_v2(context) : CUDA_ERROR_INVALID_CONTEXT;
@@ -296,7 +297,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, in
 static CUresult primary_flags(CUdevice ordinal, unsigned flags) {
   uint32_t index;
   (void)flags;
-  return device_index(ordinal, &index); /* the flags say how a thread waits: here it always sleeps */
+  return device_index(ordinal, &index); /* the flags choose how a thread waits: here it always sleeps */
 }
 EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) {
   return primary_flags(ordinal, flags);

@@ -1,3 +1,4 @@
+/* Devices: count, names, attributes, peer access, and settings of the current context. */
 #include "simgpu/api/process.h"
 #include "simgpu/api/symbols.h"
 #include "simgpu/config/settings.h"
@@ -50,13 +51,13 @@ EXPORT CUresult cuDeviceGetName(char *out, int bytes, CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
-/* Of a MIG instance: its own. */
+/* For a MIG instance: the UUID of the instance. */
 EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice ordinal) {
   FIND_DEVICE(ordinal, out);
   memcpy(out, device->uuid, sizeof device->uuid);
   return CUDA_SUCCESS;
 }
-/* Older than MIG: of an instance it tells the GPU. */
+/* This call is older than MIG: for an instance it returns the UUID of the GPU. */
 EXPORT CUresult cuDeviceGetUuid(CUuuid *out, CUdevice ordinal) {
   FIND_DEVICE(ordinal, out);
   if (device->parent != SG_NONE)
@@ -98,7 +99,7 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text) {
   return CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* CUdevice_attribute by number; what is not here is 0: absent, unsupported or unlimited. */
+/* CUdevice_attribute by number. A missing one is 0: absent, unsupported or unlimited. */
 static int attribute_of(const struct sg_device *device, int attribute) {
   bool small = device->major == 7 || (device->major == 8 && device->minor); /* T4, A10, L4 against A100 and later */
   switch (attribute) {
@@ -265,7 +266,7 @@ EXPORT CUresult cuDeviceGetExecAffinitySupport(int *out, int type, CUdevice ordi
   return CUDA_SUCCESS;
 }
 
-/* Memory of every device is address space of this process anyway: peer access only has to be asked for. */
+/* Memory of every device lies in this process's address space anyway: peer access only has to be asked for. */
 EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   struct context *context;
   CUresult result = enter(&context);

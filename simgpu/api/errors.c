@@ -1,3 +1,4 @@
+/* Names and texts of errors, from errors.def. */
 #include "simgpu/api/abi.h"
 
 static const struct {

@@ -1,4 +1,4 @@
-/* How a program asks for functions: by their names, and for the private tables of NVIDIA's runtime. */
+/* Lookups by a program: functions by name, and the private tables of NVIDIA's runtime. */
 #include "simgpu/api/process.h"
 #include "simgpu/api/symbols.h"
 
@@ -21,7 +21,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **out, int version, uint
   return cuGetProcAddress_v2(name, out, version, flags, NULL);
 }
 
-/* The validity check of NVIDIA's runtime finds no answer here. */
+/* No table is known here, so the validity check of NVIDIA's runtime gets no answer. */
 EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id) {
   (void)id;
   if (table)

@@ -1,3 +1,4 @@
+/* Modules, libraries, functions, occupancy and the linker: a kernel's duration comes from its name. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 #include "simgpu/api/ptx.h"
@@ -15,14 +16,14 @@ struct module {
   struct handle handle;
   char *ptx; /* NULL: any name of a kernel or a variable is accepted */
   struct function *functions;
-  CUdeviceptr variables;   /* PTX's lie here one after another; of another image it stands in for each of them */
-  struct context *context; /* which it takes module_bytes of memory from */
+  CUdeviceptr variables;   /* PTX: its variables, one after another. Another image: one variable for all names */
+  struct context *context; /* that module_bytes of memory are taken from */
   uint32_t context_id;
 };
 
-#define VARIABLE_BYTES 65536 /* of one, where no PTX says */
+#define VARIABLE_BYTES 65536 /* of a variable if no PTX tells its size */
 
-/* "_500us" or "_20ns" at the end of a name: its duration in ns, 0 without. */
+/* "_500us" or "_20ns" at the end of a name: the duration in ns; 0: the name has none. */
 static uint64_t duration_in(const char *name, size_t length) {
   static const struct {
     const char *unit;
@@ -40,7 +41,7 @@ static uint64_t duration_in(const char *name, size_t length) {
   return 0;
 }
 
-/* A C++ name is mangled as _Z9sgemm_5usPf or _ZN3lib9sgemm_5usE...: what counts is the last of the counted parts. */
+/* A C++ name is mangled as _Z9sgemm_5usPf or _ZN3lib9sgemm_5usE...: the last part with a length is the plain name. */
 static const char *plain_name(const char *name, size_t *length) {
   const char *part = name;
   *length = strlen(name);

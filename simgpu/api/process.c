@@ -1,3 +1,4 @@
+/* This process as a client of the driver: handles, start, and the checks at the begin of every call. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -114,13 +115,13 @@ CUresult enter(struct context **context) {
   return result;
 }
 
-/* A driver call costs CPU time from its entry on; without it, extra calls would look free. */
+/* A driver call costs CPU time from its entry on. Without this cost, extra calls would look free. */
 void burn(uint64_t from_ns, uint64_t cost_ns) {
   while (sg_now() < from_ns + cost_ns)
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-/* SIMGPU_LOG names the file; a client's own output is not ours to write to. */
+/* SIMGPU_LOG names the file. A client's own standard output and error are not written to. */
 CUresult not_supported(const char *what) {
   const char *path = sg_setting_text("SIMGPU_LOG");
   FILE *log = path ? fopen(path, "ae") : NULL;

@@ -1,5 +1,5 @@
 /*
- * What one client process keeps to itself: handles, contexts of its threads, the way to wait.
+ * The state that one client process keeps to itself: handles, contexts of its threads, the way to wait.
  *
  * Locks, in this order: process.lock (handles, captures), the locks of pool.c and vmm.c, the map of blocks (block.c),
  * the shared state's lock. None is held while a call burns its CPU time, waits, or runs a host function.
@@ -33,8 +33,8 @@ enum handle_type {
   HANDLE_END
 };
 
-/* Every handle starts with its type. Handles are recycled by type and never given back to malloc, so that a stale one
- * is seen as such instead of being undefined. */
+/* Every handle starts with its type. Handles are recycled by type and never given back to malloc, so a stale handle is
+ * recognised, and its use is not undefined behaviour. */
 struct handle {
   uint32_t type; /* 0 when destroyed */
   struct handle *next_free;
@@ -76,9 +76,9 @@ struct event {
   struct context *context;
   uint32_t slot;
   uint32_t flags;
-  uint64_t base; /* the slot's number when this event was made: not recorded while recorded == base */
+  uint64_t base; /* the slot's count of records when this event was made: if recorded == base, it was never recorded */
   uint64_t recorded;
-  uint64_t capture_id; /* last recorded inside this capture, 0 = not */
+  uint64_t capture_id; /* the capture that it was last recorded in, 0 = none */
   struct node **frontier;
   uint32_t frontier_count;
 };
@@ -98,9 +98,9 @@ struct process {
   struct context *contexts;         /* all, live; guarded by lock */
   struct context *primary[SG_MAX_DEVICES];
   uint64_t next_id;  /* of streams, captures, graphs */
-  uint32_t effects;  /* submitted and not yet had; atomic */
+  uint32_t effects;  /* submitted and not yet applied; atomic */
   uint32_t sleepers; /* threads asleep in a wait; guarded by the state's lock, as is the next */
-  uint64_t wake_ns;  /* the earliest of their alarms; past: that thread has left, the others' are not known */
+  uint64_t wake_ns;  /* the earliest of their alarms; if it is past, that thread has left and the others' are unknown */
   uint32_t captures; /* open; atomic, so that calls outside capture pay one load */
 };
 extern struct process process;
@@ -112,18 +112,18 @@ static inline bool is_handle(const void *handle, enum handle_type type) {
   return (uintptr_t)handle > 4096 && ((const struct handle *)handle)->type == (uint32_t)type;
 }
 void burn(uint64_t from_ns, uint64_t cost_ns);
-/* Is the driver usable in this process? */
+/* Whether the driver is usable in this process. */
 CUresult ready(void);
-/* ... and is there a current, healthy context? Also has due effects happen. */
+/* The same, and there is a current, healthy context. Also applies the effects that are due. */
 CUresult enter(struct context **context);
-/* Of a call that needs no current context: may it be made here? Also has due effects happen. */
+/* For a call that needs no current context: whether it may be made here. Also applies the effects that are due. */
 CUresult enter_anywhere(void);
 CUresult not_supported(const char *what);
 
 /* visible.c: fill process.devices; once, with the state mapped */
 void find_visible(void);
 CUresult device_ordinal(uint32_t device, CUdevice *ordinal);
-/* The place of a location in a table by device; SG_MAX_DEVICES for the host's. */
+/* The index of a location in a table by device; SG_MAX_DEVICES for the host. */
 CUresult location_place(const CUmemLocation *location, uint32_t *place);
 
 /* context.c */
@@ -137,17 +137,17 @@ static inline struct sg_context *shared_of(const struct context *context) {
 bool inside_host_function(void);
 void run_effects(void);
 void host_function(const struct effect *effect); /* in this thread */
-/* host_function.c: in the thread for that */
+/* host_function.c: run it in the thread for host functions */
 void host_function_call(struct effect *effect, uint32_t slot, struct sg_item *item);
-/* Let no effect on memory happen until this is called with false. Not inside a host function. */
+/* Apply no effect on memory until this is called with false. Not inside a host function. */
 void hold_effects(bool hold);
 /* Wait until the lane has completed `count` items. */
 CUresult wait_lane(struct context *context, uint32_t lane, uint64_t count);
 CUresult wait_event(struct context *context, uint32_t event, uint64_t seq);
-/* With the state locked: new work in this lane has an effect. Whoever sleeps in the driver must wake for it. */
+/* With the state locked: new work in this lane has an effect. A thread that sleeps in the driver must wake for it. */
 void effect_submitted(const struct context *context, uint32_t lane);
-/* With the state locked: an item, waiting (unlocked meanwhile) while the context has none or the lane's queue is full.
- */
+/* With the state locked: return an item. While the context has none or the lane's queue is full, wait (unlocked
+ * meanwhile). */
 CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item);
 
 /* stream.c */
@@ -155,16 +155,16 @@ CUresult find_stream(CUstream handle, struct context *context, struct stream **s
 /* Give one piece of work to a stream: into its capture if it has one, else to the device. `effect` (may be NULL) is
  * copied. `count` (may be NULL; zero when captured) is what wait_lane needs. */
 CUresult issue(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count);
-/* The same for what can not be captured. */
+/* The same for work that cannot be captured. */
 CUresult submit(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count);
 CUresult wait_context(struct context *context);
 void drop_thread_streams(struct context *context);
 
-/* event.c: give a record, or a wait for the newest one, to the device. */
+/* event.c: give the device a record, or a wait for the newest record. */
 CUresult submit_record(struct stream *stream, struct event *event);
 CUresult submit_wait(struct stream *stream, const struct event *event);
 
-/* effect.c: what the owner does in its own memory when the model has passed an item */
+/* effect.c: changes that the owner makes in its own memory once the model has passed an item */
 enum effect_kind { EFFECT_COPY, EFFECT_SET, EFFECT_WRITE, EFFECT_CALL, EFFECT_CALLBACK, EFFECT_LIST };
 struct effect {
   enum effect_kind kind;
@@ -198,13 +198,13 @@ struct block {
   uintptr_t address;
   size_t bytes;
   size_t charged;          /* of `context` */
-  size_t lead;             /* mapped in front of the address, to begin with a page */
-  struct context *context; /* with which it goes; NULL: the process's, or host memory */
+  size_t lead;             /* bytes mapped in front of the address, so that the mapping begins with a page */
+  struct context *context; /* the block is freed with it; NULL: it belongs to the process, or is host memory */
   uint32_t device;
   uint32_t kind; /* CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED (managed), CU_MEMORYTYPE_ARRAY */
   uint32_t flags;
   enum block_source source;
-  bool in_file;   /* of the arena or another: a copy of the page is not this process's alone */
+  bool in_file;   /* pages of the arena or another file: other processes may map them too */
   bool no_access; /* mapped, but access was not given yet */
   int fd;         /* in_file and ours: where the pages are */
   uint64_t offset;
@@ -222,13 +222,13 @@ void change_block(const struct block *block);
 /* The first block of a context above an address; false: there is none. */
 bool next_block_of(const struct context *context, uintptr_t address, struct block *block);
 
-/* charge.c: device memory is counted before it is there; CUDA_ERROR_OUT_OF_MEMORY when it does not fit */
+/* charge.c: device memory is counted before it is allocated; CUDA_ERROR_OUT_OF_MEMORY when it does not fit */
 CUresult charge(struct context *context, uint64_t bytes);
 void refund(struct context *context, uint64_t bytes);
-/* With the state locked: is there room for one more context? */
+/* With the state locked: whether there is room for one more context. */
 bool fits_context(uint32_t device);
 CUresult charge_process(uint32_t device, enum sg_holding holding, uint64_t bytes);
-/* The same without asking the pools for what they do not use; for pool.c, which has its lock. */
+/* The same without asking the pools to give back unused memory: for pool.c, which holds its lock. */
 bool try_charge(uint32_t device, enum sg_holding holding, uint64_t bytes);
 void refund_process(uint32_t device, enum sg_holding holding, uint64_t bytes);
 
@@ -244,9 +244,9 @@ struct exported {
   int32_t location;
   uint64_t max_bytes;
 };
-/* Physical memory of this process becomes a piece that others may hold (charge.c). */
+/* Make physical memory of this process a piece that others may hold (charge.c). */
 CUresult charge_shared(int fd, struct exported *exported);
-/* This process holds the piece that a descriptor stands for; and lets go of it. */
+/* Hold the piece behind a descriptor for this process; and let go of it. */
 CUresult hold_shared(int fd, struct exported *exported);
 void drop_shared(uint32_t piece);
 int memory_file(const char *name, uint64_t bytes);
@@ -261,19 +261,19 @@ void *file_map(void *at, int fd, uint64_t offset, uint64_t bytes);
 void release_block(const struct block *block);
 void free_blocks_of(struct context *context);
 
-/* mapping.c: is the address of a reservation, mapped or not? */
+/* mapping.c: whether the address belongs to a reservation, mapped or not. */
 bool is_reserved(uintptr_t address);
 
 /* pool.c */
-/* Chunks that no allocation uses go back to the device, in all pools; false: there were none. */
+/* Give unused chunks of all pools back to the device; false: there were none. */
 bool pools_give_back(uint32_t device);
-/* A stream, an event or a context was waited for: pools shrink to their release thresholds. */
+/* A stream, an event or a context was waited for: shrink the pools to their release thresholds. */
 void pools_synchronized(void);
-/* The context's streams will not get to the frees that are still in them. */
+/* The context's streams will not reach the frees that are still in them. */
 void pools_forget(const struct context *context);
-/* The pool of a block, NULL: of none. */
+/* The pool of a block; NULL: it is in no pool. */
 struct pool *pool_of(const struct block *block);
-/* Memory of a pool, now; the block has been taken. */
+/* Free memory of a pool now. The block has been taken. */
 void pool_release(const struct block *block);
 
 /* graphs/memory.c */
@@ -282,24 +282,24 @@ CUresult graph_memory_free_async(struct graph_memory *memory, struct stream *str
 void graph_memory_forget(const struct context *context);
 
 /* capture.c */
-/* Refuse, and invalidate the captures concerned, when a call that may synchronise is not allowed here and now. */
+/* Refuse a call that may synchronise and is not allowed here and now, and invalidate the captures concerned. */
 CUresult unsafe_call(void);
-/* The legacy stream would wait for a capturing stream. */
+/* Refuse work for the legacy stream if it would wait for a capturing stream. */
 CUresult legacy_conflict(const struct stream *stream);
-/* Is `stream` capturing? If so do not submit. */
+/* Whether `stream` is capturing. If so, do not submit. */
 bool is_capturing(const struct stream *stream);
 CUresult capture_add(struct stream *stream, const struct sg_item *what, const struct effect *effect);
 CUresult capture_kernel(struct stream *stream, const struct launch *launch, const struct sg_item *item);
-/* A stream-ordered allocation or free: a node of the graph that is captured. */
+/* A stream-ordered allocation or free becomes a node of the captured graph. */
 CUresult capture_alloc(struct stream *stream, size_t bytes, CUdeviceptr *out);
 CUresult capture_free(struct stream *stream, const struct block *block);
 CUresult capture_record(struct stream *stream, struct event *event);
 /* The record or the wait itself becomes a node. */
 CUresult capture_external(struct stream *stream, struct event *event, bool record);
-/* A captured event is no work that could be asked about: asking ends its capture, if that is open. */
+/* A captured event is no work that could be queried: a query invalidates its capture, if that is open. */
 CUresult captured_event(const struct event *event);
 CUresult capture_wait(struct stream *stream, struct event *event, bool *handled);
-/* A stream (NULL: any of the context) that captures may not be waited for; trying invalidates the capture. */
+/* A stream (NULL: any of the context) that captures may not be waited for: the attempt invalidates the capture. */
 CUresult capture_sync(const struct context *context, const struct stream *stream);
 void capture_forget(struct stream *stream);
 
@@ -311,7 +311,7 @@ struct function {
   uint64_t fixed_ns; /* duration from the name; 0 = by grid */
   bool spin;
   bool faulty;          /* ends with an illegal address */
-  bool varies;          /* takes as many nanoseconds as its first parameter, 32 bits wide, says */
+  bool varies;          /* lasts as many nanoseconds as its first parameter, 32 bits wide, says */
   uint32_t shared_name; /* in the table of names */
   unsigned block[3];    /* cuFuncSetBlockShape */
   struct function *next;
@@ -330,17 +330,17 @@ CUresult launch_item(const struct context *context, const struct launch *launch,
 
 /* copy.c */
 uint64_t copy_ns(uint64_t bytes, uint64_t bytes_per_s);
-/* The item for a copy or a set: what it costs, and the words it may release. */
+/* The item for a copy or a set: its cost, and the words that it may release. */
 struct sg_item copy_item(const struct context *context, const struct effect *effect);
-/* What a 3D copy does. */
+/* Read a 3D copy into an effect. */
 CUresult boxed(const CUDA_MEMCPY3D *box, struct effect *effect);
-/* Do one copy or set in a stream. `blocking`: the call returns when host memory has been read or written. */
+/* Issue one copy or set to a stream. `blocking`: the call returns when host memory has been read or written. */
 CUresult transfer(CUstream handle, struct effect effect, bool blocking);
-/* A copy of bytes that lie in a row. */
+/* A copy of contiguous bytes. */
 struct effect flat(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 
 /* array.c */
-/* Where an array's bytes are, in rows and slices without gaps; false: no such array. */
+/* Where an array's bytes are: rows and slices without gaps; false: there is no such array. */
 struct extent {
   uintptr_t address;
   size_t pitch, height, depth;

@@ -1,3 +1,4 @@
+/* Reads a module's PTX text: entries, parameters and global variables. */
 #include "simgpu/api/ptx.h"
 
 #include <ctype.h>
@@ -10,7 +11,7 @@
 struct declaration {
   const char *name;
   size_t length;
-  size_t natural; /* bytes of its type, which the next one behind a comma shares if it names none */
+  size_t natural; /* bytes of its type; the next one after a comma has the same type if it names none */
   size_t alignment;
   size_t bytes;
 };
@@ -19,7 +20,7 @@ static bool is_named(const char *at, size_t length, const char *name) {
   return strlen(name) == length && strncmp(at, name, length) == 0;
 }
 
-/* Text, as far as its first bytes tell; ELF and fat binaries have no terminating zero to look for. */
+/* Text, as far as the first bytes tell: ELF files and fat binaries have no terminating zero. */
 static bool is_text(const void *image) {
   const unsigned char *at = image;
   for (int n = 0; n < 9; n++)
@@ -44,7 +45,7 @@ const char *ptx_entry(const char *text, const char *name) {
   return NULL;
 }
 
-/* Reads one declaration, and returns where it ends: at the character behind it, which is one of ",;=)" or the end. */
+/* Read one declaration. Return where it ends: at the character after it, which is one of ",;=)" or the end. */
 static const char *declare(const char *at, struct declaration *out) {
   size_t element = 0, vector = 1, count = 1;
   bool points = false;
@@ -57,7 +58,7 @@ static const char *declare(const char *at, struct declaration *out) {
       out->alignment = points ? 0 : alignment;
       at = end;
     } else if (is_named(at, length, ".ptr")) {
-      points = true; /* what follows is said of what it points to */
+      points = true; /* what follows describes the memory that it points to */
       at += length;
     } else if (*at == '.') {
       size_t bits = length > 2 && isdigit((unsigned char)at[2]) ? strtoul(at + 2, NULL, 10) : 0;

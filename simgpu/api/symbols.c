@@ -1,7 +1,7 @@
 /*
- * What the simulated driver exports: the rows of driver.def that a driver for Linux has. Each of them is a weak
- * function here, which says that it is not simulated; where another file has a model of it, that one is linked instead.
- * Therefore this file may see no prototypes of them.
+ * The exports of the simulated driver: the rows of driver.def that a driver for Linux has. Each of them is a weak
+ * function here, which returns that it is not simulated. If another file models a function, that one is linked instead.
+ * So no prototypes of these functions may be visible in this file.
  */
 #include "simgpu/api/symbols.h"
 
@@ -31,7 +31,7 @@ static const struct symbol {
 #include "driver/driver.def"
 };
 
-/* Whether an exported name is a variant of `name`, which is plain: the name alone, or with _v2 and so on. */
+/* Whether an exported name is a variant of the plain name `name`: the name alone, or with _v2 and so on. */
 static bool is_variant(const char *exported, const char *name, size_t length) {
   if (strncmp(exported, name, length) != 0)
     return false;
@@ -39,7 +39,7 @@ static bool is_variant(const char *exported, const char *name, size_t length) {
   return !*rest || (rest[0] == '_' && rest[1] == 'v' && !rest[2 + strspn(rest + 2, "0123456789")]);
 }
 
-/* The form of a function for per-thread default streams; itself where there is none. */
+/* The form of a function for per-thread default streams; the function itself if there is none. */
 static const struct symbol *per_thread(const struct symbol *base) {
   size_t length = strlen(base->name);
   for (size_t n = 0; n < sizeof symbols / sizeof *symbols; n++)
@@ -51,14 +51,14 @@ static const struct symbol *per_thread(const struct symbol *base) {
 
 enum lookup find_symbol(const char *name, int version, int own_stream, int (**function)(void)) {
   if (strcmp(name, "cuGraphInstantiate") == 0 && version >= 12000)
-    name = "cuGraphInstantiateWithFlags"; /* the one name that its newest variant does not begin with */
+    name = "cuGraphInstantiateWithFlags"; /* the only case in which the newest variant has another name */
   const struct symbol *found = NULL;
   enum lookup lookup = SYMBOL_NOT_FOUND;
   size_t length = strlen(name);
   for (size_t n = 0; n < sizeof symbols / sizeof *symbols && !strchr(name, '_'); n++) {
     if (!symbols[n].since || !is_variant(symbols[n].name, name, length))
       continue;
-    /* An older variant has a model; one that is newer than the simulated driver may have none. */
+    /* A variant newer than the simulated driver may have no model; if an older one was found, prefer that. */
     int known = found && version > DRIVER_VERSION ? DRIVER_VERSION : version;
     if (symbols[n].since <= known && (!found || symbols[n].since > found->since))
       found = &symbols[n];

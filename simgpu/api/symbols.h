@@ -1,3 +1,4 @@
+/* Lookup of the driver's functions by name, CUDA version and kind of default stream. */
 #ifndef SIMGPU_SYMBOLS_H
 #define SIMGPU_SYMBOLS_H
 
@@ -5,8 +6,8 @@
 
 enum lookup { SYMBOL_FOUND, SYMBOL_NOT_FOUND, VERSION_NOT_SUFFICIENT }; /* as cuGetProcAddress tells them */
 
-/* The newest variant of a function that a program of this CUDA version knows, for streams of its threads' own if it
- * wants that; NULL unless SYMBOL_FOUND is returned. */
+/* Find the newest variant of a function that a program of this CUDA version knows. `own_stream`: the variant for
+ * per-thread default streams. NULL unless SYMBOL_FOUND is returned. */
 enum lookup find_symbol(const char *name, int version, int own_stream, int (**function)(void));
 
 #endif

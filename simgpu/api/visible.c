@@ -1,11 +1,11 @@
 /*
- * Which of the devices that it may use (nodes.c) the process sees, in which order: CUDA_DEVICE_ORDER and
+ * Which devices a process sees, in which order, among those that it may use (nodes.c): by CUDA_DEVICE_ORDER and
  * CUDA_VISIBLE_DEVICES, as the real driver reads them.
  *
- * GPUs are numbered fastest first, or by PCI bus. A list of numbers, of GPU UUIDs or of MIG UUIDs picks among them; a
- * UUID may be cut short as long as one device alone begins so. What follows the first entry that names nothing is
- * invisible; an entry that is there twice makes all of them invisible. A process sees one MIG instance at most, and
- * beside it no GPU: a GPU in MIG mode stands for its first instance.
+ * GPUs are numbered fastest first, or by PCI bus. A list of numbers, of GPU UUIDs or of MIG UUIDs picks among them. A
+ * UUID may be cut short if only one device begins so. The first entry that names no device ends the list. If an entry
+ * is there twice, no device is visible. A process sees at most one MIG instance, and no GPU beside it: a GPU in MIG
+ * mode stands for its first instance.
  */
 #include "simgpu/api/process.h"
 
@@ -23,7 +23,7 @@ static uint64_t speed(const struct sg_device *device) {
   return (uint64_t)device->sm_count * device->clock_khz;
 }
 
-/* All GPUs in CUDA's order. In the state they lie in that of the bus; equally fast ones stay so. */
+/* All GPUs in CUDA's order. The state has them in bus order, and equally fast ones keep that order. */
 static void number_gpus(const struct sg_shared *shared, struct choice *gpus) {
   const char *order = getenv("CUDA_DEVICE_ORDER");
   bool by_bus = order && !strcmp(order, "PCI_BUS_ID");
@@ -39,7 +39,7 @@ static void number_gpus(const struct sg_shared *shared, struct choice *gpus) {
   }
 }
 
-/* The only device of the kind whose UUID begins with the text, or SG_NONE. */
+/* The only device of the kind with a UUID that begins with the text, or SG_NONE. */
 static uint32_t named(const struct sg_shared *shared, bool instance, const char *text, size_t length) {
   uint32_t found = SG_NONE;
   for (uint32_t n = 0; n < shared->device_count; n++) {
@@ -68,7 +68,7 @@ static uint32_t numbered(const struct choice *gpus, const char *text) {
   return rest != text && number >= 0 && number < (long)gpus->count ? gpus->devices[number] : SG_NONE;
 }
 
-/* The list's devices. Its first entry says what all of them are. */
+/* The devices of a list. Its first entry tells the kind of all entries. */
 static void choose(const struct sg_shared *shared, const struct choice *gpus, const char *list, struct choice *chosen) {
   bool gpu = !strncmp(list, "GPU-", 4), instance = !strncmp(list, "MIG-", 4);
   while (*list && chosen->count < SG_MAX_DEVICES) {

@@ -1,4 +1,4 @@
-/* The devices of the machine: SIMGPU_DEVICES and what is known of each model and of each MIG instance of it. */
+/* The devices of the machine: SIMGPU_DEVICES, and the properties of each model and of its MIG instances. */
 #include "simgpu/config/settings.h"
 #include "simgpu/model/state.h"
 
@@ -31,8 +31,8 @@ static bool is(const char *name, const char *text, size_t length) {
   return strlen(name) == length && !strncmp(name, text, length);
 }
 
-/* GPU-53474750-ssss-ssss-8000-0000000000mi: the same device has the same UUID in every process and after a restart.
- * m: 0 for a GPU, the place of a MIG instance counted from 1. */
+/* The UUID is GPU-53474750-ssss-ssss-8000-0000000000mi, so a device has the same UUID in every process and after a
+ * restart. s: the seed. m: 0 for a GPU, the place of a MIG instance counted from 1. i: the index. */
 static void name_device(struct sg_device *device, uint32_t index, uint32_t instance) {
   uint32_t seed = (uint32_t)sg_setting("SIMGPU_SEED", 0);
   const uint8_t uuid[16] = {0x53,
@@ -54,7 +54,7 @@ static void name_device(struct sg_device *device, uint32_t index, uint32_t insta
   memcpy(device->uuid, uuid, sizeof uuid);
 }
 
-/* Without instances. */
+/* The number of GPUs, without MIG instances. */
 static uint32_t gpu_count(const struct sg_shared *shared) {
   uint32_t count = 0;
   for (uint32_t n = 0; n < shared->device_count; n++)
@@ -95,7 +95,7 @@ uint64_t sg_mig_profile_memory_mib(const struct sg_device *gpu, const struct sg_
   return gpu->memory_total_bytes / MIB * profile->memory_slices / MEMORY_SLICES;
 }
 
-/* An instance has its slices of the GPU to itself: it is a device of its own to the model. */
+/* An instance has its slices of the GPU to itself, so the model treats it as a device of its own. */
 static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, const char *model, uint32_t number,
                          const struct sg_mig_profile *row) {
   if (shared->device_count == SG_MAX_DEVICES)
@@ -120,8 +120,8 @@ uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile) {
   return (COMPUTE_SLICES - profile->compute_slices) / profile->memory_slices * profile->memory_slices;
 }
 
-/* Each instance gets the highest place that is free, as the driver gives them out, and larger ones come first: then all
- * combinations whose sums fit find their places. The rows of a model in mig.inc grow. */
+/* Each instance gets the highest place that is free, as with the real driver, and larger ones come first. So every
+ * combination of instances finds its places if its sum fits. The rows of a model in mig.inc grow in size. */
 static void place_instances(struct sg_shared *shared, const struct sg_device *gpu) {
   uint32_t taken = 0;
   for (uint32_t row = PROFILES; row--;)
@@ -136,7 +136,7 @@ static void place_instances(struct sg_shared *shared, const struct sg_device *gp
     }
 }
 
-/* "3g.40gb+4g.40gb"; "mig": MIG is on and nothing is cut. What the hardware would refuse is refused. */
+/* Cut a GPU by "3g.40gb+4g.40gb"; "mig": MIG is on and nothing is cut. Refuses what the hardware would refuse. */
 static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct model_row *model, const char *text,
                size_t length) {
   uint32_t compute = 0, memory = 0;
@@ -162,7 +162,7 @@ static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct mod
   return compute ? 0 : -EINVAL;
 }
 
-/* "H100" or "H100:3g.40gb+4g.40gb" */
+/* Add "H100" or "H100:3g.40gb+4g.40gb". */
 static int add_device(struct sg_shared *shared, const char *text, size_t length) {
   size_t model = strcspn(text, ":,");
   const struct model_row *row = NULL;
@@ -178,7 +178,7 @@ static int add_device(struct sg_shared *shared, const char *text, size_t length)
 int sg_add_devices(struct sg_shared *shared, const char *text) {
   if (strlen(text) >= sizeof shared->devices_setting)
     return -EINVAL;
-  shared->device_count = 0; /* a maker may have died in here */
+  shared->device_count = 0; /* an earlier maker of the file may have died in here */
   snprintf(shared->devices_setting, sizeof shared->devices_setting, "%s", text);
   while (*text) {
     char *rest;

@@ -1,8 +1,8 @@
 /*
- * Which devices a process may use: with SIMGPU_DEVICE_NODES=FOLDER those alone whose node it can open, as with a real
- * driver. A container that has one node of two sees one GPU.
+ * Which devices a process may use: with SIMGPU_DEVICE_NODES=FOLDER only those with a node in it that the process can
+ * open, as with a real driver. A container that has one node of two sees one GPU.
  *
- * A node that is only there (there is no driver behind it: ENXIO), and a plain file in its place, count as open.
+ * A node without a driver behind it (ENXIO) counts as open, and so does a plain file in its place.
  */
 #define _GNU_SOURCE
 #include "simgpu/config/settings.h"

@@ -1,3 +1,4 @@
+/* Reads the profile of the hardware: a named one or a file, then the variable of each property. */
 #include "simgpu/config/profile.h"
 
 #include "simgpu/config/settings.h"
@@ -11,7 +12,7 @@
 #include <string.h>
 
 #define NAMED_PROFILES 3
-#define MAX_FILE       (1 << 20) /* a result of a calibration has more than the profile in it */
+#define MAX_FILE       (1 << 20) /* the result of a calibration holds more than the profile */
 
 static const struct property {
   const char *name;
@@ -37,7 +38,7 @@ static const char *skip_space(const char *text) {
   return text + strspn(text, " \t\r\n");
 }
 
-/* One `"name": number`; returns what comes after it, NULL if it is not one or the name is none of ours. */
+/* Read one `"name": number`. Return what comes after it; NULL if it is none, or the name is unknown. */
 static const char *read_member(struct sg_profile *profile, const char *text) {
   if (*text != '"')
     return NULL;
@@ -85,7 +86,8 @@ static int read_file(struct sg_profile *profile, const char *path) {
   return result;
 }
 
-/* Negative or zero where the model divides by it or where time would run backwards. */
+/* Whether all values are usable: none is negative but the drift, none that the model divides by is zero, and the drift
+ * is too small to let time run backwards. */
 static bool sane(const struct sg_profile *profile) {
   for (size_t n = 0; n < PROPERTIES; n++) {
     int64_t value = *value_of((struct sg_profile *)profile, &properties[n]);
@@ -120,7 +122,7 @@ int sg_profile_read(struct sg_profile *profile) {
 
 int64_t sg_event_clock(const struct sg_profile *profile, uint32_t index, uint64_t now_ns) {
   int64_t now = (int64_t)now_ns, ahead = now, period = profile->event_drift_period_s * 1000000000;
-  if (period) { /* ahead for one period, and back to the host's clock in the next */
+  if (period) { /* ahead for one period, then back to the host's clock during the next */
     int64_t within = now % (2 * period);
     ahead = within < period ? within : 2 * period - within;
   }

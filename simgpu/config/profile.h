@@ -10,14 +10,12 @@ struct sg_profile {
 #undef PROPERTY
 };
 
-/* Fill from $SIMGPU_PROFILE, which is `ideal`, `typical` (the default), `harsh` or the path of a JSON file, and from
- * the variable of each property, which counts more. In a file the numbers are members of the object `profile`, or of
- * the only object; what is not there is as in `typical`. 0, or -EINVAL: no such profile or property, or not a number.
- */
+/* Fill the profile from $SIMGPU_PROFILE: `ideal`, `typical` (the default), `harsh`, or the path of a JSON file. The
+ * variable of a property overrides it. In a file the numbers are members of the object `profile`, or of the only
+ * object; a missing one is as in `typical`. Returns 0, or -EINVAL: no such profile or property, or not a number. */
 int sg_profile_read(struct sg_profile *profile);
 
-/* What an event on device `index` says that the time is, in nanoseconds: the clock of the device at instant `now_ns`.
- */
+/* The time that an event on device `index` gets at instant `now_ns`, in nanoseconds: the clock of that device. */
 int64_t sg_event_clock(const struct sg_profile *profile, uint32_t index, uint64_t now_ns);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * Settings come from the environment. Those that it lacks come from the file simgpu.conf in the folder from which the
- * library was loaded: the hooks of container runtimes run without an environment.
+ * Settings come from the environment. If the environment lacks one, it comes from the file simgpu.conf in the folder of
+ * the loaded library: the hooks of container runtimes run without an environment.
  *
- * The file has lines NAME=VALUE. Of two lines with one name the first counts, and a line without a known name, such as
- * a comment, is never asked for. The file is read once, when a setting is first missing in the environment.
+ * The file has lines NAME=VALUE. Of two lines with one name the first counts. A line without a known name, such as a
+ * comment, has no effect. The file is read once, when a setting is first missing in the environment.
  */
 #define _GNU_SOURCE
 #include "simgpu/config/settings.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static char *lines, *lines_end; /* of the file, each ended by a NUL; the same: there is no file */
+static char *lines, *lines_end; /* of the file, each line ended by a NUL; lines == lines_end: there is no file */
 
 static void read_file(void) {
   Dl_info library;

@@ -1,4 +1,4 @@
-/* Stream capture, with the driver's rules on what may not happen meanwhile. */
+/* Stream capture, with the driver's rules on the calls that are forbidden while one is open. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -10,10 +10,10 @@ struct capture {
   int mode;
   const void *thread;
   bool invalid;
-  bool into; /* a graph that was there before */
+  bool into; /* into a graph that existed before */
   struct graph *graph;
   struct stream *origin;
-  struct stream **streams; /* the origin and those that joined */
+  struct stream **streams; /* the origin and the streams that joined */
   uint32_t count;
   struct capture *next;
 };
@@ -68,7 +68,7 @@ static bool join(struct capture *capture, struct stream *stream) {
   return true;
 }
 
-/* Its streams are free again. The graph is the caller's. */
+/* End a capture: its streams are free again. The caller gets the graph. */
 static void close_capture(struct capture *capture) {
   capture->graph->capturing--;
   for (uint32_t n = 0; n < capture->count; n++) {
@@ -87,8 +87,8 @@ static void close_capture(struct capture *capture) {
   __atomic_fetch_sub(&process.captures, 1, __ATOMIC_RELEASE);
 }
 
-/* A stream that is destroyed takes its capture with it, or leaves it invalid when it only joined. The caller holds
- * process.lock or is alone with the stream. */
+/* A capture ends with its origin stream. If a stream that only joined is destroyed, the capture becomes invalid. The
+ * caller holds process.lock or is alone with the stream. */
 void capture_forget(struct stream *stream) {
   struct capture *capture = stream->capture;
   if (!capture)
@@ -126,7 +126,7 @@ CUresult unsafe_call(void) {
   return result;
 }
 
-/* With process.lock: does the capture hold a stream of this context that the legacy stream would wait for? */
+/* With process.lock: whether the capture holds a stream of this context that the legacy stream would wait for. */
 static bool blocks_legacy(const struct capture *capture, const struct context *context) {
   for (uint32_t n = 0; n < capture->count; n++)
     if (capture->streams[n]->context == context && !(capture->streams[n]->flags & CU_STREAM_NON_BLOCKING))
@@ -303,14 +303,15 @@ EXPORT CUresult cuStreamBeginCapture(CUstream stream) {
   return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
-/* With process.lock: is the last work of every stream that joined the capture something that the origin waits for? */
+/* With process.lock: whether the origin waits for the last work of every stream that joined the capture. */
 static bool joined(struct capture *capture) {
   struct graph *graph = capture->graph;
   for (uint32_t n = 0; n < graph->count; n++)
     graph->nodes[n]->visit = 0;
   for (uint32_t n = 0; n < capture->origin->frontier_count; n++)
     capture->origin->frontier[n]->visit = 1;
-  /* Captured nodes depend on earlier ones: one pass from the end reaches all ancestors, but for edges added by hand. */
+  /* Captured nodes depend on earlier ones, so one pass from the end reaches all ancestors. Edges that the program added
+   * by hand may need more passes. */
   for (bool again = true; again;) {
     again = false;
     for (uint32_t n = graph->count; n-- > 0;)

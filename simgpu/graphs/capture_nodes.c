@@ -1,4 +1,4 @@
-/* What a capturing stream is given becomes nodes of its graph. */
+/* Turns the work that a capturing stream is given into nodes of its graph. */
 #include "simgpu/graphs/graph.h"
 
 static CUresult add_body(struct stream *stream, struct body *body, CUresult made) {

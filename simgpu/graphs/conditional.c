@@ -1,8 +1,8 @@
-/* Conditions of graphs, and what the nodes that stand under one do. */
+/* Conditional nodes: the handles of conditions, and the graphs that run under one. */
 #include "simgpu/graphs/graph.h"
 
-/* Kernels compute nothing, so none sets a condition: a body runs once if the value that launches assign is not zero,
- * the body of a WHILE node too, and else never. All of that is in the handle; the high bits make it unique. */
+/* Kernels compute nothing, so no kernel sets a condition. A body runs once if launches assign a value other than zero,
+ * also the body of a WHILE node; else it never runs. The handle holds all of that; its high bits make it unique. */
 EXPORT CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *out, CUgraph graph, CUcontext context,
                                                unsigned value, unsigned flags) {
   CUresult result = graph_valid(graph);
@@ -15,7 +15,7 @@ EXPORT CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *out, CU
   return CUDA_SUCCESS;
 }
 
-/* The driver makes the graph of the condition, and the program fills it. */
+/* Make the graph of the condition, which the program then fills. */
 CUresult conditional_body(struct body *body) {
   const CUDA_CONDITIONAL_NODE_PARAMS *params = &body->params.conditional;
   if (!params->handle || !params->size)

@@ -1,4 +1,4 @@
-/* Executable graphs: made of a graph, launched, changed. How one is cut into steps is in graphs/steps.c. */
+/* Executable graphs: made of a graph, launched, changed. graphs/steps.c cuts a graph into steps. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@ struct exec {
   uint32_t count;
 };
 
-/* What the executable did before is dropped only on success. */
+/* Read the executable's graph again. On failure it keeps its old steps. */
 CUresult exec_rebuild(CUgraphExec exec) {
   struct step *steps;
   uint32_t count;
@@ -90,7 +90,7 @@ EXPORT CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode 
   return cuGraphInstantiate_v2(out, graph, error, log, bytes);
 }
 
-/* Launches in flight have copies of the effects. */
+/* Launches in flight have their own copies of the effects. */
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
   if (!is_handle(exec, EXEC_HANDLE))
     return CUDA_ERROR_INVALID_VALUE;
@@ -123,7 +123,7 @@ static CUresult launch_work(struct stream *stream, const struct step *step) {
     name = sg_intern(process.state.shared, "graph");
     sg_unlock(&process.state);
   }
-  /* Branches that do not fit on the SMs together share them: then the graph takes the sum of their work. */
+  /* Branches that do not fit on the SMs together share them: then the graph takes the sum of its work. */
   uint64_t whole_ns = step->whole_device_ns, duration_ns = step->duration_ns;
   if (process.state.shared->model.profile.streams_share_sms && whole_ns > duration_ns)
     duration_ns = whole_ns;
@@ -166,7 +166,7 @@ static CUresult launch_step(struct stream *stream, const struct step *step) {
   }
 }
 
-/* Into a capture a launch goes as a child graph. */
+/* A launch into a capture becomes a child graph. */
 static CUresult capture_launch(CUgraphExec exec, struct stream *stream) {
   CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph.graph = exec->graph};
   struct body body;
@@ -202,7 +202,7 @@ EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
   return cuGraphLaunch(exec, stream ? stream : CU_STREAM_PER_THREAD);
 }
 
-/* The memory is all that there is to upload. */
+/* An upload has nothing to do but to take the graph's memory. */
 EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle) {
   struct stream *stream;
   CUresult result = find(exec, handle, &stream);
@@ -218,7 +218,7 @@ EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
 
 /* --- changing ----------------------------------------------------------------------------------------------------- */
 
-/* Only what has a cost and a result of its own can be left out. */
+/* Only a node with a cost and a result of its own can be left out. */
 static CUresult find_switchable(CUgraphExec exec, CUgraphNode original, struct node **node) {
   *node = exec_node(exec, original);
   return *node && (*node)->body.params.type <= CU_GRAPH_NODE_TYPE_MEMSET ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -246,7 +246,7 @@ static CUgraphExecUpdateResultInfo refused(int why, struct node *node, struct no
   return (CUgraphExecUpdateResultInfo){why, node, from};
 }
 
-/* Nodes are paired in the order in which they were added. */
+/* Compare two graphs. Their nodes are paired in the order in which they were added. */
 static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *with) {
   if (own->count != with->count)
     return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, NULL, NULL);
@@ -272,7 +272,7 @@ static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *with
   return (CUgraphExecUpdateResultInfo){0};
 }
 
-/* Takes the bodies of the graph's nodes; the executable's nodes stay those of the graph that it was made from. */
+/* Take the bodies of the graph's nodes. The executable's nodes stay those of the graph that it was made from. */
 static bool replace(struct graph *own, struct graph *with) {
   for (uint32_t n = 0; n < own->count; n++) {
     struct body body, *old = &own->nodes[n]->body;

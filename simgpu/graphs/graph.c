@@ -1,3 +1,4 @@
+/* Graphs: nodes, edges, order, clones, and the calls that read them. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdio.h>
@@ -109,7 +110,7 @@ uint32_t graph_index(const struct graph *graph, const struct node *node) {
   return n;
 }
 
-/* Repeatedly take the nodes whose dependencies are taken. */
+/* Order the nodes: again and again take those that depend on no node that is still left. */
 bool graph_order(struct graph *graph, struct node **order) {
   uint32_t taken = 0;
   for (uint32_t n = 0; n < graph->count; n++)
@@ -248,8 +249,8 @@ EXPORT CUresult cuGraphNodeGetType(CUgraphNode node, int *type) {
   return CUDA_SUCCESS;
 }
 
-/* What a list is asked for: `count` is the room on entry, and then the number written or, without room, wanted. The
- * room that is left over is filled with NULL. */
+/* The caller's room for a list. `count` is the room on entry, and then the number of entries written, or without room
+ * the number needed. Room that is left over is filled with NULL. */
 struct listing {
   CUgraphNode *nodes, *to;
   CUgraphEdgeData *edges;

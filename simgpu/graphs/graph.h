@@ -25,8 +25,8 @@ struct node {
   bool disabled;
   /* scratch of one walk */
   uint32_t visit;
-  uint32_t level;    /* steps (what is no device work) that come before */
-  uint64_t until_ns; /* end of the longest path to here since the last of them */
+  uint32_t level;    /* steps other than device work that come before */
+  uint64_t until_ns; /* end of the longest path to here since the last such step */
 };
 
 struct graph {
@@ -38,7 +38,7 @@ struct graph {
   struct kept *kept;  /* the user objects that it has references to */
 };
 
-/* One piece of what a launch of an executable gives to its stream. */
+/* One piece of the work that a launch of an executable gives to its stream. */
 struct step {
   enum { STEP_WORK, STEP_RECORD, STEP_WORDS, STEP_HOST, STEP_WAIT } kind;
   bool there;               /* work: there is any at this level */
@@ -56,7 +56,7 @@ void graph_free(struct graph *graph);
 /* Add a node that depends on `on`. The body is the node's on success. NULL: out of memory. */
 struct node *graph_add(struct graph *graph, const struct body *body, struct node *const *on, uint32_t count);
 struct graph *graph_clone(struct graph *graph);
-uint32_t graph_index(const struct graph *graph, const struct node *node); /* graph->count: it is not there */
+uint32_t graph_index(const struct graph *graph, const struct node *node); /* graph->count: the graph lacks it */
 bool graph_has_memory(const struct graph *graph);
 /* The node in `graph`, or in a child of it, that was cloned from `node`; NULL: there is none. */
 struct node *graph_find(struct graph *graph, const struct node *node);
@@ -68,16 +68,16 @@ CUresult graph_valid(CUgraph graph);
 CUresult body_make(const CUgraphNodeParams *params, struct body *body);
 bool body_copy(const struct body *from, struct body *to);
 void body_free(struct body *body);
-/* The body of what a stream was about to be given; its parameters are told as well as they are known. */
+/* The body for an item that a stream was about to get. Its parameters are filled in as far as they are known. */
 CUresult body_of_item(const struct sg_item *item, const struct effect *effect, struct body *body);
 
 /* conditional.c */
 CUresult conditional_body(struct body *body);
-/* Whether what the node has runs with its graph: false of a condition that is not met. */
+/* Whether the node's work runs with its graph: false for a condition that is not met. */
 bool body_runs(const struct body *body);
 
 /* user_object.c */
-/* Let a graph have references to all that another one has. false: out of memory. */
+/* Let a graph refer to all user objects that another graph refers to. false: out of memory. */
 bool graph_keep_all(struct graph *graph, const struct graph *from);
 void graph_drop_all(struct graph *graph);
 
@@ -89,18 +89,18 @@ void graph_memory_hold(struct graph_memory *memory);
 void graph_memory_drop(struct graph_memory *memory);
 /* A free node is about to be added to `graph`. */
 CUresult graph_memory_freed_by(struct graph_memory *memory, struct graph *graph);
-/* An executable of the graph is made / goes. */
+/* An executable of the graph is made; it ends. */
 CUresult graph_memory_instantiate(struct graph *graph);
 void graph_memory_retire(struct graph *graph);
 /* Take the device's memory for all allocations of an executable's graph. */
 CUresult graph_memory_reserve(struct graph *graph, struct context *context);
-/* Every allocation and free of the graph happens now, in the order of the calls. */
+/* Carry out every allocation and free of the graph now, in the order of the calls. */
 CUresult graph_memory_launch(struct graph *graph, bool auto_free);
-/* Stream-ordered: the work before the free is done. An EFFECT_CALL. */
+/* Free, after the work before a stream-ordered free is done. Called as an EFFECT_CALL. */
 void graph_memory_over(void *memory);
 
 /* batch.c */
-/* Is it a list of operations that can be simulated? */
+/* Whether this is a list of operations that can be simulated. */
 CUresult check_operations(const CUstreamBatchMemOpParams *operations, unsigned count);
 CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams *operation);
 static inline bool waits_for_word(const CUstreamBatchMemOpParams *operation) {
@@ -112,12 +112,12 @@ static inline bool waits_for_word(const CUstreamBatchMemOpParams *operation) {
 /* Add a node to the stream's capture; the body is the node's on success. */
 CUresult capture_node(struct stream *stream, const struct body *body);
 
-/* graphs/steps.c: what an executable does, in order. The steps refer to nodes of the graph. */
+/* graphs/steps.c: what an executable does, in order. The steps point to nodes of the graph. */
 CUresult steps_read(struct graph *graph, struct step **steps, uint32_t *count);
 void steps_free(struct step *steps, uint32_t count);
 
 /* exec.c */
-/* Read an executable's own graph anew. */
+/* Read an executable's own graph again. */
 CUresult exec_rebuild(CUgraphExec exec);
 /* The executable's own copy of a node of the graph that it was made from; NULL: it has none. */
 struct node *exec_node(CUgraphExec exec, CUgraphNode node);

@@ -1,9 +1,9 @@
 /*
  * Memory that belongs to graphs.
  *
- * An allocation has its address from the making of its node on, for as long as a node, an executable or the program
- * holds it. The device's memory behind it is taken when an executable is uploaded or first launched, and kept until the
- * executable goes or the program trims what no launch uses; never while the allocation is alive.
+ * An allocation has its address from the time its node is made, for as long as a node, an executable or the program
+ * holds it. Device memory is taken for it when an executable is uploaded or first launched. It is given back when the
+ * executable ends or the program trims what no launch uses, but never while the allocation is alive.
  */
 #define _GNU_SOURCE
 #include "simgpu/graphs/graph.h"
@@ -15,13 +15,13 @@ struct graph_memory {
   uintptr_t address;
   size_t bytes;
   uint32_t device;
-  uint32_t refs;           /* nodes that allocate or free it, executables' own ones too */
+  uint32_t refs;           /* nodes that allocate or free it, those of executables too */
   uint32_t execs;          /* executables that allocate it: one at most */
-  struct context *charged; /* to whom the device's memory behind it is counted; NULL: there is none */
-  struct graph *freed_by;  /* the graph with its free node; the allocating one means: by every launch */
+  struct context *charged; /* the context that the device memory behind it counts for; NULL: there is none */
+  struct graph *freed_by;  /* the graph with its free node; the same graph as allocates it: every launch frees it */
   bool freed_inside;
-  bool owned;    /* allocated, and no call that frees it has been made */
-  uint32_t live; /* allocations that the device has not passed the end of */
+  bool owned;    /* allocated, and no call to free it has been made */
+  uint32_t live; /* allocations that the device has not yet freed */
   struct graph_memory *next;
 };
 
@@ -41,7 +41,8 @@ static void count(uint32_t device, int attribute, int64_t bytes) {
     amount[attribute + 1] = amount[attribute];
 }
 
-/* It lies on its own device, whichever the one is that it is launched on; a context has memory of its device only. */
+/* Whether the memory is on another device than the context that launches. A context only has memory of its own device.
+ */
 static bool lies_elsewhere(const struct graph_memory *memory, const struct context *context) {
   return context->device != memory->device;
 }
@@ -145,7 +146,7 @@ CUresult graph_memory_freed_by(struct graph_memory *memory, struct graph *graph)
 
 typedef bool visitor(struct graph_memory *memory, int type, void *argument);
 
-/* With memory_lock; ends at the first node for which the visitor says no. */
+/* With memory_lock. Ends at the first node for which the visitor returns false. */
 static bool each(struct graph *graph, visitor *visit, void *argument) {
   for (uint32_t n = 0; n < graph->count; n++) {
     struct body *body = &graph->nodes[n]->body;
@@ -223,9 +224,9 @@ static bool may_launch(struct graph_memory *memory, int type, void *auto_free) {
 static bool launch(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
   if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && !memory->freed_inside)
-    memory->owned = false; /* it ends when the launch gets there */
+    memory->owned = false; /* it ends when the stream reaches this launch's free */
   if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || memory->owned)
-    return true; /* freed and allocated anew: the same as kept */
+    return true; /* freed and allocated again: the same as kept */
   allocated(memory);
   memory->owned = !memory->freed_inside;
   return true;
@@ -269,7 +270,7 @@ CUresult graph_memory_free_async(struct graph_memory *memory, struct stream *str
   return result ? result : issue(stream, (struct sg_item){.kind = SG_WRITE}, &effect, NULL);
 }
 
-/* The device has none of the context's memory any more, and no work in it will end. */
+/* A context has ended: the device has freed its memory, and no work in it will ever complete. */
 void graph_memory_forget(const struct context *context) {
   pthread_mutex_lock(&memory_lock);
   for (struct graph_memory *memory = memories, *next; memory; memory = next) {
@@ -300,7 +301,7 @@ static CUresult find_device(CUdevice ordinal, uint32_t *device) {
   return result;
 }
 
-/* As cuMemPoolTrimTo while a capture is open. */
+/* Forbidden while a capture is open, as cuMemPoolTrimTo is. */
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice ordinal) {
   uint32_t device;
   CUresult result = find_device(ordinal, &device);
@@ -308,7 +309,7 @@ EXPORT CUresult cuDeviceGraphMemTrim(CUdevice ordinal) {
     result = unsafe_call();
   if (result)
     return result;
-  run_effects(); /* frees that the device has passed */
+  run_effects(); /* apply the frees that the device has reached */
   pthread_mutex_lock(&memory_lock);
   for (struct graph_memory *memory = memories; memory; memory = memory->next)
     if (memory->device == device)
@@ -329,7 +330,7 @@ EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, vo
   return CUDA_SUCCESS;
 }
 
-/* Only the highest amounts can be set, to what there is now. */
+/* Only the high-water marks can be set, and only to the present amounts. */
 EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, int attribute, void *value) {
   uint32_t device;
   CUresult result = find_device(ordinal, &device);

@@ -1,4 +1,4 @@
-/* What a node does, and the calls that add nodes, read and change them, in graphs and in executables. */
+/* Nodes of graphs: their bodies, and the calls that add, read and change them, in graphs and in executables. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static CUresult kernel_body(struct body *body) {
   return launch_item(context, &launch, &body->item);
 }
 
-/* An effect is only seen by the item: what it costs. */
+/* The item of a copy or set has only its cost; the effect does the work. */
 static CUresult transfer_body(struct body *body, struct context *context, const struct effect *effect) {
   CUresult result = context ? CUDA_SUCCESS : enter(&context);
   if (result || !is_handle(context, CONTEXT_HANDLE))
@@ -64,7 +64,7 @@ static CUresult host_body(struct body *body) {
 
 enum { OWNERSHIP_CLONE, OWNERSHIP_MOVE };
 
-/* A child is a copy of the graph, or with the other ownership the graph itself. */
+/* A child is a copy of the graph. With the other ownership it is the graph itself. */
 static CUresult child_body(struct body *body) {
   CUgraph graph = body->params.graph.graph;
   bool moved = body->params.graph.ownership == OWNERSHIP_MOVE;
@@ -218,7 +218,7 @@ static CUresult add(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size
   struct node *node = result ? NULL : graph_add(graph, &body, on, (uint32_t)count);
   if (!node) {
     if (params->type == CU_GRAPH_NODE_TYPE_GRAPH && body.child == params->graph.graph)
-      body.child = NULL; /* not ours yet */
+      body.child = NULL; /* the program still owns it */
     body_free(&body);
     return result ? result : CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -232,7 +232,7 @@ static CUresult add(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size
   return CUDA_SUCCESS;
 }
 
-/* Give a node other parameters of the same type. Memory and conditions belong to its graph and cannot be changed. */
+/* Give a node other parameters of the same type. Memory and conditions belong to their graph and cannot be changed. */
 static CUresult set(struct node *node, const CUgraphNodeParams *params) {
   if (!is_handle(node, NODE_HANDLE) || !params || node->body.params.type != params->type)
     return CUDA_ERROR_INVALID_VALUE;
@@ -283,8 +283,8 @@ EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUg
 
 /* --- the calls of each type -------------------------------------------------------------------------------------- */
 
-/* Add, get, set and set in an executable, for a type whose parameters are one struct. `bytes`: of it, as that version
- * of the call has it. */
+/* Add, get, set and set in an executable, for a type that has its parameters in one struct. `bytes`: the size of the
+ * struct in that version of the call. */
 #define ADD(name, type_, member, ctype, bytes)                                                                         \
   EXPORT CUresult name(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size_t count, const ctype *params) {    \
     CUgraphNodeParams own = {.type = type_};                                                                           \
@@ -341,7 +341,7 @@ GET(cuGraphMemAllocNodeGetParams, CU_GRAPH_NODE_TYPE_MEM_ALLOC, alloc, CUDA_MEM_
 GET(cuGraphMemFreeNodeGetParams, CU_GRAPH_NODE_TYPE_MEM_FREE, free.dptr, CUdeviceptr, sizeof *params)
 GET(cuGraphChildGraphNodeGetGraph, CU_GRAPH_NODE_TYPE_GRAPH, graph.graph, CUgraph, sizeof *params)
 
-/* Copies and sets are told their context apart. */
+/* Copies and sets get their context as a parameter of its own. */
 #define IN_CONTEXT(add_name, exec_name, type_, member, context_member, ctype, bytes)                                   \
   EXPORT CUresult add_name(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size_t count, const ctype *params,  \
                            CUcontext context) {                                                                        \
@@ -365,7 +365,7 @@ IN_CONTEXT(cuGraphAddMemcpyNode, cuGraphExecMemcpyNodeSetParams, CU_GRAPH_NODE_T
 IN_CONTEXT(cuGraphAddMemsetNode, cuGraphExecMemsetNodeSetParams, CU_GRAPH_NODE_TYPE_MEMSET, memset, memset.ctx,
            CUDA_MEMSET_NODE_PARAMS_v2, MEMSET_V1)
 
-/* Events, child graphs and addresses are handed over as such. */
+/* Events, child graphs and addresses are passed by value. */
 #define BY_VALUE(add_name, type_, member, ctype)                                                                       \
   EXPORT CUresult add_name(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size_t count, ctype value) {        \
     CUgraphNodeParams own = {.type = type_, .member = value};                                                          \

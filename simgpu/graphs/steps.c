@@ -1,7 +1,7 @@
 /*
- * From a graph to steps. What takes the device's time becomes one piece of work as long as its longest path, with its
- * memory effects at its end. Host functions, event records and waits, and operations on words are steps of their own
- * between such pieces: what depends on a step comes after it, what does not comes before it where it can.
+ * Cuts a graph into steps. Device work becomes one piece, as long as its longest path, with its memory effects at its
+ * end. Host functions, event records and waits, and operations on words are steps of their own between such pieces.
+ * Work that depends on a step comes after it; other work comes before it where it can.
  */
 #include "simgpu/graphs/graph.h"
 
@@ -14,15 +14,15 @@ void steps_free(struct step *steps, uint32_t count) {
   free(steps);
 }
 
-/* One reading of a graph: work by level, and the other steps with the level that they end. */
+/* One reading of a graph: its work by level, and its other steps with the level that each ends. */
 struct reading {
   struct step *steps; /* in the order found; sorted at the end */
-  uint32_t *levels;   /* of each */
+  uint32_t *levels;   /* of each step */
   uint32_t count, room;
 };
 
-/* A level is a stage, the number of waits before it, and in that the number of other steps: waits end their stage, so
- * that they hold up nothing that does not depend on them. */
+/* A level consists of a stage and a place in it: the stage is the number of waits before it, the place the number of
+ * other steps in that stage. Waits end their stage, so that they hold up only work that depends on them. */
 #define STAGE_END 0xffffu
 struct position {
   uint32_t level;
@@ -71,7 +71,7 @@ static bool has_wait(const CUDA_BATCH_MEM_OP_NODE_PARAMS *batch) {
   return false;
 }
 
-/* What a node is besides work of the device; STEP_WORK: nothing. */
+/* The kind of step that a node needs besides device work; STEP_WORK: none. */
 static int step_of(const struct node *node) {
   switch (node->body.params.type) {
   case CU_GRAPH_NODE_TYPE_HOST:
@@ -138,7 +138,7 @@ static CUresult read_graph(struct reading *reading, struct graph *graph, struct 
   return result;
 }
 
-/* By level, and inside it by kind. Stable. */
+/* Sort by level, and inside a level by kind. Stable. */
 static void sort(struct reading *reading) {
   for (uint32_t n = 1; n < reading->count; n++)
     for (uint32_t m = n; m; m--) {

@@ -1,5 +1,5 @@
-/* Objects of the program that graphs keep. The last reference that goes calls the program's function: with the real
- * driver in a thread of the driver's, here in the thread that drops the reference. */
+/* User objects that graphs keep. Dropping the last reference calls the program's function: the real driver calls it in
+ * a thread of its own, here the thread that drops the reference does. */
 #include "simgpu/graphs/graph.h"
 
 #include <limits.h>

@@ -1,4 +1,4 @@
-/* Memory that has a file: what processes share, and what is mapped at several places. */
+/* Memory with a file behind it: for memory that processes share or that is mapped at several addresses. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -11,8 +11,9 @@
 #define ARENA_BYTES (1ll << 56)
 #define PAGE        4096u
 
-/* A file in memory: as long as `bytes`, as large as what was written. High, out of the way of programs that close the
- * descriptors they know of. The system call itself: glibc has a function for it since 2.27 only. */
+/* Make a file in memory of `bytes` bytes; only written pages take memory. The descriptor is a high number, away from
+ * programs that close the descriptors they know of. A direct system call: glibc has a function for it only since 2.27.
+ */
 int memory_file(const char *name, uint64_t bytes) {
   int low = (int)syscall(SYS_memfd_create, name, 1u /* MFD_CLOEXEC */);
   if (low < 0)
@@ -27,7 +28,8 @@ int memory_file(const char *name, uint64_t bytes) {
   return -1;
 }
 
-/* One file for all that is not handed out alone. Places in it are never used twice: it is sparse, and long enough. */
+/* Take a place in the common file, for all memory that is not exported alone. Places are never used twice: the file is
+ * sparse, and long enough. */
 int arena_take(uint64_t bytes, uint64_t *offset) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static uint64_t next; /* guarded by lock */
@@ -41,7 +43,7 @@ int arena_take(uint64_t bytes, uint64_t *offset) {
   return fd;
 }
 
-/* Its pages are free and read as zero from now on, for everyone who has mapped them. */
+/* Free pages of a file: from now on they read as zero in every process that has mapped them. */
 void file_forget(int fd, uint64_t offset, uint64_t bytes) {
   if (bytes)
     fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
@@ -53,7 +55,7 @@ void *file_map(void *at, int fd, uint64_t offset, uint64_t bytes) {
   return address == MAP_FAILED ? NULL : address;
 }
 
-/* --- what an exported descriptor says about itself: one page behind its bytes --------------------------------------
+/* --- the page behind an exported file's bytes, which describes it --------------------------------------------------
  */
 
 int exported_file(const char *name, uint64_t bytes, const struct exported *exported) {

@@ -5,13 +5,13 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define ALIGNMENT 65536 /* of what is mapped into an array later */
+#define ALIGNMENT 65536 /* of memory that is mapped into an array later */
 
 /*
- * The device memory of an array: width x height x depth x channels x bytes of a channel, where a dimension of 0 counts
- * as 1 and the depth of a layered array or cubemap is its number of layers (a cubemap has 6). A mipmap is the sum of
- * its levels; each has half the width, height and depth of the one before, rounded down, at least 1; layers are not
- * halved. Sparse arrays and those with deferred mapping take nothing: what is mapped into them was counted elsewhere.
+ * The device memory of an array: width x height x depth x channels x bytes of a channel. A dimension of 0 counts as 1.
+ * The depth of a layered array or cubemap is its number of layers (a cubemap has 6). A mipmap is the sum of its levels:
+ * each has half the width, height and depth of the one before, rounded down, at least 1; layers are not halved. Sparse
+ * arrays and those with deferred mapping take nothing: the memory mapped into them was counted elsewhere.
  */
 size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
   size_t height = descriptor->Height ? descriptor->Height : 1, depth = descriptor->Depth ? descriptor->Depth : 1;
@@ -65,7 +65,7 @@ static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
                                                                     : not_supported("arrays of this format");
 }
 
-/* Address space for an array's bytes, charged unless its memory comes from elsewhere. */
+/* Take address space for an array's bytes. They are charged unless the memory comes from elsewhere. */
 static CUresult place(struct context *context, size_t bytes, unsigned flags, int fd, uint64_t offset,
                       struct block *block) {
   const uint64_t page = 4096, lead = fd < 0 ? 0 : offset % page;
@@ -106,7 +106,7 @@ static struct array *array_new(struct context *context, const CUDA_ARRAY3D_DESCR
   return array;
 }
 
-/* A context that goes takes the bytes of its arrays along: what is left is a name. */
+/* The array of a handle. If its context has ended, its bytes are gone and only the handle is left: NULL. */
 static struct array *find(const void *handle) {
   struct block block;
   struct array *array = (struct array *)handle;
@@ -176,7 +176,7 @@ EXPORT CUresult cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *desc
   return cuArrayCreate_v2(out, &wide);
 }
 
-/* As freeing linear memory does, it waits for the work that may use it. */
+/* Free an array. Like a free of linear memory it waits for the work that may use the array. */
 static CUresult destroy(uintptr_t address, struct context *context) {
   struct block block;
   CUresult result = context->slot == SG_NONE ? CUDA_SUCCESS : wait_context(context);
@@ -197,7 +197,7 @@ EXPORT CUresult cuArrayDestroy(CUarray handle) {
   return result;
 }
 
-/* What a caller that gives `out` is told of an array. */
+/* The answer to a caller that asks about an array and gives `out` for it. */
 static CUresult describe(CUarray handle, const void *out, CUDA_ARRAY3D_DESCRIPTOR *whole) {
   CUresult result = ready();
   const struct array *array = result ? NULL : find(handle);
@@ -320,7 +320,7 @@ EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, 
   return CUDA_SUCCESS;
 }
 
-/* --- what would have to be mapped into them ------------------------------------------------------------------------
+/* --- memory that would have to be mapped into them -----------------------------------------------------------------
  */
 
 static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, unsigned flags, size_t bytes) {
@@ -349,7 +349,7 @@ EXPORT CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREM
   return requirements(out, mipmap->descriptor.Flags, mipmap_bytes(&mipmap->descriptor, mipmap->count));
 }
 
-/* Tiles are mapped with cuMemMapArrayAsync, which is not simulated. */
+/* cuMemMapArrayAsync, which maps tiles, is not simulated. */
 EXPORT CUresult cuArrayGetSparseProperties(void *out, CUarray handle) {
   CUresult result = ready();
   const struct array *array = result ? NULL : find(handle);

@@ -1,3 +1,4 @@
+/* Arrays and mipmaps: their handles, their formats and their size in bytes. */
 #ifndef SIMGPU_ARRAY_H
 #define SIMGPU_ARRAY_H
 
@@ -15,8 +16,8 @@ struct array {
   CUDA_ARRAY3D_DESCRIPTOR descriptor;
   struct context *context;
   uintptr_t address;
-  uint64_t block;        /* id of the block that it lies in: another one at the same address is not its */
-  struct mipmap *mipmap; /* of a level: where it belongs */
+  uint64_t block;        /* id of its block: a block at the same address with another id is not this array's */
+  struct mipmap *mipmap; /* for a level: the mipmap that it belongs to */
 };
 
 struct mipmap {
@@ -26,13 +27,13 @@ struct mipmap {
   struct array *levels[32];
 };
 
-/* Bytes of one element, all channels; 0: not a format that is simulated. */
+/* Bytes of one element with all channels; 0: the format is not simulated. */
 size_t array_element(unsigned format, unsigned channels);
 size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor);
-/* A mipmap whose levels lie one after the other. With a descriptor of memory: mapped from there, at no charge. */
+/* Make a mipmap with its levels one after the other. With a descriptor its memory is mapped from there, uncharged. */
 CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels, int fd,
                     uint64_t offset, struct mipmap **out);
-/* The bytes of a mipmap with so many levels. */
+/* The bytes of a mipmap with `levels` levels. */
 size_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels);
 
 #endif

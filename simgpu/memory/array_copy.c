@@ -1,7 +1,7 @@
-/* Copies of bytes in a row to and from arrays. Offsets count the array's bytes in the order of its rows. */
+/* Copies of contiguous bytes to and from arrays. Offsets count the array's bytes row by row. */
 #include "simgpu/api/process.h"
 
-/* The address of bytes inside an array, 0 if they are not all there. */
+/* The address of bytes inside an array; 0 if some of them lie outside. */
 static CUdeviceptr at(CUarray array, size_t offset, size_t bytes) {
   struct extent extent;
   if (!find_array(array, &extent))
@@ -42,7 +42,7 @@ COPY_ASYNC(cuMemcpyAtoHAsync, HOST(to), at(from, offset, bytes), void *to, CUarr
 COPY_ASYNC(cuMemcpyHtoAAsync, at(to, offset, bytes), HOST(from), CUarray to, size_t offset, const void *from,
            size_t bytes)
 
-/* CUDA 2: sizes of 32 bits. Those with a device address had 32 bits for that as well, and are not simulated. */
+/* CUDA 2: sizes of 32 bits. The calls with a device address have 32-bit addresses as well, and are not simulated. */
 EXPORT CUresult cuMemcpyAtoH(void *to, CUarray from, unsigned offset, unsigned bytes) {
   return cuMemcpyAtoH_v2(to, from, offset, bytes);
 }

@@ -1,4 +1,4 @@
-/* All memory that the driver knows, by address. */
+/* The map of all memory that the driver knows, by address. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>

@@ -1,14 +1,14 @@
-/* Counting device memory against the device's capacity, which all processes share. */
+/* Counts device memory against the device's capacity, which all processes share. */
 #include "simgpu/api/process.h"
 
-/* With the state locked: is there so much on the device? */
+/* With the state locked: whether that many bytes are free on the device. */
 static bool has_room(uint32_t device, uint64_t bytes) {
   const struct sg_shared *shared = process.state.shared;
   uint64_t total = shared->devices[device].memory_total_bytes;
   return bytes <= total && sg_memory_used(shared, device) + bytes <= total;
 }
 
-/* With the state locked: does it fit, when what the dead held is free again? */
+/* With the state locked: whether the bytes fit once the memory of dead processes is free again. */
 static bool fits(uint32_t device, uint64_t bytes) {
   if (has_room(device, bytes))
     return true;
@@ -64,7 +64,7 @@ void refund_process(uint32_t device, enum sg_holding holding, uint64_t bytes) {
   sg_unlock(&process.state);
 }
 
-/* With the state locked: one more holder; the page at the descriptor's end says of what. */
+/* With the state locked: make a piece with this process as its holder, and write it into the page behind the file. */
 static bool new_piece(int fd, struct exported *exported) {
   exported->piece = sg_piece_new(&process.state, exported->device, exported->bytes);
   if (exported->piece == SG_NONE)
@@ -76,7 +76,7 @@ static bool new_piece(int fd, struct exported *exported) {
   return false;
 }
 
-/* The private count goes first: whoever dies in between dies with both. */
+/* The private count goes first: if the process dies in between, both counts go with it. */
 CUresult charge_shared(int fd, struct exported *exported) {
   sg_lock(&process.state);
   struct sg_client *client = sg_client_own(&process.state);
@@ -88,7 +88,8 @@ CUresult charge_shared(int fd, struct exported *exported) {
   return made ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* When nobody holds it any more, and only a descriptor had kept the bytes, it must fit anew. */
+/* If no process holds the piece any more, only the descriptor kept the bytes, so they have to fit on the device again.
+ */
 CUresult hold_shared(int fd, struct exported *exported) {
   bool held;
   do {

@@ -1,4 +1,4 @@
-/* Memory of another API, handed over as a file descriptor: counted from its import on. */
+/* Memory of another API, imported as a file descriptor. It counts from its import on. */
 #define _GNU_SOURCE
 #include "simgpu/memory/array.h"
 
@@ -17,7 +17,7 @@ struct external {
   uint64_t bytes;
 };
 
-/* The descriptor is the driver's from here on, unless this fails. */
+/* The driver owns the descriptor from here on, unless the call fails. */
 EXPORT CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
   struct context *context;
   struct stat info;
@@ -47,7 +47,7 @@ EXPORT CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNA
   return CUDA_SUCCESS;
 }
 
-/* Buffers and arrays that were mapped from it are still mapped, but no longer counted. */
+/* Buffers and arrays that were mapped from it stay mapped, but no longer count. */
 EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory external) {
   CUresult result = ready();
   if (result || !is_handle(external, EXTERNAL_HANDLE))

@@ -1,4 +1,4 @@
-/* Linear memory that another process maps: it moves into the arena's file, and the handle says where that is. */
+/* Linear memory that another process maps: it moves into the arena's file, and the handle tells its place there. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -12,30 +12,30 @@
 
 #define IPC_MAGIC 0x63706975706773ull
 #define PAGE      4096u
-#define STEP      (4096u * PAGE) /* how much is looked at in one go */
+#define STEP      (4096u * PAGE) /* bytes examined in one go */
 
 struct place {
   uint64_t magic;
   struct sg_owner owner;
   int32_t fd;
-  uint64_t file; /* inode: a descriptor of that number may be another file by now */
+  uint64_t file; /* inode: the descriptor's number may mean another file by now */
   uint64_t offset, bytes, id;
   uint32_t device, reserved;
 };
 _Static_assert(sizeof(struct place) <= sizeof(CUipcMemHandle), "cuda.h");
 
-/* What this process has opened; guarded by lock. */
+/* The memory that this process has opened; guarded by lock. */
 struct opened {
   struct place place;
   uintptr_t address;
-  uint64_t block; /* id: the context may have taken it along */
+  uint64_t block; /* id of its block: the end of the context may have removed it */
   uint32_t references;
   struct opened *next;
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *opened;
 
-/* Only pages that were ever touched are copied: the rest of the file reads as zero anyway. */
+/* Copy only pages that were ever touched: the others read as zero in the file anyway. */
 static bool copy_touched(const char *from, uint64_t bytes, int fd, uint64_t offset) {
   for (uint64_t at = 0; at < bytes; at += STEP) {
     unsigned char resident[STEP / PAGE];
@@ -49,7 +49,7 @@ static bool copy_touched(const char *from, uint64_t bytes, int fd, uint64_t offs
   return true;
 }
 
-/* With the effects held: nothing writes to the block meanwhile. */
+/* With the effects held, so that no effect writes to the block meanwhile. */
 static bool move_to_file(struct block *block) {
   uint64_t offset;
   int fd = arena_take(block->bytes, &offset);
@@ -148,7 +148,7 @@ static CUresult open_new(const struct place *place, struct context *context, CUd
   return CUDA_SUCCESS;
 }
 
-/* Counted already, on the exporter's account. Its own process may not open it, as on the real driver. */
+/* The memory already counts, on the exporter's account. The exporter may not open it, as with the real driver. */
 EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags) {
   struct context *context;
   struct place place;
@@ -188,7 +188,7 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
   if (!one)
     result = CUDA_ERROR_INVALID_VALUE;
   else if (!--one->references && take_block(address, &block))
-    release_block(&block); /* the entry goes when the list is next looked at */
+    release_block(&block); /* the next walk of the list removes the entry */
   pthread_mutex_unlock(&lock);
   return result;
 }

@@ -1,4 +1,4 @@
-/* Reserved addresses, and the physical memory that is mapped there. */
+/* Reserved addresses, and the physical memory that is mapped at them. */
 #define _GNU_SOURCE
 #include "simgpu/memory/vmm.h"
 
@@ -21,8 +21,8 @@ static struct range *range_of(CUdeviceptr address, uint64_t bytes) {
   return range;
 }
 
-/* Readable and writable also while nothing is mapped: work in flight that a program unmapped memory under would be a
- * fault of the device, and must not be one of the program. New calls are refused such addresses. */
+/* The addresses are readable and writable even while nothing is mapped. If a program unmaps memory under work in
+ * flight, that is a fault of the device and must not crash the program. New calls with such addresses are refused. */
 static void *reserve(uint64_t bytes, void *at) {
   int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
   return mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -37,7 +37,7 @@ bool is_reserved(uintptr_t address) {
   return reserved;
 }
 
-/* The hint is not followed: wherever it goes is as good. */
+/* The hint is ignored: any address is as good. */
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr hint,
                                     unsigned long long flags) {
   CUresult result = ready();
@@ -67,7 +67,7 @@ EXPORT CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t align
   return CUDA_SUCCESS;
 }
 
-/* Only a whole reservation, with nothing mapped. */
+/* Free a reservation: only a whole one, with nothing mapped. */
 EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   CUresult result = ready();
   if (result)
@@ -135,7 +135,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmem
   return result;
 }
 
-/* With the lock: how much of these addresses is mapped; all of them belong to whole mappings if it is `bytes`. */
+/* With the lock: how many of these bytes are mapped. If the result is `bytes`, the range consists of whole mappings. */
 static uint64_t mapped(const struct range *range, uintptr_t address, uint64_t bytes) {
   uint64_t sum = 0;
   for (const struct mapping *mapping = range->mappings; mapping; mapping = mapping->next)

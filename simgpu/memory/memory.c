@@ -1,3 +1,4 @@
+/* Linear, pitched, managed and host memory, and the queries about it. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -7,7 +8,7 @@
 
 #define ALIGNMENT 512
 
-/* Device memory is address space of this process: copies move bytes, untouched pages take no RAM. */
+/* Device memory is address space of this process: copies move bytes, and untouched pages take no RAM. */
 static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, uint32_t flags, void **out) {
   if (!out || !bytes)
     return CUDA_ERROR_INVALID_VALUE;
@@ -85,13 +86,13 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width
   return allocate_device(out, *pitch * height, CU_MEMORYTYPE_DEVICE, 0);
 }
 
-/* Not host memory, nor what has a call of its own to let go of it. */
+/* Whether cuMemFree frees the block: not host memory, and not memory that another call frees. */
 static bool is_freed_by_address(const struct block *block) {
   bool plain = block->source == BLOCK_LINEAR || block->source == BLOCK_EXTERNAL;
   return block->source == BLOCK_POOL || (plain && block->kind != CU_MEMORYTYPE_HOST);
 }
 
-/* As the real one, it waits for the device: work in flight may use the memory. */
+/* Like the real driver it waits for the device: work in flight may use the memory. */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
   struct context *context;
   struct block block;
@@ -203,7 +204,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   return CUDA_SUCCESS;
 }
 
-/* The calls of CUDA 2.0 take 32-bit sizes and addresses, which nothing here can honour. */
+/* The calls of CUDA 2.0 take 32-bit sizes and addresses, which a 64-bit process cannot use. */
 EXPORT CUresult cuMemAlloc(unsigned *out, unsigned bytes) {
   (void)out, (void)bytes;
   return not_supported("cuMemAlloc of CUDA 2");

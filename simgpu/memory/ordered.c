@@ -1,4 +1,4 @@
-/* Memory that is allocated and freed in the order of a stream. */
+/* Stream-ordered memory: allocated and freed in the order of a stream. */
 #include "simgpu/memory/pool.h"
 
 static CUresult allocate(CUdeviceptr *out, size_t bytes, struct pool *pool, CUstream handle) {
@@ -21,7 +21,7 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, struct pool *pool, CUst
   return pool ? pool_allocate(pool, bytes, stream, out) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The address is good at once; what the device has less of is the pool's, and it keeps it until it is trimmed. */
+/* The address is valid at once. The device's memory for it is the pool's, which keeps it until it is trimmed. */
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
   return allocate(out, bytes, NULL, stream);
 }
@@ -35,7 +35,7 @@ static void free_later(void *address) {
     release_block(&block);
 }
 
-/* Memory of a pool is the stream's to use again from here on, and everybody's when the stream gets there. */
+/* The same stream may use the pool's memory again from here on, other streams once this stream reaches the free. */
 static CUresult free_pooled(struct block *block, struct stream *stream) {
   if (!take_block(block->address, block))
     return CUDA_ERROR_INVALID_VALUE;
@@ -45,7 +45,7 @@ static CUresult free_pooled(struct block *block, struct stream *stream) {
   if (!result)
     result = issue(stream, (struct sg_item){.kind = SG_WRITE}, &effect, NULL);
   if (result && pending)
-    pool_got_there(pending); /* the context is lost: no work of its streams uses it any more */
+    pool_got_there(pending); /* the context is lost: no work of its streams uses the memory any more */
   return result;
 }
 

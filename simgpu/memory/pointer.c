@@ -1,9 +1,9 @@
-/* What an address is. */
+/* Attributes of an address. */
 #include "simgpu/api/process.h"
 
 #include <string.h>
 
-/* Arrays have no address that a program could know. */
+/* Find the block of an address. Arrays have no address that a program could know. */
 static bool find_pointer(CUdeviceptr address, struct block *block) {
   return find_block(address, block) && block->source != BLOCK_ARRAY;
 }
@@ -88,7 +88,7 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr addr
   return attribute_of(&block, attribute, address, out);
 }
 
-/* Unknown addresses are no error here: their attributes are zero. */
+/* Unknown addresses are no error here: all their attributes are zero. */
 EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, void **out, CUdeviceptr address) {
   static const uint8_t bytes[] = {0, 8, 4, 8, 8, 0, 4, 8, 4, 4, 4, 8, 8, 4, 4, 4, 4, 8};
   struct block block;

@@ -1,3 +1,4 @@
+/* Memory pools: chunks, their free spans, allocations, and frees in streams. */
 #define _GNU_SOURCE
 #include "simgpu/memory/pool.h"
 
@@ -6,11 +7,11 @@
 #include <unistd.h>
 
 #define ALIGNMENT  512u
-#define CHUNK      (32ull << 20) /* a pool grows by whole ones, also where the device has less than one left */
+#define CHUNK      (32ull << 20) /* a pool grows by whole chunks, also when less is left on the device */
 #define FILE_BYTES (1ull << 50)
 
 pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pool *pools; /* those that have chunks, or may get some */
+static struct pool *pools; /* pools that have chunks or may get some */
 
 static uint64_t round_up(uint64_t bytes, uint64_t to) {
   return (bytes + to - 1) / to * to;
@@ -142,7 +143,7 @@ void pools_synchronized(void) {
   pthread_mutex_unlock(&pools_lock);
 }
 
-/* With the lock: one more chunk, charged; NULL: it does not fit, neither in the pool nor on the device. */
+/* With the lock: add a chunk and charge it; NULL: it does not fit, in the pool or on the device. */
 static struct chunk *grow_by(struct pool *pool, uint64_t bytes) {
   bool counted = pool->device != SG_NONE;
   if (pool->max_bytes && pool->reserved + bytes > pool->max_bytes)
@@ -161,7 +162,7 @@ static struct chunk *grow_by(struct pool *pool, uint64_t bytes) {
   return chunk;
 }
 
-/* If it does not fit, again with what the pools do not use. */
+/* Add a chunk. If it does not fit, try again after the pools have given back what they do not use. */
 static struct chunk *grow(struct pool *pool, uint64_t bytes) {
   struct chunk *chunk;
   do {
@@ -172,7 +173,7 @@ static struct chunk *grow(struct pool *pool, uint64_t bytes) {
 
 /* --- parts of chunks --------------------------------------------------------------------------------------------- */
 
-/* The front of the first span that is long enough. */
+/* Take the front of the first span that is long enough. */
 static bool take_span(struct chunk *chunk, uint64_t bytes, uint64_t *offset) {
   for (struct span **link = &chunk->free; *link; link = &(*link)->next) {
     struct span *span = *link;
@@ -210,7 +211,7 @@ static void add_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
     after->bytes += bytes;
   } else if ((*link = malloc(sizeof **link))) {
     **link = (struct span){.offset = offset, .bytes = bytes, .next = after};
-  } else { /* no memory to remember it with: it stays unused until the chunk goes */
+  } else { /* no memory to record the span: it stays unused until the chunk goes */
     *link = after;
   }
 }
@@ -224,7 +225,7 @@ static void free_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
   pool_end(pool);
 }
 
-/* What this stream freed it may have again, although it has not got there yet: it comes to the free first. */
+/* Memory that this stream freed may be given to it again before the stream reaches the free: the order is kept. */
 static struct chunk *take_pending(struct pool *pool, uint64_t bytes, const struct stream *stream, uint64_t *offset) {
   for (struct pending **link = &pool->pending; *link; link = &(*link)->next) {
     struct pending *pending = *link;
@@ -288,7 +289,7 @@ CUresult pool_allocate(struct pool *pool, size_t bytes, const struct stream *str
   return result;
 }
 
-/* Its span is the exporter's to choose: only what is used counts here. */
+/* The exporter chooses the span: this process only counts what is used. */
 bool pool_import(struct chunk *chunk, uint64_t offset, size_t bytes) {
   struct pool *pool = chunk->pool;
   struct block block = {.address = chunk->address + offset,
@@ -335,7 +336,7 @@ struct pending *pool_pend(const struct block *block, const struct stream *stream
   return pending;
 }
 
-/* With the lock: off its pool's list, and what is left of it free. */
+/* With the lock: take a pending free off its pool's list, and free what is left of it. */
 static void settle(struct pending *pending) {
   struct chunk *chunk = pending->chunk;
   for (struct pending **link = &chunk->pool->pending; *link; link = &(*link)->next)
@@ -356,7 +357,7 @@ void pool_got_there(void *data) {
   free(pending);
 }
 
-/* The records stay: another thread may be at the very free that one stands for. */
+/* The records themselves stay: another thread may just be at the free that one stands for. */
 void pools_forget(const struct context *context) {
   pthread_mutex_lock(&pools_lock);
   for (struct pool *pool = pools, *next; pool; pool = next) {

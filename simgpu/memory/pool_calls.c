@@ -1,9 +1,9 @@
-/* Pools as objects: which one a device uses, making them, their attributes, who may use their memory. */
+/* Pools as objects: which one a device uses, making them, their attributes, which devices may use their memory. */
 #include "simgpu/memory/pool.h"
 
 #include <string.h>
 
-/* Guarded by pools_lock, like all pools; made when they are first asked for. One more place for the host's. */
+/* Made at their first use; guarded by pools_lock, like all pools. The last entry is for the host. */
 static struct pool *standard[SG_MAX_DEVICES + 1], *current[SG_MAX_DEVICES + 1];
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* of both tables; before pools_lock */
 
@@ -30,7 +30,7 @@ struct pool *pool_current(uint32_t device) {
   return pool_at(device, false);
 }
 
-/* The place in the tables that a location means. */
+/* The index of a location in the tables. */
 static CUresult index_of(const CUmemLocation *location, uint32_t *index) {
   CUresult result = ready();
   if (result || !location)
@@ -93,12 +93,12 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) 
     return props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED ? not_supported("pools of managed memory")
                                                               : CUDA_ERROR_INVALID_VALUE;
   if (props->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-    return not_supported("pools whose handles are no file descriptors");
+    return not_supported("pools with handles other than file descriptors");
   *out = pool_new(index == SG_MAX_DEVICES ? SG_NONE : index, props->location.type, props->handleTypes, props->maxSize);
   return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* What is allocated from it stays good, and keeps it; nothing new can be. */
+/* Existing allocations stay valid and keep the pool alive. New ones are refused. */
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   CUresult result = ready();
   if (result || !is_handle(pool, POOL_HANDLE) || pool->standard)
@@ -117,7 +117,8 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   return CUDA_SUCCESS;
 }
 
-/* Nobody says that it is safe while a capture is open, and it gives memory back as a free does: the stricter holds. */
+/* NVIDIA does not say that this is safe while a capture is open, and it gives memory back as a free does: so it is
+ * refused then. */
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
   CUresult result = ready();
   if (result || !is_handle(pool, POOL_HANDLE))
@@ -125,7 +126,7 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
   result = unsafe_call();
   if (result)
     return result;
-  run_effects(); /* frees that are through count */
+  run_effects(); /* frees that the device has passed count */
   pthread_mutex_lock(&pools_lock);
   if (!pool->imported)
     pool_trim(pool, keep);
@@ -151,7 +152,7 @@ enum { /* CUmemPool_attribute */
        POOL_HW_DECOMPRESS,
 };
 
-/* The 64-bit attributes; NULL: of another kind. */
+/* The 64-bit attributes; NULL: the attribute is of another kind. */
 static uint64_t *wide(struct pool *pool, int attribute) {
   switch (attribute) {
   case POOL_RELEASE_THRESHOLD:
@@ -205,7 +206,7 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *ou
   return result;
 }
 
-/* The marks of the highest use can only be put back to what is in use. */
+/* The high-water marks can only be reset to the present use. */
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
   CUresult result = ready();
   if (result || !is_handle(pool, POOL_HANDLE) || !value)
@@ -226,7 +227,7 @@ EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *va
   return result;
 }
 
-/* --- access: kept for whoever asks, since every device reaches all memory here -------------------------------------
+/* --- access: only stored, since every device reaches all memory here -----------------------------------------------
  */
 
 EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *accesses, size_t count) {
@@ -239,7 +240,7 @@ EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *acc
     if (result || index == SG_MAX_DEVICES)
       continue;
     if (index == pool->device && accesses[n].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-      return CUDA_ERROR_INVALID_DEVICE; /* a device always reaches its own */
+      return CUDA_ERROR_INVALID_DEVICE; /* a device can always access its own memory */
     pool->access[index] = (unsigned)accesses[n].flags;
   }
   return result;

@@ -1,4 +1,4 @@
-/* Pools that other processes use: the pool as a file descriptor, its allocations as places in the file. */
+/* Pools that other processes use: a pool goes out as a file descriptor, its allocations as places in that file. */
 #define _GNU_SOURCE
 #include "simgpu/memory/pool.h"
 
@@ -51,7 +51,7 @@ EXPORT CUresult cuMemPoolExportPointer(export_data_t *out, CUdeviceptr address) 
   return CUDA_SUCCESS;
 }
 
-/* With the lock: the exporter's chunk, mapped here as a whole when the first of its allocations is imported. */
+/* With the lock: the exporter's chunk. It is mapped here as a whole when its first allocation is imported. */
 static struct chunk *chunk_at(struct pool *pool, const export_data_t *data) {
   struct chunk *chunk = pool->chunks;
   while (chunk && chunk->offset != data->chunk)

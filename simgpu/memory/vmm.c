@@ -1,4 +1,4 @@
-/* Physical memory: making it, counting references to it, handing it to other processes. */
+/* Physical memory: makes it, counts references to it, hands it to other processes. */
 #define _GNU_SOURCE
 #include "simgpu/memory/vmm.h"
 
@@ -23,7 +23,7 @@ static CUresult device_of(const CUmemAllocationProp *prop, uint32_t *device) {
   return result;
 }
 
-/* A first reference to memory that is counted already. */
+/* Make the first reference to memory that already counts. */
 static struct physical *physical_new(const CUmemAllocationProp *prop, uint32_t device, uint64_t bytes) {
   struct physical *physical = handle_new(PHYSICAL_HANDLE, sizeof *physical);
   if (!physical)
@@ -47,7 +47,7 @@ static void enlist(struct physical *physical) {
 void physical_end(struct physical *physical) {
   if (physical->references)
     return;
-  physical->handle.type = 0; /* mapped it may still be, named it can no longer be */
+  physical->handle.type = 0; /* it may still be mapped, but no handle names it any more */
   if (physical->mappings)
     return;
   for (struct physical **link = &all; *link; link = &(*link)->next)
@@ -67,7 +67,7 @@ void physical_end(struct physical *physical) {
   handle_free(physical);
 }
 
-/* The pages: of a file of their own if another process may get them. */
+/* Take the pages: from a file of their own if another process may get them. */
 static bool back(struct physical *physical) {
   struct exported exported = {.magic = EXPORTED_MAGIC,
                               .kind = EXPORTED_PHYSICAL,
@@ -88,7 +88,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, con
   if (result || !out || !bytes || bytes % GRANULARITY || flags)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-    return not_supported("physical memory whose handles are no file descriptors");
+    return not_supported("physical memory with handles other than file descriptors");
   if (device != SG_NONE)
     result = charge_process(device, SG_PHYSICAL, bytes);
   if (result)
@@ -120,7 +120,7 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The handle of what is mapped there, also when all its references were gone. */
+/* The handle of the memory mapped there, even if all its references were gone. */
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address) {
   CUresult result = ready();
   struct block block;
@@ -185,7 +185,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
   return result;
 }
 
-/* What this process has already is not held twice. */
+/* The memory that this process has already: it is not held twice. */
 static struct physical *known(const struct exported *exported) {
   pthread_mutex_lock(&vmm_lock);
   struct physical *physical = all;

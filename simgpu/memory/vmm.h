@@ -11,7 +11,7 @@
 
 #define GRANULARITY (2ull << 20)
 
-/* Guarded by vmm_lock, what is set once at its making apart. */
+/* Guarded by vmm_lock, except for what is set once when it is made. */
 struct physical {
   struct handle handle;
   CUmemAllocationProp prop;
@@ -21,7 +21,7 @@ struct physical {
   bool own_file;
   uint64_t offset;
   uint32_t references, mappings;
-  uint32_t piece; /* SG_NONE: it was never exported, and is on this process's account alone */
+  uint32_t piece; /* SG_NONE: never exported, so it counts for this process alone */
   uint64_t id;    /* of the piece */
   struct physical *next;
 };
@@ -36,7 +36,7 @@ struct mapping {
 
 extern pthread_mutex_t vmm_lock;
 
-/* With the lock: gone, once nothing refers to it. */
+/* With the lock: end the memory if nothing refers to it any more. */
 void physical_end(struct physical *physical);
 struct physical *find_physical(CUmemGenericAllocationHandle handle);
 

@@ -1,11 +1,12 @@
-/* Processes as holders of device memory: what belongs to none of their contexts, and what several of them share. */
+/* Processes as holders of device memory: memory that belongs to none of their contexts, and memory that several share.
+ */
 #define _GNU_SOURCE
 #include "simgpu/model/state.h"
 
 #include <fcntl.h>
 #include <string.h>
 
-/* The slot's byte is locked before the slot is seen, and a slot without its lock is nobody's. */
+/* Take a free slot. Its byte is locked before the slot becomes visible: a slot without its lock has no owner. */
 static void claim(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   for (uint32_t slot = 0; state->client == SG_NONE && slot < SG_MAX_CLIENTS; slot++) {
@@ -52,7 +53,7 @@ static bool held(const struct sg_piece *piece) {
   return sg_next_bit(piece->holders, 0, SG_MAX_CLIENTS) < SG_MAX_CLIENTS;
 }
 
-/* On whose account: the exporter's, or when it has let go the first holder's. */
+/* The client that a piece is charged to: the exporter, or the first holder once the exporter has let go. */
 static uint32_t account_of(const struct sg_piece *piece) {
   return sg_bit(piece->holders, piece->exporter) ? piece->exporter : sg_next_bit(piece->holders, 0, SG_MAX_CLIENTS);
 }

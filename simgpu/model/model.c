@@ -1,3 +1,4 @@
+/* Runs the model: items are submitted, start and complete, and time passes in steps from change to change. */
 #include "simgpu/model/model.h"
 #include "simgpu/model/slice.h"
 
@@ -41,8 +42,9 @@ void sg_event_free(struct sg_context *context, uint32_t event) {
   context->free_event = event;
 }
 
-/* What a context does only while it holds the device. A record that takes no time is noted at once, unless the work of
- * channels disturbs; with the gap that a timestamp leaves in the pipeline it is work of the channel in any case. */
+/* Whether an item only proceeds while its context holds the device. A record that takes no time is noted at once,
+ * unless commands of channels disturb others (intrusion_us). A record with a timestamp leaves a gap in the pipeline, so
+ * it is always work of its channel. */
 static bool needs_turn(const struct sg_profile *profile, const struct sg_item *item) {
   if (item->kind <= SG_COPY_DEVICE)
     return true;
@@ -51,7 +53,7 @@ static bool needs_turn(const struct sg_profile *profile, const struct sg_item *i
   return profile->intrusion_us && (item->kind == SG_RECORD || item->kind == SG_WRITE || item->flags & SG_INLINE);
 }
 
-/* The link into the lane comes last: a writer that dies before it has changed nothing. */
+/* The link into the lane is written last: a writer that dies before it has changed nothing. */
 void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, struct sg_item *item, uint64_t now_ns) {
   struct sg_context *context = &shared->contexts[slot];
   struct sg_lane *lane = &context->lanes[lane_index];
@@ -120,7 +122,7 @@ void sg_release(struct sg_shared *shared, uint32_t slot, struct sg_item *item) {
   sg_kick(shared);
 }
 
-/* Is this what the head waits for? Of a memset only that it is not zero is known: a watch is left to the owner. */
+/* Whether the head waits for this write. Of a memset it is only known that it is not zero: the owner checks a watch. */
 static bool releases(const struct sg_item *write, const struct sg_item *head) {
   if (sg_watches(head))
     return write->kind == SG_WRITE && head->watch == write->watch && head->watch_bytes <= write->watch_bytes &&
@@ -129,8 +131,8 @@ static bool releases(const struct sg_item *write, const struct sg_item *head) {
          head->watch + 4 > write->watch && head->watch < write->watch + write->watch_bytes;
 }
 
-/* A write has become visible on the device: spin kernels and watches of the same process see it. Device addresses are
- * the process's own, so other processes' are not concerned. */
+/* A write has become visible on the device: spin kernels and watches of the same process see it. Device addresses
+ * belong to one process, so those of other processes are not affected. */
 static void release_watchers(struct sg_shared *shared, uint32_t owner, const struct sg_item *write) {
   for
     SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
@@ -164,7 +166,7 @@ static void log_item(struct sg_state *state, const struct sg_context *context, c
   shared->logged++;
 }
 
-/* Take the head off its lane. `phase` goes first: repair then knows a completed head from a pending one. */
+/* Take the head off its lane. `phase` is written first, so that repair can tell a completed head from a pending one. */
 static void pop(struct sg_shared *shared, uint32_t slot, struct sg_lane *lane, struct sg_item *item) {
   struct sg_context *context = &shared->contexts[slot];
   bool effect = item->flags & SG_EFFECT;
@@ -221,7 +223,7 @@ void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *i
 
 /* --- one step ---------------------------------------------------------------------------------------------------- */
 
-/* May the head of this lane start, as far as the legacy stream's rule goes? */
+/* Whether the legacy stream's rule lets the head of this lane start. */
 static bool in_order(struct sg_context *context, uint32_t index, const struct sg_item *item) {
   const struct sg_lane *lane = &context->lanes[index];
   if (index == 0) {
@@ -261,7 +263,7 @@ static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
       lane->effect_head = item->next_effect;
       sg_effect_push(context, lane->head);
     } else if (item->kind == SG_WATCH) {
-      item->phase = SG_RUNNING; /* the owner looks at the word from now on */
+      item->phase = SG_RUNNING; /* the owner polls the word from now on */
     } else if (item->kind != SG_WAIT || wait_over(shared, item)) {
       complete(state, slot, lane, item);
     } else {

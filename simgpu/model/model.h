@@ -1,23 +1,23 @@
 /*
  * The model of the devices, in virtual time: pure functions of the shared state, no clock, no system call.
  *
- * Contexts of all processes take turns on their device, round robin, work conserving: a slice of slice_us of execution,
- * then switch_us lost; a context that runs empty is left at drain_switch_us. While a context holds its device its
- * streams run side by side: at full rate as long as their kernels fit on the SMs together, else they share them. Copies
- * to and from the host run on copy engines beside the turns. Records and word writes take no SM, but they are commands
- * of the context's channel, so they too can need the turn (SG_TURN). A stream is a FIFO; the legacy stream (lane 0) and
- * blocking streams wait for each other in submission order.
+ * Contexts of all processes take turns on their device, round robin and work conserving. A turn is a slice of slice_us
+ * of execution, then switch_us are lost; a context that runs empty is left at the cost of drain_switch_us. While a
+ * context holds its device, its streams run side by side: at full rate if their kernels fit on the SMs together, else
+ * they share the SMs. Copies to and from the host run on copy engines beside the turns. Records and word writes take no
+ * SM, but they are commands of the context's channel, so they too can need the turn (SG_TURN). A stream is a FIFO. The
+ * legacy stream (lane 0) and blocking streams wait for each other in submission order.
  */
 #ifndef SIMGPU_MODEL_H
 #define SIMGPU_MODEL_H
 
 #include "simgpu/model/state.h"
 
-/* Needs its context to hold the device; the rest runs beside it. */
+/* Whether an item needs its context to hold the device. The others run beside the turns. */
 static inline bool sg_takes_device(const struct sg_item *item) {
   return item->flags & SG_TURN;
 }
-/* How long it takes is not known when it is submitted. */
+/* Whether an item's duration is unknown when it is submitted. */
 static inline bool sg_is_blocker(const struct sg_item *item) {
   return item->kind == SG_WAIT || item->kind == SG_HOST || item->kind == SG_WATCH || item->kind == SG_COPY ||
          (item->flags & SG_SPIN);
@@ -30,7 +30,7 @@ static inline struct sg_item *sg_head_of(struct sg_context *context, const struc
   return lane->head == SG_NONE ? NULL : &context->items[lane->head];
 }
 
-/* A watch at the head of its lane, whose word does not have the value yet as far as we know. */
+/* A watch at the head of its lane; as far as we know, its word does not have the value yet. */
 static inline bool sg_watches(const struct sg_item *item) {
   return item->kind == SG_WATCH && item->phase == SG_RUNNING && !(item->flags & SG_RELEASED);
 }
@@ -52,30 +52,30 @@ static inline bool sg_satisfied(const struct sg_item *watch, uint64_t word) {
 /* Run the model to `now_ns`. All functions here need the lock. */
 void sg_advance(struct sg_state *state, uint64_t now_ns);
 
-/* A fresh item at the end of a lane; NULL when the context has no free item. The caller fills what it needs and then
+/* A fresh item at the end of a lane; NULL when the context has no free item. The caller fills in the item and then
  * calls sg_submit, which alone makes it visible to the model. */
 struct sg_item *sg_item_new(struct sg_context *context);
 void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane, struct sg_item *item, uint64_t now_ns);
 
-/* When, at the earliest, could the item whose mark is `mark_ns` in this lane be complete? A lower bound: arrivals only
- * delay. SG_NEVER when nothing that is known now can complete it. */
+/* The earliest time at which the item with the mark `mark_ns` in this lane could be complete. A lower bound: work that
+ * arrives later only delays it. SG_NEVER when nothing that is known now can complete it. */
 uint64_t sg_bound(struct sg_shared *shared, uint32_t slot, uint32_t lane, uint64_t mark_ns);
-/* The same for the first piece of work in the context that its owner must act on. SG_NEVER: there is none. */
+/* The same for the first piece of work in the context that its owner must act on; SG_NEVER: there is none. */
 uint64_t sg_effect_bound(struct sg_shared *shared, uint32_t slot);
 
-/* Put a completed effect at the end of the context's list. */
+/* Append a completed effect to the context's list. */
 void sg_effect_push(struct sg_context *context, uint32_t item);
-/* Take the oldest completed effect off the context's list, or NULL. The item stays valid until sg_item_free. */
+/* Take the oldest completed effect from the context's list; NULL: none. The item stays valid until sg_item_free. */
 struct sg_item *sg_effect_take(struct sg_context *context);
 void sg_item_free(struct sg_context *context, struct sg_item *item);
 /* A host function has returned: its stream goes on. */
 void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item, uint64_t now_ns);
-/* The word of a spin kernel has become non-zero, or that of a watch has its value. */
+/* The word of a spin kernel has become non-zero, or the word of a watch has got its value. */
 void sg_release(struct sg_shared *shared, uint32_t slot, struct sg_item *item);
 
-/* Forget all pending work of a context; events count as complete. Effects are dropped. */
+/* Forget all pending work of a context; its events count as complete. Effects are dropped. */
 void sg_drop_work(struct sg_shared *shared, uint32_t slot);
-/* Rebuild every derived field after the lock's owner died inside a change. */
+/* Rebuild every derived field after a process died inside a change, with the lock. */
 void sg_repair(struct sg_shared *shared);
 
 uint32_t sg_event_new(struct sg_context *context);

@@ -1,3 +1,4 @@
+/* Process numbers, and pids across pid namespaces: see owner.h. */
 #define _GNU_SOURCE
 #include "simgpu/model/owner.h"
 
@@ -20,16 +21,16 @@ uint32_t sg_pid_namespace(void) {
 /* --- <state file>.pids ------------------------------------------------------------------------------------------- */
 
 /*
- * A process loses its record locks when it closes any descriptor of the file. So a process has one descriptor at most,
- * which is never closed: this code is in two libraries, and each finds what the other has opened. The state's lock
- * keeps two that open it apart.
+ * A process loses its record locks when it closes any descriptor of the file. So it opens at most one descriptor, and
+ * never closes it. Both libraries contain this code, and each finds the descriptor that the other has opened. The
+ * state's lock keeps two threads from opening one at the same time.
  */
 static int find_descriptor(const struct stat *wanted) {
   DIR *own = opendir("/proc/self/fd");
   int found = -1;
   for (struct dirent *entry; own && found < 0 && (entry = readdir(own));) {
     struct stat info;
-    int fd = atoi(entry->d_name); /* 0 for "." and "..": never ours, as a program has that open */
+    int fd = atoi(entry->d_name); /* 0 for "." and "..": never ours, as a program has 0 open */
     if (!fstat(fd, &info) && info.st_ino == wanted->st_ino && info.st_dev == wanted->st_dev)
       found = fd;
   }
@@ -43,16 +44,16 @@ static int open_new(const char *path, bool make) {
   if (low < 0 && make) {
     low = open(path, O_RDWR | O_CLOEXEC | O_CREAT | O_EXCL, 0666);
     if (low >= 0)
-      fchmod(low, 0666); /* whatever the umask: it is for programs of every user */
+      fchmod(low, 0666); /* whatever the umask: programs of every user need the file */
   }
-  /* High, as the state file's. No lock goes with the low one: who has one has a descriptor, and does not come here. */
+  /* A high number, as the state file's. Closing the low one drops no lock: this process has none yet. */
   int high = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, 512);
   if (high >= 0)
     close(low);
   return high >= 0 ? high : low;
 }
 
-/* With the lock: the descriptor, -1: there is none. */
+/* With the lock: the descriptor of the file; -1: there is none. */
 static int descriptor(struct sg_state *state, bool make) {
   char path[sizeof state->path + 8];
   struct stat info;
@@ -68,7 +69,7 @@ static int descriptor(struct sg_state *state, bool make) {
   return state->pids_fd;
 }
 
-/* The state file's inode: processes that hold on to one which has been removed have their own part of the bytes. */
+/* The byte includes the state file's inode: processes that still use a removed state file lock other bytes. */
 static struct flock lock_of(const struct sg_state *state, const struct sg_owner *owner) {
   uint64_t byte = (state->file << 32 | owner->id) & INT64_MAX;
   return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};

@@ -1,8 +1,8 @@
-/* When will it be done? Lower bounds on completion, for callers that are about to sleep. */
+/* Lower bounds on the completion of work, for callers that are about to sleep. */
 #include "simgpu/model/model.h"
 
-#define STUCK_NS 1000000ull /* nothing known ends the stall: look again after this, or when kicked */
-#define DEPTH    6          /* waits on events followed; deeper chains give a weaker bound */
+#define STUCK_NS 1000000ull /* no known event ends the stall: look again after this time, or when kicked */
+#define DEPTH    6          /* waits on events that are followed; deeper chains give a weaker bound */
 #define WALK     256
 
 static uint64_t later(uint64_t a, uint64_t b) {
@@ -12,14 +12,14 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
   return a < b ? a : b;
 }
 
-/* How much of the head's duration is behind us. */
+/* The part of the head's duration that has passed. */
 static uint64_t progress(const struct sg_shared *shared, const struct sg_item *head) {
   if (head->kind == SG_COPY && !sg_takes_device(head))
     return head->phase == SG_RUNNING ? earlier(shared->now_ns - head->started_ns, head->duration_ns) : 0;
   return head->duration_ns > head->left_ns ? head->duration_ns - head->left_ns : 0;
 }
 
-/* How long a context that holds its device will at least keep it, slices apart. */
+/* How long at least a context that holds its device will keep it, if no slice ends. */
 static uint64_t holds_for(const struct sg_shared *shared, const struct sg_context *context) {
   uint64_t longest = 0;
   for
@@ -45,7 +45,7 @@ static uint64_t holds_for(const struct sg_shared *shared, const struct sg_contex
   return longest;
 }
 
-/* When can this context have its device at the earliest? */
+/* The earliest time at which this context can have its device. */
 static uint64_t turn(const struct sg_shared *shared, uint32_t slot) {
   const struct sg_device *device = &shared->devices[shared->contexts[slot].device];
   uint64_t from = later(shared->now_ns, device->switch_until_ns);
@@ -85,7 +85,7 @@ static uint64_t bound(struct sg_shared *shared, uint32_t slot, uint32_t index, u
     from_ns = head->ready_ns;
   } else if (head->phase == SG_QUEUED && head->kind == SG_WAIT) {
     struct sg_event *event = &shared->contexts[head->peer].events[head->name];
-    /* Only the newest record's place is known; for an older one look again soon. */
+    /* Only the newest record's place is known. For an older record look again soon. */
     if (event->completed < head->seq)
       from_ns = event->recorded == head->seq ? bound(shared, head->peer, event->lane, event->mark_ns, depth - 1)
                                              : now_ns + STUCK_NS / 10;

@@ -1,12 +1,12 @@
-/* Dropping work, and making whole what a process left behind that died inside a change. */
+/* Drops work, and repairs the state that a process left behind when it died inside a change. */
 #include "simgpu/model/model.h"
 
 #include <string.h>
 
 /*
- * Rebuild what is derived. Primary are: the alive bits, each lane's chain from `head` by `next`, every item's phase,
+ * Rebuild the derived fields. Primary are: the alive bits, each lane's chain from `head` by `next`, every item's phase,
  * and the list of effects. All writers in model.c keep this order: an item is complete before it is linked into its
- * lane, and FINISHED before it is unlinked, so a writer that died leaves at most one item in between.
+ * lane, and FINISHED before it is unlinked. So a writer that died leaves at most one item in between.
  */
 static void rebuild(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];

@@ -1,3 +1,4 @@
+/* Turns of contexts on their devices, and the speed of their work meanwhile. */
 #include "simgpu/model/slice.h"
 
 #include "simgpu/model/model.h"
@@ -15,7 +16,7 @@ static bool runnable(struct sg_shared *shared, uint32_t slot) {
   return false;
 }
 
-/* The next context after `slot`, round robin, that has work for this device; `slot` itself comes last. */
+/* The next context after `slot`, round robin, with work for this device; `slot` itself comes last. */
 static uint32_t next_runnable(struct sg_shared *shared, uint32_t device, uint32_t slot) {
   uint32_t from = slot == SG_NONE ? 0 : slot + 1;
   for (int pass = 0; pass < 2; pass++, from = 0)
@@ -26,8 +27,8 @@ static uint32_t next_runnable(struct sg_shared *shared, uint32_t device, uint32_
   return SG_NONE;
 }
 
-/* Until when the device stays with a context that has run empty: for the rest of its slice where the hardware is so,
- * and for its part of the rotation if it held the device for commands alone. */
+/* Until when the device stays with a context that has run empty: drain_stay_us, plus its part of the rotation
+ * (intrusion_us) if it only ran commands in this turn; at most the rest of its slice. */
 static uint64_t stays_until(const struct sg_profile *profile, const struct sg_device *device) {
   uint64_t stay_ns = device->worked_ns + (uint64_t)profile->drain_stay_us * SG_US;
   if (device->busy_ns == device->hold_busy_ns)
@@ -43,7 +44,7 @@ void sg_dispatch(struct sg_shared *shared, uint32_t index) {
     return;
   bool same = device->current != SG_NONE && shared->contexts[device->current].id == device->current_id;
   bool busy = same && shared->contexts[device->current].device == index && runnable(shared, device->current);
-  /* Alone at the slice's end, or that had been a change: it got another one. */
+  /* At its slice's end the context was alone, or a switch was under way: it got another slice. */
   if (busy && now_ns > device->slice_end_ns)
     device->slice_end_ns += (now_ns - device->slice_end_ns + slice_ns - 1) / slice_ns * slice_ns;
   if (now_ns < (busy ? device->slice_end_ns : stays_until(profile, device)))
@@ -53,7 +54,7 @@ void sg_dispatch(struct sg_shared *shared, uint32_t index) {
     return;
   uint64_t cost_ns = 0;
   if (!same || next != device->current) {
-    bool first = device->current == SG_NONE; /* nothing to save */
+    bool first = device->current == SG_NONE; /* no context has to be saved */
     cost_ns = first ? 0 : SG_US * (uint64_t)(busy ? profile->switch_us : profile->drain_switch_us);
     device->switches += !first;
     device->hold_busy_ns = device->busy_ns;
@@ -76,8 +77,8 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
   return a < b ? a : b;
 }
 
-/* A context that holds its device: what its running work wants of the SMs, in parts of SG_ALL_SMS, at least all of
- * them: how much longer everything takes than it would alone. 0: nothing runs on an SM. */
+/* For a context that holds its device: the SMs that its running work wants, in parts of SG_ALL_SMS, and at least all of
+ * them. So it is the factor by which everything takes longer than alone. 0: nothing runs on an SM. */
 static uint64_t crowding(struct sg_shared *shared, struct sg_context *context) {
   const struct sg_profile *profile = &shared->model.profile;
   uint64_t demand = 0, runs = 0;
@@ -94,12 +95,13 @@ static uint64_t crowding(struct sg_shared *shared, struct sg_context *context) {
   return runs == 1 ? SG_ALL_SMS : demand * (100 + (uint64_t)profile->interference_percent) / 100;
 }
 
-/* What runs on no SM is not slowed by others. */
+/* Work that runs on no SM is not slowed by others. */
 static uint64_t rate_of(const struct sg_item *item, uint64_t crowd) {
   return item->demand ? crowd : SG_ALL_SMS;
 }
 
-/* How long the rest of it takes at a rate. `part` is what was worked of the next nanosecond, in parts of the rate. */
+/* How long the rest of an item takes at a rate. `part` is the work already done of the next nanosecond, in parts of the
+ * rate. */
 static uint64_t time_for(const struct sg_item *item, uint64_t rate) {
   uint64_t work = item->left_ns * rate;
   return work > item->part ? (work - item->part + SG_ALL_SMS - 1) / SG_ALL_SMS : 1;

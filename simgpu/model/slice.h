@@ -4,11 +4,11 @@
 
 #include "simgpu/model/state.h"
 
-/* Who holds the device from now on? */
+/* Choose the context that holds the device from now on. */
 void sg_dispatch(struct sg_shared *shared, uint32_t device);
-/* The next instant at which anything changes, SG_NEVER if nothing will. */
+/* The next instant at which anything changes; SG_NEVER if nothing will. */
 uint64_t sg_next_change(struct sg_shared *shared);
-/* Let the contexts that hold their device work until `to_ns`, an instant before which nothing changes. */
+/* Let the contexts that hold their device work until `to_ns`. Nothing may change before that instant. */
 void sg_run(struct sg_shared *shared, uint64_t to_ns);
 
 #endif

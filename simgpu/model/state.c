@@ -1,3 +1,4 @@
+/* The shared file: made, mapped, locked; contexts, kernel names, faults. */
 #define _GNU_SOURCE
 #include "simgpu/model/state.h"
 
@@ -22,9 +23,9 @@
 #define CUDA_ECC      214 /* CUDA_ERROR_ECC_UNCORRECTABLE */
 #define MIB           1048576ull
 
-static int64_t namespace_ns; /* this process's CLOCK_MONOTONIC is so far ahead of the machine's */
+static int64_t namespace_ns; /* how far this process's CLOCK_MONOTONIC is ahead of the machine's */
 
-/* The offset of the time namespace; 0 where there is none, or the kernel has none. */
+/* Find the offset of the time namespace; 0: the process is in none, or the kernel does not support them. */
 static void find_namespace(void) {
   FILE *file = fopen("/proc/self/timens_offsets", "re");
   long long seconds, nanoseconds;
@@ -34,7 +35,8 @@ static void find_namespace(void) {
     fclose(file);
 }
 
-/* By system call: libfaketime takes the place of the function, and would stop the machine for everybody else. */
+/* A direct system call: libfaketime replaces the library's function, and would stop the time for all other processes.
+ */
 uint64_t sg_now(void) {
   struct timespec t;
   syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
@@ -52,7 +54,7 @@ void sg_kick(struct sg_shared *shared) {
 
 /* --- making the file --------------------------------------------------------------------------------------------- */
 
-/* Fill a zeroed mapping. The magic comes last: a maker that dies before leaves a file that is made again. */
+/* Fill a zeroed mapping. The magic is written last: if the maker dies before, the file is made again. */
 static int make(struct sg_shared *shared) {
   const char *devices = sg_setting_text("SIMGPU_DEVICES");
   shared->model = (struct sg_model){
@@ -100,7 +102,7 @@ static int map_log(struct sg_state *state) {
   return result;
 }
 
-/* With the creation byte locked: the file's header, made if there is none or if it is stale. */
+/* With the creation byte locked: map the file's header; make the file if there is none or it is stale. */
 static int map_shared(struct sg_state *state, bool may_make) {
   struct stat info;
   if (fstat(state->fd, &info))
@@ -110,7 +112,7 @@ static int map_shared(struct sg_state *state, bool may_make) {
     return -EPROTO;
   if (!info.st_size && (!may_make || ftruncate(state->fd, sizeof(struct sg_shared))))
     return may_make ? -errno : -ENOENT;
-  /* The file is sparse, but for what making it writes: a full tmpfs is an error here, not a SIGBUS. */
+  /* The file is sparse except for what its making writes: a full tmpfs gives an error here, not a SIGBUS. */
   if (may_make && fallocate(state->fd, 0, 0, offsetof(struct sg_shared, past)) && errno == ENOSPC)
     return -errno;
   state->shared = mmap(NULL, sizeof(struct sg_shared), PROT_READ | PROT_WRITE, MAP_SHARED, state->fd, 0);
@@ -139,7 +141,7 @@ int sg_open(struct sg_state *state, const char *path) {
   int fd = open(state->path, O_RDWR | O_CLOEXEC | (may_make ? O_CREAT : 0), 0666);
   if (fd < 0)
     return -errno;
-  /* High, out of the way of programs that close the descriptors they know of: the context locks hang on it. */
+  /* A high number, away from programs that close the descriptors they know of: the context locks depend on it. */
   state->fd = fcntl(fd, F_DUPFD_CLOEXEC, 512);
   if (state->fd < 0)
     state->fd = fd;
@@ -168,7 +170,7 @@ void sg_close(struct sg_state *state) {
   *state = (struct sg_state){.fd = -1, .pids_fd = -1, .client = SG_NONE};
 }
 
-/* Closing a child's copy of the descriptor releases no lock: the parent's copy keeps it. */
+/* Closing the child's copy of the descriptor releases no lock: the parent's copy keeps it. */
 void sg_abandon(struct sg_state *state) {
   sg_close(state);
 }
@@ -201,7 +203,7 @@ void sg_reap(struct sg_state *state) {
   shared->reaped_ns = sg_now();
   for
     SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
-      /* Our own descriptor's locks never show up here as somebody's: ask only about others. */
+      /* Locks of our own descriptor are not reported as another's: ask only about the other slots. */
       struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + (off_t)slot, .l_len = 1};
       if (sg_bit(state->own, slot) || fcntl(state->fd, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK)
         continue;
@@ -239,8 +241,7 @@ uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
   return SG_NONE;
 }
 
-/* A past record for an id that is still alive can only come from an owner that died in here: truth.c lists an id once.
- */
+/* If a past record has the id of a living context, its owner died in this function. So truth.c lists each id once. */
 void sg_context_drop(struct sg_state *state, uint32_t slot) {
   struct sg_shared *shared = state->shared;
   struct sg_context *context = &shared->contexts[slot];
@@ -288,7 +289,7 @@ uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uin
 
 /* --- faults ------------------------------------------------------------------------------------------------------ */
 
-/* What a real XID does to the device: double-bit and contained ECC errors, or the device gone altogether. */
+/* The effect of a real XID on the device: double-bit and contained ECC errors, or the loss of the device. */
 static uint32_t error_of_xid(uint32_t xid) {
   switch (xid) {
   case 48:
@@ -302,7 +303,7 @@ static uint32_t error_of_xid(uint32_t xid) {
   case 140:
     return CUDA_LOST;
   default:
-    return 0; /* an application's fault (13, 31, 43, 45, ...): reported, the device goes on */
+    return 0; /* an application's fault (13, 31, 43, 45, ...): reported, and the device goes on */
   }
 }
 

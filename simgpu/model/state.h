@@ -1,18 +1,18 @@
 /*
  * The shared state of all simulated devices: one memory-mapped file that every process maps.
  *
- * There is no server and no thread. Whoever calls into the simulator takes the lock and advances the model to now;
- * nobody else runs. The lock is a robust mutex: a process that dies while it holds it leaves a state that
- * sg_lock repairs (state.c lists what is derived and how it is rebuilt).
+ * There is no server and no thread. A process that calls into the simulator takes the lock and advances the model to
+ * now; between calls the model stands still. The lock is a robust mutex: if a process dies while it holds the lock,
+ * sg_lock repairs the state (repair.c lists what is derived and how it is rebuilt).
  *
  *   file:  [ header | devices | names | past contexts | clients | pieces | context 0 | context 1 | ... ]     (sparse)
  *   beside it, with SIMGPU_LOG_KERNELS=N: <file>.kernels, a ring of N records
  *   and for processes in containers: <file>.pids, see owner.h
  *
- * A context lives in a slot. Its owner holds an OFD lock on the file's byte 1 + slot, so that anyone, in any pid
- * namespace, sees its death; byte 0 is locked while the file is made. A process that holds device memory beside its
- * contexts (pools, physical memory, imports) is a client and has a slot and a byte of its own in the same way. Times
- * are CLOCK_MONOTONIC nanoseconds.
+ * A context lives in a slot. Its owner holds an OFD lock on the file's byte 1 + slot, so every process in any pid
+ * namespace sees when the owner dies. Byte 0 is locked while the file is made. A process that holds device memory
+ * beside its contexts (pools, physical memory, imports) is a client: it has a slot and a byte of its own in the same
+ * way. Times are CLOCK_MONOTONIC nanoseconds.
  */
 #ifndef SIMGPU_STATE_H
 #define SIMGPU_STATE_H
@@ -33,10 +33,10 @@
 #define SG_MAX_EVENTS   8192 /* events of one context */
 #define SG_MAX_CLIENTS  256  /* processes at a time that hold memory beside their contexts */
 #define SG_MAX_PIECES   4096 /* exported pieces of physical memory */
-#define SG_MAX_PAST     8192 /* dead contexts remembered; the oldest are forgotten */
+#define SG_MAX_PAST     8192 /* dead contexts that are remembered; the oldest are forgotten */
 #define SG_MAX_NAMES    2048 /* distinct kernel names in the log */
 #define SG_NAME_BYTES   64
-#define SG_QUEUE        1024 /* launches pending in one stream before a launch blocks */
+#define SG_QUEUE        1024 /* launches pending in one stream before the next one blocks */
 #define SG_BUCKETS      64   /* utilisation history: SG_BUCKETS spans of SG_BUCKET_NS */
 #define SG_BUCKET_NS    100000000ull
 #define SG_MAX_XIDS     64
@@ -57,14 +57,14 @@ enum sg_kind {
   SG_MEMSET,
   SG_COPY_DEVICE, /* device to device: takes device time */
   SG_COPY,        /* to or from the host: a copy engine, beside the turns */
-  SG_RECORD,      /* these take no time of the SMs */
+  SG_RECORD,      /* from here on: no time of the SMs */
   SG_WAIT,
   SG_WRITE,
   SG_HOST,  /* blocks its stream until the owning process has run it */
   SG_WATCH, /* blocks its stream until a word has a value */
 };
 
-enum sg_comparison { SG_AT_LEAST, SG_EQUAL, SG_ANY_BIT, SG_NEITHER }; /* of the word with a value: as the driver's */
+enum sg_comparison { SG_AT_LEAST, SG_EQUAL, SG_ANY_BIT, SG_NEITHER }; /* of a word with a value, as the driver does */
 
 enum sg_phase {
   SG_VACANT,   /* not in use */
@@ -73,19 +73,19 @@ enum sg_phase {
   SG_RUNNING,  /* has started */
   SG_CALLING,  /* host function, handed to the owner */
   SG_FINISHED, /* complete; only its effect is outstanding */
-  SG_TAKEN,    /* complete, and the owner is at its effect */
+  SG_TAKEN,    /* complete; the owner is just applying its effect */
 };
 
 #define SG_SPIN     1u  /* runs until released, not for duration_ns */
 #define SG_RELEASED 2u  /* the word a spin kernel watches has become non-zero */
-#define SG_EFFECT   4u  /* on completion the owning process has something to do in its own memory (effect.c) */
+#define SG_EFFECT   4u  /* on completion the owning process has to change its own memory (effect.c) */
 #define SG_LOGGED   8u  /* goes to the kernel log */
 #define SG_TURN     16u /* needs its context to hold the device; set by sg_submit */
 #define SG_INLINE                                                                                                      \
-  32u                  /* a copy that goes with the commands of its channel: needs the turn where intrusion_us says so \
+  32u                  /* a copy inline with its channel's commands: needs the turn if intrusion_us is set             \
                         */
 #define SG_INWARD 64u  /* a copy from the host */
-#define SG_FAULT  128u /* its end is an illegal address: the context is lost */
+#define SG_FAULT  128u /* it ends with an illegal address: the context is lost */
 
 /* One piece of work in a stream. */
 struct sg_item {
@@ -101,8 +101,8 @@ struct sg_item {
   uint64_t order; /* submission number inside its context: orders the legacy stream against blocking ones */
   uint64_t duration_ns;
   uint64_t left_ns;
-  uint64_t part;         /* of a nanosecond, worked and not yet taken off left_ns, see model.c */
-  uint64_t mark_ns;      /* lane's submitted_ns including this item: what must be done when it is complete */
+  uint64_t part;         /* work done of the next nanosecond, not yet taken off left_ns, see model.c */
+  uint64_t mark_ns;      /* lane's submitted_ns with this item: the work that is done when it is complete */
   uint64_t submitted_ns; /* clock */
   uint64_t ready_ns;     /* clock: not before this (launch latency) */
   uint64_t started_ns;   /* clock: the device first worked on it */
@@ -128,7 +128,7 @@ struct sg_lane {
   uint64_t appended;     /* items ever appended */
 };
 
-/* One event slot. Numbers never go back, also when the slot is given to another event. */
+/* One event slot. Its numbers never go back, even when another event gets the slot. */
 struct sg_event {
   uint32_t lane; /* of the newest record */
   uint32_t next_free;
@@ -153,7 +153,7 @@ struct sg_context {
   uint64_t active[SG_MAX_LANES / 64]; /* lanes with pending items */
   uint32_t free_item, used_items, fresh_item;
   uint32_t free_event, fresh_event;
-  uint32_t effects_head, effects_tail; /* completed items whose effect the owner has not had yet, in order */
+  uint32_t effects_head, effects_tail; /* completed items, in order, until the owner has had their effect */
   struct sg_history history;
   struct sg_lane lanes[SG_MAX_LANES];
   struct sg_event events[SG_MAX_EVENTS];
@@ -163,16 +163,16 @@ struct sg_context {
 /* Device memory that belongs to a process, not to one of its contexts. */
 enum sg_holding { SG_POOLS, SG_PHYSICAL, SG_EXTERNAL, SG_HOLDINGS };
 
-/* One process that has such memory. Only it changes its counters, each with one store: whatever it dies in the middle
- * of, its slot goes as a whole and takes everything back that it had counted. */
+/* One process that has such memory. Only the process itself changes its counters, each with one store. Whenever it
+ * dies, its slot goes as a whole, and everything that it had counted is given back. */
 struct sg_client {
   struct sg_owner owner;
   uint32_t reserved;
   uint64_t memory_bytes[SG_HOLDINGS][SG_MAX_DEVICES];
 };
 
-/* Physical memory that several processes may hold: counted while any of them does, on account of the exporter as long
- * as it is one of them. A holder's bit is set last and goes with its death, so that no half-made piece is counted. */
+/* Physical memory that several processes may hold. It counts while any process holds it: for the exporter as long as
+ * the exporter is a holder. A holder's bit is set last and goes with its death, so no half-made piece is counted. */
 struct sg_piece {
   uint64_t id; /* never reused */
   uint64_t bytes;
@@ -181,7 +181,7 @@ struct sg_piece {
   uint64_t holders[SG_MAX_CLIENTS / 64]; /* client slots; none: the entry is free */
 };
 
-/* A context that is gone: its busy time stays on the record. */
+/* A context that is gone. Its busy time is kept. */
 struct sg_past {
   uint32_t device;
   uint32_t id;
@@ -191,7 +191,7 @@ struct sg_past {
   uint64_t ended_ns;
 };
 
-/* A GPU or a MIG instance: to the model both are devices. */
+/* A GPU or a MIG instance: the model treats both as devices. */
 struct sg_device {
   char name[96];
   uint8_t uuid[16];
@@ -215,11 +215,11 @@ struct sg_device {
   struct sg_history history;
   uint32_t parent;       /* a MIG instance: the index of its GPU; SG_NONE: a GPU */
   uint32_t number;       /* of a GPU on the machine, of an instance on its GPU */
-  uint32_t mig;          /* a GPU in MIG mode: nothing runs on it but in its instances */
+  uint32_t mig;          /* a GPU in MIG mode: work runs only in its instances */
   uint32_t mps_pid;      /* the MPS server that serves it, 0 = none */
   uint32_t graphics_pid; /* a process that draws on it, 0 = none */
   uint32_t compute_mode; /* 0: many processes may use it; as NVML counts them */
-  uint32_t hangs;        /* calls of NVML that talk to the hardware do not come back */
+  uint32_t hangs;        /* calls of NVML that talk to the hardware do not return */
   uint32_t profile;      /* an instance: row of mig.inc */
   uint32_t start;        /* and its first memory slice */
 };
@@ -237,7 +237,7 @@ struct sg_model {
   uint64_t context_bytes; /* device memory that a context itself takes */
   uint64_t module_bytes;  /* and that each loaded module takes */
   uint64_t log_records;
-  uint64_t driver_release; /* 580: of the driver that NVML speaks of */
+  uint64_t driver_release; /* 580: the driver's release, as NVML reports it */
 };
 
 struct sg_shared {
@@ -246,17 +246,17 @@ struct sg_shared {
   uint32_t context_bytes; /* sizeof(struct sg_context): another build must not map this file */
   uint64_t total_bytes;
   pthread_mutex_t lock;
-  uint32_t generation; /* futex: bumped when waiting may end earlier than was projected */
+  uint32_t generation; /* futex: bumped when a wait may end earlier than projected */
   uint32_t device_count;
   uint32_t last_id;
   uint32_t last_owner;
   uint32_t name_count;
-  uint32_t driver_loads;     /* beneath programs that had opened NVML: their calls fail until they open it anew */
-  uint32_t nvml_refuses;     /* and nobody can open it */
+  uint32_t driver_loads;     /* reloads; programs that had opened NVML before: their calls fail until they reopen it */
+  uint32_t nvml_refuses;     /* NVML cannot be opened */
   uint64_t made_ns;          /* the model began here */
   uint64_t now_ns;           /* the model stands here; never goes back */
   uint64_t reaped_ns;        /* last look for dead processes */
-  uint64_t blocked_until_ns; /* until then some waiter cannot know when it will be done: wake it on every submission */
+  uint64_t blocked_until_ns; /* until then some waiter cannot know when it will be done: wake it on each submission */
   uint64_t logged;           /* kernel records ever written */
   uint64_t past_count;
   uint64_t xid_seq;
@@ -307,32 +307,32 @@ struct sg_state {
 
 /* --- state.c: open, lock, tables ------------------------------------------------------------------------------- */
 
-/* Map the state file. With a path: that file, which must be there. NULL: SIMGPU_STATE or /dev/shm/simgpu-<uid>, which
- * is made from the settings if it is not there, and made anew if SIMGPU_DEVICES is set to something else
- * and no process has it open. Returns 0 or -errno; -EPROTO: made by another build; -EINVAL: a setting is wrong. */
+/* Map the state file. With a path: that file, which must exist. NULL: SIMGPU_STATE or /dev/shm/simgpu-<uid>. That file
+ * is made from the settings if it does not exist. It is made anew if SIMGPU_DEVICES has another value than when it was
+ * made and no process has it open. Returns 0 or -errno; -EPROTO: made by another build; -EINVAL: a setting is wrong. */
 int sg_open(struct sg_state *state, const char *path);
-/* Unmap. OFD locks, and so the contexts of this process, are lost with it. */
+/* Unmap. This releases the OFD locks, so the contexts of this process are lost. */
 void sg_close(struct sg_state *state);
-/* Drop the mapping and the descriptor in a forked child, whose parent keeps both. */
+/* Drop the mapping and the descriptor in a forked child. The parent keeps both. */
 void sg_abandon(struct sg_state *state);
 
-/* Nanoseconds of CLOCK_MONOTONIC as the machine has it: the same in every time namespace. */
+/* Nanoseconds of the machine's CLOCK_MONOTONIC: the same in every time namespace. */
 uint64_t sg_now(void);
-/* The same instant as this process's time namespace has it. */
+/* The same instant by the clock of this process's time namespace. */
 uint64_t sg_own_clock(uint64_t now_ns);
 void sg_lock(struct sg_state *state);
-/* sg_lock, then advance to now; now and then also drop the contexts of dead processes. */
+/* sg_lock, then advance to now. At intervals it also drops the contexts of dead processes. */
 void sg_lock_advanced(struct sg_state *state);
 void sg_unlock(struct sg_state *state);
-/* With the lock: drop every context and every client whose process is gone. */
+/* With the lock: drop every context and every client of a process that is gone. */
 void sg_reap(struct sg_state *state);
 
-/* --- catalogue.c: what is installed ------------------------------------------------------------------------------ */
+/* --- catalogue.c: the devices of the machine --------------------------------------------------------------------- */
 
 /* Fill the devices from "2xH200,1xH100:3g.40gb+4g.40gb": counts, models, and MIG instances behind a colon. An instance
  * follows its GPU. 0 or -EINVAL. */
 int sg_add_devices(struct sg_shared *shared, const char *text);
-/* What a GPU can be cut into: mig.inc. */
+/* A profile by which a GPU can be cut: a row of mig.inc. */
 struct sg_mig_profile {
   const char *setting, *name;
   uint32_t compute_slices, memory_slices, sm_count;
@@ -343,14 +343,15 @@ struct sg_mig_profile {
 const struct sg_mig_profile *sg_mig_profile_numbered(const struct sg_device *device, uint32_t number);
 /* The profile of an instance. */
 const struct sg_mig_profile *sg_mig_profile_of(const struct sg_device *instance);
-/* What an instance of it has of the GPU's memory. */
+/* The part of the GPU's memory that an instance of the profile has. */
 uint64_t sg_mig_profile_memory_mib(const struct sg_device *gpu, const struct sg_mig_profile *profile);
-/* Where a profile's instances may begin: each multiple of its memory slices from 0 to this one. */
+/* The last possible start of a profile's instances. They begin at multiples of their memory slices from 0 to this one.
+ */
 uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile);
 
 /* --- nodes.c: which devices a process may use --------------------------------------------------------------------- */
 
-/* Fill state->hidden. False: this process cannot open the node of the driver itself. */
+/* Fill in state->hidden. False: this process cannot open the driver's own node. */
 bool sg_find_hidden(struct sg_state *state);
 static inline bool sg_hidden(const struct sg_state *state, uint32_t device) {
   return state->hidden >> device & 1;
@@ -358,18 +359,18 @@ static inline bool sg_hidden(const struct sg_state *state, uint32_t device) {
 
 /* --- state.c: contexts, faults ----------------------------------------------------------------------------------- */
 
-/* With the lock: a slot for a new context of this process, locked by it, or SG_NONE. */
+/* With the lock: take a slot for a new context of this process and lock it; SG_NONE: there is none. */
 uint32_t sg_context_create(struct sg_state *state, uint32_t device);
-/* With the lock: drop its work and memory, remember its busy time. */
+/* With the lock: drop a context's work and memory, and remember its busy time. */
 void sg_context_drop(struct sg_state *state, uint32_t slot);
-/* With the lock: the number of `name` in the table of kernel names; a full table gives the last entry, "...". */
+/* With the lock: the index of `name` in the table of kernel names. If the table is full: the last entry, "...". */
 uint32_t sg_intern(struct sg_shared *shared, const char *name);
-/* With the lock: busy time between two instants, at most SG_BUCKETS spans back; whole spans only, scaled. */
+/* With the lock: busy time between two instants, at most SG_BUCKETS spans back. Only whole spans count; scaled. */
 uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uint64_t to_ns);
-/* With the lock: wake every waiter to look again. */
+/* With the lock: wake every waiter, so that it looks again. */
 void sg_kick(struct sg_shared *shared);
-/* With the lock: report an XID. Those that lose the device (48 79 94 95 119 ...) also fail every context on it, and
- * those of a GPU the instances of it. */
+/* With the lock: report an XID. XIDs that lose the device (48 79 94 95 119 ...) also fail every context on it, and XIDs
+ * of a GPU do the same to its instances. */
 void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid);
 /* Without the lock: sleep until an XID is reported after number `seq`, or for the timeout. */
 void sg_await_xid(const struct sg_shared *shared, uint64_t seq, uint64_t timeout_ns);
@@ -378,26 +379,26 @@ void sg_recover(struct sg_state *state, uint32_t device);
 
 /* --- client.c: memory of processes ------------------------------------------------------------------------------- */
 
-/* With the lock: this process's entry among the clients, made if there is none; NULL: the table is full. */
+/* With the lock: this process's entry among the clients; it is made if there is none. NULL: the table is full. */
 struct sg_client *sg_client_own(struct sg_state *state);
-/* With the lock: drop the clients whose process is gone. */
+/* With the lock: drop the clients of processes that are gone. */
 void sg_clients_reap(struct sg_state *state);
-/* With the lock: device memory in use, by contexts, by processes beside them, and in pieces. */
+/* With the lock: device memory in use, by contexts, by clients and in pieces. */
 uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device);
-/* With the lock: the same for one process, the owner with that id, as its clients' pieces and contexts have it. */
+/* With the lock: the same for one process, the owner with that id: its contexts, its counters and its pieces. */
 uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t owner);
-/* With the lock: what a process has of one kind, pieces that are on its account included. */
+/* With the lock: what a process has of one kind, with the pieces that are charged to it. */
 uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t owner, enum sg_holding holding);
-/* With the lock: a new piece that this process holds, or SG_NONE. Its bytes are not checked against the capacity. */
+/* With the lock: make a piece that this process holds, or return SG_NONE. Its bytes are not checked for capacity. */
 uint32_t sg_piece_new(struct sg_state *state, uint32_t device, uint64_t bytes);
-/* With the lock: hold a piece that another process may have made; false: it is gone. */
+/* With the lock: hold a piece that another process may have made; false: the piece is gone. */
 bool sg_piece_hold(struct sg_state *state, uint32_t piece, uint64_t id);
-/* With the lock: this process lets go of it. */
+/* With the lock: let go of a piece that this process holds. */
 void sg_piece_drop(struct sg_state *state, uint32_t piece);
 
-/* A lock on one byte of the state file: 0, or -errno. */
+/* Change or query a lock on one byte of the state file. Returns 0 or -errno. */
 int sg_lock_byte(int fd, short type, int64_t byte, int command);
-#define SG_PRESENCE_BYTE (1 + SG_MAX_CONTEXTS)          /* read-locked by everyone who has the file open */
+#define SG_PRESENCE_BYTE (1 + SG_MAX_CONTEXTS)          /* read-locked by every process that has the file open */
 #define SG_CLIENT_BYTE   (2 + (int64_t)SG_MAX_CONTEXTS) /* of client 0 */
 
 static inline bool sg_bit(const uint64_t *bits, uint32_t n) {

@@ -1,4 +1,4 @@
-/* What truth.py reads: plain functions on the state, for observers that are no clients of the driver. */
+/* The functions that truth.py calls: they read the state for observers that are no clients of the driver. */
 #include "simgpu/api/abi.h"
 #include "simgpu/model/model.h"
 #include "simgpu/model/state.h"
@@ -63,8 +63,7 @@ EXPORT uint32_t simgpu_truth_devices(struct sg_state *state, struct truth_device
   return count;
 }
 
-/* Live contexts first, then those that are gone, each id once. Returns how many there are; at most `room` are written.
- */
+/* List the live contexts, then the ended ones, each id once. Returns their number; at most `room` are written. */
 EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, struct truth_context *out,
                                       uint32_t room) {
   uint32_t count = 0;
@@ -89,7 +88,7 @@ EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, s
   return count;
 }
 
-/* With the state locked: a process with its memory on a device, once, if it has any. */
+/* With the state locked: add a process with its memory on a device, once, if it has any. */
 static void add_process(struct sg_state *state, uint32_t device, const struct sg_owner *owner,
                         struct truth_process *out, uint32_t room, uint32_t *count) {
   const struct sg_shared *shared = state->shared;
@@ -109,7 +108,7 @@ static void add_process(struct sg_state *state, uint32_t device, const struct sg
     out[*count - 1] = found;
 }
 
-/* Returns how many processes have memory on the device; at most `room` are written. */
+/* List the processes with memory on the device. Returns their number; at most `room` are written. */
 EXPORT uint32_t simgpu_truth_processes(struct sg_state *state, uint32_t device, struct truth_process *out,
                                        uint32_t room) {
   uint32_t count = 0;
@@ -125,7 +124,7 @@ EXPORT uint32_t simgpu_truth_processes(struct sg_state *state, uint32_t device, 
   return count;
 }
 
-/* With the state locked: records name processes as their readers do. A few processes have most of them. */
+/* With the state locked: write the pids as the reader's namespace has them. Few processes have most of the records. */
 static void tell_pids(struct sg_state *state, struct sg_log_record *records, uint64_t count) {
   struct sg_owner known[64] = {0};
   for (uint64_t n = 0; n < count; n++) {
@@ -136,7 +135,7 @@ static void tell_pids(struct sg_state *state, struct sg_log_record *records, uin
   }
 }
 
-/* Copies the newest records, oldest first, of all devices. */
+/* Copy the newest records of all devices, oldest first. */
 EXPORT uint64_t simgpu_truth_kernels(struct sg_state *state, struct sg_log_record *out, uint64_t room) {
   uint64_t count = 0;
   look(state);
@@ -169,7 +168,7 @@ EXPORT void simgpu_truth_recover(struct sg_state *state, uint32_t device) {
   sg_unlock(state);
 }
 
-/* An MPS server with this pid serves the device from now on; 0: none does. */
+/* Let an MPS server with this pid serve the device from now on; 0: none does. */
 EXPORT void simgpu_truth_serve_by_mps(struct sg_state *state, uint32_t device, uint32_t pid) {
   look(state);
   if (device < state->shared->device_count)
@@ -177,7 +176,7 @@ EXPORT void simgpu_truth_serve_by_mps(struct sg_state *state, uint32_t device, u
   sg_unlock(state);
 }
 
-/* The device has this compute mode from now on, and says so; contexts are made all the same. */
+/* Let the device report this compute mode from now on. Contexts can be made in any mode. */
 EXPORT void simgpu_truth_set_compute_mode(struct sg_state *state, uint32_t device, uint32_t mode) {
   look(state);
   if (device < state->shared->device_count)
@@ -185,7 +184,7 @@ EXPORT void simgpu_truth_set_compute_mode(struct sg_state *state, uint32_t devic
   sg_unlock(state);
 }
 
-/* The process with this pid draws on the device from now on; 0: none does. */
+/* Let the process with this pid draw on the device from now on; 0: none does. */
 EXPORT void simgpu_truth_draw(struct sg_state *state, uint32_t device, uint32_t pid) {
   look(state);
   if (device < state->shared->device_count)
@@ -193,21 +192,21 @@ EXPORT void simgpu_truth_draw(struct sg_state *state, uint32_t device, uint32_t 
   sg_unlock(state);
 }
 
-/* The driver is loaded anew: NVML's calls fail in programs that opened it before. */
+/* Reload the driver: NVML's calls fail in programs that opened it before. */
 EXPORT void simgpu_truth_reload_driver(struct sg_state *state) {
   look(state);
   state->shared->driver_loads++;
   sg_unlock(state);
 }
 
-/* NVML cannot be opened from now on, and none of its calls works; 0: it can be opened again. */
+/* Let NVML refuse to open, and all its calls fail, from now on; 0: it can be opened again. */
 EXPORT void simgpu_truth_refuse_nvml(struct sg_state *state, uint32_t refuses) {
   look(state);
   state->shared->nvml_refuses = refuses;
   sg_unlock(state);
 }
 
-/* NVML's calls that talk to the device hang from now on; 0: they come back. */
+/* Let NVML's calls that talk to the device hang from now on; 0: they return. */
 EXPORT void simgpu_truth_hang(struct sg_state *state, uint32_t device, uint32_t hangs) {
   look(state);
   if (device < state->shared->device_count)

@@ -1,4 +1,4 @@
-/* What the library says about a board: power, clocks, errors, its place on the bus, its links. */
+/* What NVML reports about a board: power, clocks, errors, its place on the bus, its links. */
 #include "simgpu/model/model.h"
 #include "simgpu/nvml/nvml.h"
 
@@ -9,9 +9,9 @@
 
 /* --- power, clocks ------------------------------------------------------------------------------------------------ */
 
-#define IDLE_PART         7u /* of the power limit is drawn without work: 100 W of an H200, 10 W of a T4 */
+#define IDLE_PART         7u /* part of the power limit that an idle board draws: 100 W for an H200, 10 W for a T4 */
 #define IDLE_CELSIUS      32u
-#define BUSY_CELSIUS      36u  /* more than that at full load */
+#define BUSY_CELSIUS      36u  /* added at full load */
 #define GDDR_IDLE_MHZ     405u /* in P8 */
 #define SAMPLING_US       167000u
 #define BRAND_NVIDIA      14u
@@ -19,12 +19,12 @@
 #define XID_CONTAINED     94u
 #define XID_NOT_CONTAINED 95u
 
-/* The memory is on the package. Such a board stays in P0, the others go to P8 when they are idle. */
+/* Whether the memory is on the package. Such a board stays in P0; the others go to P8 when they are idle. */
 static bool has_hbm(const struct sg_device *d) {
   return d->bus_bits >= 4096;
 }
 
-/* A function of each instance of a GPU in MIG mode, in proportion to its SMs; of any other GPU, that of the GPU. */
+/* A GPU in MIG mode: the sum of a function over its instances, in proportion to their SMs. Any other GPU: its own. */
 static uint64_t of_board(const struct sg_device *gpu, uint64_t (*read)(const struct sg_device *)) {
   uint64_t sum = read(gpu);
   for (uint32_t n = 0; gpu->mig && n < nvml.state.shared->device_count; n++) {
@@ -47,7 +47,7 @@ static uint32_t load(const struct sg_device *d) {
 static uint32_t power_limit(const struct sg_device *d) {
   return d->power_limit_mw;
 }
-/* Plausible, not modelled: from idle to the limit, in proportion to the load. The energy is the integral of it. */
+/* Plausible, not modelled: from idle to the limit, in proportion to the load. The energy is its integral. */
 static uint32_t power(const struct sg_device *d) {
   uint32_t idle_mw = d->power_limit_mw / IDLE_PART;
   return idle_mw + (d->power_limit_mw - idle_mw) / 100u * load(d);
@@ -94,7 +94,7 @@ NVML_NUMBER(nvmlDeviceGetPowerManagementLimit, NVML_BOARD, power_limit)
 NVML_NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, NVML_BOARD, power_limit)
 NVML_NUMBER(nvmlDeviceGetEnforcedPowerLimit, NVML_BOARD, power_limit)
 NVML_NUMBER(nvmlDeviceGetPerformanceState, NVML_BOARD, performance_state)
-NVML_NUMBER(nvmlDeviceGetPowerState, NVML_BOARD, performance_state) /* of before */
+NVML_NUMBER(nvmlDeviceGetPowerState, NVML_BOARD, performance_state) /* the older name */
 NVML_NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, NVML_BOARD, link_generation)
 NVML_NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, NVML_BOARD, link_generation)
 NVML_NUMBER(nvmlDeviceGetCurrPcieLinkWidth, NVML_BOARD, lanes)
@@ -151,7 +151,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t handle, unsigned
   return clock_mhz(handle, type, mhz, true);
 }
 
-/* Nobody encodes or decodes on a simulated device. */
+/* No process encodes or decodes on a simulated device. */
 static nvmlReturn_t video(nvmlDevice_t handle, unsigned int *percent, unsigned int *sampling_us) {
   nvmlReturn_t result = sampling_us ? nvml_number(handle, NVML_LOAD, percent, zero) : NVML_ERROR_INVALID_ARGUMENT;
   if (!result)
@@ -176,8 +176,8 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t handle, unsigned int 
   return result ? result : nvml_number(handle, NVML_BOARD, pending, one);
 }
 
-/* Those that an XID told of; none was corrected. The last reload of the driver was when the state was made, so that
- * both counters have counted since then. */
+/* The errors that XIDs reported; none was corrected. The driver was last loaded when the state was made, so both
+ * counters have counted since then. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t handle, unsigned int uncorrected,
                                                      unsigned int aggregate, unsigned long long *count) {
   const struct sg_device *device;
@@ -205,7 +205,7 @@ struct pci_info {
   char bus_id[32];
 };
 
-/* The older layouts are the beginning of this one. */
+/* The older layouts are a prefix of this one. */
 static nvmlReturn_t pci_info(nvmlDevice_t handle, struct pci_info *pci, size_t size) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -251,7 +251,7 @@ struct bar1_memory {
   unsigned long long total, free, used;
 };
 
-/* A window as large as the memory, rounded up to a power of two; Turing's is small. The driver takes 1 MiB of it. An
+/* A window as large as the memory, rounded up to a power of two; Turing's is small. The driver uses 1 MiB of it. An
  * instance has its slices of the window. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t handle, struct bar1_memory *memory) {
   const struct sg_device *device;
@@ -273,7 +273,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t handle, struct
 
 enum { PCIE_SENT, PCIE_RECEIVED };
 
-/* What the copies that run now move, in kB/s: each at the model's full rate. */
+/* The throughput of the copies that run now, in kB/s: each at the model's full rate. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t handle, unsigned int counter, unsigned int *value) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -316,7 +316,7 @@ static nvmlReturn_t enter_two(nvmlDevice_t a, nvmlDevice_t b, const struct sg_de
 
 enum { TOPOLOGY_INTERNAL = 0, TOPOLOGY_NODE = 40, TOPOLOGY_SYSTEM = 50 };
 
-/* Four devices to a CPU, as in common servers; no PCI switch joins them. */
+/* Four devices share a CPU, as in common servers. No PCI switch joins them. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, int *level) {
   const struct sg_device *first, *second;
   nvmlReturn_t result = enter_two(a, b, &first, &second);
@@ -329,7 +329,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvm
   return nvml_leave(NVML_SUCCESS);
 }
 
-/* All links of a board lead to the switch that joins all boards of its model. */
+/* All links of a board lead to the switch that connects all boards of its model. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t handle, unsigned int link, unsigned int *active) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -342,7 +342,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t handle, unsigned 
   return nvml_leave(active ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT);
 }
 
-enum { P2P_NVLINK = 2, P2P_UNKNOWN = 5 }; /* the last of the kinds */
+enum { P2P_NVLINK = 2, P2P_UNKNOWN = 5 }; /* UNKNOWN is the last kind */
 enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
 
 /* A GPU in MIG mode has no peers. Across the bus there are none either: the simulated driver has no peer access. */

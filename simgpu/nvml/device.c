@@ -1,4 +1,4 @@
-/* What the library says about any device: identity, memory, load. What only a whole GPU has is in nvml/board.c. */
+/* What NVML reports about any device: identity, memory, load. nvml/board.c has what only a whole GPU has. */
 #include "simgpu/nvml/nvml.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 /* --- handles ------------------------------------------------------------------------------------------------------ */
 
-/* GPUs before this place that the process may use. */
+/* The number of GPUs before this place that the process may use. */
 static uint32_t gpus_before(uint32_t place) {
   uint32_t count = 0;
   for (uint32_t n = 0; n < place; n++)
@@ -33,7 +33,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
   return nvml_leave(NVML_SUCCESS);
 }
 
-/* End a call that has found the device in this place. */
+/* End a call that has found the device at this place. */
 static nvmlReturn_t give_handle(uint32_t place, nvmlDevice_t *device) {
   *device = &nvml.handles[place];
   return nvml_leave(nvml_lost(&nvml.state.shared->devices[place]) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS);
@@ -126,11 +126,11 @@ uint32_t nvml_place(const struct sg_device *device) {
   return (uint32_t)(device - nvml.state.shared->devices);
 }
 
-/* Of an instance: what nvmlDeviceGetMigDeviceHandleByIndex takes. */
+/* For an instance: the index that nvmlDeviceGetMigDeviceHandleByIndex takes. */
 static uint32_t index_of(const struct sg_device *d) {
   return d->parent == SG_NONE ? gpus_before(nvml_place(d)) : d->number;
 }
-/* Of its node, /dev/nvidiaN. */
+/* The minor number of its node, /dev/nvidiaN. */
 static uint32_t minor_number(const struct sg_device *d) {
   return d->number;
 }

@@ -1,8 +1,8 @@
 /*
  * Event sets: a client's view of the XIDs in the shared state, from the moment it registers.
  *
- * There is no thread: a wait sleeps on the state's XID counter, without its lock, and takes the lock only when the
- * counter has moved.
+ * There is no thread. A wait sleeps on the state's XID counter, without the state's lock. It takes the lock only when
+ * the counter has moved.
  */
 #define _GNU_SOURCE
 #include "simgpu/nvml/nvml.h"
@@ -10,12 +10,12 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define LOOK_EVERY_NS 1000000000 /* whether somebody has shut NVML down meanwhile */
+#define LOOK_EVERY_NS 1000000000 /* the interval at which a wait checks whether NVML was shut down */
 #define EVENT_XID     8ull
-#define EVENTS 31ull /* errors of memory, P-states, XIDs, clocks: a set may ask for all and is told of XIDs alone */
+#define EVENTS 31ull /* memory errors, P-states, XIDs, clocks: a set may ask for all, but only XIDs are reported */
 
 typedef struct event_set {
-  uint64_t seen[SG_MAX_DEVICES]; /* number of the last XID told of each device; guarded by nvml.lock */
+  uint64_t seen[SG_MAX_DEVICES]; /* by device: the last XID that was reported; guarded by nvml.lock */
   bool watched[SG_MAX_DEVICES];
 } *nvmlEventSet_t;
 
@@ -70,14 +70,14 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t handle, unsigned 
   return nvml_leave(NVML_SUCCESS);
 }
 
-/* Inside a call: the oldest XID that the set has not told yet. */
+/* Inside a call: the oldest XID that the set has not reported yet. */
 static bool next_xid(nvmlEventSet_t set, struct event_data *data) {
   const struct sg_shared *shared = nvml.state.shared;
   uint64_t first = shared->xid_seq > SG_MAX_XIDS ? shared->xid_seq - SG_MAX_XIDS + 1 : 1;
   for (uint64_t seq = first; seq <= shared->xid_seq; seq++) {
     const struct sg_xid *xid = &shared->xids[(seq - 1) % SG_MAX_XIDS];
     const struct sg_device *device = &shared->devices[xid->device];
-    uint32_t gpu = device->parent == SG_NONE ? xid->device : device->parent; /* it tells of its instances too */
+    uint32_t gpu = device->parent == SG_NONE ? xid->device : device->parent; /* a GPU reports its instances' XIDs too */
     if (!set->watched[gpu] || set->seen[gpu] >= seq)
       continue;
     set->seen[gpu] = seq;
@@ -109,7 +109,7 @@ NVML_EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, struct event_da
     uint64_t now_ns = sg_now();
     if (result == NVML_SUCCESS || now_ns >= end_ns)
       return result;
-    /* Should it be gone by now, the kernel says so at once. */
+    /* If the counter has moved by now, the kernel returns at once. */
     sg_await_xid(shared, looked, end_ns - now_ns < LOOK_EVERY_NS ? end_ns - now_ns : LOOK_EVERY_NS);
   }
 }

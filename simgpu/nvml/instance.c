@@ -1,7 +1,7 @@
 /*
- * What MIG cuts a GPU into: the profiles of its model, its GPU instances and the compute instance in each of them.
+ * The parts that MIG cuts a GPU into: the profiles of its model, its GPU instances and their compute instances.
  *
- * Each GPU instance has one compute instance, which is as large. nvml/mig.c has what a MIG device says as a device.
+ * Each GPU instance has one compute instance of the same size. nvml/mig.c has what a MIG device reports as a device.
  */
 #include "simgpu/nvml/nvml.h"
 
@@ -16,7 +16,7 @@
 
 typedef struct nvml_handle *nvmlGpuInstance_t, *nvmlComputeInstance_t;
 
-/* Begin a call about an instance, by a handle of one of the tables of `nvml`. Every success needs nvml_leave. */
+/* Begin a call about an instance, with a handle of one of nvml's tables. Every success needs nvml_leave. */
 static nvmlReturn_t enter_instance(const struct nvml_handle *handle, const struct nvml_handle *table,
                                    const struct sg_device **instance) {
   nvmlReturn_t result = nvml_enter();
@@ -31,7 +31,7 @@ static nvmlReturn_t enter_instance(const struct nvml_handle *handle, const struc
   return NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* NVML's number of the compute profile with so many slices. */
+/* NVML's number of the compute profile with that many slices. */
 static uint32_t compute_profile(uint32_t slices) {
   return slices == 7 ? 4 : slices - 1;
 }
@@ -131,7 +131,7 @@ struct attributes {
   unsigned long long memory_mib;
 };
 
-/* The older layout is the beginning of the newer one. Only instances have attributes. */
+/* The older layout is a prefix of the newer one. Only instances have attributes. */
 static nvmlReturn_t tell_attributes(nvmlDevice_t handle, struct attributes *attributes, size_t size) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_KNOWN, &device);
@@ -175,7 +175,7 @@ struct gpu_profile_v1 {
   unsigned long long memory_mib;
 };
 
-/* Begin a call about a profile that the GPU has, whether it is in MIG mode or not. */
+/* Begin a call about a profile that the GPU has, in MIG mode or not. */
 static nvmlReturn_t enter_profile(nvmlDevice_t handle, uint32_t number, const struct sg_device **gpu,
                                   const struct sg_mig_profile **profile) {
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, gpu);
@@ -223,7 +223,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t handle
   return NVML_SUCCESS;
 }
 
-/* By the GPU's id of the profile, not by NVML's number. The count goes out alone where there is no array. */
+/* `id` is the GPU's id of the profile, not NVML's number. Without an array only the count is returned. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t handle, unsigned int id,
                                                                        struct placement *placements,
                                                                        unsigned int *count) {
@@ -251,7 +251,7 @@ struct compute_profile_v2 {
 };
 #define COMPUTE_PROFILE_V2 (sizeof(struct compute_profile_v2) | 2u << 24)
 
-/* A part of an instance has as many SMs a slice as the smallest instance; the whole has those that remain too. */
+/* A part of an instance has as many SMs a slice as the smallest instance. The whole also has the SMs left over. */
 static nvmlReturn_t compute_profile_info(nvmlGpuInstance_t handle, uint32_t number, uint32_t engines,
                                          struct compute_profile_v2 *info) {
   const struct sg_device *instance;
@@ -289,7 +289,7 @@ NVML_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuIn
                                                      : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* The older layout lies between the version and the name. */
+/* The older layout is the part between the version and the name. */
 NVML_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t handle, unsigned int profile,
                                                                       unsigned int engines, void *info) {
   struct compute_profile_v2 newer;

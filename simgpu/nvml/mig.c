@@ -1,5 +1,5 @@
-/* MIG: whether a GPU is cut, and the devices it is cut into; nvml/instance.c has what they consist of. The instances
- * are cut by SIMGPU_DEVICES and never change. */
+/* MIG mode, and the MIG devices of a GPU; nvml/instance.c has the instances that they consist of. SIMGPU_DEVICES cuts
+ * the instances, and they never change. */
 #include "simgpu/nvml/nvml.h"
 
 #define MOST_INSTANCES 7

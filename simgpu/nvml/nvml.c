@@ -1,4 +1,4 @@
-/* Life cycle of the library, and what it says about the whole system. */
+/* Init and shutdown of the library, and what it reports about the whole system. */
 #include "simgpu/nvml/nvml.h"
 #include "simgpu/api/symbols.h"
 #include "simgpu/config/settings.h"
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-/* A device's lost_error once it has fallen off the bus; an ECC error leaves it there. */
+/* A device's lost_error once it has fallen off the bus. After an ECC error it is still there. */
 #define CUDA_ERROR_DEVICE_UNAVAILABLE 46
 
 struct nvml nvml = {.lock = PTHREAD_MUTEX_INITIALIZER, .state = {.fd = -1}};
@@ -86,7 +86,7 @@ bool nvml_lost(const struct sg_device *device) {
   return device->lost_error == CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-/* Wait, outside the locks, until the device hangs no more. False: NVML has been shut down meanwhile. */
+/* Wait, without the locks, until the device no longer hangs. False: NVML has been shut down meanwhile. */
 static bool outlast_hang(uint32_t place) {
   static const struct timespec pause = {.tv_nsec = 10000000};
   while (nvml.state.shared->devices[place].hangs) {
@@ -165,7 +165,7 @@ NVML_EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int 
   return result ? result : nvml_leave(tell_version(version, length, "", nvml.state.shared->model.driver_release));
 }
 
-/* The library tells its own version before it is initialised, too. */
+/* The library reports its own version before it is initialised, too. */
 NVML_EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
   if (nvml_enter())
     return tell_version(version, length, "13.", sg_setting("SIMGPU_DRIVER_RELEASE", 580));

@@ -1,28 +1,26 @@
-/* Who uses a device: memory and device time per process, contexts of one process counted together. */
+/* The processes that use a device: memory and device time of each, contexts of one process counted together. */
 #include "simgpu/nvml/nvml.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#define LOOK_BACK_NS   1000000000ull                     /* utilisation of a process, when the caller names no time */
-#define SHORTEST_NS    (2 * SG_BUCKET_NS)                /* the history has no finer grain */
-#define LONGEST_NS     ((SG_BUCKETS - 2) * SG_BUCKET_NS) /* nor a longer memory */
-#define MPS_BYTES      31457280ull                       /* what an MPS server takes for itself */
-#define GRAPHICS_BYTES (64ull << 20)                     /* told of a process that draws and has no context of CUDA */
+#define LOOK_BACK_NS   1000000000ull                     /* utilisation of a process, if the caller gives no time */
+#define SHORTEST_NS    (2 * SG_BUCKET_NS)                /* the history has no finer resolution */
+#define LONGEST_NS     ((SG_BUCKETS - 2) * SG_BUCKET_NS) /* nor does it reach further back */
+#define MPS_BYTES      31457280ull                       /* memory that an MPS server takes for itself */
+#define GRAPHICS_BYTES (64ull << 20)                     /* reported for a process that draws and has no CUDA context */
 
 struct process_use {
   uint32_t owner; /* id */
   uint32_t pid;
-  uint32_t place; /* the device, or the instance of it */
+  uint32_t place; /* index of the device, or of its instance */
   uint64_t memory_bytes;
   uint64_t busy_ns;
 };
 #define MOST_USES (SG_MAX_CONTEXTS + 1) /* and an MPS server */
 
-/* Inside a call: fill `uses` (MOST_USES entries), one per process with a context on the device, or on an instance of
- * it.
- */
+/* Inside a call: fill in `uses` (MOST_USES entries), one per process with a context on the device or its instances. */
 static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct process_use *uses) {
   const struct sg_shared *shared = nvml.state.shared;
   uint32_t place = nvml_place(device), count = 0;
@@ -52,8 +50,8 @@ static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct
 
 enum kind { COMPUTE, GRAPHICS, MPS_COMPUTE };
 
-/* Who draws on a simulated device is told to it: what that takes beside its contexts is nobody's memory. Where an MPS
- * server serves, every process is its client, and the server itself runs there too. */
+/* Truth.draw names the process that draws on a simulated device; memory for drawing counts for no process. If an MPS
+ * server serves the device, every process is its client, and the server itself is listed too. */
 static uint32_t collect_kind(const struct sg_device *device, enum kind kind, struct process_use *uses) {
   if ((kind == GRAPHICS && !device->graphics_pid) || (kind == MPS_COMPUTE && !device->mps_pid))
     return 0;
@@ -73,7 +71,7 @@ static uint32_t collect_kind(const struct sg_device *device, enum kind kind, str
   return count;
 }
 
-/* The three layouts begin alike. */
+/* The three layouts have a common prefix. */
 struct process_detail {
   unsigned int pid;
   unsigned long long memory_bytes;
@@ -135,7 +133,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t hand
   return running(handle, details->mode, &details->count, details->entries, sizeof *details->entries);
 }
 
-/* Accounting is on, and remembers the processes that hold a context. */
+/* Accounting is on. It covers the processes that hold a context. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetAccountingMode(nvmlDevice_t handle, unsigned int *mode) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -164,8 +162,8 @@ struct process_sample {
   unsigned int sm, memory, encoder, decoder;
 };
 
-/* One sample per process: its mean since `last_seen_us` (wall clock, as real drivers stamp samples), 0 = the last
- * second. A mean since the caller's last look makes shares of successive looks add up. */
+/* One sample per process: its mean since `last_seen_us` (wall clock, as real drivers stamp samples); 0: over the last
+ * second. A mean since the caller's last query makes the shares of successive queries add up. */
 static nvmlReturn_t samples_of(nvmlDevice_t handle, struct process_sample *samples, unsigned int *count,
                                unsigned long long last_seen_us) {
   const struct sg_device *device;

@@ -1,7 +1,7 @@
 /*
- * What the simulated libnvidia-ml exports: the rows of nvml.def. Each of them is a weak function here, which says that
- * it is not supported; where another file has a model of it, that one is linked instead. Therefore this file may see no
- * prototypes of them.
+ * The exports of the simulated libnvidia-ml: the rows of nvml.def. Each of them is a weak function here, which returns
+ * that it is not supported. If another file models a function, that one is linked instead. So no prototypes of these
+ * functions may be visible in this file.
  */
 #include "simgpu/nvml/nvml.h"
 

@@ -15,7 +15,7 @@ static uint32_t word_bytes(const CUstreamBatchMemOpParams *operation) {
              : 4;
 }
 
-/* A wait on a word outside the driver's memory could find it gone. */
+/* Refuse a wait on a word outside the driver's memory: the program could free it. */
 static CUresult check(const CUstreamBatchMemOpParams *operation) {
   CUdeviceptr address = operation->waitValue.address;
   unsigned flags = operation->waitValue.flags;
@@ -49,7 +49,7 @@ CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams 
   }
   if (!waits_for_word(operation))
     return CUDA_SUCCESS;                          /* a barrier or a flush: the owner writes in order */
-  struct effect watching = {.kind = EFFECT_LIST}; /* keeps the owner looking at the word until it is over */
+  struct effect watching = {.kind = EFFECT_LIST}; /* makes the owner poll the word until the wait is over */
   item.kind = SG_WATCH;
   item.peer = operation->waitValue.flags & ~(unsigned)FLAG_FLUSH;
   return submit(stream, item, &watching, NULL);

@@ -1,16 +1,17 @@
+/* Copies and sets: their cost on the device, their checks, and their many entry points. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define OVERHEAD_NS  1000  /* of any copy or set, on the device */
-#define STAGED_BYTES 65536 /* pageable memory up to here is copied aside, so that the caller may go on at once */
+#define STAGED_BYTES 65536 /* pageable memory up to this size is copied aside, so that the call may return at once */
 
 static bool on_device(const void *address, struct block *block) {
   return find_block((uintptr_t)address, block) && block->kind != CU_MEMORYTYPE_HOST;
 }
 
-/* Addresses without memory, and memory that no one may use yet, are not there for a copy. */
+/* Whether a copy can reach an address: not if it has no memory, or the memory has no access yet. */
 static bool reachable(const void *address) {
   struct block block;
   return address && (find_block((uintptr_t)address, &block) ? !block.no_access : !is_reserved((uintptr_t)address));
@@ -107,7 +108,7 @@ static struct effect filled(CUdeviceptr dst, uint64_t value, uint32_t element, s
 #define HOST(p)       ((CUdeviceptr)(uintptr_t)(p))
 #define PER_THREAD(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
 
-/* A copying call in its blocking form, its stream form, and the forms of both for the per-thread default stream. */
+/* A copying call: its blocking form, its stream form, and both for the per-thread default stream. */
 #define COPY(name, parameters, what)                                                                                   \
   EXPORT CUresult name parameters {                                                                                    \
     return transfer(NULL, what, true);                                                                                 \
@@ -163,7 +164,7 @@ struct end {
   size_t pitch, slice;
 };
 
-/* An array says itself how its rows lie, and no copy leaves it. */
+/* The array itself tells how its rows lie. A copy may not leave it. */
 static bool in_array(CUarray array, const size_t *at, const CUDA_MEMCPY3D *box, struct end *end) {
   struct extent extent;
   if (!find_array(array, &extent) || at[0] + box->WidthInBytes > extent.pitch || at[1] + box->Height > extent.height ||
@@ -255,7 +256,7 @@ EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *box) {
   return copy_rectangle(box, CU_STREAM_PER_THREAD, true);
 }
 
-/* A copy between devices has contexts where a plain one has nothing; addresses say the same. */
+/* A copy between devices has contexts where a plain copy has none. The addresses alone tell the devices. */
 EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D *box) {
   return copy_box(box, NULL, true);
 }

@@ -1,6 +1,6 @@
 /*
- * Copies with attributes, alone and in batches. A batch is in its stream's order as a whole, its copies in none: here
- * they run one after the other. It has no form in a graph, and the legacy stream takes none.
+ * Copies with attributes, alone and in batches. A batch as a whole keeps its stream's order; its copies have no order:
+ * here they run one after the other. A batch has no form in a graph, and the legacy stream takes none.
  */
 #include "simgpu/memory/array.h"
 
@@ -10,14 +10,14 @@
 
 CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array);
 
-/* What was read when the call returns needs waiting for, where the driver has not copied it aside. */
+/* A source that must be read during the call has to be waited for, if the driver has not copied it aside. */
 static CUresult one(CUstream stream, struct effect effect, int order) {
   if (order < CU_MEMCPY_SRC_ACCESS_ORDER_STREAM || order > CU_MEMCPY_SRC_ACCESS_ORDER_ANY)
     return CUDA_ERROR_INVALID_VALUE;
   return transfer(stream, effect, order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL);
 }
 
-/* Bytes of an element, 0: they are not the same, or there is no such array. */
+/* Bytes of an element; 0: source and destination differ, or there is no such array. */
 static size_t element_of(const CUDA_MEMCPY3D_BATCH_OP *box) {
   size_t found = 0;
   const CUmemcpy3DOperand *operands[] = {&box->src, &box->dst};
@@ -49,7 +49,7 @@ static CUresult boxed_copy(CUstream stream, const CUDA_MEMCPY3D_BATCH_OP *box) {
     copy.side##Y = box->side.op.array.offset.y;                                                                        \
     copy.side##Z = box->side.op.array.offset.z;                                                                        \
   } else if (box->side.type == CU_MEMCPY_OPERAND_TYPE_POINTER) {                                                       \
-    copy.side##MemoryType = CU_MEMORYTYPE_DEVICE; /* or the host's: an address says which */                           \
+    copy.side##MemoryType = CU_MEMORYTYPE_DEVICE; /* or host memory: the address tells */                              \
     copy.side##Device = box->side.op.ptr.ptr;                                                                          \
     copy.side##Pitch = (box->side.op.ptr.rowLength ? box->side.op.ptr.rowLength : box->extent.width) * element;        \
     copy.side##Height = box->side.op.ptr.layerHeight ? box->side.op.ptr.layerHeight : box->extent.height;              \
@@ -64,7 +64,7 @@ static CUresult boxed_copy(CUstream stream, const CUDA_MEMCPY3D_BATCH_OP *box) {
   return result ? result : one(stream, effect, box->srcAccessOrder);
 }
 
-/* Where a batch may go; a capture that it is tried in is lost. */
+/* Check the stream of a batch. A capture in it becomes invalid. */
 static CUresult check_stream(CUstream handle) {
   struct context *context;
   struct stream *stream;
@@ -81,7 +81,7 @@ static CUresult flat_batch(const CUdeviceptr *targets, const CUdeviceptr *source
                            CUstream stream) {
   size_t unheard;
   failed = failed ? failed : &unheard;
-  *failed = SIZE_MAX; /* no copy's fault */
+  *failed = SIZE_MAX; /* no single copy is at fault */
   CUresult result = check_stream(stream);
   if (result)
     return result;

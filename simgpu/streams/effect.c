@@ -1,3 +1,4 @@
+/* Effects: the changes of memory that a process makes itself once the model has passed an item. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -40,8 +41,8 @@ static void copy(const struct effect *effect) {
               (const char *)effect->src + z * effect->src_slice + y * effect->src_pitch, effect->width);
 }
 
-/* Zeroing untouched memory must not make it resident: whole pages of device memory are given back instead, which reads
- * as zero; pages of a file only by taking them out of the file. */
+/* Zeroing must not make untouched memory resident. So whole pages of device memory are given back, and read as zero
+ * then; pages of a file have to be taken out of the file for that. */
 static void zero(char *at, size_t bytes) {
   const uintptr_t page = 4096;
   uintptr_t from = ((uintptr_t)at + page - 1) & ~(page - 1), to = ((uintptr_t)at + bytes) & ~(page - 1);
@@ -79,7 +80,7 @@ void effect_apply(const struct effect *effect) {
     case EFFECT_SET:
       set(effect);
       break;
-    case EFFECT_WRITE: /* pairs with whoever polls the word */
+    case EFFECT_WRITE: /* pairs with the load of a thread that polls the word */
       if (effect->element == 8)
         __atomic_store_n((uint64_t *)effect->dst, effect->value, __ATOMIC_RELEASE);
       else

@@ -1,8 +1,9 @@
+/* Events: records, queries, waits and times. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
 
-#define EXTERNAL 1u /* of a record or a wait: a node of the graph that is captured, not an edge */
+#define EXTERNAL 1u /* flag of a record or a wait: a node of the captured graph, not an edge */
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   struct context *context;
@@ -31,7 +32,7 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-/* A pending record keeps its number, which is below those of whoever gets the slot next. */
+/* A pending record keeps its number, which is below the numbers of the slot's next event. */
 EXPORT CUresult cuEventDestroy_v2(CUevent event) {
   CUresult result = enter_anywhere();
   if (result)
@@ -85,14 +86,14 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags) {
   if (!is_handle(event, EVENT_HANDLE) || event->context != stream->context)
     return CUDA_ERROR_INVALID_HANDLE;
   bool timed = !(event->flags & CU_EVENT_DISABLE_TIMING);
-  /* First: what other threads do meanwhile counts. */
+  /* Take the time first: what other threads do meanwhile counts. */
   burn(entry_ns, timed ? process.settings.record_cost_ns : process.settings.plain_record_cost_ns);
   result = legacy_conflict(stream);
   if (result)
     return result;
   if (is_capturing(stream))
     return flags & EXTERNAL ? capture_external(stream, event, true) : capture_record(stream, event);
-  if (flags & EXTERNAL) /* only a capture makes a difference of it */
+  if (flags & EXTERNAL) /* the flag only has a meaning in a capture */
     return CUDA_ERROR_INVALID_VALUE;
   return submit_record(stream, event);
 }
@@ -104,7 +105,7 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned 
   return flags > EXTERNAL ? CUDA_ERROR_INVALID_VALUE : record(event, stream, flags);
 }
 
-/* An event is asked for and waited for in any thread, also where its context or none is current. */
+/* Any thread may query or wait for an event, even if the event's context or none is current. */
 static CUresult usable(CUevent event) {
   CUresult result = enter_anywhere();
   if (result)
@@ -153,7 +154,7 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
   return result;
 }
 
-/* With the state locked: the time that the event took, by the clock of its device. */
+/* With the state locked: the timestamp of the event, by the clock of its device. */
 static int64_t time_of(CUevent event) {
   const struct sg_context *context = shared_of(event->context);
   return sg_event_clock(&process.state.shared->model.profile, context->device,

@@ -1,6 +1,6 @@
 /*
- * Host functions run in a thread of the driver's own, one after the other. So a function that takes long keeps no
- * thread of the program: only what its stream was given behind it stands.
+ * Runs host functions in a thread of the driver's own, one after the other. So a long function blocks no thread of the
+ * program: only later work in its stream waits.
  */
 #include "simgpu/api/process.h"
 
@@ -49,7 +49,7 @@ static void *run(void *unused) {
   return NULL;
 }
 
-/* With the lock held. Signals are the program's. */
+/* With the lock held: start the thread. It blocks all signals, which belong to the program. */
 static bool start(void) {
   sigset_t all, before;
   pthread_t thread;
@@ -77,5 +77,5 @@ void host_function_call(struct effect *effect, uint32_t slot, struct sg_item *it
   }
   pthread_mutex_unlock(&lock);
   free(later);
-  make(&now); /* no more threads: this one makes it */
+  make(&now); /* no thread can be started: this one runs the function */
 }

@@ -1,6 +1,7 @@
+/* Launches of kernels. */
 #include "simgpu/api/process.h"
 
-/* Where the kernel's first parameter is, however the parameters were passed; NULL: it has none. */
+/* The address of the kernel's first parameter, however the parameters were passed; NULL: it has none. */
 static const void *first_parameter(const struct launch *launch) {
   if (launch->params)
     return launch->params[0];
@@ -35,7 +36,7 @@ CUresult launch_item(const struct context *context, const struct launch *launch,
         fixed_ns ? fixed_ns : (blocks + sm_count - 1) / sm_count * (uint64_t)shared->model.profile.wave_ns;
     return CUDA_SUCCESS;
   }
-  /* A word outside the driver's memory could vanish under us: such a spin ends at once. */
+  /* The program could free a word outside the driver's memory: such a spin ends at once. */
   struct block block;
   uint64_t watch = first ? *(const uint64_t *)first : 0;
   item->flags |= SG_SPIN;
@@ -64,7 +65,7 @@ static CUresult launch_kernel(CUstream handle, const struct launch *launch) {
     return result;
   if (is_capturing(stream))
     return capture_kernel(stream, launch, &item);
-  /* A spin's empty effect keeps the owner looking at its word until it is over. */
+  /* A spin's empty effect makes the owner poll its word until it is over. */
   struct effect watching = {.kind = EFFECT_LIST};
   return submit(stream, item, item.flags & SG_SPIN ? &watching : NULL, NULL);
 }
@@ -125,7 +126,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
   return result;
 }
 
-/* --- the launches of CUDA 2: shape set on the function beforehand --------------------------------------------------
+/* --- the launches of CUDA 2: the shape is set on the function beforehand -------------------------------------------
  */
 
 EXPORT CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z) {

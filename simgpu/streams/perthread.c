@@ -1,4 +1,4 @@
-/* The stream calls of programs built for per-thread default streams: stream 0 is the calling thread's own. */
+/* The stream calls of programs built for per-thread default streams: stream 0 means the calling thread's own. */
 #include "simgpu/api/abi.h"
 
 #define OWN(s) ((s) ? (s) : CU_STREAM_PER_THREAD)

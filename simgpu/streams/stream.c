@@ -1,3 +1,4 @@
+/* Streams: making and ending them, per-thread default streams, and giving them work. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
@@ -37,7 +38,7 @@ static CUresult stream_open(struct context *context, unsigned flags, int priorit
   return CUDA_SUCCESS;
 }
 
-/* Pending work goes on; the lane is free when it is through. */
+/* Pending work goes on. The lane becomes free when it is done. */
 static void stream_close(struct stream *stream) {
   capture_forget(stream);
   if (stream->context->slot != SG_NONE) {
@@ -60,7 +61,7 @@ static void make_key(void) {
   pthread_key_create(&thread_key, thread_exit);
 }
 
-/* A context is going: this thread's stream in it goes too; other threads' are found stale when they look. */
+/* A context is ending: end this thread's stream in it. Other threads find theirs stale when they use it. */
 void drop_thread_streams(struct context *context) {
   for (int n = 0; n < THREAD_STREAMS; n++)
     if (thread_streams[n] && thread_streams[n]->context == context) {

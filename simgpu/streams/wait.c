@@ -1,3 +1,4 @@
+/* Waiting: for lanes, events and room, and applying the effects that become due meanwhile. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -7,9 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_NS 10000000ull /* look for processes that died this often while waiting */
+#define LOOK_NS 10000000ull /* during a wait, dead processes are looked for this often */
 
-/* Memory effects happen in the order the model passed them, one at a time; host functions run outside this lock. */
+/* Held while effects on memory are applied: one at a time, in the order of the model. Host functions run without it. */
 static pthread_mutex_t effects_lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool in_host_function;
 
@@ -29,8 +30,8 @@ static bool has_its_word(const struct sg_item *item) {
                                                    : __atomic_load_n((const uint32_t *)at, __ATOMIC_ACQUIRE));
 }
 
-/* With the state locked: spin kernels and watches of this process look at their words. While the process has not yet
- * done what the model has passed, a word may still be what it was: a watch would take it for what it is. */
+/* With the state locked: spin kernels and watches of this process look at their words. While effects that the model has
+ * passed are still due, a word may have an old value, and a watch could match it by mistake. So watches do not look. */
 static void look_at_words(void) {
   struct sg_shared *shared = process.state.shared;
   bool stale = effects_due();
@@ -47,7 +48,7 @@ static void look_at_words(void) {
     }
 }
 
-/* With the state locked: the next thing that this process must do, or NULL. */
+/* With the state locked: the next effect or host function that is due in this process, or NULL. */
 static struct sg_item *take(uint32_t *from) {
   for
     SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
@@ -91,7 +92,7 @@ void run_effects(void) {
 
 void host_function(const struct effect *effect) {
   int cancellation;
-  /* None of the program's threads is cancelled in one, should it be made there. */
+  /* The function may run in a thread of the program: that thread must not be cancelled inside it. */
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellation);
   in_host_function = true;
   effect_apply(effect);
@@ -110,7 +111,7 @@ bool inside_host_function(void) {
   return in_host_function;
 }
 
-/* Sleep until `until_ns` or a kick that came after `generation` was read. */
+/* Sleep until `until_ns`, or until a kick that comes after `generation` was read. */
 static void sleep_until(uint64_t until_ns, uint32_t generation) {
   until_ns = sg_own_clock(until_ns);
   struct timespec t = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
@@ -121,8 +122,8 @@ static void sleep_until(uint64_t until_ns, uint32_t generation) {
   prctl(PR_SET_TIMERSLACK, slack);
 }
 
-/* With the state locked and advanced: unlock, and sleep until something that matters to this process may have happened:
- * the lane reaches `mark_ns`, an effect is due, or another process's death is to be noticed. */
+/* With the state locked and advanced: unlock, and sleep until an event that may matter to this process: the lane
+ * reaches `mark_ns`, an effect is due, or another process's death has to be noticed. */
 static void sleep_for(struct context *context, uint32_t lane, uint64_t mark_ns) {
   struct sg_shared *shared = process.state.shared;
   uint64_t until_ns = sg_bound(shared, context->slot, lane, mark_ns), look_ns = shared->now_ns + LOOK_NS;
@@ -141,7 +142,7 @@ static void sleep_for(struct context *context, uint32_t lane, uint64_t mark_ns) 
   sg_unlock(&process.state);
 }
 
-/* Arrivals only delay what a thread waits for, but they can bring effects that are due before it wakes. */
+/* New work only delays what a thread waits for, but its effects may be due before the thread wakes. */
 void effect_submitted(const struct context *context, uint32_t lane) {
   struct sg_shared *shared = process.state.shared;
   if (!process.sleepers)
@@ -172,7 +173,7 @@ static CUresult wait_for(struct context *context, const uint64_t *done, uint64_t
     sleep_for(context, lane, mark_ns);
   }
   sg_unlock(&process.state);
-  /* Another thread may be at the effect of what we waited for. */
+  /* Another thread may just be applying the effect that was waited for. */
   if (!in_host_function && __atomic_load_n(&process.effects, __ATOMIC_RELAXED)) {
     pthread_mutex_lock(&effects_lock);
     pthread_mutex_unlock(&effects_lock);
@@ -211,7 +212,8 @@ CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item
       sg_unlock(&process.state);
       run_effects();
     } else {
-      /* Room for one: the head's end. When the context's items ran out, that is as good a guess as any. */
+      /* Wait for room for one item: the end of the head. If the context's items ran out, that is a guess as good as
+       * any. */
       const struct sg_lane *full = &shared->lanes[lane];
       sleep_for(context, lane, full->head == SG_NONE ? full->done_ns : shared->items[full->head].mark_ns);
     }

@@ -1,7 +1,7 @@
 """A double of the API server, for tests: HTTPS, tokens, versions, watches that break, the rules of pods.
 
-What it refuses, and with which status, is what Kubernetes does: `tests/support/rig/contract` holds the promises that
-our code leans on, and passes here and on a real API server. `server` is the way in; each module says what it owns.
+It refuses what Kubernetes refuses, and with the same status. `tests/support/rig/contract` holds the promises that our
+code relies on; it passes here and on a real API server. `server` is the way in. Each module says what it owns.
 """
 
 import socket
@@ -17,7 +17,7 @@ __all__ = [
 
 
 def unused_port() -> int:
-    """Return a port on which nobody listens now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""How objects end: preconditions and grace; and a kubelet, if asked for."""
+"""Ends objects: preconditions, grace periods, and the part of a kubelet if a test asks for it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Body = dict[str, Any]
 
 
 class Deletion:
-    """The ends of one store's objects."""
+    """Ends the objects of one store."""
 
     def __init__(self, store: Store, unix: Callable[[], float]) -> None:
         self._store, self._unix = store, unix
         self.kubelet_s: float | None = None
-        """A kubelet ends deleted pods so much later; None: there is none, and they stay."""
+        """After this time a kubelet ends deleted pods; None: there is no kubelet, and they stay."""
         self._kubelet: set[asyncio.TimerHandle] = set()
 
     def close(self) -> None:
@@ -31,7 +31,7 @@ class Deletion:
             handle.cancel()
 
     def delete(self, place: Place, options: Mapping[str, Any]) -> Body | None:
-        """Delete an object; return how it is now, None when it has gone. Raises Refusal."""
+        """Delete an object. Return its present state, None when it is gone. Raises Refusal."""
         plural, kept = place.kind.plural, self._get(place)
         _check_preconditions(place, kept.body, options.get("preconditions") or {})
         body = kept.copy()
@@ -76,7 +76,7 @@ def _check_preconditions(place: Place, body: Body, wanted: Mapping[str, Any]) ->
 
 
 def _grace_of(plural: str, body: Body, asked: int | None) -> int:
-    """Return the seconds that an object has to end: only a pod on a node, that has not ended, has any."""
+    """Return the grace period of an object in seconds: only a pod on a node that has not ended has one."""
     if plural != "pods" or not body.get("spec", {}).get("nodeName"):
         return 0
     if body.get("status", {}).get("phase") in ("Succeeded", "Failed"):

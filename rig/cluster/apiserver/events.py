@@ -1,4 +1,4 @@
-"""The rules of Events of core/v1, which kubelet and we write. Pure."""
+"""The rules for Events of core/v1, which kubelet and our processes write. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Body = dict[str, Any]
 
 
 def check_event(body: Body, namespace: str) -> None:
-    """Refuse what does not decode as an Event (400) or is none (422: its one rule, about namespaces)."""
+    """Refuse a body that does not decode as an Event (400) or breaks its one rule, about namespaces (422)."""
     for key, kind in {"count": int, "reason": str, "message": str, "type": str, "source": dict}.items():
         if not isinstance(body.get(key, kind()), kind):
             raise bad_request(f"Event in version v1 cannot be handled: {key}")
@@ -21,6 +21,6 @@ def check_event(body: Body, namespace: str) -> None:
         except (TypeError, ValueError):
             raise bad_request(f"Event in version v1 cannot be handled: parsing time of {key}") from None
     about = body.get("involvedObject", {})
-    if (about.get("namespace", "") or "default") != namespace:  # what is in no namespace is told of in that one
+    if (about.get("namespace", "") or "default") != namespace:  # Events about cluster objects are in "default"
         name = body["metadata"]["name"]
         raise invalid("Event", name, [("involvedObject.namespace", "Invalid value: does not match event.namespace")])

@@ -1,6 +1,6 @@
-"""Evictions and the budgets that they respect: a disruption controller's arithmetic, and what is refused. Pure.
+"""Evictions and the budgets that they respect: the arithmetic of a disruption controller, and the refusals. Pure.
 
-A budget says `minAvailable` as a number: percentages and `maxUnavailable` are not known here.
+A budget has `minAvailable` as a number. Percentages and `maxUnavailable` are not known here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFUSAL = "Cannot evict pod as it would violate the pod's disruption budget."
 
 
 def is_guarded(pod: Body) -> bool:
-    """Tell whether budgets have a say: not of pods that have not started, have ended or are going."""
+    """Tell whether budgets protect the pod: not if it has not started, has ended or is being deleted."""
     over = pod.get("status", {}).get("phase", "Pending") in ("Pending", "Succeeded", "Failed")
     return not over and not pod["metadata"].get("deletionTimestamp")
 
@@ -47,7 +47,7 @@ def status_of(budget: Body, pods: Iterable[Body]) -> Body:
 
 
 def check(budgets: list[Body]) -> None:
-    """Raise Refusal where a pod's budgets, with their status, keep it from being evicted."""
+    """Raise Refusal if a pod's budgets, by their status, forbid its eviction."""
     for budget in budgets:
         name, status = budget["metadata"]["name"], budget["status"]
         if not status["disruptionsAllowed"]:

@@ -1,7 +1,7 @@
-"""What goes wrong on demand: refusals, delays, answers that are lost.
+"""Faults on demand: refusals, delays and lost answers.
 
-Knows requests only as words, `verb resource`: `patch pods`, `watch nodes`, `post pods/eviction`. Where `only` is empty,
-any request is meant.
+It knows a request only as two words, `verb resource`: `patch pods`, `watch nodes`, `post pods/eviction`. An empty
+`only` means any request.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ class _Due:
 
 @dataclass
 class Faults:
-    """The bad days of one server."""
+    """The faults of one server."""
 
     lag_s: float = 0.0
-    """Every answer comes this much later."""
+    """Every answer is delayed by this time."""
     _due: list[_Due] = field(default_factory=list)
     _lags: dict[str, float] = field(default_factory=dict)
     _lost: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, code: int, times: int = 1, after: str | None = None, only: str = "") -> None:
-        """Answer the next requests with a status, as an overloaded server or a broken proxy does."""
+        """Answer the next `times` requests with a status, as an overloaded server or a broken proxy does."""
         reason = {429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}.get(code, "ServerTimeout")
         refusal = Refusal(code, reason, f"told to say {code}")
         refusal.headers = {"Retry-After": after} if after else None
         self._due += [_Due(refusal, only)] * times
 
     def stop_refusing(self) -> None:
-        """Answer as before."""
+        """Answer normally again."""
         self._due.clear()
 
     def delay(self, seconds: float, only: str) -> None:
-        """Answer requests of one kind so much later, until it is 0 again."""
+        """Delay the answers to one kind of request, until the delay is set to 0."""
         self._lags[only] = seconds
 
     def lose(self, only: str, times: int = 1) -> None:
-        """Do what the next requests ask, and cut the connection in place of an answer."""
+        """Do what the next requests ask, but cut the connection instead of an answer."""
         self._lost[only] += times
 
     def lag_of(self, request: str) -> float:
         return self.lag_s + self._lags.get(request, 0.0)
 
     def check(self, request: str) -> None:
-        """Raise Refusal where one is due."""
+        """Raise Refusal if one is due."""
         for number, due in enumerate(self._due):
             if due.only in ("", request):
                 del self._due[number]
                 raise due.refusal
 
     def loses(self, request: str) -> bool:
-        """Tell whether the answer to this request is to be lost, and count it."""
+        """Tell whether the answer to this request should be lost, and count it."""
         if self._lost[request] <= 0:
             return False
         self._lost[request] -= 1

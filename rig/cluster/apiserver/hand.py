@@ -1,6 +1,6 @@
-"""The test's hand: what it sees of a store, and what it does there without asking anybody.
+"""Direct access of a test to a store: reading it, and changing it without a request.
 
-Nothing here is checked: so a test makes what kubelet, schedulers, controllers and time have made.
+Nothing is checked here. So a test can make what kubelet, schedulers, controllers and time would have made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Body = dict[str, Any]
 
 
 def pod(name: str, uid: str = "", namespace: str = "default", node: str = "n1", **more: Any) -> Body:
-    """Return a pod as the API server would show it; `annotations`, `running` and `phase` are the usual changes."""
+    """Return a pod as the API server would show it. `annotations`, `running` and `phase` are the usual changes."""
     running = more.get("running", ())
     return {
         "apiVersion": "v1",
@@ -35,7 +35,7 @@ def pod(name: str, uid: str = "", namespace: str = "default", node: str = "n1", 
 
 
 class Shown(Mapping["Key", Body]):
-    """The objects of a kind by namespace and name; each look is a copy."""
+    """The objects of a kind, by namespace and name. Every access returns a copy."""
 
     def __init__(self, store: Store, plural: str) -> None:
         self._store, self._plural = store, plural
@@ -54,7 +54,7 @@ class Shown(Mapping["Key", Body]):
 
 
 class Hand:
-    """Reaches into one store."""
+    """Reads and changes one store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -68,7 +68,7 @@ class Hand:
 
     @property
     def nodes(self) -> Shown:
-        """By ("", name)."""
+        """The nodes, by ("", name)."""
         return self.seen("nodes")
 
     @property
@@ -76,7 +76,7 @@ class Hand:
         return self.seen("events")
 
     def put_object(self, plural: str, body: Body) -> None:
-        """Create or change an object of any kind; its namespace is made where it is not there."""
+        """Create or change an object of any kind. Its namespace is made if it does not exist."""
         metadata = body["metadata"]
         key = metadata.get("namespace", ""), metadata["name"]
         if key[0] and self.store.get("namespaces", ("", key[0])) is None:
@@ -91,7 +91,7 @@ class Hand:
         self.put_object("nodes", body)
 
     def put_namespace(self, name: str, phase: str = "Active", labels: Mapping[str, str] | None = None) -> None:
-        """Create a namespace, or say that it is `Terminating`."""
+        """Create a namespace, or mark it as `Terminating`."""
         metadata = {"name": name, "uid": f"uid-{name}", "labels": dict(labels or {})}
         self.store.put("namespaces", ("", name), {"metadata": metadata, "status": {"phase": phase}})
 
@@ -99,10 +99,10 @@ class Hand:
         self.put_object("configmaps", {"metadata": {"namespace": namespace, "name": name}, "data": data})
 
     def delete(self, name: str, namespace: str = "default") -> None:
-        """Take a pod away, at once."""
+        """Remove a pod at once."""
         self.store.delete("pods", (namespace, name))
 
     def expire_events(self) -> None:
-        """Take all Events away, as an hour does."""
+        """Remove all Events, as an hour of time does."""
         for key in list(self.events):
             self.store.delete("events", key)

@@ -1,4 +1,4 @@
-"""Certificates of the double: one authority for a run, its server's, and a developer's."""
+"""The double's certificates: one authority for a run, the server's certificate, and a developer's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVELOPER = AUTHORITY.issue_cert("developer@example.org")
 
 
 def server_context(*, clients: bool) -> ssl.SSLContext:
-    """Return the context of a server under our authority; `clients`: it believes their certificates, too."""
+    """Return the TLS context of a server under our authority. `clients`: it accepts client certificates, too."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     SERVER.configure_cert(context)
     if clients:

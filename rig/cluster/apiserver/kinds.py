@@ -1,4 +1,4 @@
-"""What is served: kinds of objects, and their paths. A kind more is a row more."""
+"""The kinds of objects that are served, and their paths. Another kind is another row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kind:
     needs_version: bool = False
     """PUT is refused without a resourceVersion."""
     stored: bool = True
-    """False: it can only be created, and is the question to an answer."""
+    """False: it can only be created, as a question that gets an answer."""
 
     @property
     def api_version(self) -> str:
@@ -26,7 +26,7 @@ class Kind:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
@@ -45,13 +45,13 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a path leads to."""
+    """The object or list that a path leads to."""
 
     kind: Kind
     namespace: str = ""
-    """Empty: of no namespace, or a list over all of them."""
+    """Empty: the object has no namespace, or the list is over all of them."""
     name: str = ""
-    """Empty: all of them."""
+    """Empty: all objects."""
     subresource: str = ""
 
     @property
@@ -64,7 +64,7 @@ class Place:
 
 
 def place_of(path: str) -> Place | None:
-    """Return what a path leads to; None: nothing."""
+    """Return the place that a path leads to; None: none."""
     words = path.strip("/").split("/")
     if words[:2] == ["api", "v1"]:
         group, version, rest = "", "v1", words[2:]

@@ -1,4 +1,4 @@
-"""Lists: of which version, which objects of it, in which pieces."""
+"""Lists: which version is listed, which objects of it, and in which pages."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _TOO_OLD = (
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where a list is to begin and of which version it is."""
+    """Where a list begins, and which version it shows."""
 
     version: int
     after: Key
 
 
 def matcher(place: Place, query: Mapping[str, str]) -> Callable[[Mapping[str, Any]], bool]:
-    """Return what tells whether an object is asked for. Raises Refusal."""
+    """Return a function that tells whether a request selects an object. Raises Refusal."""
     fields = field_selector(place.kind.plural, query.get("fieldSelector", ""))
     if "labelSelector" in query:
         raise bad_request("the double selects by fields alone")
@@ -52,7 +52,7 @@ def matcher(place: Place, query: Mapping[str, str]) -> Callable[[Mapping[str, An
 def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) -> dict[str, Any]:
     """Return a list. Raises Refusal.
 
-    `behind`: how many versions the cache lacks, from which a list at version 0 comes.
+    `behind`: how many versions the cache lags. A list at version 0 comes from the cache.
     """
     matches = matcher(place, query)
     limit, wanted = number(query, "limit"), query.get("resourceVersion", "")
@@ -68,7 +68,7 @@ def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) ->
     except Compacted:
         raise expired(_TOO_OLD if page is not None else f"The resourceVersion {version} is too old.") from None
     metadata: dict[str, object] = {"resourceVersion": str(version)}
-    from_cache = page is None and wanted == "0"  # in one piece, whatever the limit
+    from_cache = page is None and wanted == "0"  # a list from the cache is never split, whatever the limit
     if limit and len(chosen) > limit and not from_cache:
         metadata["continue"] = _token(version, chosen[limit - 1][0])
         chosen = chosen[:limit]
@@ -89,7 +89,7 @@ def _version(store: Store, query: Mapping[str, str], behind: int) -> int:
 
 
 def number(query: Mapping[str, str], name: str) -> int:
-    """Return a number of a query, 0 where it is not given."""
+    """Return a number of a query; 0 if it is missing."""
     return int(query.get(name) or 0)
 
 

@@ -1,4 +1,4 @@
-"""What every object goes through: names, uids, times, what may never change. Pure but for random uids.
+"""Rules for all objects: names, uids, times, and fields that may never change. Pure but for random uids.
 
 The rules of single kinds are in their modules.
 """
@@ -20,12 +20,12 @@ _OURS = ("uid", "creationTimestamp", "selfLink", "deletionTimestamp", "deletionG
 
 
 def time_of(unix_s: float) -> str:
-    """Return a time as objects have it: whole seconds."""
+    """Return a time in the format of objects: whole seconds."""
     return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def made(place: Place, body: Body, unix_s: float) -> Body:
-    """Return an object as it is before its first write: with a name, a uid, a time of birth. Raises Refusal."""
+    """Return an object ready for its first write: with a name, a uid and a creation time. Raises Refusal."""
     metadata = body.setdefault("metadata", {})
     if not isinstance(metadata, dict):
         raise bad_request("metadata is no object")
@@ -44,14 +44,14 @@ def made(place: Place, body: Body, unix_s: float) -> Body:
 
 
 def check_name(place: Place, metadata: Body) -> None:
-    """Raise Refusal for an object with another name than its path's."""
+    """Raise Refusal for an object with another name than in its path."""
     name = metadata.get("name", place.name)
     if name != place.name:
         raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({place.name})")
 
 
 def check_changed(place: Place, before: Body, after: Body) -> None:
-    """Raise Refusal where a write changes what never changes; what it leaves out is as it was."""
+    """Raise Refusal if a write changes an immutable field. Such a field that the write leaves out keeps its value."""
     kind, old, new = place.kind, before["metadata"], after.setdefault("metadata", {})
     new.setdefault("name", old["name"])
     check_name(place, new)

@@ -1,6 +1,6 @@
 """Patches: JSON merge patches (RFC 7396) and strategic merge patches. Pure.
 
-What is patched is changed in place, or not at all where a Refusal is raised: give a copy.
+The body is changed in place, or not at all if a Refusal is raised: so give a copy.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 MERGE_KEYS = {"schedulingGates": "name", "conditions": "type"}
-"""Lists that are merged by a field of their items. All others are replaced: Kubernetes knows more that are merged."""
+"""Lists that are merged by a field of their items. All other lists are replaced; Kubernetes merges more of them."""
 
 
 def patched(body: Body, patch: Mapping[str, Any], merge_keys: Mapping[str, str]) -> Body:
-    """Return a body merged with a patch: null takes away, lists are replaced.
+    """Return a body merged with a patch: null removes a field, a list is replaced.
 
-    Lists of `merge_keys` are merged item by item, with `$patch: delete`: none for a merge patch, MERGE_KEYS for a
-    strategic one.
+    Lists of `merge_keys` are merged item by item, with `$patch: delete`. A merge patch has no such lists, a strategic
+    one has MERGE_KEYS.
     """
     for key, value in patch.items():
         if value is None:

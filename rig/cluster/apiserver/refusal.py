@@ -1,4 +1,4 @@
-"""Refusals: answers with a Status, in the words of the API server. Owns no rule: who refuses says why."""
+"""Refusals: answers with a Status, in the words of the API server. Owns no rule: the module that refuses says why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Refusal(Exception):
         causes: Iterable[Mapping[str, str]] = (),
         retry_after_s: int = 0,
     ) -> None:
-        """`about` is the resource or kind that it is about."""
+        """`about` is the resource or kind that the refusal is about."""
         super().__init__(message)
         self.code = code
         self.message = message

@@ -1,6 +1,6 @@
 """The verbs that write: create, replace, patch, bind, evict; each with its checks and rules.
 
-Owns the order of these. Nothing waits between the look at an object and its write. Knows no HTTP.
+It owns the order of these. There is no await between reading an object and writing it. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-
 
 
 class Registry:
-    """What may be written to one store, and how."""
+    """Writes to one store, under the rules."""
 
     def __init__(self, store: Store, unix: Callable[[], float]) -> None:
         """`unix` is the wall clock."""
         self.store, self._unix = store, unix
         self.reviews: dict[str, Body] = {}
-        """What a TokenReview of a token answers as its status; others are not authenticated."""
+        """By token: the status with which a TokenReview is answered. Other tokens are not authenticated."""
         self.deletion = Deletion(store, unix)
         self.evicted: list[str] = []
-        """Names of pods, as they were evicted."""
+        """The names of evicted pods, in the order of their evictions."""
 
     def get(self, place: Place) -> Kept:
         """Return an object. Raises Refusal."""
@@ -69,7 +69,7 @@ class Registry:
         return kept.body
 
     def begin_namespace(self, name: str) -> None:
-        """Put what controllers put into every namespace."""
+        """Put the objects of controllers into a new namespace."""
         account = {"metadata": {"name": "default", "namespace": name, "uid": f"uid-{name}-default"}}
         self.store.put("serviceaccounts", (name, "default"), account)
 
@@ -109,7 +109,7 @@ class Registry:
         self.evicted.append(place.name)
 
     def settle_budgets(self, namespace: str) -> None:
-        """Do a disruption controller's work, whenever somebody looks at what it does."""
+        """Do a disruption controller's work. Called whenever its results are read."""
         for key, kept in list(self.store.all("poddisruptionbudgets", namespace)):
             pods = (found.body for _, found in self.store.all("pods", key[0]))
             status = evict.status_of(kept.body, pods)
@@ -131,7 +131,7 @@ class Registry:
         return self.store.put(plural, place.key, body).body
 
     def _keep_other_part(self, place: Place, before: Body, body: Body) -> None:
-        """Keep what is not written through this path: the status, or all but it."""
+        """Keep the part that this path does not write: the status, or everything but the status."""
         if "status" not in place.kind.subresources:
             return
         if place.subresource == "status":
@@ -163,7 +163,7 @@ class Registry:
 
 
 def _check_kind(place: Place, body: Body) -> None:
-    """Take the kind and its version off a body: what is stored has neither. Raises Refusal for another's."""
+    """Remove kind and version from a body: stored bodies have neither. Raises Refusal if they are another kind's."""
     kind, version = body.pop("kind", None), body.pop("apiVersion", None)
     if (kind or place.kind.kind) != place.kind.kind or (version or place.kind.api_version) != place.kind.api_version:
         why = f"the API version in the data ({version}, {kind}) does not match the expected API version"

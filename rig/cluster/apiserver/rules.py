@@ -1,7 +1,7 @@
-"""The rules of pods that our writes have to pass: gates only go, and a node selector only grows behind them. Pure.
+"""The rules of pods that our writes meet: gates can only be removed, and a gated pod's node selector only grows. Pure.
 
-Kubernetes lets a few fields more change, such as images, tolerations and the node affinity behind a gate. Nothing of
-ours changes them, so the double refuses that.
+Kubernetes lets a few more fields change, such as images, tolerations, and the node affinity of a gated pod. None of our
+code changes them, so the double refuses that.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def gates_of(pod: Body) -> list[str]:
 
 
 def begin(pod: Body) -> None:
-    """Give a new pod the status with which it begins."""
+    """Give a new pod its first status."""
     pod["status"] = {"phase": "Pending"}
     if gates_of(pod):
         pod["status"]["conditions"] = [dict(_GATED)]
 
 
 def check_changed(before: Body, after: Body) -> None:
-    """Raise Refusal where a write changes what may not change of a pod."""
+    """Raise Refusal if a write changes a field of a pod that may not change."""
     old, new = before["spec"], copied(after["spec"])
     faults: Faults = []
     known = gates_of(before)
@@ -59,7 +59,7 @@ def _check_selector(old: Body, new: Body) -> Faults:
 
 
 def bound(pod: Body, binding: Body, now: str) -> Body:
-    """Return a pod that is bound to a node: whether it may be is not checked, for nothing of ours binds pods."""
+    """Return the pod, bound to a node. It is not checked whether it may be bound, as none of our code binds pods."""
     pod["spec"]["nodeName"] = binding["target"]["name"]
     conditions = pod.setdefault("status", {}).setdefault("conditions", [])
     conditions[:] = [item for item in conditions if item["type"] != "PodScheduled"]

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _EVERY = ("metadata.name", "metadata.namespace")
 _PODS = ("spec.nodeName", "status.phase")
-"""What a field selector may name of a pod, beside what it may name of every kind. Kubernetes knows more."""
+"""Fields of a pod that a field selector may name, besides those of every kind. Kubernetes knows more."""
 
 
 def field_selector(plural: str, text: str) -> Matches:
-    """Return what tells whether an object matches. Raises Refusal for fields that cannot be selected."""
+    """Return a function that tells whether an object matches. Raises Refusal for fields that cannot be selected."""
     known = (*_EVERY, *_PODS) if plural == "pods" else _EVERY
     terms = []
     for term in filter(None, text.split(",")):
@@ -32,7 +32,7 @@ def field_selector(plural: str, text: str) -> Matches:
 
 
 def labels_match(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Tell whether labels match a LabelSelector, which has to be `matchLabels` alone."""
+    """Tell whether labels match a LabelSelector. Only `matchLabels` is known."""
     return all(labels.get(key) == value for key, value in selector["matchLabels"].items())
 
 

@@ -1,6 +1,6 @@
-"""The server: HTTPS on loopback, who may ask, which verb a request is; it stops, and comes back at the same port.
+"""The server: HTTPS on loopback, authentication, the verb of a request; it stops and comes back at the same port.
 
-It runs in the test's loop. What a verb does is in the other modules; so are the bad days, in `faults`.
+It runs in the test's event loop. The other modules do the work of a verb, and `faults` has the faults.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _BODY_MAX = 3 * 2**20
 
 
 class ApiServer(Hand):
-    """Start with `async with`; `stop` and `start` make it go and come back at the same address."""
+    """Start it with `async with`. `stop` and `start` let it go away and come back at the same address."""
 
     def __init__(self, unix: Callable[[], float] = time.time) -> None:
-        """`unix`: its wall clock."""
+        """`unix` is its wall clock."""
         super().__init__(Store())
         self.token = "first"  # noqa: S105
         self.faults = Faults()
         self.requests: Counter[str] = Counter()
-        """How often it was asked, by `verb resource`."""
+        """The number of requests, by `verb resource`."""
         self.stale = 0
-        """How many versions the cache is behind, from which a list at version 0 is answered."""
+        """How many versions the cache lags. A list at version 0 is answered from the cache."""
         self.port = 0
         self.registry = Registry(self.store, unix)
         self.watches = Watches(self.store)
         self._runner: web.AppRunner | None = None
         self._connections: set[asyncio.Transport] = set()
-        """Held until the end: asyncio forgets one whose other end closes while it is paused, and never closes it."""
+        """Held until the end: if the peer closes a paused connection, asyncio forgets it and never closes it."""
         for name in ("default", "kube-system"):
             self.put_namespace(name)
 
@@ -63,8 +63,8 @@ class ApiServer(Hand):
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
         self.registry.deletion.close()
-        # Connections that were shaking hands or had paused are nobody's now. Those of the client are left alone: if it
-        # forgets one, the test is to fail.
+        # No task owns connections that were shaking hands or paused. The client's own connections are left alone: if
+        # the client forgets one, the test must fail.
         for connection in self._connections:
             connection.abort()
         loop: Any = asyncio.get_running_loop()
@@ -107,19 +107,19 @@ class ApiServer(Hand):
             await runner.cleanup()
 
     def account(self, directory: Path) -> Path:
-        """Write a service account as kubelet mounts it; again after `token` has changed."""
+        """Write a service account's files as kubelet mounts them. Call it again after `token` has changed."""
         directory.mkdir(exist_ok=True)
         (directory / "token").write_text(self.token + "\n", encoding="ascii")
         AUTHORITY.cert_pem.write_to_path(str(directory / "ca.crt"))
         return directory
 
     def access(self, directory: Path) -> Access:
-        """Return what a pod with this service account has of the server."""
+        """Return the access to the server that a pod with this service account has."""
         environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
         return in_cluster(environment, self.account(directory))
 
     def kubeconfig(self, path: Path) -> Path:
-        """Write a kubeconfig that reaches the server with its token of now."""
+        """Write a kubeconfig that reaches the server with its present token."""
         authority = base64.b64encode(AUTHORITY.cert_pem.bytes()).decode()
         cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
         content = {
@@ -130,7 +130,7 @@ class ApiServer(Hand):
         return path
 
     def restore(self, version: int) -> None:
-        """Forget everything, and count versions from here: a backup was restored."""
+        """Forget everything and count versions from here, as after the restore of a backup."""
         self.store.reset(version)
         self.put_namespace("default")
 
@@ -161,7 +161,7 @@ class ApiServer(Hand):
             raise Refusal(401, "Unauthorized", "Unauthorized")
 
     async def _do(self, request: web.Request, place: Place | None) -> web.Response:
-        """Do what a request asks that is no watch. Raises Refusal."""
+        """Do what a request asks, except a watch. Raises Refusal."""
         if place is None:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
         method = request.method

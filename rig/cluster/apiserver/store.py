@@ -1,7 +1,7 @@
-"""What is kept: objects by kind and name, a version for every change, and the history of changes.
+"""Keeps objects by kind and name, a version for every change, and the history of changes.
 
-Knows no rule, no clock and no HTTP. What is handed out is never changed afterwards: bodies are copied when they come
-in, and whoever wants to change one makes a copy.
+It knows no rule, no clock and no HTTP. An object that it hands out never changes afterwards: bodies are copied when
+they come in, and code that wants to change one makes a copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Body = dict[str, Any]
 Key = tuple[str, str]
-"""Namespace, empty where there is none, and name."""
+"""Namespace (empty: none) and name."""
 
 
 def copied(body: Body) -> Body:
@@ -26,7 +26,7 @@ def copied(body: Body) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An object at one version; it does not change."""
+    """An object at one version. It never changes."""
 
     body: Body
     version: int
@@ -37,7 +37,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has happened to one object."""
+    """One change of one object."""
 
     version: int
     plural: str
@@ -45,11 +45,11 @@ class Change:
     before: Kept | None
     after: Kept
     there: bool
-    """False: it has gone; `after` is how it was last."""
+    """False: it is gone, and `after` is its last state."""
 
 
 class Compacted(Exception):
-    """A version is older than what is remembered."""
+    """A version is older than the remembered ones."""
 
 
 class Store:
@@ -58,12 +58,12 @@ class Store:
     def __init__(self, version: int = 100) -> None:
         self.version = version
         self.floor = 0
-        """Versions below are compacted away."""
+        """Versions below this one are compacted away."""
         self.changed: set[Callable[[], None]] = set()
         """Called after every change."""
         self._objects: dict[str, dict[Key, Kept]] = {}
         self._history: list[Change] = []
-        """One for every version. Those below `floor` stay: a watch that is open reads on across a compaction."""
+        """One change for every version. Those below `floor` stay: an open watch reads on across a compaction."""
 
     def reset(self, version: int) -> None:
         """Forget everything, and count from this version."""
@@ -74,7 +74,7 @@ class Store:
         return self._objects.get(plural, {}).get(key)
 
     def all(self, plural: str, namespace: str = "") -> Iterator[tuple[Key, Kept]]:
-        """Yield the objects of a kind, of one namespace or of all, in the order of their names."""
+        """Yield the objects of a kind, of one namespace or of all, ordered by name."""
         return _in_order(self._objects.get(plural, {}), namespace)
 
     def all_at(self, plural: str, version: int, namespace: str = "") -> Iterator[tuple[Key, Kept]]:
@@ -102,7 +102,7 @@ class Store:
         return kept
 
     def delete(self, plural: str, key: Key) -> Kept:
-        """Forget an object; it says at which version it went."""
+        """Delete an object. Returns it with the version of its deletion."""
         before = self._objects[plural].pop(key)
         gone = self._next(before.body)
         self._remember(Change(gone.version, plural, key, before, gone, there=False))
@@ -115,7 +115,7 @@ class Store:
         return self._history[max(0, version - self._history[0].version + 1) :]
 
     def compact(self) -> None:
-        """Refuse whoever asks for a version before this one; watches that are open go on."""
+        """Refuse requests for a version before this one from now on. Open watches go on."""
         self.floor = self.version
 
     def _next(self, body: Body) -> Kept:

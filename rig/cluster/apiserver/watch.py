@@ -1,6 +1,6 @@
-"""Watches: what changes, line by line; bookmarks; and how a watch ends, well or not.
+"""Watches: changes line by line, bookmarks, and the end of a watch, orderly or not.
 
-One watch reads the store's history from where it is, so that it is never told less than happened, however slow it is.
+A watch reads the store's history from its own position. So it misses no change, however slow it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BOOKMARK_BEFORE_END_S = 2.0
 
 @dataclass(eq=False)
 class Watcher:
-    """One watch; `broken` says how it is to end."""
+    """One watch. `broken` is the way in which it has to end."""
 
     place: Place
     matches: Callable[[Mapping[str, Any]], bool]
@@ -52,7 +52,7 @@ class Watches:
         self._open: list[Watcher] = []
         self._cuts = 0
         self.gone_by_status = False
-        """A version that is gone is told by the status of the answer; else by an error in the stream."""
+        """True: a version that is gone is told by the answer's status. False: by an error in the stream."""
         store.changed.add(self._wake)
 
     @property
@@ -61,7 +61,7 @@ class Watches:
 
     @property
     def bookmarked(self) -> bool:
-        """Every watch was sent its bookmark."""
+        """Whether every watch was sent its bookmark."""
         return not any(watcher.bookmark_due for watcher in self._open)
 
     def bookmark(self) -> None:
@@ -71,7 +71,7 @@ class Watches:
             watcher.wake.set()
 
     def cut(self, how: Break, coming: int = 0) -> None:
-        """End all watches, and as many of those to come as soon as they begin."""
+        """End all watches, and the next `coming` ones as soon as they begin."""
         for watcher in self._open:
             watcher.broken = how
             watcher.wake.set()
@@ -95,7 +95,7 @@ class Watches:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         try:
             await response.prepare(request)
-        except ConnectionError:  # it has gone again
+        except ConnectionError:  # the client is gone again
             return response
         if gone:
             await response.write(_line("ERROR", refusal.status))
@@ -127,12 +127,12 @@ class Watches:
                 async with asyncio.timeout_at(until):
                     await watcher.wake.wait()
             except TimeoutError:
-                # As the real one: only what is newer than where the watch began.
+                # As the real server does: only if the version is newer than at the watch's begin.
                 if until == last_word and watcher.at > watcher.since:
                     watcher.bookmark_due = True
 
     async def _send(self, watcher: Watcher, request: web.Request, response: web.StreamResponse) -> bool:
-        """Send what there is; return whether the watch goes on."""
+        """Send the pending changes. Return whether the watch goes on."""
         for change in self._store.since(watcher.at):
             if watcher.broken:
                 break
@@ -151,7 +151,7 @@ class Watches:
         return watcher.broken is None
 
     def _line_of(self, watcher: Watcher, change: Change) -> bytes:
-        """Return what is said of a change: objects appear and vanish, too, that only begin or cease to match."""
+        """Return the line for a change. An object that begins or ceases to match appears or vanishes for the watch."""
         if change.plural != watcher.place.kind.plural:
             return b""
         was = change.before is not None and watcher.matches(change.before.body)
@@ -160,7 +160,7 @@ class Watches:
             return b""
         if now:
             return self._said(watcher, "MODIFIED" if was else "ADDED", change.after.body)
-        if change.before is not None and change.there:  # to this watch it is as it was when it matched
+        if change.before is not None and change.there:  # the watch gets the state in which it last matched
             last = change.before.copy()
             last["metadata"]["resourceVersion"] = str(change.version)
             return self._said(watcher, "DELETED", last)

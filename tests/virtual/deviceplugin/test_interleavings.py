@@ -1,4 +1,4 @@
-"""Whatever happens to a node and in whichever order: no live container loses its share, and none is left behind."""
+"""Test that in any order of events on a node no live container loses its share, and no share is left behind."""
 
 import asyncio
 import shutil
@@ -61,7 +61,7 @@ async def play(directory: Path, seed: int, events: list[tuple[Any, ...]]) -> Non
 
 
 def check(node: ModelNode) -> None:
-    """Raise what a task failed with, and see that all that live have their shares."""
+    """Raise the error of a failed task, and check that all live containers have their shares."""
     tasks = [pod.task for pod in [*node.pods, *node.leaving]] + (node.plugin.tasks if node.plugin else [])
     for task in tasks:
         if task is not None and task.done() and not task.cancelled() and isinstance(task.exception(), AssertionError):
@@ -73,7 +73,7 @@ def check(node: ModelNode) -> None:
 
 
 def check_yields(node: ModelNode, pod: NodePod, container: Container) -> None:
-    """See that a live container's share makes room as its pod says, and otherwise runs."""
+    """Check that a live container's share yields as its pod says, and otherwise runs."""
     says = node.api.pods[pod.pod.name].annotations.get("sharepod.io/yield", "")
     share, terms = node.agent.held[container.token], node.agent.terms[container.token]
     assert (terms.yields, share.yielding, share.paused) == (says, says == "pause", says == "pause"), pod.pod.name
@@ -88,10 +88,10 @@ def playing(seed: int, events: list[tuple[Any, ...]]) -> None:
         shutil.rmtree(directory)
 
 
-@pytest.mark.parametrize("_part", range(6))  # one alone would take minutes on a busy machine
+@pytest.mark.parametrize("_part", range(6))  # one test with all examples would take minutes on a busy machine
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), events=st.lists(EVENTS, min_size=1, max_size=25))
-@example(  # the API server goes away right after a pod of an init container alone was admitted
+@example(  # the API server goes away right after the admission of a pod with only an init container
     seed=717,
     events=[
         ("create", 3, 0), ("wait", 0.5), ("create", 0, 2), ("restart_kubelet", 8.0), ("delete", 0, "calm"),
@@ -100,7 +100,7 @@ def playing(seed: int, events: list[tuple[Any, ...]]) -> None:
         ("create", 0, 1), ("fill", False), ("wait", 70.0), ("create", 0, 1), ("restart_kubelet", 8.0),
     ],
 )  # fmt: skip
-@example(  # what its owner says of a pod while the agent is away is told later
+@example(  # the owner changes the yield of a pod while the agent is away; the plugin tells the agent later
     seed=1,
     events=[
         ("create", 3, 0), ("wait", 200.0), ("put_up", "agent", False), ("make_yield", 0, "limit"), ("wait", 5.0),
@@ -113,7 +113,7 @@ def test_no_live_container_loses_its_share_and_none_leaks(_part: int, seed: int,
 
 @virtually
 async def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(tmp_path: Path) -> None:
-    """The API server and the agent each answer in time, and no room is found: together that is more than 30 s."""
+    """Check a start in which API server and agent each answer in time and find no room, after over 30 s together."""
 
     async def slow(node: ModelNode, delay_s: float) -> str:
         node.lag.always_s = delay_s
@@ -135,7 +135,7 @@ async def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kube
     assert text == "25 s were not enough, the agent was waited for: it is tried again"
     assert text in node.api.events[-1][2]
     assert await slow(node, 30) == (
-        "25 s were not enough, kubelet to say who holds the units was waited for: it is tried again"
+        "25 s were not enough, kubelet to say which container holds the units was waited for: it is tried again"
     )
     await node.end()
 
@@ -146,7 +146,7 @@ async def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kube
 async def test_a_share_is_released_a_moment_after_the_last_sign_of_its_container(
     tmp_path: Path, order: str, gap_s: float
 ) -> None:
-    """The next pod's device is picked among what shares hold: one that nobody has any more is packed round."""
+    """Check that a share is released at once: the next pod's device is picked around shares, used or not."""
     node = ModelNode(tmp_path, 1)
     await node.start_plugin()
     await node.create(3, 0)
@@ -206,8 +206,8 @@ async def test_a_share_that_yielded_runs_a_moment_after_there_is_room_and_its_ow
     await node.make_yield(0, "")
     await asyncio.sleep(60)
     assert node.agent.held[token].yielding
-    assert events() == [("ShareStaysPaused", "container main: no room to go on")]  # once
-    await node.crash(0)  # its container may start meanwhile, and waits
+    assert events() == [("ShareStaysPaused", "container main: no room to go on")]  # told once
+    await node.crash(0)  # its container may start again meanwhile, and waits
     await asyncio.sleep(60)
     assert pod.containers[-1].lives
     assert node.agent.held[token].yielding

@@ -1,4 +1,4 @@
-"""Many ask at once: few are the calls, and none of them is answered with what was seen before he asked."""
+"""Test that callers which ask at once share few calls, and that no caller gets what was seen before it asked."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from sharepod.deviceplugin.core.coalesce import Look
 
 
 class Clock:
-    """Is asked for the time; an answer, or the refusal, takes a second."""
+    """A clock that can be asked for the time; an answer or a refusal takes a second."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""Starts of containers that pod-resources does not list, that the API server cannot be asked about, and that fail."""
+"""Test starts of containers that pod-resources does not list, that the API server cannot answer for, or that fail."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ LONG_AGO, LATER = "2026-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
 
 @contextlib.asynccontextmanager
 async def prompt(directory: Path) -> AsyncIterator[ModelNode]:
-    """A node where nobody keeps another waiting."""
+    """Run a node on which every answer comes at once."""
     node = ModelNode(directory, 1)
     node.lag.always_s = 0
     await node.start_plugin()
@@ -49,7 +49,7 @@ async def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_sta
         warm, main = pod.containers
         assert (warm.done, main.lives, node.agent.held) == (True, True, {})
         assert [(key, len(units)) for key, units in binder(node).taken().items()] == [("", 3)]
-        # Its sandbox is lost: it starts again, and the API shows for a while how it ended before.
+        # The pod's sandbox is lost: the container starts again, and the API server still shows its earlier end.
         shown = node.api.pods[pod.pod.name]
         node.api.put(replace(shown, finished={"init": LONG_AGO}))
         await binder(node).pre_start(warm.units)
@@ -66,7 +66,7 @@ async def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_sta
 
 @virtually
 async def test_an_init_container_may_wait_long_for_its_image(tmp_path: Path) -> None:
-    """Nobody has begun to use its units then, and no list of kubelet's but the checkpoint has them."""
+    """Check the time before a process uses its units: only kubelet's checkpoint lists them then."""
     async with prompt(tmp_path) as node:
         node.random.choice = lambda options: options[-1]  # type: ignore[method-assign]
         await node.create(0, 3)
@@ -121,7 +121,7 @@ async def test_a_container_starts_again_while_the_api_server_is_away(tmp_path: P
 
 @virtually
 async def test_a_pod_of_the_name_of_one_before_it_waits_for_the_api_server(tmp_path: Path) -> None:
-    """The watch still has the pod before, which has other terms."""
+    """Check the case that the watch still shows the earlier pod, which has other terms."""
     async with prompt(tmp_path) as node:
         pod = await made(node, 3, 0)
         node.api.up = False
@@ -155,7 +155,7 @@ async def test_a_start_that_fails_is_told_to_the_node_where_nobody_knows_the_pod
         pod = await made(node, 3, 0)
         node.listing.synced = False
         node.listing.recorded = tuple
-        with pytest.raises(PluginError, match="kubelet does not list who holds these units yet"):
+        with pytest.raises(PluginError, match="kubelet does not list yet which container holds these units"):
             await binder(node).pre_start(pod.containers[0].units)
         name, reason, text = node.api.events[-1]
         assert (name, reason) == ("", "ShareNotReady")
@@ -166,7 +166,7 @@ async def test_a_start_that_fails_is_told_to_the_node_where_nobody_knows_the_pod
 @pytest.mark.parametrize("deleting", [True, False])
 async def test_a_kubelet_that_lists_no_pod_is_believed_once_none_is_to_stay(tmp_path: Path, deleting: bool) -> None:
     async with prompt(tmp_path) as node:
-        node.others.clear()  # the plugin was started by hand, and has no pod
+        node.others.clear()  # the plugin was started by hand and has no pod
         node.api.remove("plugin")
         pod = await made(node, 3, 0)
         node.api.put(Pod("uid-other", "default", "other", phase="Running", deleting=deleting))
