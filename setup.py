@@ -1,7 +1,8 @@
 """Build what a wheel cannot declare: the preloaded hook, the simulated driver and the generated gRPC code.
 
-The hook is a plain shared object: it is preloaded into any program, so it may not need libpython, and the same C that
-the agent uses through cffi is compiled a second time for it. A part whose sources are not in the tree is left out.
+The hook is a plain shared object: it is preloaded into any program, so it may not need libpython. The C code of the
+region, which the agent uses through cffi, is compiled a second time for it. A part without sources in the tree is left
+out.
 """
 
 import os
@@ -24,9 +25,9 @@ LDFLAGS = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-nee
 # and initial-exec TLS costs nothing where the default model calls into the loader.
 HOOK_CFLAGS = ["-fno-builtin", "-ftls-model=initial-exec"]
 LIBS = ["-lpthread", "-ldl"]
-# What of the simulator's model the driver alone has.
+# Files of the simulator's model that only the simulated driver is linked with.
 DRIVERS_ALONE = ("simgpu/model/project.c", "simgpu/model/truth.c")
-# The hook's part of the region; the agent's are in agent/build_native.py.
+# The hook's sources of the region; agent/build_native.py lists the agent's.
 HOOK_REGION = [f"region/{part}.c" for part in ("region", "guard", "attach", "look")]
 INCLUDES = ["-I.", "-Irig/c", "-Ibench/programs"]
 
@@ -38,7 +39,7 @@ def sources(*patterns: str, without: tuple[str, ...] = ()) -> list[str]:
 
 
 class PlainSharedObject(Extension):
-    """A shared library with an exact file name that is never imported."""
+    """A shared library that has an exact file name and is never imported."""
 
     def __init__(self, name: str, library: str, sources: list[str], flags: list[str], depends: list[str]) -> None:
         super().__init__(name, sources=sources, depends=depends)
@@ -115,9 +116,9 @@ class BuildExt(build_ext):
         self.extensions = built
 
     def copy_extensions_to_source(self) -> None:
-        """Copy what was built into the tree, with its names without a version.
+        """Copy the built files into the tree, and link the names without a version to them.
 
-        A wheel lacks these names: it has no links, and a copy of the simulated driver would be a second one.
+        A wheel lacks these names: it cannot hold links, and a copy would be a second simulated driver.
         """
         super().copy_extensions_to_source()
         for extension in self.extensions:
@@ -172,7 +173,7 @@ class LintC(Command):
 
 
 def extensions() -> list[Extension]:
-    """Return the shared objects whose sources are in the tree."""
+    """Return the shared objects that have their sources in the tree."""
     simgpu_depends = sources("driver/*.h", "driver/*.def", "simgpu/**/*.h", "simgpu/**/*.def", "simgpu/**/*.inc")
     hook_depends = sources("driver/*.h", "driver/*.def", "region/*.h", "hook/**/*.h")
     hook_flags = [*HOOK_CFLAGS, "-Wl,-soname,libsharepod.so"]
@@ -190,14 +191,14 @@ def extensions() -> list[Extension]:
             "sharepod.simgpu.lib.libcuda",
             "libcuda.so.1",
             sources("simgpu/**/*.c", without=("simgpu/nvml/*.c",)),
-            # As NVIDIA's: its own calls and cuGetProcAddress answer with its own functions, whoever interposes.
+            # As in NVIDIA's library: its own calls and cuGetProcAddress use its own functions, also behind a hook.
             ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
             simgpu_depends,
         ),
         PlainSharedObject(
             "sharepod.simgpu.lib.libnvidia_ml",
             "libnvidia-ml.so.1",
-            # Beside its own sources, those of the state that it shares with the driver.
+            # Its own sources, and the sources of the state that it shares with the driver.
             [*nvml, *sources("simgpu/config/*.c", "simgpu/model/*.c", without=DRIVERS_ALONE)] if nvml else [],
             ["-Wl,-soname,libnvidia-ml.so.1", "-Wl,-Bsymbolic"],
             simgpu_depends,

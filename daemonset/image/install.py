@@ -1,9 +1,10 @@
 #!/opt/sharepod/bin/python -I
-"""Puts what pods need onto the node, before agent and plugin start: the hook, and the libraries of simulated GPUs.
+"""Puts what pods need onto the node before agent and plugin start: the hook, and the libraries of simulated GPUs.
 
     sharepod-install DIRECTORY [--simulated STATE_FILE] [--wait-for-driver]
 
-Files that running pods may have mapped are never written again: a name carries version and content, or is replaced.
+Files that running pods may have mapped are never overwritten: a file's name carries version and content, or the file is
+replaced.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def main() -> int:
                 if not plain.is_symlink():
                     plain.symlink_to(source.name)
                 print(f"simulated GPU {libraries / source.name}")
-            # Programs of every user are on the simulated devices, and make files beside their state; nobody may remove
-            # what is another's.
+            # Programs of every user use the simulated devices and make files beside their state. No user may remove the
+            # files of another.
             options.simulated.parent.chmod(0o1777)
             options.simulated.touch()
             options.simulated.chmod(0o666)

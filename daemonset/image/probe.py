@@ -1,11 +1,11 @@
 #!/usr/bin/python3 -IS
-"""Asks a service something without arguments; ends with 0 when it answers that all is well.
+"""Asks a service whether it is well, by a call without arguments; exits with 0 when the answer says so.
 
     sharepod-probe SOCKET METHOD [SECONDS]        gRPC on a unix socket
-    sharepod-probe HOST:PORT PATH [SECONDS]       HTTP, of a port that only the pod itself reaches
+    sharepod-probe HOST:PORT PATH [SECONDS]       HTTP, on a port that only the pod itself reaches
 
-Kubelet's own gRPC probe speaks TCP alone, and importing gRPC costs more CPU than what is looked at: here HTTP/2 is
-spoken by hand, in a few milliseconds. The answer comes from the service's event loop: one that hangs fails the probe.
+Kubelet's own gRPC probe speaks TCP alone, and importing gRPC costs more CPU than the call itself. So this file speaks
+HTTP/2 by hand, in a few milliseconds. The answer comes from the service's event loop: if that hangs, the probe fails.
 """
 
 from __future__ import annotations
