@@ -1,7 +1,7 @@
-"""What all tests share: the simulated GPU as an environment, where things are, and the rule about skips.
+"""Gives all tests the simulated GPU, the places of files, the choice by way and room, and the rule about skips.
 
-In CI (``CI=true``) a test may be skipped only when it needs a real GPU: any other skip means that CI lacks something it
-must have, so it fails the run.
+In CI (``CI=true``) a test may be skipped only if it needs a real GPU. Any other skip means that CI lacks something that
+it must have, so it fails the run.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# What is asserted in modules that tests import says as much as a test does when it fails.
+# A failed assertion in a module of tests/support shows its values as an assertion in a test does.
 pytest.register_assert_rewrite(
     *(path.stem for path in (Path(__file__).parent / "support").glob("**/*") if path.suffix == ".py" or path.is_dir())
 )
@@ -26,9 +26,9 @@ pytest_plugins = ["outcomes", "left_behind", "early"]
 
 TESTS = Path(__file__).resolve().parent
 WAYS = ("pure", "virtual", "node", "timed", "deep")
-"""The folders of tests: how they run."""
+"""The folders of tests; each stands for a way in which its tests run."""
 TREE = str(TESTS.parent)
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc loads: its C core logs to stderr in its own way
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # set before grpc loads: its C core would log to stderr
 if TREE not in sys.path:  # for `rig` and `bench`; appended: the tree's `proto/` must not shadow an installed package
     sys.path.append(TREE)
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rig.arbiter import Arbiter
 
 TASKS_END_S = 5.0
-"""How long tasks may take to end once their test has."""
+"""How long tasks may take to end after their test has ended."""
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 
@@ -56,7 +56,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Fail in CI when a whole module skips itself."""
+    """Turn the skip of a whole module into a failure in CI."""
     report = yield
     if IN_CI and report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -66,14 +66,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--timed`, with which `make test` runs apart what judges real time, and `--room`."""
+    """Add `--timed`, with which `make test` runs the tests that judge real time apart, and `--room`."""
     chosen = {"choices": ("also", "without", "only"), "default": "also"}
     parser.addoption("--timed", **chosen, help="whether tests that judge real time run: those of tests/timed")
     parser.addoption("--room", metavar="ROOM", help="the room whose tests run: those of tests/*/ROOM")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make a marker of each room, and refuse a room that is none."""
+    """Register a marker for each room, and refuse a `--room` that does not exist."""
     found = (path for path in TESTS.glob("*/*") if path.is_dir() and path.parent.name in WAYS)
     rooms = sorted({path.name for path in found if path.name != "__pycache__"})
     for room in rooms:
@@ -84,14 +84,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import files that `--timed` and `--room` do not want: all of them take ten seconds."""
+    """Skip the import of files that `--timed` and `--room` exclude: importing all files takes ten seconds."""
     named = any(Path(argument.partition("::")[0]).absolute() == collection_path for argument in config.args)
     of_a_room = collection_path.suffix == ".py" and place(collection_path)[1] != ""
     return True if of_a_room and not named and not is_wanted(collection_path, config) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its room, and deselect what `--timed` and `--room` do not want."""
+    """Mark each test with its room, and deselect the tests that `--timed` and `--room` exclude."""
     parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
         _, room = place(item.path)
@@ -104,14 +104,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_wanted(path: Path, config: pytest.Config) -> bool:
-    """Tell whether `--timed` and `--room` want the tests of a file."""
+    """Tell whether `--timed` and `--room` select the tests of a file."""
     way, room = place(path)
     in_part = config.getoption("timed") == "also" or (way == "timed") == (config.getoption("timed") == "only")
     return in_part and config.getoption("room") in (None, room)
 
 
 def place(path: Path) -> tuple[str, str]:
-    """Return how a test runs and its room, by where it lies: tests/WAY/ROOM/test_….py."""
+    """Return the way and the room of a test from its path: tests/WAY/ROOM/test_….py."""
     parts = path.parts[len(TESTS.parts) :] if path.is_relative_to(TESTS) else ()
     return (parts[0], parts[1]) if len(parts) > 2 and parts[0] in WAYS else (parts[0] if parts else "", "")
 
@@ -151,13 +151,13 @@ def make_simgpu() -> Iterator[MakeSimgpu]:
 
 @pytest.fixture
 def simgpu(make_simgpu: MakeSimgpu) -> dict[str, str]:
-    """Return an environment with one simulated H200 of this test alone; ``make_simgpu`` gives other devices."""
+    """Return an environment with one simulated H200 for this test alone; ``make_simgpu`` gives other devices."""
     return make_simgpu().env
 
 
 @pytest.fixture
 def arbiter() -> Iterator["Arbiter"]:
-    """A running arbiter without an agent."""
+    """Yield a running arbiter without an agent."""
     from rig.arbiter import Arbiter
 
     with Arbiter() as arbiter:
@@ -172,7 +172,7 @@ def repo_root() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Return the directory of traces and data that lies beside some checkouts."""
+    """Return the directory of traces and data that some checkouts have beside them."""
     directory = REPO_ROOT.parent / "shared" / "data"
     if not directory.is_dir():
         pytest.skip(f"{directory} is not there: this checkout has no shared data")
@@ -180,6 +180,6 @@ def shared_data() -> Path:
 
 
 def pytest_sessionstart() -> None:
-    """A run in the background or under nohup ignores signals, and what it starts would too: tests send them."""
+    """Reset the signals that a run in the background or under nohup ignores: tests send them to programs they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,9 +1,10 @@
-"""Runs the tests: first those that only wait for events, side by side, then those that judge real time, alone.
+"""Runs the tests: first those that only wait for events, in parallel, then those that judge real time, one by one.
 
-`run.py WORKERS [ARGUMENT …]`: every argument goes to pytest in both parts. With no workers there is one part alone.
+`run.py WORKERS [ARGUMENT …]` gives every argument to pytest in both parts. With 0 workers there is only one part.
 
-What fails is run once more right after, alone. What fails twice has failed. What passes alone is shaky: a defect of the
-test or of what it tests, which is told at the end. More than two shaky tests fail the run.
+After each part the failed tests run once more, alone. A test that fails twice has failed. A test that passes alone is
+shaky: it or the code under test has a defect, and the run reports it at the end. More than two shaky tests fail the
+run.
 """
 
 import json
@@ -16,19 +17,19 @@ from pathlib import Path
 
 import pytest
 
-PYTEST = Path(sys.executable).with_name("pytest")  # `python -m pytest` would put the tree before installed packages
+PYTEST = Path(sys.executable).with_name("pytest")  # `python -m pytest` would find the tree before installed packages
 GOES_ON = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
 FINE = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
 MINUTES = {"what ran side by side": 5, "what ran alone": 3}
-"""Of everything, on two cores."""
+"""How long each part takes on two cores with all tests."""
 SHAKY_MAX = 2
 AGAIN_MAX = 20
-"""When more tests have failed, something is broken: running them again would tell nothing."""
+"""If more tests than this have failed, something is broken, and another run would tell nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of pytest: its name, its arguments, and those that make it run one test at a time."""
+    """A run of pytest: its name, its arguments, and the arguments that make it run tests in parallel."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -37,7 +38,7 @@ class Part:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a part: pytest's status, the tests that failed twice, and the shaky ones with their reasons."""
+    """The result of a part: pytest's status, the tests that failed twice, and the shaky tests with their reasons."""
 
     status: int
     failed: set[str] = field(default_factory=set)
@@ -45,7 +46,7 @@ class Outcome:
 
 
 def parts(workers: int, arguments: list[str]) -> tuple[Part, ...]:
-    """Return what runs one after the other: with `--timed=without` or `--timed=only` the one part that is named so."""
+    """Return the parts in their order; with `--timed=without` or `--timed=only`, only the part with that argument."""
     if not workers:
         return (Part("the tests"),)
     beside = (f"--numprocesses={workers}", "--dist=worksteal")
@@ -54,7 +55,7 @@ def parts(workers: int, arguments: list[str]) -> tuple[Part, ...]:
 
 
 def announce(workers: int, arguments: list[str]) -> None:
-    """Say in one line what runs and for how long."""
+    """Print in one line what runs and for how long."""
     if not workers:
         what = "one test at a time"
     else:
@@ -70,12 +71,12 @@ def announce(workers: int, arguments: list[str]) -> None:
 
 
 def run_pytest(arguments: list[str], outcomes: Path) -> int:
-    """Run pytest; it writes to ``outcomes`` what passed and what failed. Return its status."""
+    """Run pytest, which writes to ``outcomes`` the tests that passed and failed; return its status."""
     return subprocess.run([PYTEST, f"--outcomes={outcomes}", *arguments], check=False).returncode
 
 
 def run_part(part: Part, arguments: list[str], scratch: Path) -> Outcome:
-    """Run a part, and what failed in it once more alone."""
+    """Run a part, and then its failed tests once more, alone."""
     first, second = scratch / "first.json", scratch / "second.json"
     outcome = Outcome(run_pytest([*part.arguments, *part.beside, *arguments], first))
     if outcome.status != pytest.ExitCode.TESTS_FAILED:
@@ -96,7 +97,7 @@ def run_part(part: Part, arguments: list[str], scratch: Path) -> Outcome:
 
 
 def tell(shaky: dict[str, str]) -> None:
-    """List the tests that failed beside others, or the first time, and passed alone."""
+    """Print the tests that failed in the first run and passed alone."""
     if shaky:
         print(f"shaky: {len(shaky)} (failed, then passed alone; more than {SHAKY_MAX} fail the run)", flush=True)
     for test, reason in shaky.items():
@@ -104,12 +105,12 @@ def tell(shaky: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Run the parts; return pytest's exit status of the first that failed.
+    """Run the parts; return pytest's exit status of the first part that failed.
 
-    A part that selects nothing is fine if the other selects something. Only a part that runs to its end is followed by
-    the next one: Ctrl-C, a wrong argument and `-x` after a failure stop both.
+    A part that selects no test is fine if the other part selects one. The next part runs only if the one before it ran
+    to its end: Ctrl-C, a wrong argument and `-x` after a failure stop both.
     """
-    signal.signal(signal.SIGINT, lambda *_: None)  # pytest has it too, and says what it had done
+    signal.signal(signal.SIGINT, lambda *_: None)  # pytest gets the signal too, and says what it had done
     workers, *arguments = sys.argv[1:]
     announce(int(workers), arguments)
     statuses: dict[str, int] = {}
@@ -124,7 +125,7 @@ def main() -> int:
     tell(shaky)
     failed = [name for name, status in statuses.items() if status not in FINE]
     if failed:
-        print(f"{failed[0]} failed", file=sys.stderr)  # the closing lines above may be those of the other part
+        print(f"{failed[0]} failed", file=sys.stderr)  # pytest's last lines above may be those of the other part
         return statuses[failed[0]]
     if len(shaky) > SHAKY_MAX:
         return pytest.ExitCode.TESTS_FAILED

@@ -1,9 +1,10 @@
-"""The programs of the e2e cluster, built from their Go modules with the Go on the path, kept between runs.
+"""Builds the programs of the e2e cluster from their Go modules with the Go on the path, and keeps them between runs.
 
-Owns the cache: ``$XDG_CACHE_HOME/sharepod/tools`` has one folder per module of ``tools/``, named for everything that
-its binaries depend on: ``go.mod``, ``go.sum``, Go sources of our own, the version of Go and the flags. Modules and
-build objects are in a temporary folder that goes when the build ends. Run as a program it builds what is missing and
-prints the folders; a second run is instant. With ``--check`` it only says what the build lacks.
+It owns the cache: ``$XDG_CACHE_HOME/sharepod/tools`` has one folder per module of ``tools/``. The folder's name holds a
+digest of everything that the binaries depend on: ``go.mod``, ``go.sum``, our own Go sources, the version of Go and the
+flags. Modules and build objects are in a temporary folder that is removed when the build ends. Run as a program, it
+builds what is missing and prints the folders; a second run is instant. With ``--check`` it only says what the build
+lacks.
 """
 
 import fcntl
@@ -24,22 +25,22 @@ MODULES = Path(__file__).with_name("tools")
 PACKAGES = Path(__file__).with_name("apt-packages.txt")
 GO_NEEDED = (1, 26, 6)  # containerd 2.4 says so in its go.mod
 PROGRESS_SECONDS = 20.0
-KEPT = 2  # builds of a module
+KEPT = 2  # how many builds of a module the cache keeps
 KUBERNETES = "k8s.io/kubernetes"
 
 
 class BuildError(Exception):
-    """The programs cannot be built here: what is missing, and the remedy."""
+    """The programs cannot be built here; the text says what is missing, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A folder of ``tools/``: which package is the program of which name, and how they are compiled.
+    """A folder of ``tools/``: its programs, and how they are compiled.
 
     Attributes:
         name: The folder.
         programs: Each program's name and its package.
-        source: The module whose version the binaries tell.
+        source: The module that gives the binaries the version which they print.
         version_variables: Where the linker puts that version, ``%s`` for it; programs compare it.
         cgo: Whether C is compiled too.
         tags: Go's build tags.
@@ -60,7 +61,7 @@ class Module:
 
     @property
     def version(self) -> str:
-        """The version that ``go.mod`` pins, as ``v1.37.2``."""
+        """Return the version that ``go.mod`` pins, as ``v1.37.2``."""
         return self.pinned(self.source)
 
     def pinned(self, path: str) -> str:
@@ -73,7 +74,7 @@ class Module:
         return " ".join(["-s", "-w", *(f"-X {variable % self.version}" for variable in self.version_variables)])
 
     def digest(self, go: str) -> str:
-        """Name what the binaries depend on."""
+        """Return a digest of what the binaries depend on."""
         said = repr((go, self.programs, self.linker_flags(), self.cgo, self.tags, self.copied))
         own = "".join(path.read_text(encoding="utf-8") for path in sorted(self.folder.rglob("*.go")))
         return hashlib.sha256((self._text("go.mod") + self._text("go.sum") + said + own).encode()).hexdigest()[:12]
@@ -86,7 +87,7 @@ def kubernetes(minor: int) -> Module:
     """Return the module of the servers of Kubernetes 1.``minor``."""
     programs = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    # Without these they call themselves v0.0.0, which clients take for an old release.
+    # Without these values the programs call themselves v0.0.0, which clients take for an old release.
     values = (
         *("gitVersion=%s", "gitMajor=1%.0s", f"gitMinor={minor}%.0s", "gitTreeState=archive%.0s"),
         "buildDate=1970-01-01T00:00:00Z%.0s",
@@ -116,7 +117,7 @@ RUNTIME = Module(
     ),
     CONTAINERD,
     (f"{CONTAINERD}/version.Version=%s",),
-    cgo=True,  # runc alone needs it: without seccomp it refuses every pod, and seccomp is C
+    cgo=True,  # only runc needs it: without seccomp, which is C, runc refuses every pod
     tags="seccomp",
 )
 KUEUE = Module(
@@ -144,7 +145,7 @@ def say(text: str) -> None:
 
 
 def output(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Return what a command prints; on failure raise its last words."""
+    """Return what a command prints; on failure raise an error with its last lines."""
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-5:]
@@ -168,7 +169,7 @@ def go_version() -> str:
     needed = ".".join(map(str, GO_NEEDED))
     if not shutil.which("go"):
         raise BuildError(f"Go {needed} or later builds the cluster, and PATH has none: install it, or KUBECONFIG=…")
-    # The toolchain that is there, never one that Go would fetch for itself.
+    # Ask the installed toolchain, never one that Go would fetch.
     said = output("go", "env", "GOVERSION", env={**os.environ, "GOTOOLCHAIN": "local"}).strip()
     numbers = tuple(int(number) for number in re.findall(r"\d+", said)[:3])
     if numbers < GO_NEEDED:
@@ -177,12 +178,12 @@ def go_version() -> str:
 
 
 def cache_root() -> Path:
-    """Return the folder of all that the e2e tests keep between runs."""
+    """Return the folder of everything that the e2e tests keep between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sharepod"
 
 
 def cache_folder(module: Module) -> Path:
-    """Return where a module's programs are kept; the folder need not exist."""
+    """Return the folder for a module's programs; it need not exist."""
     return cache_root() / "tools" / f"{module.name}_{module.version}_{module.digest(go_version())}"
 
 
@@ -200,7 +201,7 @@ def go_environment(place: Path, module: Module) -> dict[str, str]:
 
 
 def build_module(module: Module, place: Path) -> Path:
-    """Compile a module's programs at once, so that what they share is compiled once; return the folder made."""
+    """Compile all programs of a module in one call, so that common packages are compiled once; return their folder."""
     made = place / module.name
     made.mkdir()
     env = go_environment(place, module)
@@ -211,7 +212,7 @@ def build_module(module: Module, place: Path) -> Path:
     command = ["go", "build", "-v", tags, "-ldflags", module.linker_flags(), "-o", f"{made}/", *programs]
     compile_packages(command, module, env, packages)
     for name, package in module.programs:
-        # Go calls a program by its package's last word, and by the one before it where that is a version.
+        # Go names a program after its package's last word, or after the word before it if the last is a version.
         words = [word for word in package.split("/") if not re.fullmatch(r"v\d+", word)]
         (made / words[-1]).rename(made / name)
     if module.copied:
@@ -221,7 +222,7 @@ def build_module(module: Module, place: Path) -> Path:
 
 
 def compile_packages(command: Sequence[str], module: Module, env: dict[str, str], packages: int) -> None:
-    """Run the compiler and say how far it is: it names each package that it compiles."""
+    """Run the compiler and print its progress, which shows from the packages that it names."""
     compiled, said = 0, time.monotonic()
     words: list[str] = []
     with subprocess.Popen(command, cwd=module.folder, env=env, stderr=subprocess.PIPE, text=True) as compiler:
@@ -238,7 +239,7 @@ def compile_packages(command: Sequence[str], module: Module, env: dict[str, str]
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Let one builder at a time at the cache: a second one waits and finds it done."""
+    """Lock the cache for one builder at a time; a second builder waits and finds the work done."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -246,14 +247,14 @@ def locked(root: Path) -> Iterator[None]:
 
 
 def build(*modules: Module) -> list[Path]:
-    """Return the folders with the modules' programs, built first where the cache has none. Raises BuildError."""
+    """Return the folders with the modules' programs; build those that the cache lacks. Raises BuildError."""
     check_packages()
     folders = [cache_folder(module) for module in modules]
     root = cache_root() / "tools"
     if all(folder.is_dir() for folder in folders):
         for folder in folders:
-            os.utime(folder)  # what is used is not old
-        return folders  # without the lock: another process may build other modules for minutes
+            os.utime(folder)  # a folder in use must not count as old
+        return folders  # without the lock, as another process may build other modules for minutes
     with locked(root):
         for interrupted in root.glob("build-*"):
             shutil.rmtree(interrupted)
@@ -268,7 +269,7 @@ def build(*modules: Module) -> list[Path]:
 
 
 def remove_older(root: Path, module: Module) -> None:
-    """Keep a module's newest builds: checkouts of two versions share the cache."""
+    """Remove all but a module's newest builds; it keeps two as checkouts of two versions may share the cache."""
     kept = sorted(root.glob(f"{module.name}_*"), key=lambda folder: folder.stat().st_mtime)
     for folder in kept[:-KEPT]:
         shutil.rmtree(folder)

@@ -1,6 +1,6 @@
-"""The cluster's keys: one authority for a run, and what it signs. Made with openssl, kept in one folder.
+"""Makes the cluster's keys with openssl, in one folder: one authority per run, and the certificates that it signs.
 
-A name is a common name and its groups, as the API server reads them: ``/O=system:masters/CN=admin``.
+A subject is a common name and its groups, as the API server reads them: ``/O=system:masters/CN=admin``.
 """
 
 import subprocess
@@ -14,7 +14,7 @@ def openssl(*arguments: str | Path) -> None:
 
 
 class Authority:
-    """Signs for one cluster."""
+    """The authority that signs for one cluster."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)
@@ -25,7 +25,7 @@ class Authority:
         openssl("req", "-x509", "-new", "-key", self._key, "-days", DAYS, "-subj", "/CN=e2e", "-out", self.certificate)
 
     def issue(self, name: str, subject: str, addresses: tuple[str, ...] = ()) -> tuple[Path, Path]:
-        """Return the certificate and the key of a subject; with addresses it may serve under them."""
+        """Return the certificate and the key of a subject; with addresses, a server may use them there."""
         certificate, key, request = (self.folder / f"{name}.{kind}" for kind in ("crt", "key", "csr"))
         self._new_key(key)
         openssl("req", "-new", "-key", key, "-subj", subject, "-out", request)

@@ -1,9 +1,9 @@
-"""A Kubernetes cluster for a test, of one node or of several: ``with Cluster(programs) as cluster``.
+"""Runs a Kubernetes cluster of one or several nodes for a test: ``with Cluster(programs) as cluster``.
 
-Owns the order in which the components start and what it means that the cluster is ready. The control plane is on the
-first node. The nodes that carry it own what must not stay behind; the components' settings are ``components'``. What a
-test asks of any cluster is in ``kubectl``, so that the same tests run against another; here is what only a cluster of
-ours can do; what is done to one of its nodes is in ``member``.
+This module owns the order in which the components start, and what it means that the cluster is ready. The control
+plane is on the first node. The nodes own what must not stay behind; the components' settings are in ``components``.
+What a test asks of any cluster is in ``kubectl``, so that the same tests run against another cluster. This module has
+what only our own cluster can do, and ``member`` what is done to one of its nodes.
 """
 
 import shutil
@@ -32,7 +32,7 @@ class Cluster:
         self.programs = programs
         (images := cache_root() / "images").mkdir(parents=True, exist_ok=True)
         first = Member(1, programs, [images])
-        self.shared = first.node.state / "shared"  # keys and images, which every node sees
+        self.shared = first.node.state / "shared"  # keys and images that every node sees
         others = [Member(number, programs, [images, self.shared]) for number in range(2, nodes + 1)]
         self.members = [first, *others]
         self.kubectl = Kubectl(self._kubectl_command)
@@ -63,12 +63,12 @@ class Cluster:
 
     @property
     def first(self) -> Member:
-        """The first node, on which the control plane is."""
+        """Return the first node, which has the control plane."""
         return self.members[0]
 
     @property
     def node(self) -> Node:
-        """The first node's machine."""
+        """Return the first node's machine."""
         return self.first.node
 
     def member(self, name: str) -> Member:
@@ -76,25 +76,25 @@ class Cluster:
         return next(member for member in self.members if member.name == name)
 
     def import_image(self, image: Image, root: Path) -> None:
-        """Make an image of a root file system known to the nodes; pods use it with ``imagePullPolicy: Never``."""
+        """Make an image from a root file system and import it on all nodes, for ``imagePullPolicy: Never``."""
         archive = write_image(image, root, self.shared / "image.tar")
         self.import_archive(archive)
         archive.unlink()
 
     def import_archive(self, archive: Path) -> None:
-        """Make the image of an archive known to the nodes, which see the file under the same path."""
+        """Import the image of an archive on all nodes, which see the file under the same path."""
         with ThreadPoolExecutor(len(self.members)) as at_once:
             list(at_once.map(lambda member: member.import_archive(archive), self.members))
 
     def kill_container(self, pod: str, container: str, namespace: str = "default") -> None:
-        """Kill the first process of a container behind the kubelet's back, on whichever node it is."""
+        """Kill the first process of a container without kubelet's knowledge, on whichever node it is."""
         found = self.kubectl.get("pod", pod, namespace)
         statuses = found["status"]["containerStatuses"]
         identity = next(s["containerID"] for s in statuses if s["name"] == container).removeprefix("containerd://")
         self.member(found["spec"]["nodeName"]).kill_container(identity)
 
     def node_is_ready(self, name: str = components.NODE_NAME) -> bool:
-        """Tell whether the API server has a node as one that takes pods."""
+        """Tell whether a node takes pods, by the API server."""
         try:
             conditions = self.kubectl.get("node", name)["status"]["conditions"]
         except ClusterError:
@@ -102,7 +102,7 @@ class Cluster:
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def _kubectl_command(self) -> list[str]:
-        """Return how kubectl is called. Its files are the machine's, for manifests lie in the checkout."""
+        """Return the command of kubectl. It runs with the machine's files, as manifests lie in the checkout."""
         state = self.node.state
         where = ["nsenter", f"--target={self.node.pid}", "--net", "--", str(self.programs.kubernetes / "kubectl")]
         return [*where, f"--kubeconfig={state / 'admin.kubeconfig'}", f"--cache-dir={state / 'kubectl'}"]
@@ -162,7 +162,7 @@ class Cluster:
             return False
 
     def _pods_may_be_made(self) -> bool:
-        """Tell whether there is what every pod mounts."""
+        """Tell whether the objects exist that every pod mounts."""
         try:
             return all(self.kubectl.get(kind, name) for kind, name in MOUNTED_BY_PODS.items())
         except ClusterError:

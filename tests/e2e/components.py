@@ -1,8 +1,8 @@
-"""What each component of the cluster is told: its command line and its configuration, as values.
+"""Makes the command line and the configuration of each component of the cluster, as values.
 
-Pure but for the files it is given to write. What is unusual here, and why: the node has no right to lower an
-``oom_score_adj`` where CAP_SYS_RESOURCE is missing, so nothing may ask for it; there is no kube-proxy, so the API
-server listens at the first address of the service range itself; the machine's full disk is not the cluster's affair.
+The module is pure but for the files that it writes. Three settings are unusual. Without CAP_SYS_RESOURCE the node
+cannot lower an ``oom_score_adj``, so no component may ask for that. There is no kube-proxy, so the API server itself
+listens at the first address of the service range. The cluster must not react to a full disk of the machine.
 """
 
 import json
@@ -25,11 +25,11 @@ from programs import Programs
 API_SERVER = f"https://{SERVICE_ADDRESS}:443"
 ETCD = "http://127.0.0.1:2379"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
-NODE_NAME = "node1"  # the first
+NODE_NAME = "node1"  # the first node
 PAUSE_IMAGE = "docker.io/library/pause:e2e"
 STATIC_PODS = "/var/lib/kubelet/static-pods"
 UNUSED_SNAPSHOTTERS = ("btrfs", "zfs", "devmapper", "erofs", "blockfile")
-ETCD_FLAGS = ("--log-level=warn", "--unsafe-no-fsync")  # nothing of it outlives the node
+ETCD_FLAGS = ("--log-level=warn", "--unsafe-no-fsync")  # no data of etcd outlives the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def node_name(number: int) -> str:
 
 
 def kubeconfig(path: Path, authority: Authority, name: str, subject: str) -> Path:
-    """Write the access of one client of the API server."""
+    """Write the kubeconfig of one client of the API server."""
     certificate, key = authority.issue(name, subject)
     server = {"server": API_SERVER, "certificate-authority": str(authority.certificate)}
     user = {"client-certificate": str(certificate), "client-key": str(key)}
@@ -107,7 +107,7 @@ def api_server(programs: Programs, authority: Authority) -> Component:
         "requestheader-group-headers": "X-Remote-Group",
         "authorization-mode": "Node,RBAC",
         "enable-admission-plugins": "NodeRestriction",
-        # Webhooks are reached at their pods, for nothing here forwards a service's address.
+        # The API server reaches webhooks at their pods, as nothing here forwards a service's address.
         "enable-aggregator-routing": "true",
         "allow-privileged": "true",
         "event-ttl": "1h",
@@ -134,7 +134,7 @@ def scheduler(programs: Programs, access: Path) -> Component:
 
 
 def name_server(program: Path, authority: Authority) -> Component:
-    """Return the name server; it needs the keys of `admin`."""
+    """Return the name server, which needs the keys of `admin`."""
     return Component("name-server", ("python3", "-I", program, NAME_SERVER_ADDRESS, API_SERVER, authority.folder))
 
 
@@ -157,7 +157,7 @@ def kubelet(programs: Programs, authority: Authority, access: Path, configuratio
                 "healthzBindAddress": "127.0.0.1",
                 "readOnlyPort": 0,
                 "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
-                # Version 1 of control groups, which kubelets of 1.35 and later refuse unless they are told.
+                # Allow control groups of version 1, which kubelets of 1.35 and later refuse by default.
                 "failCgroupV1": False,
                 "cgroupDriver": "cgroupfs",
                 "oomScoreAdj": 0,
@@ -170,7 +170,7 @@ def kubelet(programs: Programs, authority: Authority, access: Path, configuratio
                 "imageGCHighThresholdPercent": 100,
                 "containerLogMaxSize": "50Mi",
                 "nodeStatusUpdateFrequency": "2s",
-                # Not a minute: a pod whose start failed is tried again after this.
+                # The default is a minute: after this time kubelet retries a pod that failed to start.
                 "syncFrequency": "5s",
                 "shutdownGracePeriod": "0s",
                 "staticPodPath": STATIC_PODS,
@@ -191,11 +191,11 @@ def kubelet(programs: Programs, authority: Authority, access: Path, configuratio
 def containerd(programs: Programs, configuration: Path, networks: Path, number: int) -> Component:
     networks.mkdir()
     own = node_address(number).rpartition(".")[0]
-    # What is on no wire is a service's address, and all of these are the first node's.
+    # Addresses outside the pod network are services' addresses, and all of these belong to the first node.
     place = {"subnet": NETWORK, "rangeStart": f"{own}.10", "rangeEnd": f"{own}.250", "gateway": NODE_ADDRESS}
     ranges = [[place]]
     addresses = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni"}
-    # The bridge has its address already; a plugin that is to be the gateway would turn on forwarding for that.
+    # The bridge already has its address. A plugin that is set to be the gateway would turn on forwarding.
     bridge = {"type": "bridge", "bridge": BRIDGE, "ipam": addresses}
     network = {"cniVersion": "0.4.0", "name": "e2e", "plugins": [bridge]}
     (networks / "e2e.conflist").write_text(json.dumps(network))

@@ -1,4 +1,4 @@
-"""The cluster that the e2e tests share: one of our own, or with ``make e2e KUBECONFIG=…`` one that is there already."""
+"""Gives the e2e tests a shared cluster: one of our own, or with ``make e2e KUBECONFIG=…`` an existing cluster."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from programs import Programs, chosen, versions
 from sharepod_cluster import SharePod, sharepod_on
 from sharepod_nodes import SharePodNodes, sharepod_nodes
 
-# Set by `make e2e KUBECONFIG=…` only: the variable of that name in a developer's shell may lead to a cluster in use.
+# Only `make e2e KUBECONFIG=…` sets this. KUBECONFIG in a developer's shell may lead to a cluster in use.
 OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
 
 
@@ -22,9 +22,9 @@ FOLDER = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bound what a test does itself: servers to be compiled take their time, and all else in a fixture has a bound.
+    """Bound the time of each test without its fixtures, as these may compile servers and bound everything else.
 
-    What needs a second node comes last: two more nodes would take from the others' tests what these measure.
+    Tests that need a second node come last: two more nodes would disturb what the other tests measure.
     """
     for item in items:
         if FOLDER in item.path.parents:
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """End before the first test when a release is asked for that is not tested."""
+    """End the run before the first test if the wanted release of Kubernetes is not one that is tested."""
     config.addinivalue_line("markers", "releases: shows what differs between releases of Kubernetes")
     try:
         chosen()
@@ -42,14 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    """Tell which versions run."""
+    """Return a line that tells which versions run."""
     return f"cluster: {OTHER_CLUSTER or versions()}"
 
 
 def built(pytestconfig: pytest.Config, *modules: Module) -> list[Path]:
-    """Return the folders of modules' programs, or skip where no cluster can be. The build says how far it is.
+    """Return the folders with the programs of modules, or skip where no cluster can run. The build prints its progress.
 
-    What cannot be built ends the run: every other test would say the same.
+    A build that fails ends the run, as every other test would fail with the same error.
     """
     if OTHER_CLUSTER:
         pytest.skip("another cluster was given: this test needs one of its own")
@@ -64,7 +64,7 @@ def built(pytestconfig: pytest.Config, *modules: Module) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def programs(pytestconfig: pytest.Config) -> Programs:
-    """Return the cluster's programs, of the release that was asked for."""
+    """Return the cluster's programs, of the wanted release."""
     return Programs(*built(pytestconfig, chosen(), RUNTIME))
 
 
@@ -76,13 +76,13 @@ def kueue_folder(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def nvidia_folder(pytestconfig: pytest.Config) -> Path:
-    """Return the folder of NVIDIA's programs and of ours with NVIDIA's bindings."""
+    """Return the folder of NVIDIA's programs, and of our programs that use NVIDIA's bindings."""
     return built(pytestconfig, NVIDIA)[0]
 
 
 @pytest.fixture(scope="session")
 def own_cluster(programs: Programs) -> Iterator[Cluster]:
-    """Start the shared cluster of our own; a test that asks for it does what no other cluster lets it do."""
+    """Start our own shared cluster, for tests that do what no other cluster lets them do."""
     with Cluster(programs) as cluster:
         namespaces = cluster.node.namespaces()
         yield cluster
@@ -91,7 +91,7 @@ def own_cluster(programs: Programs) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def two_node_cluster(programs: Programs) -> Iterator[Cluster]:
-    """Start a cluster of two nodes beside the other one, for the tests that need a second."""
+    """Start a cluster of two nodes beside the shared one, for the tests that need a second node."""
     with Cluster(programs, nodes=2) as cluster:
         namespaces = [member.node.namespaces() for member in cluster.members]
         yield cluster
@@ -101,7 +101,7 @@ def two_node_cluster(programs: Programs) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def kubectl(request: pytest.FixtureRequest) -> Kubectl:
-    """Return the cluster as any user of it sees it: ours, or the one that was given."""
+    """Return kubectl as a user of the cluster has it: for our own cluster, or for the given one."""
     if OTHER_CLUSTER:
         return Kubectl.of(Path(OTHER_CLUSTER))
     cluster: Cluster = request.getfixturevalue("own_cluster")
@@ -110,12 +110,12 @@ def kubectl(request: pytest.FixtureRequest) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def sharepod(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[SharePod]:
-    """Return the installation that the tests share, made as a user makes it."""
+    """Return the installation of SharePod that the tests share, made as a user makes it."""
     with sharepod_on(kubectl, None if OTHER_CLUSTER else request.getfixturevalue("own_cluster")) as installed:
         yield installed
 
 
 @pytest.fixture(scope="session")
 def two_nodes(two_node_cluster: Cluster) -> SharePodNodes:
-    """Return the installation on both nodes, with two devices each, that the tests of a second node share."""
+    """Return the shared installation for tests that need a second node: two nodes with two devices each."""
     return sharepod_nodes(two_node_cluster)

@@ -1,7 +1,7 @@
-"""What a README says that commands print, compared with what they print.
+"""Compares the output of commands that a README shows with the real output.
 
-Values that differ from run to run (ids of shares, times, measured percentages, the state of a moment) stand for any of
-their kind; everything else is compared as it is written, but for the order of lines and the width of columns.
+A value that differs from run to run (share ids, times, measured percentages, momentary states) stands for any value of
+its kind. Everything else is compared literally, except the order of lines and the width of columns.
 """
 
 import re
@@ -24,7 +24,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A command and what a README says that it prints."""
+    """A command, and its output by the README."""
 
     command: str
     output: str
@@ -41,14 +41,14 @@ def shown_in(readme: Path) -> list[Shown]:
 
 
 def kinds(output: str) -> list[str]:
-    """Return the lines with every value that differs from run to run replaced by its kind, in alphabetical order."""
+    """Return the sorted lines, with each value that differs from run to run replaced by its kind."""
     for pattern, kind in KINDS:
         output = pattern.sub(kind, output)
     return sorted(line.strip() for line in output.splitlines() if line.strip())
 
 
 def write(readme: Path, outputs: list[str]) -> None:
-    """Put what the commands of a README printed in the place of what it shows."""
+    """Replace the output that a README shows by what its commands printed."""
     text = readme.read_text(encoding="utf-8")
     for shown, output in zip(shown_in(readme), outputs, strict=True):
         text = text.replace(f"$ {shown.command}\n{shown.output}", f"$ {shown.command}\n{output}", 1)

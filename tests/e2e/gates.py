@@ -1,4 +1,4 @@
-"""Gates as they are shipped, daemonset/gates, installed and taken away by the commands of the pages themselves."""
+"""Installs and removes the shipped gates, daemonset/gates, by the commands of their own pages."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ Object = dict[str, Any]
 
 
 class Gates:
-    """The webhook and the controller, installed."""
+    """The installed webhook and gate controller."""
 
     def __init__(self, two_nodes: SharePodNodes) -> None:
         self._two_nodes = two_nodes
@@ -40,17 +40,17 @@ class Gates:
         return self._kubectl("get", "pods", *chosen, "--output=jsonpath={.items[*].metadata.name}").split()
 
     def leader(self) -> str:
-        """Return the pod that decides; empty while there is none."""
+        """Return the name of the controller's pod that decides; empty while there is none."""
         leases = self._kubectl.items("leases", namespace=OURS)
         holders = [item["spec"].get("holderIdentity", "") for item in leases if item["metadata"]["name"] == LEASE]
         return next((pod for pod in self.pods() if any(holder.startswith(pod) for holder in holders)), "")
 
     def kill(self, pod: str) -> None:
-        """Kill the controller of one replica, as a crash would end it; it is started again."""
+        """Kill the controller in one replica like a crash; kubelet starts it again."""
         self._two_nodes.cluster.kill_container(pod, self._container(pod), OURS)
 
     def metric(self, name: str, **labels: str) -> list[float]:
-        """Return what a series of each replica's is; a replica that does not have it has none."""
+        """Return the value of a series for each replica that has it."""
         return [
             sample.value
             for pod in self.pods()
@@ -64,22 +64,22 @@ class Gates:
         return self._kubectl.execute(pod, *command, namespace=OURS)
 
     def explained(self, pod: str) -> str:
-        """Return what the replica that decides says of a pod, in one line."""
+        """Return the deciding replica's explanation of a pod, in one line."""
         return " ".join(self.ask(self.leader(), "sharepod", "explain", f"pod/{pod}").split())
 
     def log(self, pod: str) -> list[Object]:
-        """Return what a replica has logged since it was started."""
+        """Return what a replica has logged since its start."""
         return [json.loads(line) for line in self._kubectl.logs(pod, namespace=OURS).splitlines()]
 
     def reason(self, pod: str) -> str:
-        """Return why a pod waits behind its gate, in the words of its Event; empty while nobody has said."""
+        """Return the text of the Event that says why a pod waits at its gate; empty while there is none."""
         found = self._kubectl.items("events", f"--field-selector=involvedObject.name={pod}")
         uid = self._kubectl.get("pod", pod)["metadata"]["uid"]
         told = [item for item in found if item["reason"] in REASONS and item["involvedObject"]["uid"] == uid]
         return str(told[-1]["message"]) if told else ""
 
     def wait_until_ready(self) -> None:
-        """Wait until every replica is ready and one decides; otherwise what they say is in the error."""
+        """Wait until every replica is ready and one decides; an error has their logs."""
         try:
             self._kubectl.rolled_out("deployment/sharepod-scheduler", OURS)
             wait_until("a replica decides", lambda: self.leader() != "")
@@ -93,14 +93,14 @@ class Gates:
 
 
 def add_logs(kubectl: Kubectl, error: ClusterError) -> None:
-    """Put into an error what the controller's pods say."""
+    """Add descriptions and logs of the controller's pods to an error."""
     error.add_note(kubectl("describe", "pods", f"--namespace={OURS}", SELECTOR))
     with suppress(ClusterError):
         error.add_note(kubectl("logs", SELECTOR, "--tail=40", f"--namespace={OURS}"))
 
 
 def install(kubectl: Kubectl, folder: Path) -> None:
-    """Type what daemonset/gates/README.md says: the webhook of the compatibility page, then its own blocks."""
+    """Run the commands of daemonset/gates/README.md: the webhook of the compatibility page, then its own blocks."""
     try:
         follow(kubectl, folder, *commands(WEBHOOK)[:2], *commands(GATES))
     except ClusterError as error:
@@ -109,7 +109,7 @@ def install(kubectl: Kubectl, folder: Path) -> None:
 
 
 def remove(kubectl: Kubectl) -> None:
-    """Take gates and webhook away as the pages say."""
+    """Remove gates and webhook as the pages say."""
     for name in ("gates", "compatibility"):
         kubectl("delete", "-k", str(MANIFESTS / name), "--ignore-not-found", timeout_seconds=150)
     kubectl("delete", "secret", *SECRETS, f"--namespace={OURS}", "--ignore-not-found")
@@ -119,7 +119,7 @@ def remove(kubectl: Kubectl) -> None:
 
 @contextmanager
 def gates_on(two_nodes: SharePodNodes, folder: Path, units: int = 200) -> Iterator[Gates]:
-    """Install gates where each node is to offer so many units, and take them away again."""
+    """Install gates where each node is to offer this number of units; remove them at the end."""
     kubectl, installed = two_nodes.kubectl, Gates(two_nodes)
     try:
         install(kubectl, folder)

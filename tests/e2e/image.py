@@ -1,6 +1,6 @@
-"""A container image made without a registry: one layer from a root file system, in the archive that containerd imports.
+"""Makes container images without a registry: one layer from a root file system, as an archive for containerd.
 
-A root file system is a tar archive; ``debian_root`` makes one of Debian's packages, kept between runs.
+A root file system is a tar archive; ``debian_root`` makes one from Debian's packages and keeps it between runs.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ SUITE = "bookworm"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What an image says of itself: its full name with tag, what it runs, and its environment."""
+    """The settings of an image: its full name with tag, its command, and its environment."""
 
     name: str
     command: Sequence[str]
@@ -41,7 +41,7 @@ def add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def write_image(image: Image, root: Path, archive: Path) -> Path:
-    """Write an image's archive from its root file system, a folder or a tar archive, and return it."""
+    """Write an image's archive from its root file system, a folder or a tar archive; return the archive."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
         layer = root
         if root.is_dir():
@@ -71,7 +71,7 @@ def write_image(image: Image, root: Path, archive: Path) -> Path:
 
 
 def debian_root(packages: Sequence[str]) -> Path:
-    """Return the archive of a root file system of Debian's with these packages, made where it is missing."""
+    """Return the archive of a Debian root file system with these packages; make it if it is missing."""
     targets = output(
         "apt-get", "indextargets", "--format", "deb $(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"
     )
@@ -92,7 +92,7 @@ def debian_root(packages: Sequence[str]) -> Path:
 
 
 def static_program(source: Path, root: Path, name: str) -> Path:
-    """Compile one C file into a root file system that needs nothing else; return the root."""
+    """Compile one C file statically into a root file system that needs nothing else; return the root."""
     root.mkdir(parents=True, exist_ok=True)
     subprocess.run(["cc", "-Os", "-static", "-o", root / name, source], check=True, capture_output=True)
     return root

@@ -1,6 +1,6 @@
-"""What a test asks of any cluster, ours or another: kubectl, and waiting with its words.
+"""Gives tests kubectl on any cluster, our own or another, and waits that fail with the cluster's own words.
 
-Knows no cluster: how kubectl is run is given to it.
+The module knows no cluster: the caller gives it the command that runs kubectl.
 """
 
 import json
@@ -19,11 +19,11 @@ POLL_SECONDS = 0.2
 
 
 class ClusterError(Exception):
-    """The cluster did not do what was asked of it, with its own words."""
+    """The cluster did not do what was asked; the text has the cluster's own words."""
 
 
 def wait_until(what: str, holds: Callable[[], bool], timeout_seconds: float = READY_SECONDS) -> None:
-    """Return once the condition holds; raise ClusterError when it does not within the time."""
+    """Return once the condition holds; raise ClusterError if it does not hold in time."""
     deadline = time.monotonic() + timeout_seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -35,7 +35,7 @@ class Kubectl:
     """A cluster as its user sees it."""
 
     def __init__(self, command: Callable[[], Sequence[str]]) -> None:
-        self._command = command  # asked each time: it is known only once the cluster has started
+        self._command = command  # called each time, as the command is known only once the cluster has started
 
     @classmethod
     def of(cls, kubeconfig: Path) -> "Kubectl":
@@ -43,7 +43,7 @@ class Kubectl:
         return cls(lambda: ["kubectl", f"--kubeconfig={kubeconfig}"])
 
     def __call__(self, *arguments: str, stdin: bytes | None = None, timeout_seconds: float = 60.0) -> str:
-        """Run kubectl and return what it prints; raise ClusterError with what it says when it fails."""
+        """Run kubectl and return what it prints; if it fails, raise ClusterError with its message."""
         command = [*self._command(), *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_seconds, check=False)
         if done.returncode:
@@ -51,14 +51,14 @@ class Kubectl:
         return done.stdout.decode()
 
     def follow(self, script: str, folder: Path, timeout_seconds: float = 300.0) -> str:
-        """Run a shell's commands in a folder, as a reader of a page runs them, and return what they print.
+        """Run shell commands in a folder, as a reader of a page runs them, and return what they print.
 
-        Their `kubectl` leads to this cluster.
+        In these commands `kubectl` leads to this cluster.
         """
         programs = folder / "bin"
         programs.mkdir(exist_ok=True)
         program, *options = self._command()
-        found = shutil.which(program) or program  # not by its name alone, which leads to the file that is written here
+        found = shutil.which(program) or program  # a full path: the plain name would find the file written below
         (programs / "kubectl").write_text(f'#!/bin/sh\nexec {shlex.join([found, *options])} "$@"\n')
         (programs / "kubectl").chmod(0o755)
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
@@ -91,7 +91,7 @@ class Kubectl:
         return found["items"] if len(names) > 1 else [found]
 
     def apply(self, place: Path) -> None:
-        """Apply a folder with a kustomization, as it is."""
+        """Apply a folder with a kustomization unchanged."""
         self("apply", "-k", str(place))
 
     def apply_objects(self, *objects: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ class Kubectl:
         self("apply", "-f", "-", stdin=json.dumps(listed).encode())
 
     def rolled_out(self, workload: str, namespace: str = "default") -> None:
-        """Wait until the pods of a workload, ``deployment/a``, are those of its present template, and ready."""
+        """Wait until a workload, such as ``deployment/a``, has only ready pods of its present template."""
         wait = ["rollout", "status", workload, f"--namespace={namespace}", f"--timeout={READY_SECONDS:.0f}s"]
         with self._explained(namespace):
             self(*wait, timeout_seconds=READY_SECONDS + 30)
@@ -108,7 +108,7 @@ class Kubectl:
     def wait_for(
         self, condition: str, *names: str, namespace: str = "default", timeout_seconds: float = READY_SECONDS
     ) -> None:
-        """Wait until a condition, as ``kubectl wait --for`` has it, holds of the named objects, ``pod/a``."""
+        """Wait until a condition of ``kubectl wait --for`` holds for the named objects, such as ``pod/a``."""
         wait = ["wait", f"--for={condition}", f"--namespace={namespace}", f"--timeout={timeout_seconds:.0f}s", *names]
         with self._explained(namespace):
             self(*wait, timeout_seconds=timeout_seconds + 30)
@@ -123,7 +123,7 @@ class Kubectl:
 
     @contextmanager
     def _explained(self, namespace: str) -> Iterator[None]:
-        """Add to an error what the cluster says of the pods and their events."""
+        """Add to an error what the cluster says of pods and events."""
         try:
             yield
         except ClusterError as error:

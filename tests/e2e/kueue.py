@@ -1,4 +1,4 @@
-"""Kueue's own manager on a cluster of ours, from its own manifests, configured as daemonset/kueue says."""
+"""Runs Kueue's own manager on our cluster, from Kueue's manifests, configured as daemonset/kueue says."""
 
 import json
 import shutil
@@ -18,12 +18,12 @@ IMAGE = "docker.io/library/kueue:e2e"
 NAMESPACE = "kueue-system"
 CONFIGURATION = REPO_ROOT / "daemonset" / "kueue" / "configuration.yaml"
 SETTINGS = "controller_manager_config.yaml"
-FRAMEWORKS = ("batch/job", "pod")  # the kinds of other frameworks are not installed here
+FRAMEWORKS = ("batch/job", "pod")  # other frameworks' kinds are not installed here
 Object = dict[str, Any]
 
 
 def fitted(item: Object) -> Object:
-    """Return an object of Kueue's manifests with the image that is there and the configuration that ours asks for."""
+    """Return an object of Kueue's manifests with the image that we import and the configuration that ours needs."""
     if item["kind"] == "ConfigMap" and SETTINGS in item.get("data", {}):
         settings = yaml.safe_load(item["data"][SETTINGS]) | yaml.safe_load(CONFIGURATION.read_text(encoding="utf-8"))
         settings["integrations"] = {"frameworks": list(FRAMEWORKS)}
@@ -35,7 +35,7 @@ def fitted(item: Object) -> Object:
 
 
 def make_image(cluster: Cluster, manager: Path) -> None:
-    """Make Kueue's image known to the nodes: the program, and nothing else."""
+    """Import an image on the nodes with Kueue's program and nothing else."""
     root = cluster.shared / "kueue"
     root.mkdir(exist_ok=True)
     shutil.copy(manager, root)
@@ -44,14 +44,14 @@ def make_image(cluster: Cluster, manager: Path) -> None:
 
 @contextmanager
 def kueue_on(cluster: Cluster, folder: Path) -> Iterator[None]:
-    """Install Kueue from the folder of its module, and take it away again."""
+    """Install Kueue from the folder of its module; remove it at the end."""
     kubectl = cluster.kubectl
     make_image(cluster, folder / "manager")
     shown = kubectl("kustomize", str(folder / KUEUE.copied / "default"))
     objects = [fitted(item) for item in yaml.safe_load_all(shown) if item]
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}).encode()
     try:
-        # A kind of Kueue's is too large for the annotation that an apply by the client leaves.
+        # One of Kueue's kinds is too large for the annotation that a client-side apply writes.
         kubectl("apply", "--server-side", "-f", "-", stdin=listed, timeout_seconds=120)
         kubectl.rolled_out("deployment/kueue-controller-manager", NAMESPACE)
         yield

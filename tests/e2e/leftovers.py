@@ -1,4 +1,4 @@
-"""What of an ended node is still on this machine: it should be nothing. Looks, and changes nothing."""
+"""Finds what an ended node has left on this machine, which should be nothing. It changes nothing."""
 
 import math
 import os
@@ -12,14 +12,14 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def started_s(process: Path) -> float:
-    """Return when a process was started, in seconds since the machine's start."""
+    """Return when a process was started, in seconds since the machine's boot."""
     return int((process / "stat").read_text().rpartition(")")[2].split()[19]) / TICKS_PER_S
 
 
 def holders(namespaces: dict[str, str], before_s: float = math.inf) -> list[str]:
-    """Return the processes of this machine, started before a time, that are in one of the namespaces.
+    """Return the processes that are in one of the namespaces and were started before a time.
 
-    A namespace that is gone gives its number to the next one that somebody makes: hence the time.
+    The time is needed because the number of a removed namespace goes to the next new namespace.
     """
     held = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -33,13 +33,13 @@ def holders(namespaces: dict[str, str], before_s: float = math.inf) -> list[str]
 
 
 def paths_below(top: Path) -> Iterator[Path]:
-    """Yield what is below a directory, as `rglob("*")` does, where others remove directories meanwhile."""
+    """Yield all paths below a directory, like `rglob("*")`, while others may remove directories."""
     for directory, subdirectories, files in os.walk(top):
         yield from (Path(directory, name) for name in (*subdirectories, *files))
 
 
 def leftovers(node: Node, namespaces: dict[str, str]) -> list[str]:
-    """Return whatever of an ended node is still on this machine."""
+    """Return everything of an ended node that is still on this machine."""
     groups = [str(path) for path in paths_below(Path("/sys/fs/cgroup")) if path.name.startswith(node.name)]
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if node.name in line]
     links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout

@@ -1,7 +1,7 @@
-"""A node as a part of a cluster: its machine, its name there, and the components that were started on it.
+"""Handles a node as a part of a cluster: its machine, its name in the cluster, and its started components.
 
-Owns what is done to one node: kill and restart of its components, its images, its reboot. Which components it has, and
-in which order they start, is the cluster's.
+This module owns what is done to one node: kill and restart of its components, its images, its reboot. The cluster
+decides which components a node has, and in which order they start.
 """
 
 import signal
@@ -27,7 +27,8 @@ cut -d' ' -f2 /proc/mounts | grep -e '^/run/containerd' -e '^/var/lib/kubelet' -
   while read -r place; do umount -l "$place"; done
 rm -rf /run/containerd /run/netns /run/cni /run/sharepod /run/sharepod-gpus /run/cdi
 """
-"""As a machine that goes down: containers and their shims end, mounts and files in memory are gone."""
+"""The script of a reboot. As on a machine that goes down, containers and their shims end, and mounts and files in
+memory are gone."""
 
 
 class Member:
@@ -46,23 +47,23 @@ class Member:
         self.start(component.name)
 
     def component_log(self, name: str) -> str:
-        """Return the last lines that a component wrote."""
+        """Return the last lines of a component's log."""
         log = self.node.log(name)
         return "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:]) if log.exists() else ""
 
     def kill(self, name: str) -> None:
-        """Kill a component, as a crash would end it, and return once it is gone."""
+        """Kill a component like a crash; return once it is gone."""
         self.node.send(name, signal.SIGKILL)
         wait_until(f"{name} gone", lambda: self.node.look(name).pid is None)
 
     def start(self, name: str) -> None:
-        """Start a component that was killed or has ended. A kubelet ends at once where its runtime does not answer."""
+        """Start an ended component. Before kubelet it waits for the runtime, as kubelet would end at once without."""
         if name == "kubelet":
             self.wait_for_runtime()
         self.node.start(name, self.components[name].command)
 
     def reboot(self) -> None:
-        """End what runs on the node, forget what was in its memory, and start it anew; a control plane on it stays."""
+        """End what runs on the node, drop what was in its memory, and start it anew; the control plane goes on."""
         for name in ("kubelet", "containerd"):
             self.kill(name)
         done = self.node.run(["sh", "-euc", REBOOT])
@@ -72,7 +73,7 @@ class Member:
             self.start(name)
 
     def runs(self, name: str) -> bool:
-        """Return True; raise ClusterError when the component has ended."""
+        """Return True, or raise ClusterError if the component has ended."""
         process = self.node.look(name)
         if process.pid is None:
             raise ClusterError(f"{name} ended with {process.exit_status} on {self.name}")
@@ -84,11 +85,11 @@ class Member:
         wait_until("containerd answers", lambda: self.runs("containerd") and self.node.run(asks).returncode == 0)
 
     def import_archive(self, archive: Path) -> None:
-        """Make the image of an archive known to the node, which sees the file under the same path."""
+        """Import the image of an archive, which the node sees under the same path."""
         self._ctr("images", "import", "--digests=false", str(archive))
 
     def kill_container(self, identity: str) -> None:
-        """Kill the first process of a container behind the kubelet's back."""
+        """Kill the first process of a container without kubelet's knowledge."""
         self._ctr("tasks", "kill", "--signal", "SIGKILL", identity)
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:

@@ -1,7 +1,8 @@
-"""The names of a cluster's services: a name server that answers with the addresses of the pods behind a service.
+"""Serves the names of a cluster's services: answers with the addresses of the pods behind a service.
 
-Runs on the first node, with the machine's Python and nothing else. Every service is answered as a headless one is, for
-nothing here forwards the address of any other. It keeps nothing: each question is one to the API server.
+The name server runs on the first node, with the machine's Python and nothing else. It answers for every service as for
+a headless one, as nothing here forwards a service's address. It keeps no state: each question becomes a request to the
+API server.
 """
 
 import json
@@ -18,11 +19,11 @@ PORT = 53
 TTL_S = 1
 NO_ERROR, SERVER_FAILED, NO_SUCH_NAME = 0, 2, 3
 ADDRESS, INTERNET = 1, 1
-MOST = 25  # addresses that fit into one answer, with any name
+MOST = 25  # so many addresses fit into one answer with any name
 
 
 def question(packet: bytes) -> tuple[list[str], int, int]:
-    """Return the labels of the name that is asked for, the type of the record, and where the question ends."""
+    """Return the labels of the name in the question, the type of the record, and where the question ends."""
     labels, at = [], 12
     while length := packet[at]:
         labels.append(packet[at + 1 : at + 1 + length].decode("ascii").lower())
@@ -35,14 +36,14 @@ def answer(packet: bytes, code: int, addresses: list[str]) -> bytes:
     """Return the answer to a packet with one question."""
     *_, end = question(packet)
     identity, flags = struct.unpack_from("!HH", packet)
-    flags = 0x8480 | flags & 0x0100 | code  # an answer with authority, recursion as it was wanted and offered
+    flags = 0x8480 | flags & 0x0100 | code  # an authoritative answer; recursion is offered, and wanted if it was before
     header = struct.pack("!6H", identity, flags, 1, len(addresses), 0, 0)
     record = struct.pack("!HHHIH", 0xC00C, ADDRESS, INTERNET, TTL_S, 4)
     return header + packet[12:end] + b"".join(record + socket.inet_aton(address) for address in addresses)
 
 
 class Services:
-    """What the API server knows of services."""
+    """Services as the API server knows them."""
 
     def __init__(self, server: str, keys: Path) -> None:
         self._server = server
@@ -50,7 +51,7 @@ class Services:
         self._context.load_cert_chain(keys / "admin.crt", keys / "admin.key")
 
     def addresses(self, namespace: str, service: str) -> list[str] | None:
-        """Return the addresses of the pods that are ready, or None where there is no such service."""
+        """Return the addresses of the ready pods, or None if there is no such service."""
         path = f"{self._server}/api/v1/namespaces/{namespace}/endpoints/{service}"
         try:
             with urllib.request.urlopen(path, context=self._context, timeout=2) as response:  # noqa: S310

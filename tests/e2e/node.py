@@ -1,7 +1,8 @@
-"""A node: a machine within the machine, with its own files, processes, network and control groups.
+"""Runs a node: a machine within the machine, with its own files, processes, network and control groups.
 
-Owns the keeper's process, the state folder and the socket to the node's first process. Nothing of it outlives the
-keeper, which ends when this side of the socket closes, however this process ends. Knows nothing of Kubernetes.
+This module owns the keeper's process, the state folder and the socket to the node's first process. Nothing of the node
+outlives the keeper, which ends when this side of the socket closes, however this process ends. The module knows nothing
+of Kubernetes.
 """
 
 import json
@@ -31,12 +32,12 @@ ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 
 
 class NodeError(Exception):
-    """A node cannot be made, or something in it did not start."""
+    """A node cannot be made, or a process in it did not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What is known of a process that the node was asked to start; ids are the node's own."""
+    """The state of a process that was started in the node; its pid is the one in the node."""
 
     pid: int | None
     exit_status: int | None
@@ -56,10 +57,10 @@ def why_not() -> str | None:
 
 
 class Node:
-    """One node, from ``with Node() as node`` to its end. It sees the visible folders as they are on the machine.
+    """One node, from ``with Node() as node`` to its end. It sees the visible folders of the machine unchanged.
 
-    It may write into those of them that are not read-only. Its number is its place among the nodes that are joined:
-    the number says which address it has.
+    It may write into those that are not read-only. Its number is its place among joined nodes, and determines its
+    address.
     """
 
     def __init__(self, visible: Sequence[Path] = (), number: int = 1, read_only: Sequence[Path] = ()) -> None:
@@ -69,8 +70,8 @@ class Node:
         self.name = f"sharepod-e2e-{secrets.token_hex(4)}"
         self.state = Path(tempfile.gettempdir()) / self.name
         self.groups = own_groups(self.name)
-        self.ended_s = math.inf  # since the machine's start; infinite while it runs, or ended by others
-        self.pid = 0  # of the node's first process, as this machine sees it
+        self.ended_s = math.inf  # when it ended, since the machine's boot; infinite while it runs or if others ended it
+        self.pid = 0  # the pid of the node's first process on this machine
         self._keeper: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._pending = b""
@@ -113,23 +114,23 @@ class Node:
 
     @property
     def root(self) -> Path:
-        """The node's root directory, seen from this machine."""
+        """Return the path of the node's root directory on this machine."""
         return Path(f"/proc/{self.pid}/root")
 
     def namespaces(self) -> dict[str, str]:
-        """Return the node's namespaces by kind, as ``/proc`` names them."""
+        """Return the node's namespaces by kind, with their names in ``/proc``."""
         return {
             kind: str(Path(f"/proc/{self.pid}/ns/{kind}").readlink())
             for kind in ("mnt", "net", "pid", "ipc", "uts", "cgroup")
         }
 
     def start(self, name: str, command: Sequence[str | Path]) -> int:
-        """Start a long-lived process under a name; its output goes to ``log(name)``. Returns its id in the node."""
+        """Start a long-lived process under a name; its output goes to ``log(name)``. Return its pid in the node."""
         request = {"command": [str(word) for word in command], "environment": ENVIRONMENT, "log": str(self.log(name))}
         return int(self._ask("start", name, **request)["pid"])
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to a process by name; one that has ended gets none."""
+        """Send a signal to a process by name, unless it has ended."""
         self._ask("signal", name, signal=int(number))
 
     def look(self, name: str) -> Process:
@@ -142,15 +143,15 @@ class Node:
     def run(
         self, command: Sequence[str | Path], *, namespaces: Sequence[str] = NAMESPACES, timeout_seconds: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command in the node to its end and return it, failed or not.
+        """Run a command in the node to its end; return the result, failed or not.
 
-        In ``--net`` alone it sees the machine's files and the node's network.
+        With only the namespace ``--net`` it sees the machine's files and the node's network.
         """
         command = ["nsenter", f"--target={self.pid}", *namespaces, "--", *map(str, command)]
         return subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=timeout_seconds, check=False)
 
     def join(self, other: Self) -> None:
-        """Join two nodes' networks. Their ends of the cable go with them: no interface is ever the machine's."""
+        """Join the networks of two nodes by a cable. Its ends are in the nodes: the machine never has an interface."""
         ends = [(self, f"to-node{other.number}"), (other, f"to-node{self.number}")]
         (_, near), (_, far) = ends
         cable = ["add", near, "type", "veth", "peer", "name", far, "netns", str(other.pid)]
@@ -164,14 +165,14 @@ class Node:
             raise NodeError(f"ip link {' '.join(words)}: {done.stderr.decode(errors='replace').strip()}")
 
     def stop(self) -> None:
-        """End everything in the node and wait until nothing of it is left. A second call does nothing."""
+        """End everything in the node and wait until nothing is left. A second call does nothing."""
         if self._socket:
             self._socket.close()
             self._socket = None
         if self._keeper:
             keeper, self._keeper = self._keeper, None
             self._see_first_process_out(keeper)
-            # Before the keeper has tidied up: the numbers of the namespaces are others' from now on.
+            # Note the time before the keeper has cleaned up: from now on others may get the namespaces' numbers.
             self.ended_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             if code := keeper.wait(timeout=STOP_SECONDS):
                 log = self.state / "keeper.log"

@@ -1,9 +1,10 @@
-"""The first process of a node: its root file system, its network, and the parent of all that runs in it.
+"""Is the first process of a node: makes its root file system and network, and is the parent of all its processes.
 
-Starts in fresh namespaces. The node's root is the machine's, read through an overlay in memory: whatever is written in
-the node is the node's own. Its control groups are the roots of what it sees. Takes requests, one JSON line each, from
-its socket; when that closes it ends, and the kernel ends the node's other processes with it. It knows nothing of
-Kubernetes but its addresses. Nodes are numbered from 1; the first carries what all of a cluster ask.
+It starts in fresh namespaces. The node's root is the machine's root, read through an overlay in memory, so that all
+that is written in the node stays in the node. The node sees its own control groups as the roots. The process takes
+requests from its socket, one JSON line each. When the socket closes it ends, and the kernel ends the node's other
+processes with it. It knows nothing of Kubernetes but its addresses. Nodes are numbered from 1; the first has the
+addresses that all nodes of a cluster use.
 """
 
 import json
@@ -17,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 NODE_ADDRESS = "10.99.0.1"
-NETWORK = "10.99.0.0/16"  # of all nodes and all pods: one wire, so that nothing need be forwarded
+NETWORK = "10.99.0.0/16"  # one network for all nodes and pods, so that nothing needs forwarding
 SERVICE_ADDRESS = "10.96.0.1"
 NAME_SERVER_ADDRESS = "10.96.0.10"
 SERVICE_RANGE = "10.96.0.0/24"
 BRIDGE = "node0"
 DEVICES = ("full", "kmsg", "null", "random", "tty", "urandom", "zero")
-# What a kubelet wants of the machine's memory and panic settings. It finds them so, and changes nothing: each is a file
-# of the node's own, laid over the kernel's.
+# The memory and panic settings that a kubelet wants. It finds these values and changes nothing. Each is a file of the
+# node, which is mounted over the kernel's.
 WANTED_SETTINGS = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
@@ -36,7 +37,7 @@ WANTED_SETTINGS = {
 
 
 def node_address(number: int) -> str:
-    """Return the address of a node; its pods have the rest of the 256 around it."""
+    """Return the address of a node; its pods have the rest of the 256 addresses around it."""
     return f"10.99.{number - 1}.1"
 
 
@@ -50,7 +51,7 @@ def mount(source: str | Path, target: Path, *options: str) -> None:
 
 
 def make_root(state: Path, visible: list[Path], read_only: list[Path]) -> Path:
-    """Lay the node's file system over the machine's, with these folders just as they are; return its root."""
+    """Lay the node's file system over the machine's, with these folders passed through; return its root."""
     memory = state / "memory"
     mount("node", memory, "-t", "tmpfs")
     for name in ("upper", "work", "root"):
@@ -58,7 +59,7 @@ def make_root(state: Path, visible: list[Path], read_only: list[Path]) -> Path:
     root = memory / "root"
     layers = f"lowerdir=/,upperdir={memory / 'upper'},workdir={memory / 'work'}"
     mount("node", root, "-t", "overlay", "-o", layers)
-    # What fills up is on the disk; an overlay's upper layer, a container's, cannot be on another overlay either.
+    # Folders that grow are on the disk. Also, the upper layer of a container's overlay cannot be on another overlay.
     for name in ("var/lib", "var/log"):
         disk = state / "disk" / name
         disk.mkdir(parents=True)
@@ -87,7 +88,7 @@ def make_devices(root: Path) -> None:
 
 
 def make_kernel_files(state: Path, root: Path, hierarchies: list[str]) -> None:
-    """Mount proc with read-only settings, and sysfs with the hierarchies in which the node has a group, from there."""
+    """Mount proc with read-only settings, and sysfs with each hierarchy that has a group of the node, rooted there."""
     proc, settings = root / "proc", root / "proc" / "sys"
     mount("proc", proc, "-t", "proc")
     run("mount", "--bind", settings, settings)
@@ -117,10 +118,10 @@ def enter_root(root: Path) -> None:
 
 
 def make_network(number: int) -> None:
-    """One bridge for the node and its pods; API and name server answer at services' addresses, with no proxy."""
+    """Make one bridge for the node and its pods; API and name server answer at service addresses without a proxy."""
     run("ip", "link", "set", "lo", "up")
-    # An address of its own: a bridge has otherwise the lowest of its ports, and with a pod that goes another one, while
-    # those that speak to the node go on for seconds with the one that they know.
+    # The bridge gets a MAC address of its own. Otherwise it has the lowest of its ports' addresses. That changes when a
+    # pod goes, while peers of the node use the old address for seconds.
     run("ip", "link", "add", BRIDGE, "address", f"02:00:0a:63:{number - 1:02x}:01", "type", "bridge")
     run("ip", "address", "add", f"{node_address(number)}/{NETWORK.partition('/')[2]}", "dev", BRIDGE)
     if number == 1:
@@ -132,7 +133,7 @@ def make_network(number: int) -> None:
 
 
 class Processes:
-    """What the node was asked to start, by name: its process id while it runs, its exit status after."""
+    """The processes that were started by name: the pid while one runs, its exit status afterwards."""
 
     def __init__(self) -> None:
         self.running: dict[str, int] = {}
@@ -160,7 +161,7 @@ class Processes:
         return pid
 
     def reap(self) -> None:
-        """Collect what ended; an orphan of a container's shim is nobody's here, and collected too."""
+        """Collect ended processes, also orphans of a container's shim, which have no name here."""
         names = {pid: name for name, pid in self.running.items()}
         while True:
             try:
@@ -188,7 +189,7 @@ class Processes:
 
 
 def serve(client: socket.socket) -> None:
-    """Answer until the client is gone."""
+    """Answer requests until the client is gone."""
     processes = Processes()
     child_ended, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)

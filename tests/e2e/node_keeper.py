@@ -1,8 +1,9 @@
-"""The keeper of a node: makes its control groups and namespaces, waits for its end, and removes what would stay.
+"""Keeps a node: makes its control groups and namespaces, waits for its end, and removes what would stay.
 
-Runs as a process of its own, outside the node, so that a test run that is interrupted or killed still leaves nothing:
-the node's first process ends when the other end of its socket closes, the kernel ends everything else in the node with
-it, and only control groups and the state folder are left, which are removed here. Ends only what it made.
+The keeper is a process of its own outside the node, so that a test run that is interrupted or killed still leaves
+nothing. The node's first process ends when the other end of its socket closes, and with it the kernel ends everything
+else in the node. Only control groups and the state folder are left, and the keeper removes them. It ends only what it
+made.
 """
 
 import json
@@ -20,7 +21,7 @@ REMOVAL_SECONDS = 10.0
 
 
 def own_groups(name: str) -> dict[str, Path]:
-    """Return for each mounted version 1 hierarchy the folder of the node's group, below this process's own group."""
+    """Return for each mounted hierarchy of version 1 the folder of the node's group, below this process's group."""
     groups = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -31,7 +32,7 @@ def own_groups(name: str) -> dict[str, Path]:
 
 
 def enter(groups: dict[str, Path]) -> None:
-    """Make the groups and move this process into them: what it starts is born there."""
+    """Make the groups and move this process into them, so that its children start there."""
     for controllers, group in groups.items():
         group.mkdir()
         if "cpuset" in controllers.split(","):
@@ -41,13 +42,13 @@ def enter(groups: dict[str, Path]) -> None:
 
 
 def leave(groups: dict[str, Path]) -> None:
-    """Go back where this process came from and remove the groups with all below them."""
+    """Move this process back to its earlier groups, and remove the node's groups with all below them."""
     for group in groups.values():
         if group.exists():
             (group.parent / "cgroup.procs").write_text(str(os.getpid()))
     deadline = time.monotonic() + REMOVAL_SECONDS
     for group in groups.values():
-        # A group's last process may still be on its way out, and a memory group is busy a moment longer.
+        # A group's last process may still be ending, and a memory group stays busy a moment longer.
         while group.exists():
             for folder, _, _ in os.walk(group, topdown=False):
                 try:

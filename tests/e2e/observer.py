@@ -1,7 +1,7 @@
-"""What pods really got of the simulated devices, seen by a pod of the cluster: neither agent nor hook is asked.
+"""Observes what pods really got of the simulated devices, by a pod of the cluster that asks neither agent nor hook.
 
-The observer's program runs on the node, twenty times a second for as long as the tests last, and prints one line per
-look; what a test wants to know of a span of time is read from those lines afterwards.
+The observer's program runs on the node as long as the tests last. It looks twenty times a second and prints one line
+per look. A test reads the lines of a span of time afterwards.
 """
 
 import json
@@ -67,7 +67,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look: the simulator's clock, whether the agent's socket answers, and by `pod uid/container id/device`."""
+    """One look: the simulator's clock, if the agent's socket answers, and the use by `pod uid/container id/device`."""
 
     now_ns: int
     agent: bool
@@ -83,7 +83,7 @@ class Looks:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Return the looks that the observer printed; a line that is cut off at either end is left out."""
+        """Return the looks that the observer printed, without a line that is cut off at either end."""
         found = []
         for line in text.splitlines():
             try:
@@ -98,7 +98,7 @@ class Looks:
         return type(self)([look for look in self.all if begin_ns <= look.now_ns <= end_ns])
 
     def seconds(self) -> list[Self]:
-        """Return the whole seconds of the span, each as looks of its own; a span of less is one piece."""
+        """Return the looks of each whole second of the span; a span below a second is one piece."""
         begin, end = self.all[0].now_ns, self.all[-1].now_ns
         pieces = [self.between(at, at + SECOND_NS) for at in range(begin, end - SECOND_NS + 1, SECOND_NS)]
         return [piece for piece in pieces if len(piece.all) > 1] or [self]
@@ -109,18 +109,18 @@ class Looks:
         return self.all[-1].now_ns - self.all[0].now_ns
 
     def ratio(self, pod: str) -> float:
-        """Return what a pod, or one of its containers (`uid/container id`), used of the span: 1 is a whole device."""
+        """Return the use of a pod, or of a container (`uid/container id`), over the span: 1 is a whole device."""
         first, last = self.all[0].used_ns, self.all[-1].used_ns
         return sum(last[key] - first.get(key, 0) for key in last if key.startswith(pod)) / self.span_ns
 
     def parts(self, *pods: str) -> list[float]:
-        """Return how these pods divided among them what they used together."""
+        """Return each pod's part of what these pods used together."""
         used = [self.ratio(pod) for pod in pods]
         return [each / (sum(used) or 1) for each in used]
 
 
 class Observer:
-    """The observer's pod, on a node that is named or on whichever it comes to."""
+    """The observer's pod, on the named node or on any node."""
 
     def __init__(self, kubectl: Kubectl, node: str | None = None) -> None:
         self._kubectl = kubectl
@@ -158,10 +158,10 @@ class Observer:
         return self.looks_since(time.monotonic() - seconds)
 
     def looks_since(self, began: float) -> Looks:
-        """Return the looks since then, by this process's monotonic clock, and up to a second before.
+        """Return the looks since a time of this process's monotonic clock, and up to a second before it.
 
-        What the node is asked for begins earlier: it counts whole seconds, back from when it is asked. Its looks are
-        then chosen by the node's own clock, so a cluster on another machine is seen as well.
+        The request to the node begins earlier, as it counts whole seconds back from the request. The node's own clock
+        then selects the looks, so this works for a cluster on another machine too.
         """
         asked_s = math.ceil(time.monotonic() - began) + ASK_S
         found = Looks.read(self._kubectl.logs(self.pod, f"--since={asked_s}s", namespace=NAMESPACE))

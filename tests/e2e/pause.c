@@ -1,4 +1,4 @@
-/* The first process of a pod: holds its namespaces and collects its orphans until it is told to end. */
+/* Is the first process of a pod: holds its namespaces and collects its orphans until it gets a signal to end. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
-"""The programs that the cluster is made of: which Kubernetes was asked for, and where its programs are.
+"""Selects the programs of the cluster: which release of Kubernetes is wanted, and where its programs are.
 
-``make e2e KUBERNETES=1.34`` asks for the oldest release that is tested; nothing said asks for the newest.
+``make e2e KUBERNETES=1.34`` selects the oldest release that is tested; without the variable it is the newest.
 """
 
 import os
@@ -18,19 +18,19 @@ TOLD = (
     ("Kueue", KUEUE, KUEUE.source),
     ("NVIDIA's container toolkit", NVIDIA, NVIDIA.source),
 )
-"""What the header of a run tells beside Kubernetes: the name, the module that pins it, and its own path."""
+"""Further programs in the header of a run: the name, the module that pins its version, and its own module path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The folders of a cluster's programs: Kubernetes' own, and etcd, containerd, runc and the network plugins."""
+    """The folders of a cluster's programs: those of Kubernetes; and etcd, containerd, runc and the network plugins."""
 
     kubernetes: Path
     runtime: Path
 
 
 def chosen() -> Module:
-    """Return the Kubernetes that was asked for. Raises BuildError for one that is not tested."""
+    """Return the module of the wanted Kubernetes. Raises BuildError for a release that is not tested."""
     asked = os.environ.get(VARIABLE) or next(iter(RELEASES))
     if asked not in RELEASES:
         raise BuildError(f"KUBERNETES={asked} is not tested: give {' or '.join(RELEASES)}")
@@ -38,6 +38,6 @@ def chosen() -> Module:
 
 
 def versions() -> str:
-    """Return the names and versions of what runs, in one line."""
+    """Return the names and versions of the programs in one line."""
     told = [f"Kubernetes {chosen().version}", *(f"{name} {module.pinned(path)}" for name, module, path in TOLD)]
     return ", ".join(told)

@@ -1,4 +1,4 @@
-"""SharePod on a cluster of simulated devices, as the tests see it: install, pods with shares, what is left of them."""
+"""Handles SharePod on a cluster of simulated devices: installs it, runs pods with shares, finds what they leave."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ DELETE_S = 150.0
 
 
 def gpu_pod(name: str, units: int, annotations: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
-    """Return a pod that wants the whole device all the time; `more` goes into its spec, `container` into that."""
+    """Return a pod that always wants the whole device; `more` goes into its spec, `container` into its container."""
     container = {
         "name": "main",
         "image": IMAGE,
@@ -40,7 +40,7 @@ def gpu_pod(name: str, units: int, annotations: Mapping[str, str] | None = None,
 
 
 def gpu_deployment(name: str, units: int, **more: Any) -> dict[str, Any]:
-    """Return a Deployment of two such pods, with the label `app` of its name."""
+    """Return a Deployment of two such pods; their label `app` is its name."""
     template = {"metadata": {"labels": {"app": name}}, "spec": gpu_pod("unused", units)["spec"]}
     spec = {"replicas": 2, "selector": {"matchLabels": {"app": name}}, "template": template, **more}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
@@ -48,7 +48,7 @@ def gpu_deployment(name: str, units: int, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the agent says of a share."""
+    """A share as the agent lists it."""
 
     id: str
     container: str
@@ -57,14 +57,14 @@ class Share:
 
 
 class Pods:
-    """Pods of a cluster that are there for a while."""
+    """Runs pods on a cluster for a while."""
 
     def __init__(self, kubectl: Kubectl) -> None:
         self.kubectl = kubectl
 
     @contextmanager
     def pods(self, *pods: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-        """Start pods and yield them as they are once all run; at the end they are gone."""
+        """Start pods and yield them once all run; delete them at the end."""
         names = [pod["metadata"]["name"] for pod in pods]
         try:
             self.kubectl.apply_objects(*pods)
@@ -79,7 +79,7 @@ class Pods:
 
 
 class SharePod(Pods):
-    """An installation, seen from one node: the one that is named, or the only one that counts."""
+    """An installation, seen from one node: the named one, or the first that offers devices."""
 
     def __init__(self, kubectl: Kubectl, node: str | None = None) -> None:
         super().__init__(kubectl)
@@ -87,19 +87,19 @@ class SharePod(Pods):
         self.observer = Observer(kubectl, node)
 
     def node(self) -> dict[str, Any]:
-        """Return the node, or where none is named the first that offers devices. Raises StopIteration."""
+        """Return the named node, or the first that offers devices. Raises StopIteration."""
         offering = [node for node in self.kubectl.items("nodes") if "sharepod.io/gpu" in node["status"]["allocatable"]]
         return next(node for node in offering if self.name in (None, node["metadata"]["name"]))
 
     def offers(self, units: int) -> bool:
-        """Tell whether a node offers so many units."""
+        """Tell whether the node offers this number of units."""
         try:
             return bool(self.node()["status"]["allocatable"]["sharepod.io/gpu"] == str(units))
         except StopIteration:
             return False
 
     def registrations(self) -> int:
-        """Return how often the plugin has registered with kubelet since it started; 0 while nobody can tell."""
+        """Return how often the plugin has registered with kubelet since it started; 0 while that is unknown."""
         try:
             log = self.kubectl.logs(self.own_pod(), "--container=device-plugin", namespace=OURS)
         except ClusterError:
@@ -118,16 +118,16 @@ class SharePod(Pods):
         return self.kubectl.execute(self.own_pod(), *command, container="agent", namespace=OURS)
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return the shares as `sharepod ps` has them."""
+        """Return the shares as `sharepod ps` lists them."""
         found: list[dict[str, Any]] = json.loads(self.agent("sharepod", "ps", "--output", "json"))["shares"]
         return found
 
     def wait_until_empty(self) -> None:
-        """Wait until the node has no share of what was before."""
+        """Wait until the node has no shares of earlier tests."""
         wait_until("no other share", lambda: self.listed() == [])
 
     def answers(self) -> bool:
-        """Tell whether the agent does."""
+        """Tell whether the agent answers."""
         try:
             self.listed()
         except ClusterError:
@@ -135,7 +135,7 @@ class SharePod(Pods):
         return True
 
     def kill_container(self, pod: str, container: str, namespace: str = "default") -> None:
-        """Kill every process of a container behind the kubelet's back, and return once a later one runs."""
+        """Kill every process of a container without kubelet's knowledge; return once its successor runs."""
         before = container_of(self.kubectl.get("pod", pod, namespace), container)
         self._send(identity(before), signal.SIGKILL)
 
@@ -147,7 +147,7 @@ class SharePod(Pods):
 
     @contextmanager
     def hung_agent(self) -> Iterator[None]:
-        """Hold the agent as one that hangs: its processes are there and do nothing. At the end it goes on."""
+        """Stop the agent's processes, so that it seems to hang. At the end they go on."""
         agent = identity(container_of(self.kubectl.get("pod", self.own_pod(), OURS), "agent"))
         self._send(agent, signal.SIGSTOP)
         try:
@@ -163,11 +163,11 @@ class SharePod(Pods):
         return self.observer.looks(seconds)
 
     def looks_since(self, began: float) -> Looks:
-        """Return what the devices did since then, by this process's monotonic clock."""
+        """Return what the devices did since a time of this process's monotonic clock."""
         return self.observer.looks_since(began)
 
     def shares(self, *pods: dict[str, Any]) -> list[Share]:
-        """Return the shares of pods, of each pod in the order of its containers' names."""
+        """Return the shares of pods, for each pod in the order of its containers' names."""
         found = []
         for pod in pods:
             own = [share for share in self.listed() if share["labels"].get("pod_uid") == pod["metadata"]["uid"]]
@@ -178,7 +178,7 @@ class SharePod(Pods):
         return found
 
     def wait_released(self, *ids: str) -> None:
-        """Wait until the agent has the shares no more; what agent and plugin logged is in the error."""
+        """Wait until the agent no longer has the shares; an error has the logs of agent and plugin."""
         try:
             wait_until("the shares are released", lambda: not {share["id"] for share in self.listed()} & set(ids))
         except ClusterError as error:
@@ -215,7 +215,7 @@ def container_of(pod: dict[str, Any], container: str = "main") -> dict[str, Any]
 
 
 def identity(status: dict[str, Any]) -> str:
-    """Return the id of a container that runs."""
+    """Return the id of a running container."""
     return str(status["containerID"]).rpartition("/")[2]
 
 
@@ -234,28 +234,28 @@ class Pair:
         return looks.between(looks.all[-1].now_ns - round(seconds * 1e9), looks.all[-1].now_ns)
 
     def parts(self, looks: Looks) -> list[float]:
-        """Return how the two divided among them what both used together."""
+        """Return each pod's part of what both used together."""
         return looks.parts(*self.uids)
 
     def ratios(self, looks: Looks) -> list[float]:
-        """Return what each used, as a part of a device."""
+        """Return the use of each pod, as a part of a device."""
         return [looks.ratio(uid) for uid in self.uids]
 
     def middle(self, looks: Looks) -> list[float]:
-        """Return what each used in the median of the span's seconds: a machine that pauses once does not change it."""
+        """Return the median use of each pod over the span's seconds, which one pause of the machine does not change."""
         return [statistics.median(second.ratio(uid) for second in looks.seconds()) for uid in self.uids]
 
     def are_divided(self, looks: Looks, first: float, tolerance: float) -> bool:
-        """Tell whether the first had its part of what both used, over the span or in the median of its seconds."""
+        """Tell whether the first pod had this part of both's use, over the span or in the median of its seconds."""
         median = statistics.median(self.parts(second)[0] for second in looks.seconds())
         return any(abs(part - first) <= tolerance for part in (self.parts(looks)[0], median))
 
     def shares(self) -> list[Share]:
-        """Return their shares."""
+        """Return the shares of both pods."""
         return self.sharepod.shares(*self.pods)
 
     def unharmed(self) -> bool:
-        """Tell whether both still run in the containers that they had."""
+        """Tell whether both pods still run in their old containers."""
         now = [self.sharepod.kubectl.get("pod", pod["metadata"]["name"]) for pod in self.pods]
         return all(
             (one["metadata"]["uid"], one["status"]["phase"], identity(container_of(one)))
@@ -266,13 +266,13 @@ class Pair:
 
 @contextmanager
 def sharepod_on(kubectl: Kubectl, cluster: Cluster | None) -> Iterator[SharePod]:
-    """Install SharePod as it is shipped, and take it away again. On another cluster its image is there already."""
+    """Install SharePod as shipped; remove it at the end. Another cluster must already have the image."""
     try:
         [installed] = install(kubectl, cluster, [None])
         yield installed
     finally:
         kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
-        # Of another cluster the next run may ask at once for all that has these names.
+        # On another cluster, the next run may at once need objects with these names.
         wait = f"--wait={str(cluster is None).lower()}"
         kubectl("delete", "-k", str(OVERLAY), "--ignore-not-found", wait, timeout_seconds=200)
         left = ("get", "pods", f"--namespace={OURS}", "--output=name")
@@ -280,7 +280,7 @@ def sharepod_on(kubectl: Kubectl, cluster: Cluster | None) -> Iterator[SharePod]
 
 
 def install(kubectl: Kubectl, cluster: Cluster | None, nodes: Sequence[str | None]) -> list[SharePod]:
-    """Install SharePod and return it as it is seen from each of the nodes."""
+    """Install SharePod; return it as seen from each of the nodes."""
     if cluster:
         cluster.import_archive(sharepod_image())
     kubectl.apply(OVERLAY)

@@ -1,7 +1,7 @@
-"""SharePod's own image, from the steps of its Containerfile, kept between runs.
+"""Builds SharePod's own image by the steps of its Containerfile, and keeps it between runs.
 
-Owns the cache: archives, each named after everything that the steps see, and the results of the steps that do not see
-the sources.
+It owns the cache: archives, each named by a digest of everything that the steps see, and the results of the steps that
+do not see the sources.
 """
 
 import hashlib
@@ -18,21 +18,21 @@ from rig import REPO_ROOT
 
 NAME = "docker.io/library/sharepod:0.1.0"
 KEPT = 3
-"""Images in the cache: of the checkouts that share it."""
+"""How many images the cache keeps, as several checkouts share it."""
 LAYERS = 6
-"""Results of steps that do not see the sources: of two versions of the Containerfile."""
+"""How many results of steps that do not see the sources it keeps: enough for two versions of the Containerfile."""
 BASE = ("ca-certificates",)
 
 
 def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what of a developer's settings the build's package installer needs: how to reach its registry."""
+    """Return the developer's settings with which the build's package installer reaches its registry."""
     names = {"PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_DEFAULT_TIMEOUT", "PIP_TRUSTED_HOST"}
     names |= {name for name in environment if name.lower() in {"http_proxy", "https_proxy", "no_proxy"}}
     return {name: environment[name] for name in sorted(names & environment.keys())}
 
 
 def context_digest(context: Path, base: Path) -> str:
-    """Return a name for what the steps see: every file of the build's context, its mode, and the base."""
+    """Return a digest of what the steps see: every file of the build's context, its mode, and the base."""
     said = hashlib.sha256(f"{base.name}\n".encode())
     for path in sorted([*context_files(context), Path("Containerfile")]):
         whole = context / path
@@ -46,15 +46,15 @@ def by_age(folder: Path, pattern: str) -> list[Path]:
 
 
 def sharepod_image(context: Path = REPO_ROOT) -> Path:
-    """Return the archive of the image, built first where it is missing. Raises ContainerfileError, BuildError."""
+    """Return the archive of the image; build it if it is missing. Raises ContainerfileError, BuildError."""
     base = debian_root(BASE)
     folder = cache_root() / "images"
     kept = folder / f"sharepod-{context_digest(context, base)}.tar"
     if kept.exists():
-        return kept  # without the lock: another checkout may build its own for minutes
+        return kept  # without the lock, as another checkout may build its own for minutes
     with locked(folder):
         if kept.exists():
-            os.utime(kept)  # what is used is not old
+            os.utime(kept)  # an image in use must not count as old
             return kept
         for older in [*by_age(folder, "sharepod-*.tar")[: -(KEPT - 1)], *by_age(folder, "layers/*.tar")[:-LAYERS]]:
             older.unlink()

@@ -1,6 +1,6 @@
-"""A real API server holds what the double holds (tests/support/rig/contract).
+"""Test that a real API server keeps the same promises as the double (tests/support/rig/contract).
 
-A cluster that is given is not held to compaction: its store cannot be reached.
+A given cluster is not tested for compaction, as its store cannot be reached.
 """
 
 import base64
@@ -42,7 +42,7 @@ def connected(request: pytest.FixtureRequest) -> "Connected":
 
 
 def socket_in(node: Node, make: Callable[[], socket.socket]) -> socket.socket:
-    """Return a socket that is made in the node's network, and stays there. Raises OSError."""
+    """Return a socket that was made in the node's network and stays there. Raises OSError."""
 
     def make_there() -> socket.socket:
         with Path(f"/proc/{node.pid}/ns/net").open() as network:
@@ -50,12 +50,12 @@ def socket_in(node: Node, make: Callable[[], socket.socket]) -> socket.socket:
                 raise OSError(ctypes.get_errno(), f"the network of {node.name} cannot be entered")
         return make()
 
-    with ThreadPoolExecutor(1) as thread:  # it ends in the node's network, and this one never goes there
+    with ThreadPoolExecutor(1) as thread:  # only this short-lived thread enters the node's network
         return thread.submit(make_there).result()
 
 
 def connection_to(cluster: OwnCluster) -> Connection:
-    """Reach our own cluster's API server from within its node's network."""
+    """Return a connection to our own cluster's API server through its node's network."""
 
     def open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, _ = address

@@ -1,4 +1,4 @@
-"""The cluster's programs are built once, and what is missing for it is said in one line with the remedy."""
+"""Test that the cluster's programs are built once, and that missing needs give one line with the remedy."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_a_missing_package_is_one_line_with_the_remedy(
 
 
 def go_that_says(folder: Path, version: str) -> str:
-    """Make a Go of this version, and return a path that leads to it and to nothing else."""
+    """Make a Go of this version; return a PATH that has only this program."""
     (folder / "go").write_text(f"#!/bin/sh\necho {version}\n")
     (folder / "go").chmod(0o755)
     return str(folder)

@@ -1,6 +1,6 @@
-"""However a cluster of ours ends, nothing of it is left on this machine; one that does not start says why.
+"""Test that our cluster leaves nothing on this machine however it ends, and that it says why if it does not start.
 
-That it is a real cluster, all tests of SharePod on it show.
+The tests of SharePod on it show that it is a real cluster.
 """
 
 import signal

@@ -1,6 +1,6 @@
-"""Pods written for other sharing systems get shares of ours where the operator turned it on, and nowhere else.
+"""Test that pods for other sharing systems get our shares where the operator turned this on, and nowhere else.
 
-Judged by what the simulated devices did, and by what the API server keeps.
+The measure is what the simulated devices did, and what the API server keeps.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ Object = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def compatibility(sharepod: SharePod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharePod]:
-    """Install the webhook by the commands of its page, and let one namespace take part."""
+    """Install the webhook by the commands of its page for one namespace."""
     kubectl = sharepod.kubectl
     try:
         follow(kubectl, tmp_path_factory.mktemp("webhook"), *commands(MANIFESTS / "README.md"))
@@ -38,7 +38,7 @@ def compatibility(sharepod: SharePod, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def written(name: str, resources: Object | None = None, **more: Any) -> Object:
-    """Return a pod that wants the whole device, in another system's words."""
+    """Return a pod that wants the whole device, written for another system."""
     return gpu_pod(name, 0, more.pop("annotations", None), container={"resources": {"limits": resources or {}}}, **more)
 
 

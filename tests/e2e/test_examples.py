@@ -1,4 +1,4 @@
-"""The examples do what their READMEs show."""
+"""Test that the examples do what their READMEs show."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ from rig import REPO_ROOT
 EXAMPLES = sorted(path.parent for path in (REPO_ROOT / "daemonset" / "examples").glob("*/pods.yaml"))
 
 WRITE = bool(os.environ.get("SHAREPOD_E2E_WRITE"))
-"""Put what is printed into the READMEs, to be read over and committed."""
+"""Whether to write the output into the READMEs, for a person to read over and commit."""
 
 
 def test_a_line_is_compared_by_kinds() -> None:
@@ -25,7 +25,7 @@ def test_a_line_is_compared_by_kinds() -> None:
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_prints_what_its_readme_shows(sharepod: SharePod, folder: Path) -> None:
     sharepod.wait_until_empty()
-    # All in one request: one by one the events of a long run take a minute.
+    # Delete all Events in one request: one by one those of a long run take a minute.
     sharepod.kubectl("delete", "--raw", "/api/v1/namespaces/default/events")
     shown = shown_in(folder / "README.md")
     assert len(shown) >= 3
@@ -46,7 +46,7 @@ def test_an_example_prints_what_its_readme_shows(sharepod: SharePod, folder: Pat
 
 
 def ready(sharepod: SharePod) -> None:
-    """Wait until all pods run, and their programs too."""
+    """Wait until all pods are ready and their programs run."""
     sharepod.kubectl.wait_for("condition=Ready", "pod", "--all")
     wait_until("a program in every share", lambda: all(programs(share) for share in sharepod.listed()))
 

@@ -1,7 +1,7 @@
-"""Every way to install that daemonset/README.md names is taken by the cluster as it stands, and starts.
+"""Test that the cluster accepts every way to install that daemonset/README.md names, and that each starts.
 
-Where the node has no NVIDIA driver, as here, a node's pod waits and says so. What it does with simulated devices the
-other tests show.
+On a node without an NVIDIA driver, as here, the node's pod waits and says so. The other tests show what it does with
+simulated devices.
 """
 
 import re
@@ -40,7 +40,7 @@ RUNTIME_CLASS = {
 
 @pytest.fixture(scope="module")
 def bare(programs: Programs) -> Iterator[Kubectl]:
-    """Start a cluster that has SharePod's image, and a RuntimeClass as NVIDIA's operator makes it."""
+    """Start a cluster with SharePod's image and a RuntimeClass like that of NVIDIA's operator."""
     with Cluster(programs) as cluster:
         namespaces = cluster.node.namespaces()
         cluster.import_archive(sharepod_image())

@@ -1,4 +1,4 @@
-"""The real Kueue counts quotas of shares by the manifests as shipped, and gates place what it lets in."""
+"""Test that the real Kueue counts quotas of shares by the shipped manifests, and that gates place admitted jobs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ Object = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def api(two_nodes: SharePodNodes, kueue_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """Install gates, Kueue, and the queues of the page by its own command."""
+    """Install gates, Kueue, and the page's queues by the page's own command."""
     assert APPLY in (FOLDER / "README.md").read_text(encoding="utf-8")
     kubectl, folder = two_nodes.kubectl, tmp_path_factory.mktemp("kueue")
     with gates_on(two_nodes, folder), kueue_on(two_nodes.cluster, kueue_folder):
@@ -39,7 +39,7 @@ def api(two_nodes: SharePodNodes, kueue_folder: Path, tmp_path_factory: pytest.T
 
 
 def answers(kubectl: Kubectl) -> bool:
-    """Tell whether Kueue's webhooks do: their certificates take a moment to be made."""
+    """Tell whether Kueue's webhooks answer; making their certificates takes a moment."""
     try:
         kubectl("apply", "-k", str(FOLDER), "--dry-run=server")
     except ClusterError:
@@ -54,7 +54,7 @@ def test_what_is_shipped_is_kept_whole(api: Kubectl) -> None:
 
 
 def contains(kept: Any, given: Any) -> bool:
-    """Tell whether all that was given is there; what it was not told, Kueue fills in."""
+    """Tell whether all given values were kept; Kueue adds values that were not given."""
     if isinstance(given, dict):
         return all(key in kept and contains(kept[key], value) for key, value in given.items())
     if isinstance(given, list):
@@ -84,7 +84,7 @@ def phases(api: Kubectl) -> list[str]:
 
 @pytest.fixture
 def small(api: Kubectl) -> Iterator[str]:
-    """Make a queue of one device's units, and return the name of the LocalQueue that leads to it."""
+    """Make a queue with the units of one device; yield the name of the LocalQueue that leads to it."""
     quota = {"name": "sharepod-any", "resources": [{"name": "sharepod.io/gpu", "nominalQuota": "100"}]}
     groups = [{"coveredResources": ["sharepod.io/gpu"], "flavors": [quota]}]
     specs = {

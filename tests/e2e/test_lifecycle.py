@@ -1,4 +1,4 @@
-"""Shares come with their containers and go with them, whatever starts or ends these and whoever is away meanwhile."""
+"""Test that shares come and go with their containers, whatever starts or ends these and whichever component is away."""
 
 import json
 import time
@@ -14,14 +14,14 @@ from sharepod_cluster import OURS, SharePod, container_of, gpu_deployment, gpu_p
 
 
 def assert_no_trace(cluster: Cluster, *ids: str) -> None:
-    """Nothing of the shares is on the node."""
+    """Assert that nothing of the shares is left on the node."""
     stored = (cluster.node.root / "var/lib/sharepod/allocations.json").read_text()
     directories = {path.name for path in paths_below(cluster.node.root / "run/sharepod")}
     assert not [share for share in ids if share in stored or share in directories or cdi_file(cluster, share).exists()]
 
 
 def cdi_file(cluster: Cluster, share: str) -> Path:
-    """Return the file that tells the container runtime what a share is in a container."""
+    """Return the file that tells the container runtime what a share gives its container."""
     return cluster.node.root / "run/cdi" / f"sharepod.io-share-{share}.json"
 
 
@@ -95,7 +95,7 @@ def test_a_job_with_an_init_container_ends_and_leaves_nothing(own_cluster: Clust
 def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_pods(
     own_cluster: Cluster, sharepod: SharePod, before: str
 ) -> None:
-    """Pod-resources does not list such a container, and no container after it takes its share over."""
+    """Check a container that pod-resources does not list: no container after it may take its share over."""
     sidecars = [demo("side", 36000, 5) | {"restartPolicy": "Always"}] if before == "a sidecar" else []
     quiet = {"resources": {}, "command": ["/bin/sleep", "600"]}
     allocations = own_cluster.node.root / "var/lib/sharepod/allocations.json"
@@ -173,7 +173,7 @@ def test_a_pod_that_ends_while_kubelet_is_away_is_released_when_it_is_back(
         own_cluster.first.kill("kubelet")
         try:
             own_cluster.kill_container("lonely", "main")
-            time.sleep(12)  # longer than the plugin's sweep
+            time.sleep(12)  # longer than the period of the plugin's sweep
             below = {path.name for path in paths_below(own_cluster.node.root / "run/sharepod")}
             assert share.id in below, "released before kubelet told that the container is over"
         finally:
@@ -192,7 +192,7 @@ def test_a_static_pod_has_a_share(own_cluster: Cluster, sharepod: SharePod) -> N
         wait_until("its mirror", lambda: name in sharepod.kubectl("get", "pods", "--output=name"))
         sharepod.kubectl.wait_for("condition=Ready", f"pod/{name}")
         [share] = sharepod.shares(sharepod.kubectl.get("pod", name))
-        time.sleep(12)  # longer than the plugin's sweep
+        time.sleep(12)  # longer than the period of the plugin's sweep
         assert share.id in {one["id"] for one in sharepod.listed()}
         before = container_of(sharepod.kubectl.get("pod", name))
         sharepod.kill_container(name, "main")
@@ -225,7 +225,7 @@ def test_a_deployment_has_its_shares_again_after_a_reboot(own_cluster: Cluster, 
 
 
 def at_work(sharepod: SharePod) -> list[int]:
-    """Return the devices on which a share is at work."""
+    """Return the devices that a share uses more than half of the time."""
     devices = [device for share in sharepod.listed() for device in share["devices"]]
     return sorted(device["device_index"] for device in devices if device["usage"]["used_1s_millipercent"] > 50_000)
 

@@ -1,4 +1,4 @@
-"""daemonset/monitoring, installed by its page: a reader needs the token and the authority to see what a pod uses."""
+"""Test daemonset/monitoring, installed by its page: only with token and authority can a reader see what a pod uses."""
 
 import subprocess
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ Object = dict[str, Any]
 
 
 def definition(kind: str, plural: str) -> Object:
-    """Return the kind as the Prometheus operator names it; what its fields are is the operator's."""
+    """Return a definition of a kind of the Prometheus operator that accepts any fields."""
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     spec = {
         "group": GROUP,
@@ -40,7 +40,7 @@ def definition(kind: str, plural: str) -> Object:
 
 @pytest.fixture(scope="module")
 def monitoring(own_cluster: Cluster, sharepod: SharePod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Install it, and return the folder with token and authority."""
+    """Install the monitoring; yield the folder with token and authority."""
     kubectl, folder = sharepod.kubectl, tmp_path_factory.mktemp("monitoring")
     text = PAGE.read_text(encoding="utf-8")
     assert all(f"`{command}`" in text for command in COMMANDS)
@@ -65,7 +65,7 @@ def until_restarted(sharepod: SharePod) -> None:
 
 
 def scrape(cluster: Cluster, sharepod: SharePod, *options: str) -> subprocess.CompletedProcess[bytes]:
-    """Ask the agent for its metrics at its pod's address, as a Prometheus in the cluster does."""
+    """Ask the agent for its metrics at its pod's address, like a Prometheus in the cluster."""
     address = sharepod.kubectl.get("pod", sharepod.own_pod(), OURS)["status"]["podIP"]
     asked = ["--resolve", f"sharepod-metrics:9464:{address}", "https://sharepod-metrics:9464/metrics"]
     return cluster.node.run(["curl", "--silent", "--show-error", "--fail", *options, *asked], namespaces=["--net"])

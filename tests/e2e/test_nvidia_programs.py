@@ -1,4 +1,4 @@
-"""NVIDIA's own programs on a driver that was laid out: they need no cluster, and no environment of ours."""
+"""Test NVIDIA's own programs on a laid-out simulated driver; they need neither a cluster nor our environment."""
 
 import json
 import subprocess
@@ -68,7 +68,7 @@ def test_nvidias_bindings_tell_what_is_true(
 
 
 def generate(nvidia_folder: Path, root: Path) -> dict[str, Any]:
-    """Return the specification of what is in a driver's root; where GPUs are cut, its /proc/driver is the kernel's."""
+    """Return the CDI specification for a driver's root; with MIG instances, the root's /proc/driver is mounted."""
     command = [nvidia_folder / "nvidia-ctk", "cdi", "generate", f"--driver-root={root}", "--format=json"]
     if (root / "proc/driver").is_dir():
         bind = 'mount --bind "$0/proc/driver" /proc/driver && exec "$@"'
@@ -78,7 +78,7 @@ def generate(nvidia_folder: Path, root: Path) -> dict[str, Any]:
 
 
 def numbers(device: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return a device's nodes in the container, with their major and minor numbers."""
+    """Return the device nodes in the container with their major and minor numbers."""
     nodes = device["containerEdits"]["deviceNodes"]
     return {node["path"]: (node["major"], node.get("minor", 0)) for node in nodes}
 

@@ -1,4 +1,4 @@
-"""The API server itself refuses what daemonset/policy says, and pods that are right run as before."""
+"""Test that the API server itself refuses what daemonset/policy forbids, and that valid pods run as before."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ VISIBLE: dict[str, object] = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value"
 
 @pytest.fixture(scope="module")
 def policy(sharepod: SharePod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharePod]:
-    """Install the policies, and wait until the API server keeps them."""
+    """Install the policies, and wait until the API server enforces them."""
     assert APPLY in (MANIFESTS / "kustomization.yaml").read_text(encoding="utf-8")
     follow(sharepod.kubectl, tmp_path_factory.mktemp("policy"), APPLY)
     try:
@@ -39,7 +39,7 @@ WRONG: list[Case] = [
 
 
 def refused(sharepod: SharePod, annotations: dict[str, str], container: dict[str, object], says: str) -> bool:
-    """Tell whether a pod that is never made would be refused for this reason."""
+    """Tell, by a dry run, whether a pod is refused for this reason."""
     listed = json.dumps(gpu_pod("wrong", 30, annotations, container=dict(container)))
     try:
         sharepod.kubectl("apply", "--dry-run=server", "-f", "-", stdin=listed.encode())

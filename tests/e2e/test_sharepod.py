@@ -1,6 +1,6 @@
-"""SharePod on a cluster: pods get what they ask for, and keep it when parts of it are killed.
+"""Test SharePod on a cluster: pods get what they ask for, and keep it when parts of SharePod are killed.
 
-Judged by what the simulated devices did, never by SharePod's own account.
+The measure is what the simulated devices did, never SharePod's own account.
 """
 
 import time
@@ -16,10 +16,10 @@ from sharepod_cluster import OURS, Pair, SharePod, container_of, gpu_pod, identi
 pytestmark = pytest.mark.releases
 STEADY_S = 4.0
 BACK_S = 1.0
-"""How long a share may be off after what was killed is back."""
+"""How long a share may be off after the killed part is back."""
 NS = 1_000_000_000
 TOLERANCE = 0.015
-"""Of a device, over STEADY_S. The design's bars are measured by `make bench`, on a machine that is quiet."""
+"""As a part of a device, over STEADY_S. `make bench` measures the design's bars, on a quiet machine."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def pair(sharepod: SharePod) -> Iterator[Pair]:
 
 @pytest.fixture
 def same(pair: Pair) -> Iterator[list[str]]:
-    """Yield the ids of the pair's shares; after the test the pair is unharmed and has the same ones."""
+    """Yield the ids of the pair's shares; after the test the pair must be unharmed and have the same shares."""
     before = [share.id for share in pair.shares()]
     yield before
     assert pair.unharmed()
@@ -44,7 +44,7 @@ def assert_exact(pair: Pair, looks: Looks) -> None:
 
 
 def looks_since(pair: Pair, began: float) -> Looks:
-    """Return the looks since then, over STEADY_S at least: the tolerance does not hold for a single second."""
+    """Return the looks since a time, over at least STEADY_S, as the tolerance does not hold for a single second."""
     time.sleep(max(0.0, began + STEADY_S - time.monotonic()))
     return pair.sharepod.looks_since(began)
 
@@ -64,7 +64,7 @@ print(f"# {time.monotonic_ns()}\\n{text}")
 
 
 def used_seconds(pair: Pair) -> tuple[int, list[float]]:
-    """Return what the metrics say that each pod of the pair has used, and when, by the node's monotonic clock."""
+    """Return the time of the node's monotonic clock, and the used seconds of each pod by the metrics."""
     text = pair.sharepod.agent(*PYTHON_C, METRICS)
     node = pair.sharepod.node()["metadata"]["name"]
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -90,7 +90,7 @@ def test_the_metrics_say_what_the_devices_did(pair: Pair) -> None:
 
 
 def assert_exact_since_the_agent_is_back(pair: Pair, began: float) -> None:
-    """After the first time since `began` in which no agent answered, and BACK_S more."""
+    """Assert exact shares from BACK_S after the first time since `began` in which no agent answered."""
     pair.steady(BACK_S + STEADY_S)
     looks = pair.sharepod.looks_since(began).all
     gone = [look.now_ns for look in looks if not look.agent]
@@ -122,7 +122,7 @@ def test_a_killed_container_keeps_its_share_and_is_exact_a_second_after_its_star
     pair.steady(BACK_S + STEADY_S)
     looks = pair.sharepod.looks_since(began)
     thirty = pair.sharepod.kubectl.get("pod", "thirty")
-    pair.pods = (pair.pods[0], thirty)  # its container is another one for every later test
+    pair.pods = (pair.pods[0], thirty)  # later tests must know its new container
     key = f"{thirty['metadata']['uid']}/{identity(container_of(thirty))}"
     running = next(look.now_ns for look in looks.all if any(name.startswith(key) for name in look.used_ns))
     assert_exact(pair, looks.between(running + round(BACK_S * NS), looks.all[-1].now_ns))
@@ -184,7 +184,7 @@ def test_shares_stay_exact_while_kubelet_is_killed(own_cluster: Cluster, pair: P
     before = pair.sharepod.registrations()
     own_cluster.first.kill("kubelet")
     own_cluster.first.start("kubelet")
-    # The node says that it offers devices all the time, and a kubelet that knows no plugin yet fails pods for good.
+    # The node keeps saying that it offers devices, but kubelet fails pods for good until it knows the plugin again.
     wait_until("the plugin registered again", lambda: pair.sharepod.registrations() > before)
     wait_until("the node is ready", own_cluster.node_is_ready)
     with pair.sharepod.pods(gpu_pod("after-kubelet", 10)):

@@ -1,4 +1,4 @@
-"""Pods of low priority make room for others: paused where time is short, evicted where memory is."""
+"""Test that low-priority pods make room for others: they are paused if time is short, evicted if memory is."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -53,13 +53,13 @@ def high(annotations: dict[str, str]) -> Object:
 
 
 def yielding(two_nodes: SharePodNodes) -> list[str]:
-    """Return the pods that are told to make room."""
+    """Return the names of the pods that are told to make room."""
     pods = two_nodes.kubectl.items("pods")
     return sorted(pod["metadata"]["name"] for pod in pods if pod["metadata"].get("annotations", {}).get(YIELD))
 
 
 def paused(two_nodes: SharePodNodes) -> list[str]:
-    """Return the pods of which the agents say that they are paused."""
+    """Return the names of the pods that are paused by the agents' lists."""
     shares = [share for listed in two_nodes.listed().values() for share in listed]
     return sorted(share["labels"]["pod"] for share in shares if share["paused"])
 

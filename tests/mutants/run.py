@@ -1,9 +1,9 @@
-"""Seeds slips into a room, one at a time, and says which test notices each: `make mutants ROOM=agent N=20 SEED=1`.
+"""Puts slips into a room, one at a time, and says which test notices each: `make mutants ROOM=agent N=20 SEED=1`.
 
 Each mutant is built and tested on an overlay over the tree, in namespaces of its own: the checkout is never touched,
-and processes, mounts and shared memory end with it. What does not compile is drawn anew. The tests that a change of the
-file needs run room by room, without the timed ones; one that fails must fail twice, so that a busy machine catches
-nothing, and then pass without the slip: a test that is red anyway ends the run.
+and the mutant's processes, mounts and shared memory end with it. A mutant that does not compile is replaced by another.
+The tests that a change of the file needs run room by room, without the timed tests. A test that fails must fail twice,
+so that a busy machine catches no mutant. Then it must pass without the slip: a test that fails anyway ends the run.
 `equivalent.txt` lists slips that change nothing that can be observed, each with its reason; they are not drawn.
 """
 
@@ -28,7 +28,7 @@ from slips import Slip, mutated, slips
 TREE = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 ENOUGH = 0.85
-"""The part of the mutants that must be caught."""
+"""The fraction of the mutants that must be caught."""
 AT_A_TIME = 2
 HANGS_S = 900
 ALSO = {
@@ -37,13 +37,13 @@ ALSO = {
     "region/*.c": ("hook", "agent"),
     "cli/*/pod*.py": ("scheduler",),
 }
-"""Rooms beside a file's own whose tests a change of it needs, in the order in which they run."""
+"""Further rooms, beside the file's own, with tests that a change of the file needs, in the order in which they run."""
 UNBUILT = 90
-"""The status that says that a mutant does not compile."""
+"""The exit status that says that a mutant does not compile."""
 RED_ANYWAY = 91
-"""The status that says that the tests fail without the mutant too."""
+"""The exit status that says that the tests fail without the mutant too."""
 SIGNALLED = 128
-"""A shell's status is more than that where a signal ended the tests."""
+"""A shell's exit status is above this if a signal ended the tests."""
 
 INSIDE = """
 set -euo pipefail
@@ -76,13 +76,13 @@ done 3<<<"$FOLDERS"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A file of the tree, by its path there, and the slip in it."""
+    """A file, by its path in the tree, and the slip in it."""
 
     path: str
     slip: Slip
 
     def diff(self) -> str:
-        """Return what changes, as a patch shows it."""
+        """Return the change in the form of a patch."""
         before = (TREE / self.path).read_text()
         lines = difflib.unified_diff(before.splitlines(), mutated(before, self.slip).splitlines(), lineterm="", n=1)
         return "\n".join(f"    {line}" for line in list(lines)[2:])
@@ -90,13 +90,13 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a mutant: the tests that failed twice, or that it hung or crashed them, or was not built."""
+    """The result of a mutant: which tests failed twice, whether it hung or crashed them, whether it was built."""
 
     mutant: Mutant
     seconds: float
     built: bool = True
     ended: str = ""
-    """How it ended the tests, if it did: hung, crashed."""
+    """How the mutant ended the tests early, if it did: hung or crashed."""
     caught_by: tuple[str, ...] = ()
 
     @property
@@ -115,7 +115,7 @@ def equivalent() -> set[tuple[str, str, str]]:
 
 
 def drawn(room: str, seed: int) -> Iterator[Mutant]:
-    """Draw mutants of a room without end of lines, each line once."""
+    """Draw mutants of a room until it has no more lines; each line is drawn once."""
     listed = subprocess.run(["git", "ls-files", "--", room], cwd=TREE, capture_output=True, text=True, check=True)
     known = equivalent()
     lines: dict[tuple[str, int], list[Slip]] = {}
@@ -134,7 +134,7 @@ def drawn(room: str, seed: int) -> Iterator[Mutant]:
 
 
 def judged(mutant: Mutant, room: str) -> Verdict:
-    """Build a mutant and run the room's tests on it."""
+    """Build a mutant and run on it the tests of its room and of the further rooms."""
     began = time.monotonic()
     rooms = [room, *(also for files, more in ALSO.items() if fnmatch(mutant.path, files) for also in more)]
     places = [[f"tests/{way}/{each}" for way in ("pure", "virtual", "node")] for each in rooms]
@@ -169,7 +169,7 @@ def judged(mutant: Mutant, room: str) -> Verdict:
 
 
 def tell(verdict: Verdict) -> None:
-    """Say in a line what came of a mutant; of a survivor its diff too."""
+    """Print the result of a mutant in a line, and for a survivor its diff too."""
     if verdict.ended:
         how = verdict.ended
     elif verdict.caught:
@@ -182,7 +182,7 @@ def tell(verdict: Verdict) -> None:
 
 
 def main() -> int:
-    """Return 0 when enough mutants are caught."""
+    """Run the command; return 0 if enough mutants were caught."""
     parser = argparse.ArgumentParser(prog="make mutants", usage="make mutants ROOM=agent [N=20] [SEED=1]")
     parser.add_argument("room")
     parser.add_argument("number", type=int)

@@ -1,6 +1,6 @@
-"""Slips: one-line changes of the kind that engineers make by mistake, of C and Python.
+"""Makes slips in C and Python: one-line changes of the kind that engineers make by mistake.
 
-A pure function: a text in, its slips out. Left out is what no test of behaviour can or should notice: comments,
+It is a pure function from a text to its slips. It leaves out what no test of behaviour can or should notice: comments,
 strings, imports, annotations, logs, assertions, `__repr__`, and constants in capitals, mostly times and sizes.
 """
 
@@ -28,17 +28,17 @@ SWAPS = {
     "min_i64": "max_i64", "max_i64": "min_i64", "min_u64": "max_u64", "max_u64": "min_u64",
     "continue": "break", "break": "continue", "any": "all", "all": "any", "first": "last",
 }  # fmt: skip
-"""What a token may become by a slip."""
+"""The token that each token becomes in a slip."""
 
 OPERAND = r"(?:[\w.]|->)+(?:\([^()]*\)|\[[^\[\]]*\])?"
 DROPS = re.compile(rf"\s*(?:(?<=\s)(?:and not|or not|and|or)(?=\s)|&& !?|\|\| !?|(?<=\s)[-+](?=\s))\s*{OPERAND}")
-"""A part of a condition or a sum that may be forgotten."""
+"""A part of a condition or a sum that an engineer may forget."""
 
 STATEMENT = {
     "c": re.compile(r"(?:[\w.\[\]>*-]+\s*(?:[-+*/|&^]|<<|>>)?=\s[^=].*|[\w.>-]+\(.*\)|[\w.\[\]>-]+(?:\+\+|--));"),
     "py": re.compile(r"(?:[\w.\[\]]+\s*(?:[-+*/|&^])?=\s[^=].*|(?:await )?[\w.]+\(.*\))"),
 }
-"""A statement on one line that may be forgotten: an assignment or a call."""
+"""A statement on one line, an assignment or a call, that an engineer may forget."""
 
 UNTOLD = {
     "c": re.compile(r"#|\*|/\*|//|assert|_Static_assert|extern|typedef|static const|case |default:|SP_UNCANCELLED"),
@@ -46,12 +46,12 @@ UNTOLD = {
         r"#|@|import |from |assert |raise |log\.|class |def |async def |[fr]?[\"']|[A-Z_]+(:.*)? = |if TYPE_CHECKING"
     ),
 }
-"""How lines begin that are left out."""
+"""The beginnings of the lines that are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slip:
-    """One line that is another: its number from 1, what it was and what it becomes, without the indent."""
+    """The change of one line: its number from 1, and its text before and after, without the indent."""
 
     line: int
     before: str
@@ -59,7 +59,7 @@ class Slip:
 
 
 def slips(text: str, language: str) -> list[Slip]:
-    """Return every slip of a source, `language` being ``c`` or ``py``, in the order of the lines."""
+    """Return every slip of a source in the order of the lines; `language` is ``c`` or ``py``."""
     lines = text.splitlines()
     found: list[Slip] = []
     for number in sorted(_tellable(text, language)):
@@ -89,7 +89,7 @@ def _of_line(line: str, language: str) -> Iterator[str]:
         if match["number"]:
             swapped = str(int(re.sub(r"\D", "", token)) + 1) + re.sub(r"\d", "", token)
         elif match["operator"] or match["word"]:
-            if token not in SWAPS or line.endswith("strict=", 0, match.start()):  # of zip: an assertion
+            if token not in SWAPS or line.endswith("strict=", 0, match.start()):  # zip's `strict` is an assertion
                 continue
             swapped = SWAPS[token]
         else:
@@ -103,7 +103,7 @@ def _of_line(line: str, language: str) -> Iterator[str]:
 
 
 def _tellable(text: str, language: str) -> set[int]:
-    """Return the lines of code: for Python those of statements in functions, for C those that are indented."""
+    """Return the lines of code: in Python those of statements in functions, in C those that are indented."""
     if language == "c":
         code = re.sub(r"/\*.*?\*/", lambda comment: "\n" * comment[0].count("\n"), text, flags=re.DOTALL)
         numbered = enumerate(code.splitlines(), 1)
@@ -121,13 +121,13 @@ def _tellable(text: str, language: str) -> set[int]:
                 if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
                     found |= set(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):  # a text over several lines
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):  # a string over several lines
             found -= set(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
     return found
 
 
 def _is_whole(lines: list[str], number: int, after: str, language: str) -> bool:
-    """Whether the source can still be read; C is told by its compiler."""
+    """Return whether the source can still be parsed; for C only the compiler can tell."""
     if language == "c":
         return True
     old = lines[number - 1]

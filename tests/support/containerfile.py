@@ -1,7 +1,7 @@
-"""Runs the steps of the Containerfile in plain root file systems: an image without a registry or a container engine.
+"""Builds the image without a registry or a container engine: runs the Containerfile's steps in plain root file systems.
 
-The Containerfile stays the only description of the image. The forms that it uses are known here; any other is an error,
-never skipped.
+The Containerfile stays the only description of the image. This module knows the forms that the Containerfile uses; any
+other form is an error and is never skipped.
 """
 
 import fnmatch
@@ -24,12 +24,13 @@ for file in /etc/resolv.conf /etc/ssl/certs/ca-certificates.crt; do
 done
 exec chroot "$@"
 """
-"""In a mount namespace of its own, so that nothing stays mounted: the machine's resolver and authorities, no more."""
+"""The script that mounts the machine's resolver and authorities, no more; it runs in a mount namespace of its own, so
+that nothing stays mounted."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ContainerfileError(Exception):
-    """A step cannot be run; the text says which and why."""
+    """A step cannot be run; the text says which step and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,18 @@ class Step:
 
 @dataclass(slots=True)
 class Stage:
-    """A stage as far as it was built: its files, and what an image says of itself."""
+    """A stage as far as it was built: its files, and the settings of an image such as environment and user."""
 
     root: Path
     said: str | None
-    """What the files depend on so far; None: on too much for them to be kept."""
+    """A digest of what the files depend on so far; None: they depend on too much for a result to be kept."""
     environment: dict[str, str] = field(default_factory=lambda: {"PATH": PATH})
     directory: str = "/"
     user: str = ""
     entrypoint: list[str] = field(default_factory=list)
 
     def inside(self, path: str) -> Path:
-        """Return where a path of the stage is outside of it."""
+        """Return the machine's path of a path inside the stage."""
         return self.root / str(PurePosixPath("/") / self.directory / path).lstrip("/")
 
     def depend(self, step: Step, *files: Path) -> None:
@@ -75,7 +76,7 @@ def read_steps(text: str) -> list[Step]:
 def context_files(context: Path) -> Iterator[Path]:
     """Yield what `.dockerignore` lets into the build, as paths relative to the context; links are kept as links.
 
-    It takes nothing (`*`) but what it names (`!PATH`), and of that no `**/PATTERN`.
+    The file excludes everything (`*`) but what it names (`!PATH`), and of that excludes each `**/PATTERN`.
     """
     lines = (context / ".dockerignore").read_text(encoding="utf-8").splitlines()
     nothing, *rules = [line for line in lines if line and not line.startswith("#")]
@@ -92,7 +93,7 @@ def context_files(context: Path) -> Iterator[Path]:
 
 
 class Build:
-    """One run of a Containerfile. `base` returns the root file system of an image's name, a tar archive."""
+    """One run of a Containerfile. `base` returns the root file system of an image, by its name, as a tar archive."""
 
     def __init__(
         self, context: Path, scratch: Path, base: Callable[[str], Path], passed: Mapping[str, str], kept: Path
@@ -101,9 +102,9 @@ class Build:
         self._scratch = scratch
         self._base = base
         self._passed = dict(passed)
-        """Variables of RUN steps that are not in the image, such as a package registry's."""
+        """Variables that RUN steps get and the image does not keep, such as a package registry's."""
         self._kept = kept
-        """Where the results of RUN steps are kept that do not depend on the whole context."""
+        """The folder for kept results of RUN steps: of those that do not depend on the whole context."""
         self._arguments: dict[str, str] = {}
         self._stages: dict[str, Stage] = {}
 

@@ -1,6 +1,6 @@
-"""A pytest plugin: what takes long begins early, because at the end of a run everything would wait for it.
+"""A pytest plugin that starts long tests early, because at the end of a run everything would wait for them.
 
-Such a test has the marker `early`. Half of the workers begin with them, while the other half keeps the cores busy.
+A long test has the marker `early`. Half of the workers begin with such tests; the other half keeps the cores busy.
 """
 
 import os
@@ -12,20 +12,20 @@ T = TypeVar("T")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker."""
+    """Register the marker."""
     config.addinivalue_line("markers", "early: takes ten seconds or longer, so it begins early")
 
 
-@pytest.hookimpl(trylast=True)  # after the order of the tests was drawn
+@pytest.hookimpl(trylast=True)  # it must run after the plugin that draws the order of the tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bring what takes long to the front, or where several workers run to the front of every second one's part."""
+    """Move long tests to the front; with several workers, to the front of the part of every second worker."""
     early = [item for item in items if item.get_closest_marker("early")]
     others = [item for item in items if not item.get_closest_marker("early")]
     items[:] = spread(early, others, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 def spread(early: list[T], others: list[T], workers: int) -> list[T]:
-    """Return all in an order of which `--dist=worksteal` gives each worker one piece, all pieces of equal length."""
+    """Return all tests in the order in which `--dist=worksteal` cuts them: one piece of equal length per worker."""
     order: list[T] = []
     total, begin_with = len(early) + len(others), (workers + 1) // 2
     for worker in range(workers):

@@ -1,4 +1,4 @@
-"""Pods written for other sharing systems, and what the API server would do with an answer."""
+"""Makes pods as written for other sharing systems, and does what the API server would do with the webhook's answer."""
 
 import base64
 import copy
@@ -16,7 +16,7 @@ H200 = 141 * GIB
 
 
 def pod(*resources: dict[str, object], **more: Any) -> Object:
-    """Return a pod whose containers a, b, … have these limits; the API server copies them to the requests."""
+    """Return a pod with these limits on its containers a, b, …; the API server copies them to the requests."""
     made: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -63,7 +63,7 @@ def request(item: Object, operation: str = "CREATE") -> Request:
 
 
 def decided(item: Object, defaults: Defaults | None = None) -> Decision:
-    """Return the decision on a pod that is being made; the pod is not touched by it."""
+    """Return the decision on a pod that is being created, and check that it leaves the pod unchanged."""
     before = copy.deepcopy(item)
     decision = decide(request(item), defaults or Defaults())
     assert item == before
@@ -71,14 +71,14 @@ def decided(item: Object, defaults: Defaults | None = None) -> Decision:
 
 
 def translated(item: Object, defaults: Defaults | None = None) -> Object:
-    """Return the pod as the API server would make it."""
+    """Return the pod as the API server would create it, with the decision's patch applied."""
     decision = decided(item, defaults)
     assert decision.refusal == ""
     return patched(item, decision)
 
 
 def patched(item: Object, decision: Decision) -> Object:
-    """Return a pod with a decision's patch applied, which has to be one by RFC 6902."""
+    """Return a pod with a decision's patch applied; the patch has to be valid by RFC 6902."""
     result = copy.deepcopy(item)
     for operation in json.loads(json.dumps(decision.patch)):
         *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
@@ -96,7 +96,7 @@ def patched(item: Object, decision: Decision) -> Object:
 
 
 def shares(item: Object) -> dict[str, PodTerms]:
-    """Return what the device plugin reads in a pod, by container."""
+    """Return the terms that the device plugin reads in a pod, by container."""
     containers = [*item["spec"]["containers"], *item["spec"].get("initContainers", ())]
     names = [container["name"] for container in containers]
     found = {}
@@ -132,7 +132,7 @@ def review(item: object, **more: Any) -> Object:
 
 
 def response(body: bytes) -> Object:
-    """Return what an answer says, its patch decoded."""
+    """Return the response of an answer, with its patch decoded."""
     answer = json.loads(body)
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     said: Object = answer["response"]
@@ -168,4 +168,4 @@ RIGHT: list[tuple[Object, tuple[int, int, int, int | None, str]]] = [
     (kubeshare(gpu_limit="0.4", gpu_mem="1073741825"), (1, 1, 40, GIB + 1, "batch")),
     (kai({}, {"cpu": "1"}, gpu_fraction="0.5", gpu_fraction_container_name="b"), (50, 1, 100, None, "standard")),
 ]
-"""Pods that are rightly written, and their share: percent, devices, limit, bytes and class, each per device."""
+"""Valid pods and the share of each: percent, devices, limit, bytes and class, each value per device."""

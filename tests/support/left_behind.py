@@ -1,7 +1,8 @@
-"""A pytest plugin: each test fails for what it leaves behind itself, never for what an earlier one has left.
+"""A pytest plugin that fails each test for what it leaves behind itself, never for what an earlier test has left.
 
-A socket, transport, file or task that nobody closed is told when it is collected, and that is an error here. So
-what a test leaves is collected at its end. Threads and processes are compared with those of its beginning.
+Python warns of an unclosed socket, transport, file or task when it collects it, and such a warning is an error here.
+The plugin therefore collects garbage at the end of each test. It compares threads and processes with those that were
+there when the test began.
 """
 
 import gc
@@ -13,15 +14,15 @@ from pathlib import Path
 import pytest
 
 PATIENCE_S = 5.0
-"""What is ending already has this long."""
+"""How long threads and processes that are already ending may take."""
 
 kept_threads: set[threading.Thread] = set()
 kept_pids: set[int] = set()
-"""What fixtures of several tests have started, even if a test asked for them in its middle."""
+"""Processes (and above, threads) that fixtures of several tests have started, even in the middle of a test."""
 
 
 def children() -> set[tuple[int, str]]:
-    """Return the pid and command of each process that was started here and not waited for."""
+    """Return the pid and command of each child of this process that has not been waited for."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -38,12 +39,12 @@ def children() -> set[tuple[int, str]]:
 
 
 def is_kept(thread: threading.Thread) -> bool:
-    """Whether a thread is no test's: one made in C, or the poller that gRPC has while any object of its lives."""
+    """Return whether a thread belongs to no test: it was made in C, or is the poller of gRPC's objects."""
     return thread in kept_threads or isinstance(thread, threading._DummyThread) or "_poll_wrapper" in thread.name
 
 
 def wait_for_nothing(threads: set[threading.Thread], pids: set[int]) -> list[str]:
-    """Return what is there beyond these threads and processes, once it has had time to end."""
+    """Return what else than these threads and processes is left, after giving it time to end."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         left = [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads if not is_kept(thread)]
@@ -67,7 +68,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[Non
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
-    gc.freeze()  # what is there before the test is not its own: collecting goes through the rest alone
+    gc.freeze()  # the collection below skips all objects that were there before the test
     threads, pids = set(threading.enumerate()), {pid for pid, _ in children()}
     yield
     gc.collect()

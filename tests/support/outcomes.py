@@ -1,8 +1,8 @@
-"""A pytest plugin: which tests passed and failed, in a file, and a run of only those that failed.
+"""A pytest plugin that writes which tests passed and failed to a file, and can run only those that failed.
 
 ``--outcomes=FILE`` writes ``{"passed": [node id, …], "failed": {node id: what failed first}}`` at the end.
-``--failed-in=FILE`` runs only what such a file calls failed. `tests/run.py` uses both. Without either, the plugin only
-says what would have to be installed for the tests that were skipped.
+``--failed-in=FILE`` runs only the tests that such a file lists as failed. `tests/run.py` uses both. Without either, the
+plugin only says what has to be installed for the tests that were skipped.
 """
 
 import json
@@ -15,7 +15,7 @@ PACKAGE = re.compile(r"apt install ([a-z0-9][a-z0-9.+-]*)")
 
 
 class Outcomes:
-    """What is known so far. A test fails with its setup, call or teardown, a file when it cannot be collected."""
+    """The outcomes so far. A test fails with its setup, call or teardown; a file fails if it cannot be collected."""
 
     def __init__(self) -> None:
         self.passed: set[str] = set()

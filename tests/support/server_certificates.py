@@ -1,4 +1,4 @@
-"""A server's certificate and key, and the authority of its clients: files as a Secret's volume has them."""
+"""Makes a server's certificate, its key and its clients' authority, as files like those of a Secret's volume."""
 
 import ssl
 from pathlib import Path
@@ -7,16 +7,16 @@ import trustme
 
 
 class Certificates:
-    """The files, of authorities that can be replaced."""
+    """The files, issued by authorities that can be replaced."""
 
     def __init__(self, directory: Path, *names: str) -> None:
-        """`names`: what the server is called."""
+        """`names`: the names that the server's certificate is for."""
         self.certificate, self.key, self.client_ca = (directory / name for name in ("tls.crt", "tls.key", "ca.crt"))
         self._names = names
         self.renew()
 
     def renew(self) -> None:
-        """Write all of them anew, of new authorities."""
+        """Write all files anew, issued by new authorities."""
         self.authority, self.clients = trustme.CA(), trustme.CA()
         issued = self.authority.issue_cert(*self._names)
         blobs = issued.cert_chain_pems[0], issued.private_key_pem, self.clients.cert_pem
@@ -26,9 +26,9 @@ class Certificates:
             fresh.replace(path)
 
     def trust(self, authority: trustme.CA | None = None, issuer: trustme.CA | None = None) -> ssl.SSLContext:
-        """Return what a client has that trusts an authority, by default the present one of the server.
+        """Return the context of a client that trusts an authority, by default the server's present one.
 
-        It shows a certificate of `issuer`, or none.
+        The client shows a certificate of `issuer`, or none.
         """
         context = ssl.create_default_context()
         (authority or self.authority).configure_trust(context)

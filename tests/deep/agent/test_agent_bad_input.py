@@ -1,7 +1,7 @@
-"""Bad input gives the documented CUDA error, a line in the agent's log and one in the explanation, and never a crash.
+"""Test that bad input gives the documented CUDA error and a line in log and explanation, and never a crash.
 
-The table of docs/operations.md, "What a program sees when something is wrong", row by row. Damaged regions are in
-test_agent_damage.py.
+The tests follow the rows of the table in docs/operations.md, "What a program sees when something is wrong". Damaged
+regions are in test_agent_damage.py.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ def test_a_first_context_that_the_cap_does_not_hold_is_made_and_its_allocations_
     small = agent.register(10, name="small", memory=64 * MIB)
     with worker(bad_program, environment_of(small), tmp_path) as first:
         held = CONTEXT_MIB * MIB
-        # Two looks in a row must find the same, 2.4 s apart, while it allocates and frees: that can take a few.
+        # Two looks in a row, 2.4 s apart, must find the same while the program allocates: this may take a few tries.
         until(lambda: held <= usage(agent, "small").memory_used_bytes <= held + 8 * MIB, timeout_s=60)
         until(lambda: first.refused > 0)
-        first.goes_on()  # each of its rounds has allocations that are refused: all of them are answered with 2
+        first.goes_on()  # each of its rounds has refused allocations, all of which are answered with 2
         told(agent, small.share, "cap does not hold a context", "its cap of 64 MiB does not hold a CUDA context")
         cap = f"memory_limit_bytes={64 * MIB}"
         told(agent, small.share, "did not fit under the cap", cap, "did not fit under its memory")
         facts = facts_of(agent, small.share)
         assert ["above its cap: new allocations are refused" in fact for fact in facts].count(True) == 1
         assert any("takes 300 MiB here: raise the cap" in fact for fact in facts)
-        # The next context is too large from the beginning.
+        # For the next program the context is too large from the beginning.
         assert first_error(once(bad_program, environment_of(small))) == ("retain", OUT_OF_MEMORY)
 
 
@@ -127,7 +127,7 @@ def test_a_driver_that_lacks_what_the_hook_calls_crashes_nobody(
     until(lambda: all(lines_of(agent, shares[name], TROUBLE) for name in needed))
     for name, share in shares.items():
         causes = [f"the driver lacks {name}:" in line for line in lines_of(agent, share, TROUBLE)]
-        assert causes == ([True, True] if name in needed else []), name  # of two processes
+        assert causes == ([True, True] if name in needed else []), name  # one line for each of two processes
         facts = [f"the driver lacks {name}:" in fact for fact in facts_of(agent, share)]
         assert facts.count(True) == (1 if name in needed else 0), name
     assert list(launched.values()).count(8) >= len(launched) - len(needed) - 2
@@ -203,7 +203,7 @@ def test_a_program_that_finds_all_slots_taken_is_turned_away_and_that_is_told_on
             assert len(lines_of(agent, answer.share, cause)) == times
             assert [cause in fact for fact in facts_of(agent, answer.share)].count(True) == 1
         until(lambda: not agent.shares()[0].processes)
-    assert usage(agent, "crowded").launches == 4  # who was turned away is not metered
+    assert usage(agent, "crowded").launches == 4  # a process that was turned away is not metered
     assert first_error(once(bad_program, environment)) == ("", 0)
     until(lambda: usage(agent, "crowded").launches == 8)
 

@@ -1,4 +1,4 @@
-"""The policy and random schedules of gangs under the sanitizers of the compiler."""
+"""Test the policy and random schedules of gangs under the compiler's sanitizers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from gang_schedules import built, random_schedules
 
 
 def test_no_sequence_of_calls_makes_the_policy_behave_undefinedly(repo_root: Path) -> None:
-    # It is compiled when it is loaded, and undefined behaviour, such as a share beyond the table, is a trap then.
+    # The tests compile the policy when they load it. With these flags undefined behaviour, such as a share beyond the
+    # table, traps.
     flags = {"CFLAGS": "-fsanitize=undefined -fsanitize-undefined-trap-on-error"}
     edges = "test_policy_rules.py::test_calls_on_shares_that_do_not_exist_do_nothing"
     tests = [f"tests/virtual/agent/{name}" for name in ("test_policy_machine.py", edges)]

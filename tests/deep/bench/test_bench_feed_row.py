@@ -1,4 +1,4 @@
-"""The bench's row about the feed measures the real server."""
+"""Test that the bench's row about the feed measures the real server."""
 
 import pytest
 
@@ -11,6 +11,6 @@ def test_the_row_measures_the_real_server() -> None:
     cores = [line for line in lines if line.what.endswith("of a core")]
     assert len(cores) == len(feed.LOADS)
     for line in cores:
-        assert line.met is None  # forty agents prove nothing about ten thousand
+        assert line.met is None  # a run with forty agents is no verdict on ten thousand
         assert line.detail["whole"] is True, line
         assert line.detail["messages_per_s"] == pytest.approx(TEST.agents, rel=0.1)

@@ -1,4 +1,4 @@
-"""Every row of bench.gpu is measured on the simulated GPU."""
+"""Test that every row of bench.gpu can be measured on the simulated GPU."""
 
 import json
 from pathlib import Path

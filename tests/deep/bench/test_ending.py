@@ -1,4 +1,4 @@
-"""How the benches end: in order on a signal."""
+"""Test that the benches end in order on a signal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_bench_that_a_signal_ends_leaves_no_agent_and_no_files(arguments: list
 
     agent = until(serving, timeout_s=90)
     assert agent
-    time.sleep(0.5)  # programs run
+    time.sleep(0.5)  # by then programs run
     child.send_signal(number)
     _, err = child.communicate(timeout=20)
     assert child.returncode == 128 + number

@@ -1,4 +1,4 @@
-"""The hook, built with AddressSanitizer and UndefinedBehaviorSanitizer, preloaded into the stress test's programs."""
+"""Test the hook under AddressSanitizer and UndefinedBehaviorSanitizer, preloaded into the stress test's programs."""
 
 import platform
 from pathlib import Path
@@ -11,7 +11,7 @@ from bench import stress
 SECONDS = 8
 SEED = 4
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-# These run while the sanitizer's own runtime looks up libc: before it can check anything.
+# These run while the sanitizer's own runtime looks up libc's functions, before it can check anything.
 BEFORE_THE_RUNTIME = {"intercept.c", "lookup.c", "object.c", "own_names.c", "resolve.c"}
 
 

@@ -1,4 +1,4 @@
-"""Random schedules on the simulated device: no kernel outside a turn, nothing lost, nothing stuck."""
+"""Test random schedules on the simulated device: no kernel runs outside a turn, nothing is lost, nothing hangs."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The hook that is shipped: one file for every glibc since 2.17, harmless under musl, the same on aarch64."""
+"""Test the shipped hook: one file for every glibc since 2.17, harmless under musl, the same on aarch64."""
 
 import os
 import re
@@ -21,7 +21,7 @@ GLIBC = "2.17"
 MUSL_LOADER = Path("/lib/ld-musl-x86_64.so.1")
 CROSS_ROOT = "/usr/aarch64-linux-gnu"
 X86 = os.uname().machine == "x86_64"
-# Weak references that may stay unresolved: the loader's debugger interface (one of two), and the toolchain's own.
+# Weak references that may stay unresolved: the loader's debugger interface (one of two names), and the toolchain's.
 OPTIONAL = {"_r_debug", "_dl_debug_addr", "__cxa_finalize", "__gmon_start__"}
 OPTIONAL |= {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"}
 
@@ -35,7 +35,7 @@ def zig(target: str, cache: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build the product for both machines with the portable compiler; its -O0 would link a sanitizer."""
+    """Build the product for both machines with the portable compiler; with -O0 it would link a sanitizer."""
     directory = tmp_path_factory.mktemp("portable")
     return {
         machine: compile_c(
@@ -104,7 +104,7 @@ def test_the_resolver_and_the_trampolines_import_nothing_from_libc(tmp_path: Pat
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine and a C library that the hook is loaded on."""
+    """A machine and a C library to load the hook on."""
 
     cc: str
     hook: Path
@@ -119,13 +119,13 @@ class Machine:
 
 
 def in_guest(settings: Mapping[str, str]) -> list[str]:
-    """Return the emulator's arguments that put settings into the environment of what it runs."""
+    """Return the emulator's arguments that put settings into the environment of its program."""
     return [word for name, value in settings.items() for word in ("-E", f"{name}={value}")]
 
 
 @pytest.fixture(params=["x86_64", "aarch64", "musl"])
 def machine(request: pytest.FixtureRequest, portable: dict[str, Path]) -> Machine:
-    """Each that there is a compiler for."""
+    """Return a machine that there is a compiler for."""
     if request.param == "aarch64":
         cc = need_tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu")
         return Machine(cc, portable["aarch64"], (need_tool("qemu-aarch64", "qemu-user"), "-L", CROSS_ROOT))
@@ -190,7 +190,7 @@ def test_the_aarch64_hook_meters_every_symbol_by_every_route_under_emulation(
         "LD_PRELOAD": str(portable["aarch64"]),
         "LD_LIBRARY_PATH": str(arm),
         "DRIVER": str(arm / "libcuda.so.1"),
-        "SIMGPU_STATE": str(make_simgpu().state),  # its layout is the machine's
+        "SIMGPU_STATE": str(make_simgpu().state),  # an own state, as its layout depends on the machine
     }
     emulator = [need_tool("qemu-aarch64", "qemu-user"), "-L", CROSS_ROOT, *in_guest(guest)]
     program = arm / ("linked" if route == "linked" else "unlinked")

@@ -1,7 +1,7 @@
-"""NVIDIA's own libraries, which need no GPU to answer which address a name has: each answer is exact under the hook.
+"""Test on NVIDIA's own libraries that under the hook each name has the right address; this needs no GPU.
 
-They are taken from the system, or unpacked from Debian's non-free component for the time of the test. They are used
-here and never shipped.
+The libraries come from the system, or are unpacked from Debian's non-free component during the test. They are used here
+and never shipped.
 """
 
 import json
@@ -23,7 +23,7 @@ VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 
 
 def unpack_from_debian(directory: Path, package: str, library: str) -> Path | None:
-    """Fetch and unpack a library from the non-free component of the Debian mirror that apt uses; leave apt as it is."""
+    """Fetch and unpack a library from the non-free part of apt's Debian mirror, without changing apt's settings."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         return None
     fields = "$(SITE) $(CODENAME) $(ORIGIN)"
@@ -69,20 +69,20 @@ def real_library(directory: Path, library: str, package: str) -> Path:
 
 @pytest.fixture(scope="module")
 def real_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """NVIDIA's libcuda."""
+    """Return the path of NVIDIA's libcuda."""
     return real_library(tmp_path_factory.mktemp("nonfree"), "libcuda.so", "libcuda1")
 
 
 @pytest.fixture(scope="module")
 def real_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """NVIDIA's libnvidia-ml."""
+    """Return the path of NVIDIA's libnvidia-ml."""
     return real_library(tmp_path_factory.mktemp("nonfree"), "libnvidia-ml.so", "libnvidia-ml1")
 
 
 def answers(
     program: Path, driver: Path, names: set[str], env: dict[str, str]
 ) -> dict[tuple[str, ...], tuple[str, str]]:
-    """Return (how, name, version, flags) -> (library, offset)."""
+    """Return the library and offset of each answer by (how, name, version, flags)."""
     done = subprocess.run(
         [program, driver],
         input="\n".join(sorted(names)),
@@ -104,7 +104,7 @@ def exports(driver: Path) -> set[str]:
 
 
 def check_every_address(directory: Path, driver: Path, env: dict[str, str]) -> None:
-    """Compare every answer with and without the hook: the same, or the wrapper of exactly that export."""
+    """Compare every answer with and without the hook: both are the same, or the hook gives that export's wrapper."""
     program = compile_c(directory / "exports", *STRICT, C / "exports.c", "-ldl")
     exported = exports(driver)
     names = exported | {VARIANT.sub("", name) for name in exported}
@@ -113,10 +113,10 @@ def check_every_address(directory: Path, driver: Path, env: dict[str, str]) -> N
     assert hooked.keys() == plain.keys()
     name_at = {where: question[1] for question, where in plain.items() if question[0] == "dlsym" and where[0] != "-"}
     wrapper_of = {name: hooked["dlsym", name, "0", "0"] for name in HOOKED & exported}
-    # A wrapper for each function; names of one and the same function (the simulated driver has some) share it.
+    # Each function has a wrapper of its own; names of the same function (the simulated driver has some) share one.
     assert len(set(wrapper_of.values())) == len({plain["dlsym", name, "0", "0"] for name in wrapper_of})
     assert {library for library, _ in wrapper_of.values()} == {LIBRARY.name}
-    # A driver that is not bound to itself hands out what its own names lead to: our exported function of that name.
+    # A driver that is not linked with its own symbols first hands out what its names resolve to: the hook's exports.
     listing = run(["nm", "--dynamic", "--defined-only", LIBRARY]).stdout.split("\n")
     door_of = {line.split()[2]: (LIBRARY.name, f"{int(line.split()[0], 16):x}") for line in listing if " T cu" in line}
     replaced = 0

@@ -1,4 +1,4 @@
-"""Programs that are built with a sanitizer are metered under the hook and work as they do without it."""
+"""Test that programs built with a sanitizer are metered under the hook and work as they do without it."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Whole programs of strangers: in a share of a real agent each does what it does without the hook.
+"""Test whole third-party programs: in a share of a real agent each does what it does without the hook.
 
-Kernels compute nothing on a simulated GPU. So what counts is what the programs moved and launched: the bytes that came
-back, the device's own log, and the account of the share.
+Kernels compute nothing on a simulated GPU. So the tests compare what the programs moved and launched: the bytes that
+came back, the device's own log, and the share's account.
 """
 
 import json
@@ -24,7 +24,7 @@ from rig.node import Node
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
-pytestmark = pytest.mark.timeout(300)  # the first one installs them all
+pytestmark = pytest.mark.timeout(300)  # the first test installs all packages
 
 CLIENTS = REPO_ROOT / "tests" / "support" / "hook" / "strangers"
 KIB = 1 << 10
@@ -33,10 +33,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Stranger:
-    """A program, and what is certain about it.
+    """A program, and what is known about its run.
 
-    `told` is the object that it prints. `work` is what the device's log has of it: "kernels" are all that are no
-    graphs, copies and memsets. `moved` is how many bytes at least go to the device and come back.
+    `told` is the object that it prints. `work` is its work in the device's log; "kernels" are all entries but graphs,
+    copies and memsets. `moved` is the least number of bytes that go to the device and come back.
     """
 
     client: str
@@ -86,27 +86,27 @@ STRANGERS = {
 
 @pytest.fixture(scope="session")
 def installed() -> None:
-    """The packages of the strangers are there."""
+    """Install the packages of the third-party programs."""
     strangers.make()
 
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Node]:
-    """A device without an agent."""
+    """Run a device without an agent."""
     with Node(hook=False, log_kernels=4096) as node:
         yield node
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Node]:
-    """A device with an agent."""
+    """Run a device with an agent."""
     with Node(log_kernels=4096) as node:
         yield node
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of a program printed, and what the device's log has of it."""
+    """The output of one run of a program, and its work in the device's log."""
 
     output: str
     work: Counter[str]
@@ -114,13 +114,13 @@ class Run:
 
 
 def run(node: Node, command: Sequence[str | Path], environment: Mapping[str, str], scratch: Path) -> Run:
-    """Run a program to its end, which must be a good one without a traceback, and leave nothing on the device."""
+    """Run a program to its end: it must succeed without a traceback, and leave nothing on the device."""
     scratch.mkdir()
     own = {
-        "HOME": str(scratch),  # where they keep what they have compiled: each run compiles anew
+        "HOME": str(scratch),  # a new home for the programs' compile caches, so that each run compiles anew
         "LD_LIBRARY_PATH": f"{environment['LD_LIBRARY_PATH']}:{strangers.LIBRARIES}",
         "CUDA_PATH": str(strangers.TOOLKIT),
-        "DEV": "CUDA:PTX",  # tinygrad's
+        "DEV": "CUDA:PTX",  # a setting of tinygrad
         "DRJIT_LIBCUDA_PATH": str(LIBRARIES / "libcuda.so.1"),
     }
     pipe = subprocess.PIPE
@@ -149,7 +149,7 @@ def run_in_share(node: Node, name: str, command: Sequence[str | Path], scratch: 
 
 
 def kinds(work: Counter[str]) -> dict[str, int]:
-    """Return how many graphs, copies and memsets there are, and kernels, which all the others are."""
+    """Return the numbers of graphs, copies, memsets and kernels; all other entries are kernels."""
     counts: Counter[str] = Counter()
     for name, count in work.items():
         counts[name if name in ("graph", "memcpy", "memset") else "kernels"] += count
@@ -190,7 +190,7 @@ def test_frames_that_ffmpeg_sends_to_the_device_and_back_are_those_of_the_cpu(
     assert (plain.output, plain.contexts) == (without.output, 0)
     assert (within.output, within.contexts) == (without.output, without.contexts)
     assert without.contexts > 0
-    frames_bytes = 50 * 640 * 360 * 3 // 2  # lines that need no padding, of each plane
+    frames_bytes = 50 * 640 * 360 * 3 // 2  # no line of any plane needs padding
     assert account.host_to_device_bytes == account.device_to_host_bytes == frames_bytes
 
 
@@ -203,7 +203,7 @@ for result in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(contex
 print("ready", flush=True)
 sys.stdin.read()
 """
-"""It takes so many MiB of the device and keeps them."""
+"""A program that takes the given MiB of the device and keeps them."""
 
 
 @pytest.mark.usefixtures("installed")
@@ -225,21 +225,21 @@ def test_monitors_show_the_share_inside_and_the_device_outside() -> None:
 
 
 def gpustat(environment: Mapping[str, str]) -> tuple[int, int, dict[int, int]]:
-    """Return how much memory is used, of how much, and by which processes, in MiB."""
+    """Return the used memory, the total memory, and the use of each process, in MiB."""
     (gpu,) = json.loads(monitor(environment, "gpustat", "--json"))["gpus"]
     processes = {process["pid"]: process["gpu_memory_usage"] for process in gpu["processes"]}
     return gpu["memory.used"], gpu["memory.total"], processes
 
 
 def nvitop(environment: Mapping[str, str]) -> tuple[str, dict[int, str]]:
-    """Return the same as it stands on nvitop's screen."""
+    """Return the same values as text on nvitop's screen."""
     screen = monitor(environment, "nvitop", "--once", "--ascii")
     (used,) = re.findall(r"\| +(\S+ / \S+) \|", screen)
     return used, {int(pid): size for pid, size in re.findall(r"^\| +0 +(\d+) C +\S+ +(\S+) ", screen, re.MULTILINE)}
 
 
 def monitor(environment: Mapping[str, str], program: str, *arguments: str) -> str:
-    """Return what a monitor prints; it prints no error."""
+    """Return what a monitor prints; it must print no error."""
     command = [strangers.PYTHON.with_name(program), *arguments]
     wide = {**environment, "COLUMNS": "120"}
     done = subprocess.run(command, env=wide, capture_output=True, text=True, timeout=60, check=False)

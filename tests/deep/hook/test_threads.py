@@ -1,4 +1,4 @@
-"""Hook and arbiter as threads of one program, under the sanitizers: ThreadSanitizer sees one process only."""
+"""Test hook and arbiter as threads of one program under the sanitizers, as ThreadSanitizer sees only one process."""
 
 import re
 import subprocess
@@ -11,21 +11,21 @@ import pytest
 from rig import REPO_ROOT
 
 BETWEEN = ("hook/gate", "hook/meter", "region", "agent/arbiter", "agent/policy")
-"""Where the sources between a launch and the arbiter are."""
+"""The folders with the sources on the way between a launch and the arbiter."""
 WITHOUT = {"host_copies.c", "look.c"}
 SOURCES = [
     REPO_ROOT / "tests" / "support" / "hook" / "threads.c",
     *(path for folder in BETWEEN for path in sorted((REPO_ROOT / folder).glob("*.c")) if path.name not in WITHOUT),
 ]
 SANITIZERS = {
-    "thread": ["-fsanitize=thread", "-Wno-tsan"],  # fences are not modelled; the words they order are atomics
+    "thread": ["-fsanitize=thread", "-Wno-tsan"],  # it does not model fences; the words that they order are atomics
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 
 
 @pytest.fixture
 def regions() -> Iterator[Path]:
-    """A directory on tmpfs for the shares, gone afterwards."""
+    """Yield a temporary directory on tmpfs for the shares."""
     with tempfile.TemporaryDirectory(prefix="sharepod-threads-", dir="/dev/shm") as directory:
         yield Path(directory)
 
@@ -48,7 +48,7 @@ def test_hook_and_arbiter_share_a_device_without_a_race(program: Path, regions: 
     assert hooked > 1000
     assert by_hand > 100
     assert turns >= 10
-    # Only a co-grant (a drain later than its bound, on a loaded machine) lets two shares in at once.
+    # Two shares may be in at once only after a co-grant, when a loaded machine makes a drain exceed its bound.
     assert outside == 0 or cogrants > 0
 
 

@@ -1,4 +1,4 @@
-"""A production trace is placed better than by what is published."""
+"""Test that a production trace is placed better than by the published policy."""
 
 from pathlib import Path
 
@@ -15,6 +15,6 @@ def test_a_production_trace_is_replayed_better_than_by_what_is_published(shared_
     placed: list[Placed] = []
     ours = replay(nodes, pods, "worth", arrive=1.0, seed=0, tell=placed.append).points[-1]
     theirs = replay(nodes, pods, "fgd", arrive=1.0, seed=0).points[-1]
-    assert 100 * theirs.allocated == pytest.approx(86.64, abs=1.0)  # published, the mean of ten seeds
+    assert 100 * theirs.allocated == pytest.approx(86.64, abs=1.0)  # the published mean of ten seeds
     assert ours.allocated > theirs.allocated + 0.005
     check_placements(nodes, pods, placed)

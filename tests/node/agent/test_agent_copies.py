@@ -1,4 +1,4 @@
-"""Host copies are counted and explained, and go on over processes and agents."""
+"""Test that host copies are counted and explained, and that the counts go on over processes and agents."""
 
 from dialogue import Dialogue
 
@@ -12,7 +12,7 @@ EACH_WAY = 2 * (64 << 20)
 
 
 def counts(agent: RunningAgent) -> tuple[int, int, int, int]:
-    """Return what gRPC says: bytes and copies to the device, then back."""
+    """Return the counts by gRPC: bytes and copies to the device, then from it."""
     told = usage(agent, "a")
     return (
         told.host_to_device_bytes,
@@ -23,7 +23,7 @@ def counts(agent: RunningAgent) -> tuple[int, int, int, int]:
 
 
 def rounds(number: int) -> tuple[int, int, int, int]:
-    """Return the counts of so many rounds of the program."""
+    """Return the counts of this number of rounds of the program."""
     return number * EACH_WAY, number * 2, number * EACH_WAY, number * 2
 
 
@@ -39,7 +39,7 @@ def test_host_copies_of_the_dead_and_the_living_are_counted_explained_and_go_on_
         facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].facts
         assert "copied 256 MiB to the device and 256 MiB back, in 8 copies: these pass no gate" in facts
         assert agent.stop() == 0
-        assert Dialogue(lives)("again") == "ready"  # while there is no agent
+        assert Dialogue(lives)("again") == "ready"  # it copies while there is no agent
         agent.start()
         until(lambda: usage(agent, "a").processes == 1)
         assert counts(agent) == rounds(3)

@@ -1,6 +1,7 @@
-"""Damaged regions: every word, every length, before a program starts and while it works. Nobody crashes or hangs.
+"""Test damaged regions: every word, every length, before a program starts and while it works.
 
-The tenant's side is any tenant's to write; the agent's side only its own user's. Both are damaged here, byte by byte.
+No process may crash or hang. Any tenant can write its own side of the region; only the agent's user can write the
+agent's side. The tests damage both, byte by byte.
 """
 
 import os
@@ -60,16 +61,16 @@ UNUSABLE = "region cannot be used"
 
 
 def terms_words() -> list[list[int]]:
-    """Return every aligned word of `terms`: those of the header, and each of a grant in all rows at once."""
+    """Return every aligned word of `terms`: each word of the header, and each word of a grant in all rows at once."""
     header = [[at] for at in range(0, HEADER_BYTES, WORD)]
     rows = [HEADER_BYTES + row * GRANT_BYTES for row in range(DEVICES_MAX)]
     return header + [[row + at for row in rows] for at in range(0, GRANT_BYTES, WORD)]
 
 
 def slots_words() -> list[list[int]]:
-    """Return every aligned word of `slots`: of the claims, and in all slots at once of a slot's head and its tables.
+    """Return every aligned word of `slots`: of the claims, and of a slot's head and tables in all slots at once.
 
-    A table has a row for each device; each word of a row is one group with that of the other rows.
+    A table has a row for each device; the same word of all rows is one group.
     """
     groups = [[at] for at in range(0, CLAIMS_BYTES, WORD)]
     slots = [CLAIMS_BYTES + slot * SLOT_BYTES for slot in range(SLOTS_MAX)]
@@ -101,7 +102,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def overwritten(path: Path) -> Iterator[list[int]]:
-    """Overwrite one word after the other by each of the values; give where each time."""
+    """Overwrite one word after the other by each of the values; yield the place each time."""
     with opened(path) as file:
         for group in FILES[path.name]():
             for value in VALUES.values():
@@ -111,7 +112,7 @@ def overwritten(path: Path) -> Iterator[list[int]]:
 
 
 def shortened(path: Path, least: int = 1) -> Iterator[list[int]]:
-    """Make the file ever shorter; give its length each time."""
+    """Make the file shorter step by step; yield its length each time."""
     for length in (*reversed(LENGTHS[path.name]), least):
         os.truncate(path, length)
         yield [length]
@@ -121,7 +122,7 @@ def shortened(path: Path, least: int = 1) -> Iterator[list[int]]:
 def two_at_work(
     agent: RunningAgent, bad_program: Path, tmp_path: Path, memory: int = 0
 ) -> Iterator[tuple[pb.RegisterShareResponse, Worker, Worker]]:
-    """Run a program that is to be hurt and its neighbour on one device; give the share, the program, the neighbour."""
+    """Run a program to be hurt and a neighbour on one device; yield the share, the program and the neighbour."""
     answer = agent.register(40, name="hurt", device="0", memory=memory)
     other = agent.register(40, name="neighbour", device="0")
     with (
@@ -132,22 +133,22 @@ def two_at_work(
 
 
 def until_metered(agent: RunningAgent) -> None:
-    """Wait until what the program uses is counted still, or again."""
+    """Wait until the program's use is still counted, or counted again."""
     before = usage(agent, "hurt").used_ns
     until(lambda: usage(agent, "hurt").used_ns > before + 20_000_000)
 
 
 def survived(agent: RunningAgent, neighbour: Worker) -> None:
-    """Assert that the agent is whole, and that neither it nor the neighbour has anything to do with the damage."""
+    """Assert that the agent is unharmed, and that the neighbour works and has no faults."""
     assert "Traceback" not in agent.log()
     neighbour.goes_on()
     assert usage(agent, "neighbour").faults == 0
 
 
 def told_of(agent: RunningAgent, share: pb.Share) -> None:
-    """Assert that the log and the explanation have the damage, and the log is not full of it."""
+    """Assert that the log and the explanation tell of the damage, and that the log is not full of it."""
     until(lambda: lines_of(agent, share, DAMAGED))
-    assert 1 <= len(lines_of(agent, share, DAMAGED)) <= 6  # each tells of ten times as much
+    assert 1 <= len(lines_of(agent, share, DAMAGED)) <= 6  # each line comes after ten times as many faults
     assert any("values in its region were out of range or overwritten" in fact for fact in facts_of(agent, share))
 
 
@@ -158,7 +159,7 @@ def test_a_region_damaged_beneath_a_program(
     with two_at_work(agent, bad_program, tmp_path) as (answer, hurt, neighbour):
         path = Path(answer.share.directory) / file
         size = path.stat().st_size
-        for place in damage(path):  # its own page stays: a program that has lost that is metered no more
+        for place in damage(path):  # the program's own page stays: without it the program is no longer metered
             hurt.goes_on(because=f"{place[0]}")
         until(lambda: path.stat().st_size == size)
         until_metered(agent)
@@ -167,7 +168,7 @@ def test_a_region_damaged_beneath_a_program(
 
 
 def until_it_waits(directory: Path) -> None:
-    """Wait until the only program of a share has come to its closed gate."""
+    """Wait until the only program of a share waits at its closed gate."""
     with opened(directory / "slots") as slots:
         until(lambda: any(os.pread(slots, WORD, CLAIMS_BYTES + 64)))
 
@@ -180,7 +181,7 @@ WAITING = {
     "its turn is another": ("terms", HEADER_BYTES + 64, b"\x55" * WORD),
     "its pause is over": ("terms", HEADER_BYTES + 68, bytes(WORD)),
 }
-"""Where the region of a program that waits is damaged, and with what."""
+"""Where the region of a waiting program is damaged, and with which bytes."""
 
 
 @pytest.mark.parametrize("case", WAITING)
@@ -195,10 +196,10 @@ def test_who_waits_at_its_gate_is_heard_whatever_is_damaged(
         agent.stub.PauseShare(pb.PauseShareRequest(share="hurt"))
         until_it_waits(directory)
         overwrite(directory / file, at, value)
-        time.sleep(1.3)  # the agent has looked at all there is: it does so each second
+        time.sleep(1.3)  # the agent has looked at everything: it does so each second
         made = hurt.made
         time.sleep(0.2)
-        assert hurt.made == made  # it is paused still, or again
+        assert hurt.made == made  # the program is still paused, or paused again
         agent.stub.ResumeShare(pb.ResumeShareRequest(share="hurt"))
         hurt.goes_on(50)
 
@@ -250,18 +251,18 @@ def test_every_word_of_a_region_damaged_before_a_program_starts(
             answers = live_once(children)
             assert answers["status"] == 0, (group[0], answers)
             assert {answers[call] for call in ("init", "launch", "sync")} <= {0, NOT_CALLED}, (group[0], answers)
-            assert answers["retain"] in (0, OUT_OF_MEMORY), (group[0], answers)  # refused by an amount of memory
+            assert answers["retain"] in (0, OUT_OF_MEMORY), (group[0], answers)  # a damaged memory amount may refuse it
             for at in group if file == "slots" or group[0] < HEADER_BYTES else ():
                 os.pwrite(damaged, whole[at : at + WORD], at)
         survived(agent, neighbour)
-        if file == "terms":  # in slots of nobody there is nothing that could be damaged
+        if file == "terms":  # slots without a process hold nothing that could be damaged
             told_of(agent, answer.share)
     assert first_error(once(bad_program, environment_of(answer))) == ("", 0)
     if file == "terms":
         expected, mended = bytearray(whole), bytearray(path.read_bytes())
         for content in (expected, mended):
-            content[64:HEADER_BYTES] = bytes(64)  # the heartbeat, and what nobody reads
-            del content[HEADER_BYTES + 64 :]  # the turn, and the rows of no device
+            content[64:HEADER_BYTES] = bytes(64)  # ignore the heartbeat and the unused bytes
+            del content[HEADER_BYTES + 64 :]  # ignore the turn and the unused rows
         assert mended == expected
 
 
@@ -281,7 +282,7 @@ def test_a_region_of_every_length_before_a_program_starts(
             assert answers["launch"] == (0 if answers["init"] == 0 else NOT_CALLED), (length, answers)
     if file == "terms":
         told(agent, answer.share, UNUSABLE, "its region has another ABI or is damaged")
-    else:  # the agent makes it as long as it was
+    else:  # the agent restores the length of the file
         told(agent, answer.share, DAMAGED, "a file was cut short", "values in its region were out of range")
         until(lambda: path.stat().st_size == SLOTS_BYTES)
         until(lambda: once(bad_program, environment)["launch"] == 0)
@@ -295,7 +296,7 @@ def test_a_region_cut_to_nothing_beneath_a_program_costs_it_its_metering_alone(
         two_at_work(agent, bad_program, tmp_path, 64 * MIB) as (answer, hurt, neighbour),
         worker(bad_program, environment_of(answer), tmp_path) as second,
     ):
-        for length in (SLOTS_BYTES, SLOTS_BYTES, SLOTS_BYTES, 0):  # a file that grows again and is cut again
+        for length in (SLOTS_BYTES, SLOTS_BYTES, SLOTS_BYTES, 0):  # the file grows again and is cut again
             os.truncate(Path(answer.share.directory) / file, 0)
             for one in (hurt, second):
                 one.goes_on(50)
@@ -358,4 +359,4 @@ def test_an_agent_adopts_a_damaged_region_and_believes_none_of_it(
         until(lambda: usage(agent, "hurt").used_ns > account.used_ns + 20_000_000)
     content = (Path(answer.share.directory) / "terms").read_bytes()
     assert struct.unpack_from("<Q", content, HEADER_BYTES + 48)[0] == 64 * MIB
-    assert struct.unpack_from("<Q", content, HEADER_BYTES + 112)[0] == 0  # a context's memory, which nobody has learned
+    assert struct.unpack_from("<Q", content, HEADER_BYTES + 112)[0] == 0  # a context's memory, which is not yet known

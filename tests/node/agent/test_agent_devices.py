@@ -1,4 +1,4 @@
-"""Which device is whose: CUDA's numbers, NVML's, MIG instances, devices that MPS serves, programs that go astray."""
+"""Test which device work counts on: CUDA's and NVML's numbers, MIG instances, MPS, programs on devices not theirs."""
 
 import ast
 import contextlib
@@ -25,7 +25,7 @@ MIB = 1 << 20
 MS = 1_000_000
 GPU = "GPU-53474750-0000-0000-8000-0000000000"
 MIG = "MIG-53474750-0000-0000-8000-0000000000"
-MIXED = "1xA10,1xH200,1xL4,1xH200"  # by bus 0, 1, 2, 3; fastest first 1, 3, 0, 2
+MIXED = "1xA10,1xH200,1xL4,1xH200"  # order by bus: 0, 1, 2, 3; order by speed: 1, 3, 0, 2
 CUT = "1xH100:3g.40gb+4g.40gb,1xA10"
 
 ON_EVERY_DEVICE = f"""
@@ -49,7 +49,7 @@ sys.stdin.read()
 def running(
     environment: dict[str, str], text: str, **settings: str
 ) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
-    """Run a program on the driver until the block ends; gives it and the first line that it printed."""
+    """Run a program on the driver until the block ends; yield it and the first line that it printed."""
     return python({**environment, **settings}, *script(text)[1:])
 
 
@@ -64,7 +64,7 @@ def on(agent: RunningAgent, devices: Sequence[str], memory: int = 0, name: str =
     [
         (None, "given", "2 0 1"),
         ("PCI_BUS_ID", "given", "2 0 1"),
-        (None, "0,1,2,3", "2 0 1"),  # numbers count the share's
+        (None, "0,1,2,3", "2 0 1"),  # the numbers count the share's devices
         ("FASTEST_FIRST", " 2,0", "1 2"),
         ("PCI_BUS_ID", "2,0", "1 2"),
         (None, "1,-1,0", "0"),
@@ -82,7 +82,7 @@ def test_work_on_a_cuda_device_is_billed_to_the_device_with_its_uuid(
     with running(metered(answer), ON_EVERY_DEVICE, **settings) as (_, line):
         uuids, beyond = json.loads(line.rpartition(" ")[0]), line.split()[-1]
         assert uuids == [f"{GPU}0{number}".removeprefix("GPU-") for number in seen.split()]
-        assert beyond == "101"  # CUDA_ERROR_INVALID_DEVICE: more than the share's
+        assert beyond == "101"  # CUDA_ERROR_INVALID_DEVICE for a number beyond the share's devices
         launches = 50 * len(uuids) * (len(uuids) + 1)
         until(lambda: sum(held.usage.launches for held in agent.shares()[0].devices) == launches)
         (share,) = agent.shares()
@@ -162,7 +162,7 @@ def test_two_shares_on_two_instances_of_a_gpu_see_and_pay_for_their_own(make_age
         until(lambda: [usage(agent, name).launches for name in "01"] == [200, 200])
         places = {device.uuid: device.index for device in truth.devices()}
         own = [places[f"{MIG}{n}0"] for n in (1, 2)]
-        until(lambda: [truth.devices()[place].busy_ns for place in own] == [400 * MS] * 2)  # the last kernel has ended
+        until(lambda: [truth.devices()[place].busy_ns for place in own] == [400 * MS] * 2)  # all kernels have ended
         assert min(usage(agent, name).used_ns for name in "01") >= 0.95 * 400 * MS
 
 
@@ -200,7 +200,7 @@ sys.stdin.read()
         ]
 
     assert [term.device_uuid for term in agent.shares()[0].devices] == [f"{MIG}10", f"{MIG}20"]
-    for chosen, size in ((1, 512 * MIB), (0, 256 * MIB)):  # the second, then the first
+    for chosen, size in ((1, 512 * MIB), (0, 256 * MIB)):  # the second instance, then the first
         expected = [(0, 0, 0), (0, 0, 0)]
         expected[chosen] = (size + 4096, 50, 1)
         assert run_on(chosen, size) == expected
@@ -211,7 +211,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def mps_server(directory: Path) -> Iterator[int]:
-    """Run something that has an MPS server's name."""
+    """Run a process that has an MPS server's name."""
     copy = directory / "nvidia-cuda-mps-server"
     shutil.copy("/bin/sleep", copy)
     with subprocess.Popen([copy, "60"]) as process:
@@ -223,12 +223,12 @@ def mps_server(directory: Path) -> Iterator[int]:
 
 def test_a_device_that_mps_serves_takes_no_share_until_it_is_stopped(agent: RunningAgent, tmp_path: Path) -> None:
     with Truth(f"{agent.directory}/simgpu") as truth, mps_server(tmp_path) as pid:
-        truth.serve_by_mps(0, pid)  # its server is there, and no client yet
+        truth.serve_by_mps(0, pid)  # the server is there, but no client yet
         until(lambda: reasons(agent)[0].startswith("MPS serves it"), timeout_s=5.0)
         assert reasons(agent)[1] == ""
         with pytest.raises(grpc.RpcError, match=r"device 0 is unhealthy \(MPS serves it, .*mps-control` stops it\)"):
             on(agent, ["0"])
-        assert on(agent, [""]).share.devices[0].device_uuid == f"{GPU}01"  # the best fit is elsewhere
+        assert on(agent, [""]).share.devices[0].device_uuid == f"{GPU}01"  # the best fit is now on the other device
         truth.serve_by_mps(0, 0)
         until(lambda: reasons(agent) == ["", ""], timeout_s=5.0)
         on(agent, ["0"])
@@ -250,7 +250,7 @@ def test_a_device_that_lets_one_process_in_takes_no_share_until_its_compute_mode
 
 
 def test_under_the_closed_policy_cuda_does_not_start_for_a_client_of_mps(make_agent: MakeAgent, tmp_path: Path) -> None:
-    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")  # a daemon that runs
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")  # the file of a running daemon
     environment = metered(on(make_agent("--policy", "closed").start(), ["0"]))
     for directory, result in ((tmp_path, 802), (tmp_path / "none", 0)):
         with running(environment, "print(cuda.cuInit(0))", CUDA_MPS_PIPE_DIRECTORY=str(directory)) as (_, line):

@@ -1,4 +1,4 @@
-"""The real agent, as a process, with the real arbiter, on simulated devices, spoken to over its socket."""
+"""Test the real agent over its socket: as a process, with the real arbiter, on simulated devices."""
 
 import os
 import re
@@ -20,11 +20,11 @@ from sharepod.proto import v1_pb2 as pb
 GIB = 2**30
 ID = "abcdefghjk"
 DROP = ["setpriv", "--reuid=65534"] if os.getuid() == 0 else []
-"""The user to become, where that is possible."""
+"""The command that changes to another user, where that is possible."""
 
 
 def refused(call: object, *arguments: object, **fields: object) -> tuple[grpc.StatusCode, str]:
-    """Make a call that must fail; return its code and text, which is one line."""
+    """Make a call that must fail with one line of text; return its code and text."""
     with pytest.raises(grpc.RpcError) as caught:
         call(*arguments, **fields)  # type: ignore[operator]
     text = caught.value.details()  # type: ignore[attr-defined]
@@ -207,7 +207,7 @@ def test_overcommit_is_the_operators_choice(make_agent: MakeAgent) -> None:
 def test_only_the_owners_user_may_write_the_slots_and_ring(agent: RunningAgent, name: str) -> None:
     ours = Path(agent.register(10, owner_pid=os.getpid()).share.directory, name).stat()
     assert (ours.st_uid, ours.st_mode & 0o777) == (os.getuid(), 0o600)
-    if os.getuid() == 0:  # only root can serve, and start, programs of other users
+    if os.getuid() == 0:  # only root can serve and start programs of other users
         with subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[]) as owner:
             theirs = Path(agent.register(10, owner_pid=owner.pid).share.directory, name).stat()
             owner.kill()
@@ -285,7 +285,7 @@ def test_a_policy_a_node_name_and_a_hook_directory_are_what_programs_and_clients
 def test_a_program_that_root_starts_and_that_drops_its_privileges_finds_the_hook(agent: RunningAgent) -> None:
     agent.directory.parent.chmod(0o711)
     environment = {**os.environ, "LD_PRELOAD": agent.register(30).hook_path}
-    # Not by subprocess: it would fork this process and all its threads, of which one in 20,000 ends by signal 11.
+    # setpriv changes the user: subprocess would fork this process with its threads, and 1 of 20,000 dies by signal 11.
     command = [*DROP, "grep", "-c", "/hook/libsharepod-", "/proc/self/maps"]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr) == (0, "")

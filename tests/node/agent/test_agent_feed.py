@@ -1,6 +1,6 @@
-"""A real agent tells a real usage server: over TLS with a token, through restarts of both, and whatever comes back.
+"""Test a real agent that reports to a real usage server: over TLS with a token, and through restarts of both.
 
-The server runs in the loop of its test: it hangs while the test does not wait for anything.
+The server runs in the test's event loop, so it hangs while the test does not await anything.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ NODE = "n1"
 
 
 class Scheduler:
-    """One usage server after another at the same address."""
+    """Usage servers, one after the other, at the same address."""
 
     def __init__(self, directory: Path, *, tls: bool = True) -> None:
         self.directory = directory
@@ -41,12 +41,12 @@ class Scheduler:
         self.trust()
 
     def trust(self) -> None:
-        """Have agents trust the authority of its certificate."""
+        """Let agents trust the authority of the server's certificate."""
         self.certificates.authority.cert_pem.write_to_path(str(self.directory / "root.crt"))
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What an agent needs to tell it."""
+        """Return the flags with which an agent reports to this server."""
         port = self.address.rpartition(":")[2]
         if not self.tls:
             return ("--node-name", NODE, "--scheduler-address", self.address)
@@ -70,7 +70,7 @@ class Scheduler:
         await self.server.start(self.address, credentials if self.tls else None)
 
     async def call(self, method: str, path: str, *, body: Any = None, timeout_s: float) -> SimpleNamespace:
-        """Say of which node a token is, as the API server does."""
+        """Answer as the API server does which node a token belongs to."""
         _ = method, path, timeout_s
         node = self.node_of.get(body["spec"]["token"])
         if node is None:
@@ -118,7 +118,7 @@ async def test_what_an_agent_knows_is_what_its_scheduler_knows(make_agent: MakeA
             assert (facts.uuid, facts.index, facts.model) == (device.uuid, device.index, device.name)
             assert facts.memory_total_bytes == device.memory_total_bytes
             assert (facts.healthy, facts.offered) == (True, False)
-            assert facts.nvlink_peers == (1 - facts.index,)  # two of a model that has links
+            assert facts.nvlink_peers == (1 - facts.index,)  # two devices of a model with NVLink
 
         share = register(agent, "a", 30, limit=60, memory=2**30, share_class=pb.SHARE_CLASS_LATENCY)
         found = shares(await scheduler.wait(lambda node: "a" in shares(node)))["a"].terms
@@ -158,7 +158,7 @@ async def test_what_programs_use_is_told_and_on_the_loopback_without_tls_and_tok
         agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=answer.share.id))
         await scheduler.wait(lambda node: not shares(node))
         node = await scheduler.wait(lambda node: node.devices[1].numbers.used_1s_millipercent == 0)
-        assert node.devices[1].numbers.used_1m_millipercent > 0  # what a share used that has ended since
+        assert node.devices[1].numbers.used_1m_millipercent > 0  # the use of a share that has ended since
 
 
 @pytest.mark.early
@@ -183,7 +183,7 @@ async def test_a_scheduler_that_comes_late_or_comes_back_hears_everything(
     async with Scheduler(tmp_path) as scheduler:
         await scheduler.server.stop()
         metrics = f"127.0.0.1:{free_port()}"
-        agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()  # it answers without a scheduler
+        agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()  # it starts without a scheduler
         register(agent, "a")
         await eventually(lambda: numbers(metrics)["failures_total"] >= 1)
         assert (numbers(metrics)["schedulers"], numbers(metrics)["connected"]) == (1, 0)
@@ -205,7 +205,7 @@ async def test_an_agent_that_is_killed_and_comes_back_replaces_what_it_told(
         register(agent, "a")
         await scheduler.wait(lambda node: set(shares(node)) == {"a"})
         agent.stop(signal.SIGKILL)
-        assert set(shares(await scheduler.wait())) == {"a"}  # it is not forgotten for that
+        assert set(shares(await scheduler.wait())) == {"a"}  # a killed agent's node is not forgotten
         agent.start()
         register(agent, "b")
         await scheduler.wait(lambda node: set(shares(node)) == {"a", "b"})

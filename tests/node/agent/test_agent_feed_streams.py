@@ -1,4 +1,4 @@
-"""The agent's streams against schedulers that hang, vanish or multiply: in one loop, with short times."""
+"""Test the agent's streams against schedulers that hang, vanish or multiply, in one event loop with short times."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ TARGET = Target("schedulers", 1)
 
 
 class Double:
-    """A scheduler that keeps what it is told; `serve` says how it behaves."""
+    """A scheduler that keeps all that it is told; `serve` defines how it behaves."""
 
     def __init__(self, serve: Serve) -> None:
         self.told: list[pb.ReportUsageRequest] = []
@@ -74,9 +74,9 @@ async def feeding(
     devices: int = 2,
     shown: list[NodeStatus] | None = None,
 ) -> AsyncIterator[Tally]:
-    """A feed that is told ten times as often, with changing numbers, and that looks for its schedulers all the time.
+    """Run a feed with ten times as many pictures, of changing numbers, that looks for its schedulers all the time.
 
-    What it is told goes to `shown`.
+    The pictures that the feed gets also go to `shown`.
     """
     known = [replace(H200, uuid=f"GPU-{number}", index=number) for number in range(devices)]
 
@@ -124,7 +124,7 @@ async def test_every_scheduler_that_the_name_stands_for_is_told_and_none_that_it
             assert tally.schedulers == 2
             assert other.told[0].HasField("node")
             assert not other.told[1].HasField("node")
-            ports.clear()  # the name is not known for a moment: both stay
+            ports.clear()  # the name cannot be resolved for a moment; both streams must stay
             before = len(other.told)
             await eventually(lambda: len(other.told) > before + 20)
             assert len(tally.answered_ns) == 2
@@ -149,7 +149,7 @@ async def test_a_scheduler_that_answers_no_longer_is_not_called_connected_and_is
         assert not tally.answered_ns
         await eventually(lambda: double.streams >= 4)
         assert tally.failures >= 3
-    # gRPC tells of its ends, too. The same is not said again.
+    # gRPC logs ends of streams too. Our log must not repeat the same cause.
     causes = [getattr(one, "cause", "") for one in caplog.records if one.name.startswith("sharepod.")]
     assert causes.count("no answer for 0.3 s") == 1
 
@@ -177,7 +177,7 @@ async def test_a_scheduler_that_ends_each_stream_is_asked_ever_more_seldom(monke
 
 
 async def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for a scheduler does not pile up in the agent."""
+    """Check that messages for a slow scheduler do not pile up in the agent."""
     resume = asyncio.Event()
 
     async def read_late(double: Double, context: Any) -> None:
@@ -193,7 +193,7 @@ async def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkey
     ):
         await eventually(lambda: tally.answered_ns)
         await eventually(lambda: len(shown) > 1000)
-        assert tally.messages < 800  # what flow control lets through, and no more
+        assert tally.messages < 800  # no more messages than flow control lets through
         resume.set()
         last = shown[-1].devices[0].memory_used_bytes
         await eventually(lambda: double.told[-1].device_numbers[0].memory_used_bytes >= last)

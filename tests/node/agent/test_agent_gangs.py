@@ -1,8 +1,8 @@
-"""Gangs: the devices that a share on several of them, or several shares that name one gang, get together.
+"""Test gangs: a share on several devices, or several shares that name one gang, get their devices together.
 
-In virtual time random schedules run over the arbiter's own code (gang_program.c). On the simulated GPU programs make
-collectives in which every rank spins for the next, beside programs that use one device: the ranks of `ring` are one
-process with one share, those of `job_beside_others` have a process and a share each.
+Random schedules run over the arbiter's own code in virtual time (gang_program.c). On the simulated GPU, programs make
+collectives in which every rank spins for the next, beside programs that use one device. The ranks of `ring` are one
+process with one share; those of `job_beside_others` have a process and a share each.
 """
 
 import errno
@@ -32,7 +32,7 @@ SCHEDULES = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "300"))
 
 @pytest.fixture(scope="module")
 def schedules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program that plays random schedules over the arbiter's own code."""
+    """Return the program that plays random schedules over the arbiter's own code."""
     return built(tmp_path_factory.mktemp("gangs"))
 
 
@@ -40,9 +40,9 @@ def test_random_schedules_end_every_collective_and_shares_of_one_device_keep_the
     played = [random_schedules(schedules, 1, SCHEDULES, *how) for how in ((), ("joined",))]
     for found in played:
         assert found["collectives"] > 100 * SCHEDULES
-        # Limits of a few per cent, pauses of the ranks and dying neighbours included.
+        # This includes limits of a few per cent, pauses of the ranks and dying neighbours.
         assert found["longest_ms"] < 1000
-        # Where all is saturated, nobody is limited and nobody dies, it is two rounds of turns at most.
+        # If all shares saturate, none has a limit and none dies, it takes at most two rounds of turns.
         assert found["steady_longest_ms"] < 250
         assert found["least_part"] > 0.98
         assert found["longest_wait_ms"] < 100
@@ -63,14 +63,14 @@ def test_a_device_that_is_kept_for_two_gangs_lets_in_whom_another_device_spins_f
 
 
 def _until_used(node: Node, *names: str) -> None:
-    """Wait until each program has used more of its devices."""
+    """Wait until each program has used its devices for a further 100 ms."""
     before_ns = node.sample().busy_ns
     for name in names:
         until(lambda name=name: node.sample().busy_ns[name] - before_ns[name] > 100 * MS, f"{name} does not run")
 
 
 def _until_they_have_all(node: Node, *names: str) -> None:
-    """Wait until each program has nearly all of its device."""
+    """Wait until each program gets nearly all of its device's time."""
     for name in names:
         until(lambda name=name: node.parts(0.2)[name] > 0.9, f"{name} has not all of its device")
 
@@ -110,7 +110,7 @@ def test_a_gang_of_which_one_share_is_paused_leaves_all_of_its_devices(tmp_path:
 
 
 PAUSED = 2  # SP_GRANT_PAUSED
-FLAGS_AT = 128 + 64 + 4  # of the first grant, in `terms`
+FLAGS_AT = 128 + 64 + 4  # the place of the first grant's flags in `terms`
 
 
 def _flags(region: Path) -> int:
@@ -133,7 +133,7 @@ def test_a_share_that_is_paused_with_its_gang_stays_so_undamaged_and_when_no_age
         for share_handle in shares:
             arbiter.join_gang(share_handle, 1)
         arbiter.pause_share(shares[0], True)
-        time.sleep(0.5)  # five looks for damage
+        time.sleep(0.5)  # time for five looks for damage
         assert [_flags(directory) & PAUSED for directory in directories] == [PAUSED, PAUSED]
         assert [arbiter.read_usage(one, 0).faults for one in shares] == [0, 0]
     assert [_flags(directory) & PAUSED for directory in directories] == [PAUSED, PAUSED]
@@ -159,7 +159,7 @@ def test_a_gang_that_is_killed_leaves_its_devices_to_the_others() -> None:
         programs["gang"].kill()
         until(lambda: node.usage()["gang"].processes == [])
         for name in ("one", "two"):
-            until(lambda name=name: node.parts(0.5)[name] > 0.45)  # 30 of the 50 that are left
+            until(lambda name=name: node.parts(0.5)[name] > 0.45)  # its request of 30 is a part of the 50 that are left
         _until_used(node, "other")
 
 
@@ -169,10 +169,10 @@ def test_who_is_left_of_a_gang_is_held_up_by_nobody(tmp_path: Path) -> None:
         _until_used(node, "rank0")
         node.client.pause("rank0")
         programs["rank0"].kill()
-        node.client.release("rank0")  # paused as it is: with it goes the pause
+        node.client.release("rank0")  # it is still paused: the pause goes with it
         until(lambda: node.usage()["rank1"].devices[0].state != pb.SHARE_STATE_PAUSED)
         _until_they_have_all(node, "other0")
-        programs["rank1"].kill()  # it spins for one that is gone, as it would on bare metal
+        programs["rank1"].kill()  # it spins for a rank that is gone, as it would on bare metal
 
 
 def test_a_gang_on_a_device_that_is_lost_holds_up_nobody_on_the_other() -> None:
@@ -190,7 +190,7 @@ def test_a_new_agent_takes_over_the_grants_of_a_gang() -> None:
         go(programs)
         _until_used(node, "gang")
         node.restart_agent(signal.SIGKILL)
-        # The new agent grants them their turns, and not the heartbeat's end.
+        # The programs must go on by the new agent's grants, not because a stale heartbeat opens their gates.
         until(lambda: any(turn.share == "gang" for turn in node.turns()))
         _until_used(node, "gang")
 
@@ -234,7 +234,7 @@ def test_the_arbiter_joins_and_parts_shares_in_any_order(tmp_path: Path) -> None
             for share_handle in shares:
                 arbiter.join_gang(share_handle, key)
         for share_handle in shares:
-            arbiter.join_gang(share_handle, 5)  # the second one of device 0 and those after the third are a second gang
+            arbiter.join_gang(share_handle, 5)  # shares on a device that the gang already has make a second gang
         arbiter.pause_share(shares[0], True)
         paused = [arbiter.read_usage(one, 0).state.name == "PAUSED" for one in shares]
         assert paused == [True, False, True, False, False]

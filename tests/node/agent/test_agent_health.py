@@ -1,4 +1,4 @@
-"""Devices that are lost, that hang, that others draw on: each is told with its reason, and the other devices go on."""
+"""Test devices that are lost, hang or are drawn on: each is told with its reason, and the other devices go on."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def truth(agent: RunningAgent) -> Iterator[Truth]:
-    """What an observer of the agent's devices may do to them; no device hangs afterwards."""
+    """Yield the simulator's controls of the agent's devices; at the end no device hangs."""
     with Truth(f"{agent.directory}/simgpu") as truth:
         yield truth
         for place in (0, 1):
@@ -38,7 +38,7 @@ def test_a_new_agent_keeps_the_shares_of_a_lost_device_and_serves_the_others(age
     until(lambda: reasons(agent)[0] == "Xid 79", timeout_s=5.0)
     explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].reason
     assert explained.startswith("its device is unhealthy (Xid 79)")
-    for _ in range(2):  # a restart loop costs nothing either
+    for _ in range(2):  # a restart loop must not change this
         agent.stop(signal.SIGKILL)
         agent.start()
         assert reasons(agent) == ["NVML: GPU is lost", ""]
@@ -95,7 +95,7 @@ def test_nvml_is_opened_anew_when_no_device_answers(agent: RunningAgent, truth: 
     until(lambda: reasons(agent) == ["NVML: Unknown Error"] * 2, timeout_s=10)
     until(lambda: "NVML opened anew" in agent.log(), timeout_s=40)
     until(lambda: reasons(agent) == ["", ""], timeout_s=30)
-    with program(metered(answer), "idle") as process:  # and processes are looked at by the new handles
+    with program(metered(answer), "idle") as process:  # the agent finds processes through NVML's new handles
         until(lambda: usage(agent, "a").processes == 1)
         assert process.poll() is None
 
@@ -127,7 +127,7 @@ RELEASED = "released by an operator: `sharepod device resume {}` takes it back"
 
 
 def files(agent: RunningAgent) -> set[str]:
-    """Return what the agent has open or mapped of NVML's devices."""
+    """Return the files of NVML's devices that the agent has open or mapped."""
     assert agent.process is not None
     maps = Path(f"/proc/{agent.process.pid}/maps").read_text(encoding="utf-8")
     return {line.split()[-1] for line in maps.splitlines() if line.endswith("/simgpu")}
@@ -167,7 +167,7 @@ def test_a_device_that_is_released_is_in_nobody_s_hands_until_it_is_resumed(agen
 
 
 def test_a_release_whose_caller_gives_up_is_done_all_the_same(agent: RunningAgent) -> None:
-    with pytest.raises(grpc.RpcError, match="Deadline Exceeded"):  # a look at a device waits for longer
+    with pytest.raises(grpc.RpcError, match="Deadline Exceeded"):  # a look at a device takes longer than the deadline
         agent.stub.ReleaseDevice(pb.ReleaseDeviceRequest(device="0"), timeout=0.2)
     until(lambda: reasons(agent)[0] == RELEASED.format(0), timeout_s=10)
     assert not files(agent)
@@ -199,7 +199,7 @@ def test_a_release_that_cannot_be_says_why(agent: RunningAgent, truth: Truth) ->
     resume(agent, "1")
     until(lambda: reasons(agent) == ["", ""], timeout_s=10)
     truth.hang(0)
-    time.sleep(3)  # its thread is in the driver by then, for longer than that is waited for
+    time.sleep(3)  # by then its thread is in the driver, for longer than the agent waits for a thread
     with pytest.raises(grpc.RpcError, match="a call of NVML has not come back for 10 s: stop the agent"):
         release(agent, "0")
     assert RELEASED.format(0) not in reasons(agent)
@@ -209,7 +209,7 @@ def test_a_release_that_cannot_be_says_why(agent: RunningAgent, truth: Truth) ->
 
 
 def test_an_agent_starts_beside_a_device_that_it_has_never_seen_well(agent: RunningAgent, truth: Truth) -> None:
-    # The simulated machine goes with the last agent that has no share: one of an earlier agent keeps it.
+    # The simulated machine ends with the last agent without a share; a share of the earlier agent keeps the machine.
     agent.register(30, name="b", device="1")
     agent.stop()
     (agent.directory / "checkpoint.json").unlink()
@@ -236,7 +236,7 @@ def test_a_device_that_hangs_is_unhealthy_after_ten_seconds_and_holds_up_nothing
     truth.recover(1)
     until(lambda: reasons(agent)[0].startswith("it could not be looked at for 10 s"), timeout_s=16.0)
     assert time.monotonic() - began > 7
-    until(lambda: reasons(agent)[1] == "", timeout_s=20.0)  # it has been looked at all the time
+    until(lambda: reasons(agent)[1] == "", timeout_s=20.0)  # the agent has looked at it all the time
     assert "shares=['a']" in [line for line in agent.log().splitlines() if "device unhealthy" in line][-1]
     began = time.monotonic()
     assert agent.stop() == 0

@@ -1,4 +1,4 @@
-"""How early the next share is granted, learned in virtual time."""
+"""Test how the arbiter learns how early to grant the next share, in virtual time."""
 
 import json
 import subprocess
@@ -39,12 +39,12 @@ def test_a_turn_that_ends_just_after_a_slice_is_seldom_cut(program: Path) -> Non
     assert cuts[:2] == [0, 0]
     # With the device's lead alone nearly every residue of the third share would be cut.
     assert cuts[2] < 0.15
-    # Only the hand-offs of that share pay for it.
+    # Only the hand-offs of that share are later for this.
     assert late < 0.15 + 1 / 3
 
 
 def test_turns_of_any_length_end_where_no_slice_does(program: Path) -> None:
     late, cuts = _learned(program, 5_000, 10_000_000, 9_000_000, 6_000_000, 500_000)
-    # Where they end by themselves, one in twenty is cut, and half of the first launches come late for fear of it.
+    # If turns ended at their deadlines, one in twenty would be cut, and half of the first launches late to avoid that.
     assert max(cuts) < 0.01
     assert late < 0.2

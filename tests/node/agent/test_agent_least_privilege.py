@@ -1,4 +1,4 @@
-"""An agent with the capabilities that the DaemonSet gives it, and no others, does its work."""
+"""Test that an agent works with only the capabilities that the DaemonSet gives it."""
 
 import os
 
@@ -13,7 +13,7 @@ MANIFEST = REPO_ROOT / "daemonset" / "base" / "daemonset.yaml"
 
 
 def confined() -> tuple[str, ...]:
-    """Return what starts a program as the container runtime would; nothing when we are not root to begin with."""
+    """Return the words that start a program as the container runtime would; none if the test does not run as root."""
     if os.getuid() != 0:
         return ()
     pod = yaml.safe_load(MANIFEST.read_text())["spec"]["template"]["spec"]

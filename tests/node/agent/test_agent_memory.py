@@ -1,6 +1,6 @@
-"""The cap on a share's memory: every kind of it is charged with exactly what the device says that it takes, and where.
+"""Test the cap on a share's memory: each kind of memory is charged exactly, on the device that holds it.
 
-The device is the judge: what it counts for the share's processes is compared with what the agent says, byte for byte.
+The simulated device is the judge: what it counts for the share's processes must equal what the agent says, to the byte.
 """
 
 import os
@@ -20,7 +20,7 @@ from sharepod.proto import v1_pb2 as pb
 CAP = 256 * MIB
 EVERYTHING = 2**64 - 1
 MEMORY_AT, SEQUENCE_AT = CLAIMS_BYTES + 64 + 16, CLAIMS_BYTES + 64 + 64
-"""In the first slot: behind its head, and the words before."""
+"""The places in the first slot: behind its head and the words before them."""
 LINEAR = ("linear", "managed", "pitched", "array", "array_3d", "array_v1", "array_3d_v1", "mipmap")
 GRAPHS = (
     "graph_node",
@@ -33,40 +33,40 @@ GRAPHS = (
 )
 POOLED = ("stream_ordered", "stream_ordered_ptsz", "default_pool", "default_pool_ptsz", "pool", *GRAPHS)
 PHYSICAL = ("physical", "released", "retained", "segments")
-UPLOADED = ("graph_uploaded", "graph_uploaded_at_once")  # the driver may take it back until it is launched
+UPLOADED = ("graph_uploaded", "graph_uploaded_at_once")  # the driver may free this memory until the graph is launched
 KINDS = (*LINEAR, *POOLED, *PHYSICAL, "external")
 
 
 @contextmanager
 def capped(agent: RunningAgent, *devices: str) -> Iterator[CappedShare]:
-    """Make a share of some devices; at its end nothing of its programs is on any."""
+    """Make a share of some devices; at the end its programs must hold nothing on them."""
     asks = [pb.DeviceAsk(device=n, request_millipercent=50_000, memory_limit_bytes=CAP) for n in devices]
     answer = agent.stub.RegisterShare(pb.RegisterShareRequest(devices=asks, name="capped"))
     share = CappedShare(agent, metered(answer))
     try:
         yield share
         until(lambda: share.on_the_device(0) == share.on_the_device(1) == 0)
-    finally:  # the next test makes a share of that name
+    finally:  # the next test makes a share with this name
         agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="capped"))
 
 
 @pytest.fixture
 def share(common_agent: RunningAgent) -> Iterator[CappedShare]:
-    """A share of the first device."""
+    """Yield a share of the first device."""
     with capped(common_agent, "0") as share:
         yield share
 
 
 @pytest.fixture
 def wide(common_agent: RunningAgent) -> Iterator[CappedShare]:
-    """A share of two devices, whose programs have a context on the first."""
+    """Yield a share of two devices; its programs have a context on the first."""
     with capped(common_agent, "0", "1") as share:
         yield share
 
 
 @pytest.fixture
 def alone(agent: RunningAgent) -> Iterator[CappedShare]:
-    """A share of an agent of its own."""
+    """Yield a share of an agent of its own."""
     with capped(agent, "0") as share:
         yield share
 
@@ -87,7 +87,7 @@ def test_every_kind_is_charged_to_the_byte_and_refused_over_the_cap(share: Cappe
         for _ in range(3):
             assert take("give") == "0"
         assert share.holds() == 0
-        assert take(f"take {kind} {128 * MIB}") == "0"  # nothing is lost to a refusal
+        assert take(f"take {kind} {128 * MIB}") == "0"  # refusals must not use up any of the cap
         assert share.holds() >= 128 * MIB
 
 
@@ -132,7 +132,7 @@ def test_what_another_process_of_the_share_opens_is_charged_once(share: CappedSh
 
 @pytest.mark.parametrize("kind", ["linear", "physical", "pool"])
 def test_what_outlives_its_owner_is_charged_to_who_holds_it(alone: CappedShare, kind: str) -> None:
-    share = alone  # its agent takes what the dead owner left for a context, and reserves as much for later programs
+    share = alone  # the agent takes the dead owner's memory for a context's, and reserves as much for later programs
     with share.taker() as owner, share.taker() as guest:
         assert owner(f"take {kind} {64 * MIB}") == "0"
         assert guest(f"open {kind} {owner.pid} {owner('show')}") == "0"
@@ -160,7 +160,7 @@ def test_external_memory_is_charged_for_each_import(share: CappedShare) -> None:
 def test_what_a_process_takes_first_is_told_at_once_although_its_ring_is_not_heard(share: CappedShare) -> None:
     bell = Path(share.environment["SHAREPOD_REGION"], "bell")
     bell.unlink()
-    os.mkfifo(bell)  # the agent reads the other one
+    os.mkfifo(bell)  # the agent still reads the old one
     with share.taker() as take:
         assert take(f"take linear {2 * MIB}") == "0"
         usage = share.usage()
@@ -181,7 +181,7 @@ def test_two_processes_of_eight_threads_share_the_last_bytes_and_never_pass_the_
         got = [int(take.line()) for take in (one, other)]
         assert max(seen) <= CAP
         assert share.holds() == sum(got) * 2 * MIB
-        while share.holds() < CAP:  # the last of two that refuse each other: alone it gets what is left
+        while share.holds() < CAP:  # the two may refuse each other the last piece; one alone gets it
             assert one(f"take {kind} {2 * MIB}") == "0"
         assert other(f"take {kind} {2 * MIB}") == OUT_OF_MEMORY
         assert share.holds() == CAP
@@ -213,7 +213,7 @@ def test_a_program_that_is_stopped_as_it_reports_keeps_its_memory_in_the_account
     with share.taker() as take:
         assert take(f"take linear {64 * MIB}") == "0"
         assert share.holds() == 64 * MIB
-        overwrite(Path(share.environment["SHAREPOD_REGION"], "slots"), SEQUENCE_AT, b"\1")  # odd: it writes
+        overwrite(Path(share.environment["SHAREPOD_REGION"], "slots"), SEQUENCE_AT, b"\1")  # odd: a write is under way
         assert share.holds() == 64 * MIB
         assert take(f"take linear {32 * MIB}") == "0"
         assert share.holds() == 96 * MIB
@@ -236,7 +236,7 @@ def test_what_the_default_pool_keeps_is_charged_until_it_is_trimmed_or_may_keep_
             assert take("give") == "0"
         assert share.holds() == 192 * MIB
         assert int(take("free")) == CAP - 192 * MIB
-        assert take(f"take stream_ordered {64 * MIB}") == "0"  # of what is kept: nothing more is charged
+        assert take(f"take stream_ordered {64 * MIB}") == "0"  # from the kept memory: nothing more is charged
         assert share.holds() == 192 * MIB
         assert take("give") == "0"
         assert take(f"trim {64 * MIB}") == "0"
@@ -244,7 +244,7 @@ def test_what_the_default_pool_keeps_is_charged_until_it_is_trimmed_or_may_keep_
         assert take("trim 0") == "0"
         assert share.holds() == 0
         assert take(f"take stream_ordered {192 * MIB}") == take("give") == "0"
-        assert take("keep 0") == "0"  # from the next wait on
+        assert take("keep 0") == "0"  # this takes effect at the next wait
         assert share.holds() == 192 * MIB
         assert take("sync") == "0"
         assert share.holds() == 0
@@ -262,7 +262,7 @@ def test_what_a_pool_keeps_is_given_back_before_anything_is_refused(share: Cappe
         assert take(f"take {kind} {160 * MIB}") == "0"
         assert share.on_the_device() >= 224 * MIB
         assert share.holds() <= CAP
-        assert take(f"take {kind} {64 * MIB}") == OUT_OF_MEMORY  # what is in use is nobody else's
+        assert take(f"take {kind} {64 * MIB}") == OUT_OF_MEMORY  # memory in use is not given away
 
 
 @pytest.mark.parametrize("kind", ["linear", "physical", "segments", "pool"])

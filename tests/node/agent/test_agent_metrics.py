@@ -1,4 +1,4 @@
-"""The metrics that a real agent serves, read back with the parser of prometheus_client."""
+"""Test the metrics that a real agent serves, read back with the parser of prometheus_client."""
 
 import errno
 import os
@@ -58,7 +58,7 @@ HISTOGRAM_LINES = len(TURN_BOUNDS_NS) + 3
 SHARE_LINES = sum(HISTOGRAM_LINES if isinstance(row, HistogramRow) else 1 for row in SHARE_ROWS)
 ALL_TABLES = (*TABLES, *plugin.TABLES, *feed.TABLES)
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-"""What Prometheus accepts."""
+"""The Accept header that Prometheus sends."""
 COPIES_AND_LAUNCHES = """
 import sys
 from rig.driver import *
@@ -76,7 +76,7 @@ POD = {"namespace": "team-a", "pod": "train-0", "container": "main", "pod_uid": 
 
 
 def read(text: str) -> dict[str, Metric]:
-    """Return the metrics by name; a name that comes twice is an error of the text."""
+    """Return the metrics by name; a name that comes twice is an error."""
     found: dict[str, Metric] = {}
     for family in text_string_to_metric_families(text):
         name = family.name + ("_total" if family.type == "counter" else "")
@@ -86,7 +86,7 @@ def read(text: str) -> dict[str, Metric]:
 
 
 def of_share(text: str, share: str) -> dict[str, list[Sample]]:
-    """Return the samples of one share by the name of their metric."""
+    """Return the samples of one share by metric name."""
     found = {name: [s for s in m.samples if s.labels.get("share") == share] for name, m in read(text).items()}
     return {name: samples for name, samples in found.items() if samples}
 
@@ -190,7 +190,7 @@ def test_a_scrape_is_of_now(make_agent: MakeAgent) -> None:
         assert found
         seen.append(float(found[1]))
         time.sleep(0.25)
-    # The arbiter decides ten times a second when nothing happens; the status of the checkpoint is seconds old.
+    # An idle arbiter decides ten times a second, so the values are fresher than the checkpoint's, which is seconds old.
     assert all(later > earlier for earlier, later in pairwise(seen)), seen
 
 
@@ -257,12 +257,12 @@ def test_two_programs_at_work_show_what_they_used_and_how_long_they_waited(make_
     for answer in (first, second):
         share = answer.share.id
         until(lambda share=share: value("sharepod_share_hook_attached", share) == 0)
-        found = of_share(scrape(address), share)  # nothing moves any more
+        found = of_share(scrape(address), share)  # now nothing changes any more
         assert found["sharepod_share_used_seconds_total"][0].value > 0
         totals = {name: _of_histogram(found[name], found["sharepod_share_turns_total"][0].value) for name in HISTOGRAMS}
-        # A share waits for turns, and at its end perhaps for one that it did not get.
+        # A share waits for its turns, and perhaps at its end for a turn that it did not get.
         assert 0 < totals[WAITS_NAME] <= found["sharepod_share_waited_seconds_total"][0].value
-        # Turns of two may overlap where one drains; what is used of them is shared out then.
+        # Turns of two shares may overlap during a drain; the used time is then divided between them.
         assert totals[TURNS_NAME] >= found["sharepod_share_used_seconds_total"][0].value * 0.99
     [hand_offs] = [
         s for s in read(scrape(address))[HAND_OFFS_NAME].samples if s.name.endswith("_count") and s.labels["gpu"] == "0"
@@ -271,7 +271,7 @@ def test_two_programs_at_work_show_what_they_used_and_how_long_they_waited(make_
 
 
 def test_the_launches_of_a_turn_that_does_not_end_are_counted_meanwhile(agent: RunningAgent) -> None:
-    # Work is always queued behind the one that runs, and nobody else wants the device: the turn has no end.
+    # Work is always queued behind the running kernel and no other share wants the device, so the turn does not end.
     command = [sys.executable, "-m", "sharepod.cli.demo.program", "--seconds", "60", "--kernel-us", "2000"]
     with subprocess.Popen(command, env=metered(agent.register(50, name="steady")), stdout=subprocess.DEVNULL) as busy:
         try:
@@ -284,7 +284,7 @@ def test_the_launches_of_a_turn_that_does_not_end_are_counted_meanwhile(agent: R
 
 
 def _of_histogram(samples: list[Sample], count: float) -> float:
-    """Return the sum of a histogram that has counted so often."""
+    """Return the sum of a histogram that must have this count."""
     buckets = [s.value for s in samples if s.name.endswith("_bucket")]
     assert buckets == sorted(buckets)
     ends = {s.name.rpartition("_")[2]: s.value for s in samples if not s.name.endswith("_bucket")}
@@ -299,7 +299,7 @@ def test_turns_waits_and_hand_offs_are_counted_by_the_bounds_that_python_knows()
 
 
 class Still:
-    """A node whose status is what a registry says; it has no loop to ask."""
+    """A node that takes its status from a registry; it has no event loop to ask."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""A device has one agent, by a name in the kernel's socket namespace and a lock: no stranger keeps root's away."""
+"""Test that a device has one agent, by a name in the socket namespace and a lock; no user can block root's agent."""
 
 import contextlib
 import os
@@ -93,7 +93,7 @@ def test_a_lock_on_a_file_of_the_device_is_seen_where_the_name_is_not(tmp_path: 
     with second:
         with first:
             first.claim_device(key, 3, file)
-            first.claim_device(f"{key}0", 4, file)  # an instance of the same GPU
+            first.claim_device(f"{key}0", 4, file)  # a MIG instance of the same GPU
             with pytest.raises(AgentUnavailable, match="device 3 belongs to another agent on this host"):
                 second.claim_device(f"{key}1", 3, file)
         second.claim_device(f"{key}2", 3, file)

@@ -1,4 +1,4 @@
-"""What contexts and modules take counts as well: learned from NVML, reserved before a context, settled after it."""
+"""Test that memory of contexts and modules counts: learned from NVML, reserved before a context, settled after it."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ LOOKS = {
         300,
     ),
 }
-"""What a process holds and NVML says of it at each look; what that settles, by pid; what a context takes then."""
+"""Each case: at each look what processes hold and NVML's bytes; what each look settles, by pid; a context's bytes."""
 
 
 @pytest.mark.parametrize("case", LOOKS)
@@ -75,7 +75,7 @@ def test_a_context_is_charged_as_soon_as_nvml_shows_it_and_reserved_from_then_on
         until(lambda: usage(agent, "first").memory_used_bytes == CONTEXT_MIB * MIB, timeout_s=15)
         assert usage(agent, "first").memory_overhead_bytes == CONTEXT_MIB * MIB
         with program(metered(second), "idle"), Truth(f"{agent.directory}/simgpu") as truth:
-            # Reserved before it was made: no look at NVML is waited for.
+            # The memory was reserved before the context was made, without waiting for a look at NVML.
             assert usage(agent, "second").memory_used_bytes == CONTEXT_MIB * MIB
             assert truth.devices()[0].memory_used_bytes == 2 * CONTEXT_MIB * MIB
             refused = subprocess.run(
@@ -106,7 +106,7 @@ def test_what_was_learned_of_another_driver_is_forgotten(
         until(lambda: usage(agent, "first").memory_overhead_bytes == CONTEXT_MIB * MIB, timeout_s=15)
     for release, runs in (("550", False), ("580", True)):
         agent.stop()
-        Path(metered(small)["SIMGPU_STATE"]).unlink()  # an upgrade loads the driver anew
+        Path(metered(small)["SIMGPU_STATE"]).unlink()  # as after a driver upgrade, which loads the driver anew
         monkeypatch.setenv("SIMGPU_DRIVER_RELEASE", release)
         agent.start()
         assert "share adopted" in agent.log()

@@ -1,4 +1,4 @@
-"""Programs of containers, pid 1 in a pid namespace each: charged and found by the pids that the agent sees."""
+"""Test programs that are pid 1 in a pid namespace, as in containers: the agent charges and finds them by its pids."""
 
 import re
 
@@ -13,7 +13,7 @@ from sharepod.simgpu.truth import Truth
 
 MIB = 1 << 20
 CONTEXT_MIB, MODULE_MIB = 300, 10
-# Holds a context with so many modules and MiB.
+# Holds a context with the given numbers of modules and MiB.
 PROGRAM = """
 import ctypes, os, sys
 cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -63,7 +63,7 @@ def test_programs_that_are_both_pid_1_are_charged_what_each_of_them_takes(
             python(stranger, "-c", PROGRAM, "0", "50", within=alone()) as (third, _),
             Truth(f"{agent.directory}/simgpu") as truth,
         ):
-            until(foreign, timeout_s=30)  # the two have been there for longer
+            until(foreign, timeout_s=30)  # the other two have been there for longer, so they would have been found
             assert foreign() == [first_of(third)]
             assert {process.pid: process.memory_bytes // MIB for process in truth.processes(0)} == {
                 first_of(one): 410,

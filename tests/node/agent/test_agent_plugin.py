@@ -1,4 +1,4 @@
-"""The device plugin's counters in the agent's metrics: what is told is shown, for as long as it is fresh."""
+"""Test the device plugin's counters in the agent's metrics: the agent shows what it was told while that is fresh."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""The agent with programs: metered ones, one without a share, a failing device, an agent killed beneath them."""
+"""Test the agent with programs: metered ones, one without a share, on a failing device, and with a killed agent."""
 
 import os
 import time
@@ -19,7 +19,7 @@ MS = 1_000_000
 def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a `typical` device a marker waits for its context's part of the rotation as well.
+    # On a `typical` device a marker would also wait for its context's slice of the rotation.
     monkeypatch.setenv("SIMGPU_PROFILE", "ideal")
     agent = make_agent().start()
     slow = {**metered(agent.register(50, name="slow", device="0")), "SIMGPU_RECORD_COST_NS": str(12 * MS)}
@@ -33,8 +33,8 @@ def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(
         field: getattr(after["slow"], field) - getattr(before["slow"], field)
         for field in ("turns", "launches", "cogrants", "used_ns")
     }
-    # An entry takes longer than the quantum: hardly a turn comes to a launch, and nobody waits for it to drain. Behind
-    # a launch a marker is recorded, which may take longer than the bound of a drain where others load the machine.
+    # Entering takes longer than the quantum, so few turns come to a launch, and the other turns need no drain. After a
+    # launch a marker is recorded. On a loaded machine that may take longer than the bound of a drain.
     assert grown["launches"] < grown["turns"]
     assert grown["cogrants"] <= grown["launches"]
     assert grown["used_ns"] < (grown["launches"] + 4) * 30 * MS
@@ -80,7 +80,7 @@ def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: 
     hide = f'mount -t tmpfs tmpfs {Path(hidden.share.directory).parent} && exec "$@"'
     apart = ["unshare", "-rm", "sh", "-c", hide, "sh"]
     elsewhere = {**metered(outside), "CUDA_VISIBLE_DEVICES": devices(agent)[1].uuid}
-    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")  # an MPS daemon that runs
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")  # the file of a running MPS daemon
     with program(metered(lost), "idle") as left:
         until(lambda: usage(agent, "lost").processes == 1)
         agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="lost"))

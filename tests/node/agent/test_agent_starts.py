@@ -1,4 +1,4 @@
-"""How an agent starts, stops and is followed by the next: what it refuses to start with, what it leaves and adopts."""
+"""Test how an agent starts, stops and is followed by the next: what it refuses, what it leaves, what it adopts."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from sharepod.proto import v1_pb2 as pb
 
 GIB = 2**30
 PRIVATE = 0o711 if os.getuid() == 0 else 0o700
-"""Mode of the runtime directory of an agent whose socket is its own user's."""
+"""Mode of an agent's runtime directory where only the agent's user may use the socket."""
 
 
 @pytest.mark.parametrize("within", [(), ("unshare", "--net")], ids=["same-network", "another-network-namespace"])
@@ -56,7 +56,7 @@ def test_a_killed_agent_is_followed_by_one_that_adopts_its_shares_as_they_were_l
         orphan = agent.register(20, owner_pid=owner.pid).share
         alive = agent.register(10, owner_pid=os.getpid()).share
         change = [pb.DeviceChange(limit_millipercent=50_000)]
-        for _ in range(2):  # a container that starts again tells the terms that it has
+        for _ in range(2):  # a container that restarts repeats its terms
             agent.stub.UpdateShare(pb.UpdateShareRequest(share="kept", devices=change))
         assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
         owner.kill()
@@ -80,14 +80,14 @@ def test_a_program_that_started_while_no_agent_ran_rings_the_next_one(agent: Run
     def bells(pid: int) -> list[str]:
         links: list[str] = []
         for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
+            with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
                 links.append(str(fd.readlink()))
         return [path for path in links if path.endswith("/bell")]
 
     with program(metered(answer)) as running:
         assert bells(running.pid) == []
         agent.start()
-        for _ in range(2):  # it rings where it waits, and keeps what it has opened
+        for _ in range(2):  # the program opens the bell when it first waits, and keeps it open
             agent.stub.PauseShare(pb.PauseShareRequest(share="early"))
             until(lambda: bells(running.pid) == [f"{answer.share.directory}/bell"])
             agent.stub.ResumeShare(pb.ResumeShareRequest(share="early"))
@@ -118,7 +118,7 @@ def test_a_daemon_that_closes_its_descriptors_before_the_agent_has_seen_it_is_me
     with python(metered(answer), *script(CLOSES)[1:]) as (process, said):
         assert said == "closed\n"
         os.kill(agent.pid, signal.SIGCONT)
-        time.sleep(2.5)  # a claim without a lock is a dead process's after one second
+        time.sleep(2.5)  # after one second the agent takes a claim without a lock for a dead process's
         daemon = Dialogue(process)
         assert daemon("go") == "ended"
         until(lambda: usage(agent, "daemon").launches >= 30)
@@ -170,7 +170,7 @@ def test_a_checkpoint_that_cannot_be_read_costs_no_share_its_terms(
     assert "checkpoint is unreadable" in agent.log()
     aside = agent.directory / "checkpoint.json.unreadable"
     assert (aside.read_bytes() if aside.exists() else None) == content
-    if content is not None:  # its owner is not known any more, but that it had one
+    if content is not None:  # the record no longer knows the owner, only that there was one
         records = [one["share"] for one in json.loads(path.read_text(encoding="utf-8"))["shares"]]
         assert [record["id"] for record in records if record.get("ownerless")] == [owned.id]
 
@@ -209,7 +209,7 @@ def test_a_region_that_cannot_be_adopted_is_left_alone_until_no_process_lives_in
         until(lambda: usage(agent, "newer").processes == 1)
         agent.stop()
         overwrite(Path(answer.share.directory, "terms"), 8, (99).to_bytes(4, "little"))
-        for _ in range(2):  # its record is kept, for an agent that can
+        for _ in range(2):  # the record is kept for an agent that can read the region
             agent.start()
             assert agent.shares() == []
             time.sleep(2.5)
@@ -247,7 +247,7 @@ def test_an_agent_that_cannot_write_its_checkpoint_goes_on_and_says_so_once(agen
     in_the_way.mkdir()
     agent.register(30, name="a")
     agent.register(30, name="b")
-    time.sleep(2.5)  # two checkpoints
+    time.sleep(2.5)  # time for two checkpoints
     assert [share.name for share in agent.shares()] == ["a", "b"]
     in_the_way.rmdir()
     until(lambda: "checkpoint written again" in agent.log())
@@ -259,7 +259,7 @@ def test_an_agent_that_cannot_write_its_checkpoint_goes_on_and_says_so_once(agen
 
 def test_an_agent_whose_directory_is_gone_says_what_keeps_it(agent: RunningAgent) -> None:
     agent.register(30, name="a")
-    shutil.rmtree(agent.directory)  # as at the end of a user's last session
+    shutil.rmtree(agent.directory)  # what systemd does at the end of a user's last session
     until(lambda: "checkpoint not written" in agent.log(), timeout_s=10)
     [line] = [line for line in agent.log().splitlines() if "checkpoint not written" in line]
     assert "loginctl enable-linger" in line
@@ -273,17 +273,17 @@ def test_a_stop_by_ctrl_c_or_a_closed_terminal_is_a_planned_stop(agent: RunningA
 
 def test_the_socket_is_this_users_alone_unless_the_operator_opens_it_whatever_the_umask(make_agent: MakeAgent) -> None:
     closed = make_agent().start()
-    # grpc makes it 0755 in a directory that is passable to nobody who could write to it; then it gets its mode.
+    # grpc makes the socket 0755, in a directory that no user can pass that could write to it; then it gets its mode.
     until(lambda: (closed.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
     assert closed.directory.stat().st_mode & 0o777 == PRIVATE
     assert not (closed.directory / "users.sock").exists()
     opened = make_agent("--users-socket-mode", "0666")
-    before = os.umask(0o177)  # the starter's takes nothing away
+    before = os.umask(0o177)  # the umask of the agent's parent must not matter
     try:
         opened.start()
     finally:
         os.umask(before)
-    until(lambda: (opened.directory / "users.sock").exists())  # it comes after the operators'
+    until(lambda: (opened.directory / "users.sock").exists())  # it is made after the operators' socket
     until(lambda: (opened.directory / "users.sock").stat().st_mode & 0o777 == 0o666)
     until(lambda: (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
     for directory in (opened.directory, opened.directory / "shares"):
@@ -340,7 +340,7 @@ def test_the_agent_refuses_too_few_open_files(make_agent: MakeAgent) -> None:
 def test_a_machine_without_a_gpu_is_told_of_the_simulated_one(
     make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "libnvidia-ml.so.1").touch()  # hides a real one: the loader stops at the first file of that name
+    (tmp_path / "libnvidia-ml.so.1").touch()  # hides a real library: the loader stops at the first file of this name
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     agent = make_agent()
     code, output = failed_start(agent, "--metrics-listen", "off")

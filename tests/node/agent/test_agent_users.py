@@ -1,4 +1,4 @@
-"""The users' socket: it registers, lists and watches, and changes only what the caller's token was given for."""
+"""Test the users' socket: it registers, lists and watches, and changes only what the caller's token was given for."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from sharepod.proto import v1_pb2_grpc as rpc
 MINE, THEIRS = "m" * 43, "t" * 43
 DENIED, INVALID = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT
 NOBODY = 65534
-# Our interpreter may be in root's home: it may be read, which opens no socket.
+# Our interpreter may lie in root's home. This capability lets the user read it, but does not open a socket.
 AS_NOBODY = (
     *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),

@@ -1,4 +1,4 @@
-"""Every byte from a tenant is hostile: what it writes into its own region harms nobody but itself."""
+"""Test that whatever a tenant writes into its own region harms no other tenant."""
 
 import os
 import random
@@ -17,11 +17,11 @@ from rig.until import until
 
 SLOTS_BYTES = HEADER_BYTES + 64 * SLOT_BYTES
 NO_SLOT = 120
-"""What a doorbell may be rung with all the same."""
+"""A number that is no slot, with which a doorbell may be rung all the same."""
 
 
 def lie(dice: random.Random, word: int) -> bytes:
-    """Return what a tenant may say of itself in both lines of its slot: well formed, and true in no part."""
+    """Return a tenant's report for both lines of its slot: well formed, and false in every part."""
 
     def time_ns() -> int:
         now_ns = time.monotonic_ns()
@@ -44,10 +44,10 @@ def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Arbite
     with (tmp_path / "liar" / "slots").open("r+b", buffering=0) as slots:
         for number in range(800):
             honest.claim(0)
-            honest.wait(1)  # it only ever waits, so that the liar's turns end
+            honest.wait(1)  # it waits all the time, so that the liar's turns end
             slots.seek(0)
             slots.write(bytes(dice.choice([0, 1, 255]) for _ in range(64)))
-            if number % 4 == 0:  # noise: no report in it is whole
+            if number % 4 == 0:  # noise, in which no report is whole
                 slots.seek(HEADER_BYTES)
                 slots.write(dice.randbytes(SLOTS_BYTES - HEADER_BYTES))
             word = liar.word()
@@ -60,7 +60,7 @@ def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Arbite
     lies, truth = liar.share.usage(), honest.share.usage()
     turns = arbiter.native.read_turns(0, 10_000)
     ended_ns = time.monotonic_ns()
-    assert lies.turns > 5  # so it was believed far enough to hold the device
+    assert lies.turns > 5  # the lies were believed enough to get the device
     assert lies.faults > 0
     assert (truth.faults, truth.launches, truth.memory_used_bytes) == (0, 0, 0)
     assert lies.used_ns + truth.used_ns <= (ended_ns - began_ns) * 1.01 + 1_000_000
@@ -83,7 +83,7 @@ sys.stdin.read()
 def test_a_report_that_is_being_written_is_a_fault_only_when_it_stays_so(arbiter: Arbiter, tmp_path: Path) -> None:
     share = arbiter.share(tmp_path / "share")
     half = struct.pack("<IIQQ5Q", 0, 0, 0, 4096, *(0,) * 5)
-    half += struct.pack("<II", 3, 7) + report(1, 0)[8:]  # of a new turn; the rest is not there yet
+    half += struct.pack("<II", 3, 7) + report(1, 0)[8:]  # the begin of a new turn's report, without its rest
     began_ns = time.monotonic_ns()
     command = [sys.executable, "-c", WRITER, share.region / "slots", half.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
@@ -96,7 +96,7 @@ def test_a_report_that_is_being_written_is_a_fault_only_when_it_stays_so(arbiter
 
 
 def test_a_file_that_grows_is_cut_back_and_told_of_its_share_alone(arbiter: Arbiter) -> None:
-    with tempfile.TemporaryDirectory(prefix="sharepod-hostile-", dir="/dev/shm") as directory:  # as the agent's is
+    with tempfile.TemporaryDirectory(prefix="sharepod-hostile-", dir="/dev/shm") as directory:  # a tmpfs as the agent's
         hostile, honest = (arbiter.share(Path(directory, name)) for name in ("hostile", "honest"))
         path = hostile.region / "slots"
         with path.open("r+b") as slots:

@@ -1,6 +1,6 @@
-"""Work that does not end, or of which the arbiter has not heard: it counts until it has ended, and holds nobody up.
+"""Test work that does not end, or that the arbiter has not heard of: it counts to its end, and delays no other share.
 
-Played by hand: what a share's processes say is written into its region.
+The tests play the processes by hand: they write the processes' reports into the share's region.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ Pair = tuple[Tenant, Tenant]
 
 @pytest.fixture
 def tenants(arbiter: Arbiter, tmp_path: Path) -> Pair:
-    """Two shares of one device."""
+    """Return the tenants of two shares of one device."""
     return Tenant(arbiter.share(tmp_path / "first")), Tenant(arbiter.share(tmp_path / "second"))
 
 
@@ -37,9 +37,9 @@ def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_wo
 ) -> None:
     first, second = tenants
     turn = first.enter()
-    first.say(0, turn, turn)  # the process that rang has launched, finished and parked
+    first.say(0, turn, turn)  # the process that rang has launched, finished and given its turn back
     first.claim(1)
-    first.say(1, turn, 0)  # the newcomer has found the gate open: it did not need to ring
+    first.say(1, turn, 0)  # a new process has found the gate open, so it did not ring
     second.ask()
     until(lambda: first.word() != turn)
     drained_ns = first.say(1, turn, turn)
@@ -53,14 +53,14 @@ def test_a_turn_that_nobody_entered_is_not_drained_before_the_late_work_that_it_
 ) -> None:
     first, second = tenants
     turn = first.enter()
-    first.say(0, turn, 0)  # what it launches does not end
+    first.say(0, turn, 0)  # its work does not end
     second.ask()
     until(lambda: first.word() != turn)
     first.wait(1)
     first.ring()
-    until(lambda: first.word() % 2 == 1)  # its drain is late, so it is granted again
+    until(lambda: first.word() % 2 == 1)  # its drain is late, so it is granted another turn
     again = first.word()
-    until(lambda: first.word() != again)  # … and does not come
+    until(lambda: first.word() != again)  # the turn ends, as it does not enter it
     drained_ns = first.say(0, turn, turn)
     first.ring()
     until(lambda: len(turns_of(arbiter, first)) >= 2)
@@ -73,7 +73,7 @@ def test_a_wait_that_ended_without_a_turn_is_counted_once(tenants: Pair) -> None
     first.say(0, turn, 0)  # it holds the device
     second.ask()
     until(lambda: second.share.usage().waited_ns)
-    second.wait(0)  # or its waiter was killed
+    second.wait(0)  # its waiter gives up, or was killed
 
     def stands() -> bool:
         before_ns = second.share.usage().waited_ns
@@ -101,7 +101,7 @@ def test_whoever_waits_when_its_share_ends_is_woken(arbiter: Arbiter, tenants: P
         waiter = threading.Thread(target=wait, args=(word,))
         waiter.start()
         path = Path(f"/proc/self/task/{waiter.native_id}/syscall")
-        sleeps = f" {ctypes.addressof(word):#x} "  # there, and not for the interpreter
+        sleeps = f" {ctypes.addressof(word):#x} "  # it sleeps on this word, and not on a lock of the interpreter
         until(lambda: sleeps in path.read_text())
         arbiter.native.remove_share(first.share.handle)
         waiter.join(10)

@@ -1,4 +1,4 @@
-"""What bench.gpu compiles: it can be carried to where no compiler is, and its kernels assemble for real GPUs."""
+"""Test what bench.gpu compiles: it runs on machines without a compiler, and its kernels assemble for real GPUs."""
 
 import importlib.util
 import os
@@ -15,12 +15,12 @@ from rig.programs import BuildFailed, compiled
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100")
 HEAVY_REGISTERS = range(57, 65)
-"""Registers are given by eights: these are 64 of them, all that each of 1,024 threads can have."""
+"""Registers are allocated in steps of 8: these counts take 64, the most that each of 1,024 threads can have."""
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Return a program that includes a header beside it."""
+    """Write a program that includes a header beside it; return the program's path."""
     folder = tmp_path / "sources"
     folder.mkdir()
     (folder / "answer.h").write_text("#define ANSWER 3\n")
@@ -29,7 +29,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def make(source: Path, output: Path) -> int:
-    """Compile, if need be, and return the program's exit status."""
+    """Compile the program if needed, run it and return its exit status."""
     program = compiled(output, [source], ["-Wall", "-Wextra"], [])
     return subprocess.run([str(program)], check=False).returncode
 
@@ -65,12 +65,12 @@ def test_a_run_without_a_compiler_takes_all_that_was_carried(monkeypatch: pytest
     built = gpu_build.build()
     monkeypatch.setenv("CC", "no-such-compiler")
     assert gpu_build.build() == built
-    # What the rows would otherwise compile when they come to it.
+    # The build includes the programs that the rows would otherwise compile when they need them.
     assert all(programs.build(*part).exists() for part in gpu_build.OF_BARS)
 
 
 def ptxas() -> str:
-    """Return NVIDIA's assembler: of a toolkit, of PyPI's nvidia-cuda-nvcc, or of Triton."""
+    """Return NVIDIA's assembler from a toolkit, from PyPI's nvidia-cuda-nvcc, or from Triton."""
     found = shutil.which("ptxas", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
     for package, pattern in (("nvidia", "cu*/bin/ptxas"), ("triton", "backends/nvidia/bin/ptxas")):
         spec = importlib.util.find_spec(package)

@@ -1,4 +1,4 @@
-"""The choice that the bench measures: by requests the busy device, by use the idle one, whichever they are."""
+"""Test the choice that the bench measures: requests choose the busy device, measured use the idle one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The bench of the usage feed runs, small, and would say when not all messages arrive."""
+"""Test that a small bench of the usage feed runs and would report lost messages."""
 
 from bench.cluster.feed_messages import agents
 from sharepod.scheduler.feed.usage_reader import read_report

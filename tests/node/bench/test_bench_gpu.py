@@ -1,4 +1,4 @@
-"""The bench for real GPUs: every line of its orchestration on the simulated one, and its arithmetic on made-up logs."""
+"""Test the bench for real GPUs: all of its orchestration on the simulated GPU, and its arithmetic on made-up logs."""
 
 import ctypes
 import json
@@ -19,7 +19,7 @@ from bench.table import Line
 from rig.loads import nanoseconds
 
 UNIX_NS = 1_700_000_000_000_000_000
-"""Where the device's clock of a real machine stands: far from the host's."""
+"""A time of the device's clock as on a real machine, where it is far from the host's."""
 
 
 def test_a_row_that_cannot_be_measured_in_time_is_reported_and_the_files_are_there(
@@ -65,8 +65,8 @@ def test_a_log_becomes_spans_in_host_time() -> None:
 
 
 def test_work_counts_evenly_over_a_kernel_however_long_it_was_sliced_out() -> None:
-    # 10 of work, on the device from 5 to 45 beside another: a quarter of it is done at each instant.
-    # What was done before the first instant is in all samples, and what comes after the last in none.
+    # Work of 10 is on the device from 5 to 45 beside other work, so a quarter of each instant counts for it. Work
+    # before the first instant is in all samples, and work after the last instant in none.
     log = [Span(0, 0, 4, 4), Span(0, 5, 45, 10), Span(0, 45, 46, 1), Span(0, 100, 104, 4)]
     found = spans.samples({"a": log}, 5, 10, 5)
     assert [sample.busy_ns["a"] for sample in found] == [4, 6, 9, 11, 14, 15]
@@ -81,7 +81,7 @@ def test_short_gaps_are_held_long_ones_are_not_and_of_what_two_hold_at_once_each
 
 
 def test_a_context_was_off_the_device_for_what_its_kernels_ended_late_and_not_while_it_waited_for_its_host() -> None:
-    ends_ns = (10, 20, 30, 140, 150, 160, 170, 180, 190, 300, 310, 330, 340)  # all launched at the start
+    ends_ns = (10, 20, 30, 140, 150, 160, 170, 180, 190, 300, 310, 330, 340)  # all were launched at the start
     assert spans.absences([Span(1, 0, end_ns, 10) for end_ns in ends_ns]) == [(100, 0), (100, 60), (10, 20)]
     assert spans.absences([]) == []
     starved = [Span(0, 0, 10, 10), Span(0, 10, 20, 10), Span(0, 20, 30, 10), Span(120, 130, 140, 10)]
@@ -108,7 +108,7 @@ def test_neither_a_pause_of_the_host_nor_what_a_float_rounds_hides_the_unit(coun
 
 
 def ticks(ppm: float, period_s: float = 0, length_s: float = 6) -> list[Tick]:
-    """Return a clock that gains `ppm`, or gains and loses by turns, read with an error of 2 µs every 20 ms."""
+    """Return readings, every 20 ms and up to 2 µs off, of a clock that gains `ppm`, or gains and loses in turn."""
     made, gained_ns = [], 0.0
     for n in range(round(length_s * 50)):
         made.append(Tick(n * 20_000_000, round(UNIX_NS + n * 20_000_000 + gained_ns) + (n * 7919) % 2000))
@@ -150,7 +150,7 @@ def test_the_census_adds_the_variants_of_a_function_up_and_leaves_captures_out(t
     counts = Counts(read_counts(path), 3, 5, {})
     assert {"cuLaunchKernel", "cuGraphLaunch", "cuMemsetD8"} <= hooked_launches()
     assert counts.census == 5
-    assert counts.copies == 4  # of the host or of a device
+    assert counts.copies == 4  # copies of the host and inside a device
     assert counts.escapes == {"cuGetExportTable": 3, "cuLaunchKernelOfTomorrow": 1}
 
 

@@ -1,4 +1,4 @@
-"""How the benches begin and end: a flag that is none of theirs, and one that is killed."""
+"""Test how benches begin and end: with an unknown flag, and when a bench is killed."""
 
 import os
 import shutil
@@ -75,7 +75,7 @@ def test_a_bench_that_is_killed_leaves_no_agent_behind_and_its_files_to_the_next
             bench.kill()
             bench.wait()
             until(lambda: ended(int(agent)))
-            with Node(hook=False):  # or another bench, that began beside this one
+            with Node(hook=False):  # the next bench, or one that ran beside the killed one, removes its directory
                 assert not Path(directory).exists()
         finally:
             bench.kill()

@@ -1,4 +1,4 @@
-"""The rows of the frameworks, as far as they can be tested without a GPU: plan, verdicts, and what they skip."""
+"""Test the framework rows as far as possible without a GPU: their plan, their verdicts, and what they skip."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Interposers of others: each has a column of its own, which is measured under it and not under the hook."""
+"""Test foreign interposers in the bench: each has a column that is measured under it instead of under the hook."""
 
 import dataclasses
 import json
@@ -15,12 +15,12 @@ from bench.table import Line
 
 STAND_IN = Path(__file__).parents[2] / "support" / "bench" / "c" / "slow_launch.c"
 PAUSE_US = 5000
-"""Before each launch of 500 µs of work: the device is used for 10 % at most, where the limit of the row is 30 %."""
+"""The pause before each launch of 500 µs of work: the device is used at most 10 %, where the row's limit is 30 %."""
 
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the stand-in."""
+    """Compile the stand-in for a peer and return its path."""
     library = tmp_path_factory.mktemp("peer") / "slow.so"
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
     subprocess.run(["cc", *flags, "-o", str(library), str(STAND_IN), "-ldl"], check=True)
@@ -28,7 +28,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def limit_errors(lines: list[Line]) -> list[tuple[float, float]]:
-    """Return by how much the device's use is off the limit, under the hook and under the peer, in pp."""
+    """Return how far the device's use is from the limit, under the hook and under the peer, in pp."""
     found = [line for line in lines if "pp" in line.result]
     assert found
     return [(float(line.result.split()[0]), float(line.beside["slow"].split()[0])) for line in found]
@@ -45,8 +45,8 @@ def test_the_column_of_a_peer_is_measured_under_it(
     rows.main()
     lines = [Line(**fields) for fields in json.loads(capsys.readouterr().out)["lines"]]
     ((hook_pp, peer_pp),) = limit_errors(lines)
-    assert hook_pp < 15  # held to the limit
-    assert 19 < peer_pp < 31  # the bare device would be at 70
+    assert hook_pp < 15  # the hook holds the program to the limit
+    assert 19 < peer_pp < 31  # a bare device would be off by 70 pp
     shown = table.markdown(lines)
     assert "slow" in [cell.strip() for cell in shown.splitlines()[0].split("|")]
     assert f"| {lines[0].beside['slow']} " in shown
@@ -64,7 +64,7 @@ def test_bench_gpu_has_the_column_too_and_it_fails_alone(stand_in: Path, repo_ro
     assert 19 < peer_pp < 31
     assert done.returncode == 0, done.stderr
     assert lines[0].beside["slow"] in done.stdout
-    # The loader leaves out what it cannot load: such a program is a bare one, and nobody may take it for the peer.
+    # The loader skips a library that it cannot load. Such a program runs bare, and must not count as a run of the peer.
     says = f"failed: ProgramFailed: {broken} is not loaded into the programs"
     assert all(line.beside["broken"].startswith(says) for line in lines)
 

@@ -1,4 +1,4 @@
-"""The replayer on the simulated device: what it does is what the trace says, by the device's own account."""
+"""Test the replayer on the simulated device: by the device's own account it does what the trace says."""
 
 from collections import Counter
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_the_host_computes_and_waits_as_long_as_it_did(make_simgpu: MakeSimgpu, 
     assert {name: mark["count"] for name, mark in marks.items()} == {"all": 1, "cpu": 5, "work": 5}
     least_ns = {"all": 35_000_000, "cpu": 5_000_000, "work": 2_000_000}
     assert all(marks[name]["p50_ns"] >= ns for name, ns in least_ns.items())
-    assert marks["all"]["p99_ns"] <= 6 * least_ns["all"]  # beside other work
+    assert marks["all"]["p99_ns"] <= 6 * least_ns["all"]  # the machine has other work beside this
 
 
 THREAD = f"{TABLES}thread 0\n"

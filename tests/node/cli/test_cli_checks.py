@@ -1,4 +1,4 @@
-"""`doctor`: each check, with what it finds made by hand."""
+"""Test each check of `doctor` on findings that are made by hand."""
 
 import json
 import os
@@ -27,7 +27,7 @@ tmpfs /run tmpfs rw 0 0
     ("check", "status"),
     [
         *((checks.check_kernel(release), "OK") for release in ("5.3.0", "6.1.0-18-amd64")),
-        *((checks.check_kernel(release), "FAIL") for release in ("5.2.9", "4.19")),  # without pidfd_open
+        *((checks.check_kernel(release), "FAIL") for release in ("5.2.9", "4.19")),  # these lack pidfd_open
         (checks.check_kernel("x"), "WARN"),
         (checks.check_tmpfs(Path("/run/sharepod"), MOUNTS), "OK"),
         *((checks.check_tmpfs(Path(path), MOUNTS), "FAIL") for path in ("/var/lib/x", "/run/my disk/x", "/runner")),
@@ -81,7 +81,7 @@ def test_mps_is_a_failure_with_its_remedy_on_the_host_and_on_a_device(tmp_path: 
     file = tmp_path / "nvidia-cuda-mps-control.pid"
     file.write_text(str(os.getpid()))
     assert f"control daemon {os.getpid()} serves" in checks.check_mps(tmp_path).text
-    file.write_text(str(2**22 + 1))  # no such process: a daemon that was killed
+    file.write_text(str(2**22 + 1))  # the pid of no process, as after a daemon was killed
     assert checks.check_mps(tmp_path).status == checks.OK
     file.write_text("?")
     assert checks.check_mps(tmp_path).status == checks.FAIL

@@ -1,4 +1,4 @@
-"""`sharepod run` on a real agent with simulated devices: the program behaves as ever, its share ends with it."""
+"""Test `sharepod run` on a real agent with simulated devices: the program behaves as usual, its share ends with it."""
 
 import contextlib
 import json
@@ -27,13 +27,13 @@ from sharepod.cli.scratch import Scratch
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Every file below a directory that others may be removing at this moment (os.walk passes over what is gone)."""
+    """Return every file below a directory, which others may be emptying (os.walk skips what is gone)."""
     return [name for _, directories, files in os.walk(directory) for name in (*directories, *files)]
 
 
 @pytest.fixture
 def node(host: Host) -> Iterator[Host]:
-    """A host with an agent on one simulated device."""
+    """Yield a host with an agent on one simulated device."""
     with (host.directory.parent / "log").open("wb") as log:
         agent = subprocess.Popen(host.command("agent", "--simulate", "1xH200"), env=host.env, stderr=log, stdout=log)
     try:
@@ -42,7 +42,7 @@ def node(host: Host) -> Iterator[Host]:
         until(lambda: host.sharepod("ps").returncode == 0)
         yield host
         host.end_children()
-        # Every share of a test ends with its program.
+        # Every share of a test must end with its program.
         until(lambda: host.left() == [])
     finally:
         agent.terminate()
@@ -312,7 +312,7 @@ def test_a_private_agent_waits_for_one_that_ends_and_still_has_the_place(host: H
     flags = ["run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "true"]
     with HostLock(host.directory):
         child = host.start(*flags)
-        # Longer than an agent on a busy machine needs to start or to end.
+        # This is longer than an agent on a busy machine needs to start or to end.
         time.sleep(3)
         assert child.poll() is None
     assert child.communicate(timeout=20) == ("", "")
@@ -377,7 +377,7 @@ def test_top_gives_the_terminal_back_when_it_is_ended(node: Host, number: int) -
     assert termios.tcgetattr(terminal) == before
     os.set_blocking(master, False)
     with contextlib.suppress(BlockingIOError):
-        while True:  # a screen can fill more than one read
+        while True:  # a screen may need more than one read
             shown += os.read(master, 4096)
     assert shown.rfind(b"\x1b[?1049l") > shown.rfind(b"\x1b[?1049h")
     os.close(terminal)
@@ -424,7 +424,7 @@ def test_the_demo_program_waits_for_its_kernels_and_says_in_one_line_what_refuse
 
 
 def working_in(directory: Path) -> list[int]:
-    """Return the processes whose environment or command has this directory."""
+    """Return the processes that have this directory in their environment or command."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -441,9 +441,9 @@ def test_a_demo_that_is_killed_takes_its_programs_along_and_the_next_one_its_fil
     assert len(working_in(directory)) > 1
     child.kill()
     child.communicate()
-    # Its agent ends as any private agent does, two seconds after its last share.
+    # The demo's agent ends as any private agent does: two seconds after its last share.
     until(lambda: working_in(directory) == [])
-    with Scratch("sharepod-demo"):  # as the next demo begins, or another one that began beside this one
+    with Scratch("sharepod-demo"):  # the next demo, or one that ran beside this one, removes its directory
         assert not directory.exists()
 
 

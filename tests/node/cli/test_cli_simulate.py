@@ -1,4 +1,4 @@
-"""`sharepod simulate` as a user sees it."""
+"""Test `sharepod simulate` as a user sees it."""
 
 import contextlib
 import csv
@@ -79,7 +79,7 @@ def test_everything_is_there_for_machines(lists: list[str], tmp_path: Path) -> N
 
 
 def begun(lists: list[str]) -> subprocess.Popen[str]:
-    """Start a simulation that would take long, in a session of its own."""
+    """Start a long simulation in a session of its own."""
     return subprocess.Popen(
         [*COMMAND, *lists, "--seeds", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -144,7 +144,7 @@ def test_a_list_that_is_missing_is_named(lists: list[str], mode: list[str], left
 
 
 def live(tmp_path: Path) -> list[str]:
-    """Write a cluster of three nodes with two devices each, and pods for four devices and a half; one cannot be."""
+    """Write a cluster of three nodes with two devices each, and pods for four and a half devices; one never fits."""
     nodes = [{**node_body(f"n{number}", 2), "kind": "Node"} for number in range(3)]
     pods = [{**pod_body(f"p{number}", 60 if number % 2 else 40), "kind": "Pod"} for number in range(6)]
     both = pod_body("both", 30)
@@ -186,13 +186,13 @@ def test_nothing_is_left_when_a_signal_ends_it(lists: list[str], number: signal.
         assert "1 of 1000" in running.stderr.readline()
     else:
         time.sleep(wait_s)
-    if number == signal.SIGINT:  # as a terminal does: to all of the foreground
+    if number == signal.SIGINT:  # a terminal sends it to all foreground processes
         for child in children(running.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, number)
     running.send_signal(number)
     _, errors = running.communicate(timeout=30)
-    # A signal that comes before the command has read its arguments ends it as it would any program.
+    # A signal that comes before the command has read its arguments ends it like any program.
     early = {-number} if wait_s is not None or number == signal.SIGKILL else set()
     assert running.returncode in {128 + number} | early
     assert "Traceback" not in errors
@@ -204,7 +204,7 @@ def test_nothing_is_left_when_a_signal_ends_it(lists: list[str], number: signal.
 
 def test_a_process_that_is_killed_is_said(lists: list[str]) -> None:
     running = begun(lists)
-    while running.poll() is None:  # one that has told its result already is not missed
+    while running.poll() is None:  # a worker that has already sent its result is not missed
         for victim in children(running.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
@@ -242,7 +242,7 @@ def test_the_command_knows_the_policies_that_there_are() -> None:
 ONE_DEVICE = "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,1,A\n"
 TIMED_PODS = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,qos,creation_time,deletion_time,user,priority,gang_size,gang_min\n"
-    "low,1000,1024,1,1000,BE,100,300,a,,,\n"  # it is paused for `high` from 150 on, for 50 s
+    "low,1000,1024,1,1000,BE,100,300,a,,,\n"  # it is paused for `high` for 50 s from 150 on
     "high,1000,1024,1,600,LS,150,200,b,,,\n"
     "late,1000,1024,1,1000,BE,160,170,a,,,\n"  # it waits for both
     "wide,1000,1024,1,500,BE,500,560,c,7,2,1\n"  # two halves of the device
@@ -253,7 +253,7 @@ TIMED_PODS = (
 
 @pytest.fixture
 def timed(tmp_path: Path) -> list[str]:
-    """Lists of a cluster of one device, and of pods that come and go."""
+    """Return the flags for a cluster of one device, and pods that come and go."""
     (tmp_path / "nodes.csv").write_text(ONE_DEVICE)
     (tmp_path / "pods.csv").write_text(TIMED_PODS)
     return ["--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv")]

@@ -1,4 +1,4 @@
-"""The image: what its Containerfile says, and the two programs in it. The e2e tests build it and run it."""
+"""Test the image's Containerfile and the two programs in the image. The e2e tests build the image and run it."""
 
 import os
 import re

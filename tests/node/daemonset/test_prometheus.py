@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real agent as the manifests set both up, while programs run in pods on simulated GPUs."""
+"""Test a real Prometheus on a real agent, both set up by the manifests, while programs run on simulated GPUs."""
 
 import re
 import shutil
@@ -40,12 +40,12 @@ SATURATED = load_command("saturate", {"unit": "500us"})
 
 @dataclass
 class Watched:
-    """A node that was watched for a while, and the Prometheus that did."""
+    """A node that was watched for a while, and the Prometheus that watched it."""
 
     pods: Pods
     prometheus: Prometheus
     measured_s: float
-    """A little before the programs ended, in seconds since the epoch."""
+    """A time shortly before the programs ended, in seconds since the epoch."""
 
     def one(self, expression: str) -> Series:
         [found] = self.prometheus.query(expression, self.measured_s)
@@ -74,7 +74,7 @@ def watched(monitoring: Monitoring, directory: Path) -> Iterator[Watched]:
         for pod in PODS:
             pods.admit(pod)
         pods.pause(PAUSED)
-        for pod in PODS:  # before anybody has called CUDA
+        for pod in PODS:  # before any program has called CUDA
             zero = f'sharepod_share_used_seconds_total{{pod="{pod.name}"}} == 0'
             until(lambda zero=zero: prometheus.query(zero), zero)
         programs = [pods.start(pod, SATURATED) for pod in (TRAIN, SERVE, PAUSED)]
@@ -160,7 +160,7 @@ def test_an_allocation_that_is_refused_raises_its_alert(watched: Watched) -> Non
 
 
 def unit_test(case: dict[str, Any], rule: dict[str, Any]) -> dict[str, Any]:
-    """Return a case of alerts.yaml in the words of promtool; what it does not say of an alert is as the rule has it."""
+    """Return a case of alerts.yaml as a unit test of promtool; texts that the case omits come from the rule."""
 
     def alert(one: dict[str, Any]) -> dict[str, Any]:
         said = {key: one.get(key, text) for key, text in rule["annotations"].items()}
@@ -190,7 +190,7 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---- the end; last in this file, but it makes a pod of its own and so may run at any time
+# ---- the end of a pod; this test makes its own pod, so it may run at any time
 
 
 def test_a_pods_series_go_with_it(watched: Watched) -> None:

@@ -1,4 +1,4 @@
-"""Sockets lie in directories with short names."""
+"""Gives tests of sockets a directory with a short name."""
 
 import shutil
 import tempfile
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Return an empty directory whose path leaves room for a socket's name."""
+    """Return an empty directory; its path is short enough for a socket's name to follow."""
     made = Path(tempfile.mkdtemp(prefix="sp-"))
     yield made
     shutil.rmtree(made)

@@ -1,4 +1,4 @@
-"""What the agent is told of a share that is there: what differs, and nothing when nothing does."""
+"""Test what the plugin tells the agent about an existing share: only the differences, and nothing if there are none."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ def node(memory_total_bytes: int) -> NodeView:
 
 
 class OneShare(rpc.NodeServiceServicer):
-    """An agent with one share; what it is told is kept."""
+    """An agent with one share; it keeps the changes that it is told."""
 
     def __init__(self) -> None:
         self.changes: list[pb.UpdateShareRequest] = []
@@ -113,7 +113,7 @@ async def test_a_share_that_has_what_its_pod_asks_for_is_left_alone(directory: P
     async with one_share(directory) as (served, agent):
         await update(agent, TERMS)
         await update(agent, TERMS, LABELS)
-        await update(agent, TERMS, memory_bytes=0)  # the device does not tell: the cap stays as it was admitted
+        await update(agent, TERMS, memory_bytes=0)  # the device's size is unknown, so the admitted cap stays
         assert served.changes == []
         await update(agent, replace(TERMS, limit_millipercent=60_000), memory_bytes=0)
         assert served.changes[0].devices[0].memory_limit_bytes == 3 * GIB
@@ -145,4 +145,4 @@ async def test_a_share_that_cannot_have_its_time_back_has_all_else_of_its_terms(
             with pytest.raises(StaysPaused, match="share s1 stays paused: no room"):
                 await update(agent, replace(TERMS, limit_millipercent=60_000, paused=paused))
         assert len(served.changes) == 2
-        assert not failures  # nothing is wrong with the agent
+        assert not failures  # this must not count as a failure of the agent

@@ -1,4 +1,4 @@
-"""Registration: kubelets that come and go, sockets that are removed, plugins that follow each other."""
+"""Test registration with kubelets that come and go, sockets that are removed, and plugins that follow each other."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ Said = Callable[[], list[str]]
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """What the registration has said so far, in order."""
+    """Return the log messages of the registration so far, in order."""
     caplog.set_level("INFO", "sharepod.deviceplugin.kubelet")
     return lambda: [record.message for record in caplog.records]
 
@@ -34,7 +34,7 @@ async def test_the_plugin_serves_before_it_registers_and_its_end_takes_its_units
 ) -> None:
     async with FakeKubelet(directory) as kubelet:
         async with plugin(kubelet.plugins) as (service, registration):
-            endpoint = await kubelet.registered()  # it connects inside Register
+            endpoint = await kubelet.registered()  # kubelet connects to the plugin during Register
             (request,) = kubelet.registrations
             assert (request.version, request.endpoint) == ("v1beta1", "sharepod.io_gpu.sock")
             assert request.resource_name == "sharepod.io/gpu"
@@ -47,7 +47,7 @@ async def test_the_plugin_serves_before_it_registers_and_its_end_takes_its_units
             assert said() == ["registered with kubelet"]
         assert not registration.path.exists()
         await eventually(lambda: endpoint.stopped)
-        assert endpoint.error == ""  # the stream was ended, not broken
+        assert endpoint.error == ""  # the plugin ended the stream in order
         assert (kubelet.capacity, kubelet.allocatable) == (100, 0)
         assert sorted(path.name for path in kubelet.plugins.iterdir()) == ["kubelet.sock"]
 
@@ -56,7 +56,7 @@ async def test_the_plugin_serves_before_it_registers_and_its_end_takes_its_units
 async def test_a_kubelet_that_is_away_is_waited_for_and_said_so_once(
     directory: Path, said: Said, was_killed: bool
 ) -> None:
-    """One that is killed leaves a socket that nobody answers."""
+    """Check a plugin that starts without kubelet; a killed kubelet leaves a socket that no process answers."""
     plugins = directory / "device-plugins"
     plugins.mkdir()
     if was_killed:
@@ -101,18 +101,18 @@ async def test_a_socket_that_is_removed_is_made_anew(directory: Path, said: Said
         pod = await kubelet.admit("default", "trainer", {"train": 30})
         reader, writer = await asyncio.open_unix_connection(registration.path)
         binder.delay_s = 60
-        starting = asyncio.create_task(kubelet.start(pod, "train"))  # over the socket that was
+        starting = asyncio.create_task(kubelet.start(pod, "train"))  # this call uses the old socket
         await eventually(lambda: len(kubelet.registrations) >= 1)
         await asyncio.sleep(0.1)
         registration.path.unlink()
         await eventually(lambda: len(kubelet.registrations) >= 2)
         assert "socket removed" in said()
-        with pytest.raises(StartFailed, match="connection is closing"):  # kubelet's own doing; it tries again
+        with pytest.raises(StartFailed, match="connection is closing"):  # kubelet closes it itself, and tries again
             await starting
         binder.delay_s = 0
         await kubelet.registered()
         await kubelet.start(pod, "train")
-        async with asyncio.timeout(30):  # the server behind the old socket ends
+        async with asyncio.timeout(30):  # the server of the old socket ends
             await reader.read()
         writer.close()
         await eventually(lambda: service.watchers == 1)
@@ -136,7 +136,7 @@ async def test_a_refusal_is_said_once_and_tried_again_less_and_less_often(
     async with FakeKubelet(directory) as kubelet:
         kubelet.refusal = "the ResourceName is invalid"
         async with plugin(kubelet.plugins) as (_, registration):
-            await eventually(lambda: len(kubelet.registrations) >= 3)  # at 0, 0.3 and 0.9 s, by polls of 0.2 s
+            await eventually(lambda: len(kubelet.registrations) >= 3)  # at 0, 0.3 and 0.9 s, with polls every 0.2 s
             (record,) = caplog.records
             assert record.message == "kubelet refused the registration"
             assert record.__dict__["cause"] == "UNKNOWN: the ResourceName is invalid"
@@ -168,7 +168,7 @@ async def test_a_kubelet_that_stops_reading_is_registered_with_again(
     monkeypatch.setattr(kubelet_module, "UNWATCHED_S", 0.5)
     async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins) as (service, _):
         endpoint = await kubelet.registered()
-        await endpoint.stop()  # as when a list is too large for it
+        await endpoint.stop()  # kubelet does so if a list is too large for it
         await eventually(lambda: len(kubelet.registrations) >= 2)
         await eventually(lambda: service.watchers == 1)
         assert "kubelet does not read the units: registering again" in said()
@@ -186,7 +186,7 @@ async def test_of_two_plugins_the_next_one_serves_and_the_one_before_stands_by_u
 
             async def are_settled() -> None:
                 await eventually(lambda: (registration.state, taking.state) == (State.STANDING_BY, State.REGISTERED))
-                await asyncio.sleep(5 * kubelet_module.POLL_S)  # two by mistake do not take turns
+                await asyncio.sleep(5 * kubelet_module.POLL_S)  # two plugins, started by mistake, must not alternate
                 assert (registration.state, taking.state) == (State.STANDING_BY, State.REGISTERED)
                 assert service.watchers == 0
 
@@ -194,10 +194,10 @@ async def test_of_two_plugins_the_next_one_serves_and_the_one_before_stands_by_u
             assert "another device plugin serves: taking over from it" in said()
             assert "another device plugin has taken over: this one stands by" in said()
             assert len(kubelet.registrations) == 2
-            await kubelet.relaunch()  # the one that serves makes its socket anew before the other steps in
+            await kubelet.relaunch()  # the serving plugin makes its socket anew before the other steps in
             await kubelet.registered()
             await are_settled()
-            await old.aclose()  # which takes nothing from the new one
+            await old.aclose()  # the end of the old plugin must take nothing from the new one
             assert taking.path.is_socket()
             await asyncio.sleep(2 * kubelet_module.POLL_S)
             await kubelet.registered()
@@ -214,7 +214,7 @@ async def test_a_plugin_that_stands_by_steps_in_when_the_other_is_dead_for_a_whi
             other.listen(1000)
             (kubelet.plugins / "other").rename(registration.path)
             await eventually(lambda: registration.state is State.STANDING_BY)
-            await eventually(lambda: service.watchers == 0)  # kubelet hears no more of it
+            await eventually(lambda: service.watchers == 0)  # kubelet no longer listens to it
             died = time.monotonic()
         await eventually(lambda: registration.state is State.REGISTERED)
         assert time.monotonic() - died > (kubelet_module.STAND_BY_LOOKS - 2) * kubelet_module.POLL_S

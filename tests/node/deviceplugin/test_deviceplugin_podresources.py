@@ -1,4 +1,4 @@
-"""Which container holds which units, as kubelet says it: at its rate, or not at all."""
+"""Test which container holds which units by kubelet's answers, which come at kubelet's rate or not at all."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from sharepod.proto import podresources_pb2 as pb
 
 @contextlib.asynccontextmanager
 async def listing(directory: Path, **rate: float) -> AsyncIterator[tuple[FakeKubelet, PodResources]]:
-    """A kubelet that has our plugin, and what asks it."""
+    """Run a kubelet with our plugin; yield it and the client that asks it."""
     async with (
         FakeKubelet(directory, **rate) as kubelet,  # type: ignore[arg-type]
         plugin(kubelet.plugins),

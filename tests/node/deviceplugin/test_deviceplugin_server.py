@@ -1,4 +1,4 @@
-"""What kubelet asks of the plugin, and what it gets, over a double of kubelet."""
+"""Test what kubelet asks of the plugin and what it gets, with a double of kubelet."""
 
 import asyncio
 from pathlib import Path
@@ -53,7 +53,7 @@ async def test_an_error_of_allocate_fails_the_pod_with_its_text(directory: Path,
             "which is unexpected"
         )
         binder.refusal = None
-        await kubelet.admit("default", "trainer", {"train": 100})  # nothing is left behind
+        await kubelet.admit("default", "trainer", {"train": 100})  # the refused admission has left nothing behind
 
 
 async def test_starts_that_fail_are_tried_again_and_counted_by_how_they_ended(
@@ -73,7 +73,7 @@ async def test_starts_that_fail_are_tried_again_and_counted_by_how_they_ended(
             with pytest.raises(StartFailed, match=f"code = {code}") as failure:
                 await kubelet.start(pod, "train")
             assert "secret" not in str(failure.value)
-            if "x" in str(refusal):  # it goes into the pod's status and into an event
+            if "x" in str(refusal):  # the text goes into the pod's status and into an Event, so it is cut
                 assert str(failure.value).rpartition("desc = ")[2] == "x" * (MESSAGE_MAX - 1) + "…"
         binder.refusal = None
         await kubelet.start(pod, "train")

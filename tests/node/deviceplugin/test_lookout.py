@@ -1,4 +1,4 @@
-"""Events about programs that run, on a node whose agent, plugin, hook and simulated devices are real."""
+"""Test Events about running programs on a node where agent, plugin, hook and simulated devices are the real code."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ async def test_denied_memory_a_stranger_and_a_lost_share_are_told() -> None:
         share = shares["pod/main"]
         async with grpc.aio.insecure_channel(f"unix:{node.runtime}/agent.sock") as channel:
             stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(channel)
-            await stub.ReleaseShare(pb.ReleaseShareRequest(share=shares["lost/main"].id))  # one look tells of all
+            await stub.ReleaseShare(pb.ReleaseShareRequest(share=shares["lost/main"].id))  # one look finds all three
             described = await stub.GetNode(pb.GetNodeRequest())
             own = {**described.environment, "SHAREPOD_REGION": share.directory, "LD_PRELOAD": described.hook_path}
             own["CUDA_VISIBLE_DEVICES"] = share.devices[0].device_uuid

@@ -1,4 +1,4 @@
-"""From kubelet's calls to shares of the node: the plugin's and the agent's processes are real."""
+"""Test the way from kubelet's calls to the node's shares, with real processes of plugin and agent."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def test_a_pod_gets_what_it_asks_for_and_keeps_it_to_its_end() -> None:
         (held,) = big.devices
         assert (held.request_millipercent, held.limit_millipercent) == (70_000, 80_000)
         assert held.memory_limit_bytes == 10 * GIB
-        assert small.devices[0].device_uuid == held.device_uuid  # 30 fits best beside 70
+        assert small.devices[0].device_uuid == held.device_uuid  # a request of 30 fits best beside 70
         assert small.devices[0].memory_limit_bytes % (1 << 20) == 0
         assert 40 * GIB < small.devices[0].memory_limit_bytes < 45 * GIB  # 30 % of an H200
         edits = node.cdi_edits(big.id)
@@ -55,7 +55,7 @@ async def test_a_pod_gets_what_it_asks_for_and_keeps_it_to_its_end() -> None:
         again = (await node.shares())["train/main"]
         assert (again.id, again.devices[0].device_uuid) == (big.id, held.device_uuid)
 
-        shutil.rmtree(node.cdi)  # a reboot: /run is empty, kubelet starts the same containers
+        shutil.rmtree(node.cdi)  # as after a reboot: /run is empty, and kubelet starts the same containers
         await node.end(node.agent, signal.SIGKILL)
         shutil.rmtree(node.runtime)
         await node.start_agent()
@@ -64,7 +64,7 @@ async def test_a_pod_gets_what_it_asks_for_and_keeps_it_to_its_end() -> None:
         assert node.cdi_edits(big.id)["mounts"] == edits["mounts"]
 
         node.kubelet.finish(train)
-        assert (await node.shares())["train/main"].id == big.id  # the API still shows it running
+        assert (await node.shares())["train/main"].id == big.id  # the API server still shows the pod running
         node.show(train, {}, phase="Succeeded")
         await eventually(lambda: not list(node.cdi.iterdir()), node.log)
         assert await node.shares() == {}
@@ -83,7 +83,7 @@ async def test_no_room_and_wrong_terms_are_told_and_tried_again() -> None:
         second = await node.admit("second", {"main": 60})
         await node.kubelet.start(first, "main")
         await node.kubelet.start(second, "main")
-        third = await node.admit("third", {"main": 50})  # kubelet counts 50 units of the node, in two pieces
+        third = await node.admit("third", {"main": 50})  # for kubelet the node has 50 units, but on two devices
         with pytest.raises(
             StartFailed, match=r"request 50 % .* fits on none of the 2 devices: the roomiest, 1, has 40 %"
         ):
@@ -110,7 +110,7 @@ async def test_containers_of_a_pod_may_be_on_one_device_and_an_init_container_ma
 
 
 async def refusal(node: PluginNode, *command: str) -> str:
-    """Start a plugin, by a command that is given it; return why it ends at once."""
+    """Start a plugin, behind the words of `command`; it must end at once; return why."""
     plugin = [*command, sys.executable, "-m", "sharepod.deviceplugin.main", *node.plugin_arguments()]
     process = await asyncio.create_subprocess_exec(*plugin, stderr=asyncio.subprocess.PIPE)
     _, text = await asyncio.wait_for(process.communicate(), 60)
@@ -143,7 +143,7 @@ async def test_a_node_of_hidden_processes_or_where_shares_reach_no_container_is_
         response = pod.containers["main"].response
         assert response is not None
         assert (len(response.cdi_devices), list(response.mounts)) == (1, [])
-        # Where the operator is wrong, and the runtime has no CDI, the container sees no device.
+        # If the operator is wrong and the runtime has no CDI, the container sees no device.
         assert dict(response.envs) == {"NVIDIA_VISIBLE_DEVICES": "void"}
         assert list(await node.shares()) == ["pod/main"]
 
@@ -161,11 +161,11 @@ async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
         await eventually(lambda: any(told in text for text in node.events("n1")), node.log)
         (event,) = [body for body in node.api.events.values() if body["involvedObject"]["name"] == "n1"]
         assert (event["involvedObject"]["kind"], event["metadata"]["namespace"]) == ("Node", "default")
-        pod = await node.admit("pod", {"main": 60})  # the agent would pick the first, which it fits better
+        pod = await node.admit("pod", {"main": 60})  # the agent would pick the first device, where it fits better
         await node.kubelet.start(pod, "main")
         shares = await node.shares()
         assert shares["pod/main"].devices[0].device_uuid == second
-        assert shares["held/main"].devices[0].device_uuid == first  # what runs is left alone
+        assert shares["held/main"].devices[0].device_uuid == first  # a running share stays where it is
         chosen = await node.admit("chosen", {"main": 10}, annotations={"sharepod.io/device": first})
         with pytest.raises(StartFailed, match="which the scheduler chose, is not offered on this node"):
             await node.kubelet.start(chosen, "main")
@@ -176,9 +176,9 @@ async def test_a_full_disk_ends_no_pod_and_its_containers_start_when_there_is_ro
         await node.kubelet.start(await node.admit("running", {"main": 20}), "main")
         assert node.plugin is not None
         before = resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE)
-        # Every byte that is written fails, as on a disk without room.
+        # Every write fails, as on a full disk.
         resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE, (0, before[1]))
-        pod = await node.admit("pod", {"main": 30}, init={"prepare": 40})  # an error would be a Failed pod
+        pod = await node.admit("pod", {"main": 30}, init={"prepare": 40})  # must succeed: an error would fail the pod
         with pytest.raises(StartFailed, match=r"allocations.json cannot be written: .*: make room"):
             await node.kubelet.start(pod, "prepare")
         assert pod.phase == "Pending"
@@ -219,7 +219,7 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
         assert found["sharepod_plugin_allocate_seconds_count"] == found["sharepod_plugin_pre_start_seconds_count"] == 2
         (node.kubelet.plugins / "kubelet.sock").unlink()  # kubelet has ended
         await eventually(lambda: metrics()["sharepod_plugin_serving"] == 0, node.log)
-        await node.end(node.agent, signal.SIGKILL)  # the counters are the plugin's: a new agent shows them too
+        await node.end(node.agent, signal.SIGKILL)  # the plugin keeps the counters, so a new agent shows them too
         await asyncio.sleep(2)  # the plugin looks at the devices every second
         await node.start_agent()
         await eventually(lambda: metrics().get(ready) == 1, node.log)
@@ -247,7 +247,7 @@ async def test_only_what_the_operator_lists_is_offered_and_the_scheduler_hears_t
             await node.end(node.plugin)
             second = told().devices[1].facts.uuid
             node.offer = [second, "GPU-of-another-node"]
-            node.kubelet.others["nvidia.com/gpu"] = ["0"]  # NVIDIA's plugin has the other one, by index
+            node.kubelet.others["nvidia.com/gpu"] = ["0"]  # NVIDIA's plugin has given out the other device, by index
             await node.start_plugin(100)
             assert node.kubelet.capacity == 100
             await eventually(lambda: [device.facts.offered for device in told().devices] == [False, True], node.log)
@@ -267,7 +267,7 @@ async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> Non
         old, node.plugin = node.plugin, None
         registered = len(node.kubelet.registrations)
         try:
-            await node.start_plugin()  # an upgrade: the new one takes over while the old one lives
+            await node.start_plugin()  # an upgrade: the new plugin takes over while the old one lives
             await eventually(lambda: "this one stands by" in node.log(), node.log)
             await eventually(lambda: len(node.kubelet.registrations) > registered and node.kubelet.healthy, node.log)
             pod = await node.admit("pod", {"main": 30})
@@ -283,7 +283,7 @@ async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> Non
             await node.kubelet.restart(pod, "main", patience_s=60)
             await node.kubelet.start(waiting, "main", patience_s=60)
             assert (await node.shares())["pod/main"].id == given
-            # It registers after it took over.
+            # The plugin registers after it has taken over.
             await eventually(lambda: len(node.kubelet.registrations) > registered and node.kubelet.healthy, node.log)
             more = await node.admit("more", {"main": 40})
             await node.kubelet.start(more, "main", patience_s=60)

@@ -1,4 +1,4 @@
-"""Which pods have live processes: the cgroups as kubelets name them, and processes that come and go meanwhile."""
+"""Test which pods have live processes, by the cgroup names of kubelets, while processes come and go."""
 
 import asyncio
 import os
@@ -68,7 +68,7 @@ def test_the_pods_of_all_processes(tmp_path: Path) -> None:
     process(tmp_path, 21, v2(f"/kubepods/burstable/pod{UID}/other"))
     process(tmp_path, 300, v1(f"/kubepods.slice/kubepods-pod{OTHER.replace('-', '_')}.slice/x.scope"))
     process(tmp_path, 301, v1(f"/kubepods/pod{HASH}/x"))
-    (tmp_path / "21000").mkdir()  # gone between the directory and its file
+    (tmp_path / "21000").mkdir()  # a process that ended before its file was read
     (tmp_path / "sys").mkdir()
     (tmp_path / "meminfo").write_text("", encoding="ascii")
     assert live_pods(tmp_path) == {UID, OTHER, HASH}
@@ -105,7 +105,7 @@ def test_this_machine_is_looked_through_while_processes_come_and_go() -> None:
 def test_whether_kubelets_process_is_seen_tells_whether_all_are(directory: Path, tmp_path: Path) -> None:
     path = directory / "kubelet.sock"
     processes = HostProcesses(path)
-    assert not processes.check()  # nobody is there: nothing can be told
+    assert not processes.check()  # no kubelet is there, so nothing can be known
     with pytest.raises(PluginError, match="kubelet is not at"):
         asyncio.run(processes.live_pods())
     with socket.socket(socket.AF_UNIX) as kubelet:
@@ -113,7 +113,7 @@ def test_whether_kubelets_process_is_seen_tells_whether_all_are(directory: Path,
         kubelet.listen()
         assert processes.check()
         assert asyncio.run(processes.live_pods()) == live_pods()
-        hiding = HostProcesses(path, tmp_path)  # as /proc with hidepid
+        hiding = HostProcesses(path, tmp_path)  # like a /proc that is mounted with hidepid
         with pytest.raises(PluginError, match=r"set hostPID: true .* without hidepid"):
             asyncio.run(hiding.live_pods())
         process(tmp_path, os.getpid(), v2(f"/kubepods/pod{UID}/x"))

@@ -1,4 +1,4 @@
-"""A pod of low priority makes room for another one and goes on afterwards; plugin, agent and programs are real."""
+"""Test that a low-priority pod yields to another and goes on afterwards, with real plugin, agent and programs."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ MEMORY = {"sharepod.io/memory": "20Gi"}
 
 @contextlib.asynccontextmanager
 async def program(node: PluginNode, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program that always wants the device, in a pod's share."""
+    """Run a program that always wants the device in a pod's share."""
     share = await held(node, name)
     async with grpc.aio.insecure_channel(f"unix:{node.runtime}/agent.sock") as channel:
         stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(channel)
@@ -48,7 +48,7 @@ async def held(node: PluginNode, name: str) -> pb.Share:
 
 
 async def becomes(node: PluginNode, name: str, condition: Callable[[pb.Share], bool]) -> None:
-    """Wait until a pod's share is so."""
+    """Wait until a pod's share meets the condition."""
 
     async def is_so() -> bool:
         return condition(await held(node, name))
@@ -57,7 +57,7 @@ async def becomes(node: PluginNode, name: str, condition: Callable[[pb.Share], b
 
 
 async def used_percent(node: PluginNode, name: str, for_s: float) -> float:
-    """Return what a pod's share uses of its device."""
+    """Return how many percent of its device a pod's share uses over this time."""
     loop = asyncio.get_running_loop()
     begun_s, begun_ns = loop.time(), (await held(node, name)).devices[0].usage.used_ns
     await asyncio.sleep(for_s)
@@ -66,7 +66,7 @@ async def used_percent(node: PluginNode, name: str, for_s: float) -> float:
 
 
 async def uses(node: PluginNode, name: str, more_than_percent: float) -> None:
-    """Wait until a pod's share uses so much of its device for half a second."""
+    """Wait until a pod's share uses more than this percentage of its device for half a second."""
 
     async def enough() -> bool:
         return await used_percent(node, name, 0.5) > more_than_percent
@@ -75,7 +75,7 @@ async def uses(node: PluginNode, name: str, more_than_percent: float) -> None:
 
 
 async def rests(node: PluginNode, name: str) -> None:
-    """Wait until what a pod had on its device has run out, and it uses nothing for half a second."""
+    """Wait until a pod's work on its device has ended, and its share uses nothing for half a second."""
 
     async def nothing() -> bool:
         return await used_percent(node, name, 0.5) < 2
@@ -90,19 +90,19 @@ async def starting(node: PluginNode, pod: FakePod) -> None:
 @pytest.mark.early
 async def test_a_pod_is_limited_then_paused_for_another_and_goes_on_when_that_is_gone() -> None:
     async with plugin_node("1xH200", spare_percent=100) as node:
-        assert node.kubelet.capacity == 200  # the spare units let a pod in that waits until there is room
+        assert node.kubelet.capacity == 200  # the spare units admit a pod that then waits for room
         batch = await node.admit("batch", {"main": 50}, annotations=MEMORY)
         await starting(node, batch)
         before = await held(node, "batch")
         async with program(node, "batch"):
-            await uses(node, "batch", 60)  # alone it may use all of the device
+            await uses(node, "batch", 60)  # a share that is alone may use all of the device
 
             node.show(batch, MEMORY | LIMIT)
             await becomes(node, "batch", lambda share: share.devices[0].limit_millipercent == 50_000)
             assert await used_percent(node, "batch", 2) < 52
             await uses(node, "batch", 35)
 
-            serve = await node.admit("serve", {"main": 60})  # kubelet has the units, the agent has not the time
+            serve = await node.admit("serve", {"main": 60})  # kubelet has the units, but the agent has no time left
             start = asyncio.create_task(starting(node, serve))
             await asyncio.sleep(1)
             assert not start.done()

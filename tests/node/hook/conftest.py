@@ -1,4 +1,4 @@
-"""The fixtures of this room; of the simulated GPU's, what starts programs that answer."""
+"""The fixtures of this room, and those of the simulated GPU that start programs."""
 
 # ruff: noqa: F401, F403
 from hook_fixtures import *

@@ -1,4 +1,4 @@
-"""The layout of the region: every field of every struct stands where ABI 1 has it."""
+"""Test the layout of the region: every field of every struct has the place that ABI 1 gives it."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from rig import REPO_ROOT
 
 HEADER = (REPO_ROOT / "region" / "region.h").read_text()
 SHARED = ("sp_header", "sp_grant", "sp_slot_device", "sp_slot_copies", "sp_slots_header", "sp_slot")
-# Offsets of ABI 1, by hand: running programs hold this layout while the agent is upgraded.
+# Offsets of ABI 1, written by hand: running programs have this layout while the agent is upgraded.
 ABI_1 = {
     "sp_header": "magic 0 abi 8 header_size 12 grant_size 16 grant_count 20 slot_size 24 slot_count 28 flags 32 "
     "heartbeat_ns 64 = 128",

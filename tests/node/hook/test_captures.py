@@ -1,7 +1,7 @@
-"""Programs that capture see the same with the hook as without it; graphs are metered as one, and learned anew.
+"""Test that programs with stream capture see no difference with the hook; a graph is metered as one, and learned anew.
 
-The agent is the real one, and another share saturates the device meanwhile: turns end, keepers drain and record markers
-all the time. Each scenario prints every result that its calls had; both runs must print the same.
+The agent is real, and another share saturates the device, so that turns end and keepers drain and record markers all
+the time. Each scenario prints the results of all its calls; the runs with and without the hook must print the same.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
 MODES = ["GLOBAL", "THREAD_LOCAL", "RELAXED"]
-# An event record takes so long that what must not come between its checks and itself does.
+# Event records take long, so that an event which must not come between their checks and the record does come there.
 SLOW_RECORDS = {"SIMGPU_RECORD_COST_NS": "500000"}
 
 PREPARE = """
@@ -87,7 +87,7 @@ def ready():
 
 @pytest.fixture(scope="module")
 def contended() -> Iterator[RunningAgent]:
-    """An agent on a device that another share keeps busy."""
+    """Run an agent on a device that another share keeps busy."""
     with agents() as make:
         agent = make("--simulate", "1xH200").start()
         with program(metered(agent.register(50, name="rival", device="0"))):
@@ -105,7 +105,7 @@ def output(answer: pb.RegisterShareResponse, text: str, *, hook: bool) -> str:
 
 
 SCENARIOS = {
-    # Each is run in every mode; MODE stands for it.
+    # Each scenario runs in every mode; MODE stands for the mode.
     "the program's own unsafe calls": """
         ready()
         for call in (allocates, lambda: cuda.cuStreamSynchronize(other), cuda.cuCtxSynchronize,
@@ -333,7 +333,7 @@ def test_over_its_cap_a_program_that_captures_sees_what_it_sees_on_a_device_that
     text = OVER.replace("MODE", mode)
     answer = contended.register(40, memory=256 << 20, name="small", device="0")
     try:
-        too_much = output(answer, text.replace("SIZE", str(1 << 40)), hook=False)  # for the whole device
+        too_much = output(answer, text.replace("SIZE", str(1 << 40)), hook=False)  # too much for the whole device
         assert output(answer, text.replace("SIZE", str(1 << 30)), hook=True) == too_much
         results = [line.split()[1] for line in too_much.splitlines()[::2]]
         forbidden = {"GLOBAL": ["900", "900"], "THREAD_LOCAL": ["2", "900"], "RELAXED": ["2", "2"]}[mode]

@@ -1,4 +1,4 @@
-"""How long an executable graph takes is learned anew when the graph has changed: the budget in flight shows it."""
+"""Test that the length of a changed executable graph is learned anew, as shown by how many are in flight."""
 
 from pathlib import Path
 
@@ -23,11 +23,11 @@ assert executable.value == was""",
 LAUNCHES = 40
 LONG_NS = 5_000_000
 AT_ONCE = 50_000_000 // LONG_NS
-"""How many long graphs the budget of a share that is alone on its device lets into flight."""
+"""How many long graphs may be in flight by the budget of a share that is alone on its device."""
 
 
 def program(change: str) -> str:
-    """Return a program that launches a short graph, makes it a long one, and launches that."""
+    """Return a program that launches a short graph, changes it to a long one, and launches that."""
     return f"""
 from rig.graphs import *
 module, stream, LONG = start(), new_stream(), "long_5ms"

@@ -1,4 +1,4 @@
-"""Streams and contexts that end while work of theirs is under way, or the keeper waits for their last marker."""
+"""Test streams and contexts that end while their work is under way or the keeper waits for their last marker."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ time.sleep(0.5)
     [account], [busy_ns] = done.usage, done.busy_ns
     assert busy_ns >= 40_000_000
     assert account.launches == 40
-    assert account.used_ns <= busy_ns + 100_000_000  # and not the idle half second
+    assert account.used_ns <= busy_ns + 100_000_000  # the idle half second is not billed
 
 
 LOST = """

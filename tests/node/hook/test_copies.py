@@ -1,6 +1,6 @@
-"""Copies from device memory to device memory are launches, by whatever call; those of the host are not.
+"""Test that copies between device memories count as launches by every call, and copies of the host do not.
 
-A batch of copies is one launch if a copy of it is inside a device.
+A batch of copies is one launch if at least one of its copies is inside a device.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from sharepod.agent.shares.share import NO_COPIES, Copies
 from sharepod.simgpu.truth import Truth
 
 BYTES = 64 << 20
-# Every call copies this much from one kind of memory to another: 1 the host's, 2 a device's, 4 the address tells.
+# Every call copies this much between kinds of memory: 1 is the host's, 2 a device's, 4 lets the address tell.
 PROGRAM = f"""
 from rig.structs import Copy2D, Copy3D, End2D, End3D
 start()
@@ -59,7 +59,7 @@ PEER_CALLS = [
 
 
 def copy_by(calls: list[str], target: str, source: str) -> str:
-    """Return a program that copies once by each call."""
+    """Return a program that makes one copy by each of these calls."""
     lines = [f"ok({call}({target!r}, {source!r}))\nok(cuda.cuCtxSynchronize())" for call in calls]
     idle = "time.sleep(0.3)  # the idle turn is given back, and with it the last counts"
     return "\n".join([PROGRAM, *lines, idle])
@@ -92,7 +92,7 @@ def box_batch(*boxes):
     return cuda.cuMemcpy3DBatchAsync_v2(c_size_t(len(boxes)), (BatchBox * len(boxes))(*boxes), c_uint64(0), stream)
 """
 COUNTS = (1, 31, 32, 33, 1000)
-"""Some copies of a long batch are asked for all."""
+"""Lengths of batches; of a long batch the hook looks at some copies only."""
 
 
 def test_a_batch_inside_a_device_is_one_launch_however_many_copies_it_has(

@@ -1,4 +1,4 @@
-"""Every wrapped symbol, called with valid arguments by every route, whatever else is preloaded."""
+"""Test every wrapped symbol with valid arguments, by every route and beside other preloaded libraries."""
 
 import ctypes.util
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +23,15 @@ NOT_SIMULATED = {
     *("cuLaunchHostFunc_v2", "cuLaunchHostFunc_v2_ptsz"),
     *("cuGraphAddNode_v3", "cuGreenCtxDestroy"),
 }
-"""What the simulated driver has no model of, among it contexts of graphics APIs and the forms of CUDA 2 with addresses
-of 32 bits: an addition to the hook's table must be simulated, or stand here."""
+"""The functions that the simulated driver has no model of, such as contexts of graphics APIs and the forms of CUDA 2
+with 32-bit addresses. A function that is added to the hook's table must be simulated or listed here."""
 ROUTES = (
     "linked", "default", "soname", "path", "soname-deepbind", "path-deepbind", "gpa1", "gpa2", "gpa2-legacy", "runtime",
     "plugin linked", "plugin soname", "plugin gpa2",
 )  # fmt: skip
-"""How the program comes to a function's address, as every.c says; `plugin`: inside one opened with RTLD_DEEPBIND."""
+"""How the program gets a function's address, see every.c; `plugin`: in a plugin that is opened with RTLD_DEEPBIND."""
 DEBIAN = {"jemalloc": "libjemalloc2", "tcmalloc_minimal": "libtcmalloc-minimal4"}
-"""Other allocators, and the packages that have them."""
+"""Other allocators, and the packages that hold them."""
 
 
 def check_route(
@@ -76,7 +76,7 @@ def test_a_plugin_goes_past_the_hook_only_where_the_program_keeps_deepbind(
 
 @pytest.fixture(scope="module")
 def tool(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return what builds a tool that programs are run with."""
+    """Return a function that builds a tool to preload."""
     directory = tmp_path_factory.mktemp("tools")
     return lambda name: compile_c(directory / f"{name}.so", *STRICT, "-shared", C / f"{name}.c", "-ldl")
 
@@ -101,7 +101,7 @@ def test_a_tool_that_wraps_the_loader_itself_keeps_its_place(
 ) -> None:
     loader = tool("loadertool")
     preload = [LIBRARY, loader] if hook_first else [loader, LIBRARY]
-    # A tool in front that asks for libc's own version of dlsym (dlvsym) goes past every preloaded library, ours too.
+    # A tool before ours that gets libc's own dlsym by dlvsym bypasses every preloaded library, ours too.
     assert check_route(node, programs, route, preload=preload, metered=hook_first) == "tool: opened and looked up\n"
 
 

@@ -1,4 +1,4 @@
-"""Copies between the host's memory and a device's pass no gate, and show in the usage: bytes and copies, each way."""
+"""Test that copies between host and device pass no gate, and that the usage shows their bytes and counts each way."""
 
 import struct
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from rig.until import until
 from sharepod.agent.shares.share import NO_COPIES, Copies, Usage
 
 COPIES_AT = device_at(0) + 16 * 128
-"""Where in `slots` the first slot's first line of copies is: `tests/node/hook/test_abi.py` holds the header to it."""
+"""The place of the first slot's first line of copies in `slots`; `tests/node/hook/test_abi.py` checks this layout."""
 NAMED = """
 def to_device(name, *more):
     return lambda: cuda[name](c_uint64(memory["device"]), c_void_p(memory["host"]), c_size_t(BYTES), *more)
@@ -30,7 +30,7 @@ WAYS = {
 
 
 def named(way: str) -> list[str]:
-    """Return the calls whose names tell the direction: those that wait, and those that do not."""
+    """Return the calls that have the direction in their names, both those that wait and those that do not."""
     name = f"cuMemcpy{WAYS[way][0]}"
     return [
         f'{way}("{name}_v2")',
@@ -42,7 +42,7 @@ def named(way: str) -> list[str]:
 
 
 def copied(way: str, count: int, size: int = BYTES) -> Copies:
-    """Return what so many copies of one direction add up to."""
+    """Return the sum of this number of copies in one direction."""
     return Copies(**{f"{way}_bytes": count * size, f"{way}_count": count})
 
 
@@ -146,13 +146,13 @@ for thread in threads: thread.join()
 
 @pytest.fixture
 def share(arbiter: Arbiter, tmp_path: Path) -> Share:
-    """Make a share."""
+    """Return a share."""
     return arbiter.share(tmp_path)
 
 
 @pytest.fixture
 def begin(share: Share, new_gpu: NewGpu) -> Callable[[], Program]:
-    """Return what starts programs in the share that copy when they are asked to."""
+    """Return a function that starts programs in the share which copy on request."""
     gpu = new_gpu()
     text = f"""{ANSWER}
 start()
@@ -163,7 +163,7 @@ answer()
 
 
 def usage_when(share: Share, true: Callable[[Usage], bool]) -> Usage:
-    """Return the account once it is as wanted."""
+    """Return the share's account once the condition holds."""
     until(lambda: true(share.usage()), lambda: f"the account is {share.usage()}")
     return share.usage()
 
@@ -173,7 +173,7 @@ TO_HOST = f"ok(cuda.cuMemcpyDtoH_v2(back, c_uint64(memory), c_size_t({BYTES})))"
 
 
 def asynchronous(call: str) -> str:
-    """Return the call's other form, into the default stream."""
+    """Return the asynchronous form of the call, into the default stream."""
     return call.replace("_v2(", "Async_v2(").replace(f"({BYTES}))", f"({BYTES}), None)")
 
 
@@ -188,7 +188,7 @@ def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(
     usage = share.usage()
     assert usage.copies == copied("to_device", 2) + copied("to_host", 2)
     assert (usage.launches, usage.passed) == (0, 0)
-    program.tell("ok(cuda.cuMemsetD8_v2(c_uint64(memory), 7, c_size_t(4096)))")  # the gate is closed indeed
+    program.tell("ok(cuda.cuMemsetD8_v2(c_uint64(memory), 7, c_size_t(4096)))")  # this shows that the gate is closed
     assert usage_when(share, lambda usage: usage.waited_ns > 0).launches == 0
     arbiter.native.pause_share(share.handle, False)
     assert program.line() == "null"

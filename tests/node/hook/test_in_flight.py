@@ -1,4 +1,4 @@
-"""How much a program may have in flight, and that no wait for less is for ever: by the device's own log."""
+"""Test how much a program may have in flight, by the device's log, and that a wait for less ends."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from sharepod.simgpu.truth import Truth
 def in_flight(
     make_simgpu: MakeSimgpu, directory: Path, body: str, prefix: str, beside: bool = False, last: int = 0
 ) -> tuple[int, int]:
-    """Run a program; return how many of its (last) kernels were in flight at most, and its deliberate passes."""
+    """Run a program; return the most of its (last) kernels in flight at one time, and its deliberate passes."""
     gpu = make_simgpu(SIMGPU_LOG_KERNELS="1000")
     account = run_metered(gpu, directory, body, beside=beside).usage[0]
     with Truth(gpu.state) as truth:

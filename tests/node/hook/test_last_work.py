@@ -1,4 +1,4 @@
-"""Work that nobody waits for, processes that are killed, and a program's last moment: all of it is in the bill."""
+"""Test that the bill has everything: work without a wait, work of killed processes, and a program's last moment."""
 
 import subprocess
 from pathlib import Path
@@ -15,7 +15,7 @@ from rig.until import until
 from sharepod.simgpu.truth import Truth
 
 BURSTS = 40
-# Too little to be marked at its launch, and long enough for many a linger.
+# Each burst is too short to be marked at its launch, but longer than a linger.
 PROGRAM = f"""
 module, stream = start(), new_stream()
 function = kernel(module, "left_3ms")
@@ -37,7 +37,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 CAPTURES = 30
-# The stream joins a capture while its work is not marked. An attempt to mark the work fails until the capture ends.
+# The stream joins a capture while its work is not marked; marking the work fails until the capture ends.
 BESIDE_CAPTURES = f"""
 module, captured, stream, graph = start(), new_stream(), new_stream(), c_void_p()
 fork, join = new_event(), new_event()
@@ -58,7 +58,7 @@ for _ in range({CAPTURES}):
     ok(cuda.cuStreamSynchronize(stream))
 """
 
-# What was launched just before cannot be marked while the capture of its stream is open.
+# Work that was launched just before a capture cannot be marked while its stream's capture is open.
 IN_FRONT_OF_CAPTURES = f"""
 function, stream, graph = kernel(start(), "front_100us"), new_stream(), c_void_p()
 for _ in range(20):
@@ -102,7 +102,7 @@ def test_the_bill_of_a_turn_that_was_given_back_and_entered_again_is_current(
     with gpu.truth() as truth:
         busy_ns = truth.devices()[0].busy_ns
     assert busy_ns >= BURSTS * 3_000_000
-    # Alone it holds one turn throughout, and enters it for each burst; nobody has waited for the last.
+    # A share that is alone holds one turn throughout and enters it for each burst; the last burst had no wait.
     until(lambda: share.usage().used_ns >= 0.9 * busy_ns, lambda: f"{share.usage()} of {busy_ns}", 10)
     assert share.usage().turns <= 2
 

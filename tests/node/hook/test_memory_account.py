@@ -1,6 +1,6 @@
-"""Linear memory is charged exactly, refused over the cap, and given back once; a share sees its own and no more.
+"""Test linear memory: it is charged exactly, refused over the cap and given back once; a share sees only its own.
 
-That every other kind of memory is, too, tests/node/agent/test_agent_memory.py shows.
+For every other kind of memory see tests/node/agent/test_agent_memory.py.
 """
 
 import subprocess
@@ -33,7 +33,7 @@ def memory():
 
 @pytest.fixture
 def run(make_simgpu: MakeSimgpu, tmp_path: Path) -> Run:
-    """Run a script of assertions in a share that has so much memory of each device."""
+    """Return a function that runs a script of assertions in a share with a cap on each device."""
 
     def execute(body: str, cap: int = CAP, devices: str = "1xH200") -> Metered:
         numbers = tuple(range(int(devices[0])))

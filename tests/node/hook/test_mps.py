@@ -1,4 +1,4 @@
-"""Who is a client of MPS: decided by the daemon's file in the pipe directory, without a word to the daemon."""
+"""Test which program counts as an MPS client: the daemon's file in the pipe directory decides; no daemon is asked."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ MAIN = '#include <stdio.h>\n#include "hook/gate/mps.h"\nint main(void) { return 
 
 @pytest.fixture
 def default(tmp_path: Path) -> Path:
-    """The directory that is looked into when the environment names none."""
+    """Return the directory that counts if the environment names none."""
     (tmp_path / "pipe").mkdir()
     return tmp_path / "pipe"
 
@@ -40,9 +40,9 @@ def test_a_daemon_at_the_default_place_counts_while_it_lives(default: Path) -> N
     file = default / "nvidia-cuda-mps-control.pid"
     file.write_text(f"{os.getpid()}\n")
     assert is_client(default)
-    file.write_text(f"{2**22 + 1}\n")  # there is no such pid: it was killed
+    file.write_text(f"{2**22 + 1}\n")  # the pid of no process: the daemon was killed
     assert not is_client(default)
-    file.write_text("")  # it is about to write it
+    file.write_text("")  # the daemon is about to write its pid
     assert is_client(default)
 
 
@@ -51,5 +51,5 @@ def test_a_directory_that_the_environment_names_is_believed(default: Path, tmp_p
     other.mkdir()
     (default / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
     assert not is_client(default, str(other))
-    (other / "nvidia-cuda-mps-control.pid").write_text(f"{2**22 + 1}\n")  # of another pid namespace
+    (other / "nvidia-cuda-mps-control.pid").write_text(f"{2**22 + 1}\n")  # the daemon may be in another pid namespace
     assert is_client(default, str(other))

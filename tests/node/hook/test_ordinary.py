@@ -1,4 +1,4 @@
-"""A preloaded hook changes nothing in ordinary programs."""
+"""Test that a preloaded hook changes nothing in ordinary programs."""
 
 import shutil
 import signal
@@ -25,7 +25,7 @@ PYTHON_CHILDREN = (
     "    print(s.run(['echo', 'child'], capture_output=True).stdout)\n"
 )
 PIPE = "printf 'b\\na\\nb\\n'"
-# Commands whose output does not depend on time, process ids or addresses.
+# Commands with an output that does not depend on time, process ids or addresses.
 COMMANDS: dict[str, list[str]] = {
     "bash": ["bash", "-c", "for i in 1 2 3; do echo $((i * i)); done; exit 7"],
     "sh": ["sh", "-c", "echo out; echo err >&2; kill -TERM $$"],

@@ -1,4 +1,4 @@
-"""Programs and libraries that have names of the driver's functions themselves work, and are metered as others are."""
+"""Test that programs and libraries which define names of the driver's functions themselves work and are metered."""
 
 import subprocess
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ SHARED = ("-shared", "-Wl,-z,relro,-z,now")
 
 @dataclass(frozen=True)
 class Build:
-    """How a program is built: its libraries, of which each is linked with those before it, and its own flags."""
+    """How a program is built: its libraries, each linked with those before it, and its own flags."""
 
     libraries: tuple[tuple[str, ...], ...]
     program: tuple[str, ...]
     opens: tuple[str, ...] | None = None
-    """The words after the library's name where the program opens the last library instead of linking with all."""
+    """The program's arguments after the library's name if it opens the last library instead of linking with all."""
 
 
 MAIN = ("-DMAIN",)
@@ -64,7 +64,7 @@ def build(directory: Path, how: Build) -> list[str | Path]:
         made.append(compile_c(path, *STRICT, soname, *flags, SOURCE, *made, f"-Wl,-rpath,{directory}", "-ldl"))
     linked = made if how.opens is None else []
     opens = () if how.opens is None else ("-DOPENS",)
-    flags_last = (*how.program, *opens)  # after STRICT, which has -fPIC
+    flags_last = (*how.program, *opens)  # these must come after STRICT, which has -fPIC
     program = compile_c(directory / "program", *STRICT, *flags_last, SOURCE, *linked, f"-Wl,-rpath,{directory}", "-ldl")
     return [program, *([] if how.opens is None else [made[-1], *how.opens])]
 
@@ -84,7 +84,7 @@ def test_a_name_of_its_own_is_its_own_and_the_work_is_metered(
     assert (without.returncode, without.stdout, without.stderr) == (0, "0\n" * runs, "")
     assert (within.returncode, within.stdout) == (0, without.stdout), within.stderr
     told = within.stderr.splitlines()
-    copies = "-fno-pic" in how.program  # of which the loader itself says that the sizes differ
+    copies = "-fno-pic" in how.program  # for such a program the loader itself warns that the sizes differ
     assert [line for line in told if not (copies and "different size" in line)] == []
     until(lambda: not share.usage().processes)
     assert share.usage().launches == 3 * runs

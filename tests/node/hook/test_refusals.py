@@ -1,4 +1,4 @@
-"""What the driver refuses is refused as ever and counts for nothing; errno stays the program's."""
+"""Test that what the driver refuses is refused unchanged and counts for nothing, and that errno stays the program's."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Programs of several devices: each launch counts where it runs; one onto several of them is counted as passed."""
+"""Test programs on several devices: each launch counts where it runs; one onto several devices counts as passed."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_it_runs_on_every_device_unbilled_and_is_counted_on_the_current_one(
 ) -> None:
     gpu, share = new_gpu("2xH200"), arbiter.share(tmp_path, (0, 1))
     program = gpu.ready(PROGRAM, **share.env)
-    # The arbiter looks at a process without a turn now and then.
+    # The arbiter looks at a process without a turn only now and then.
     until(lambda: share.usage(1).passed >= ROUNDS)
     assert program.lines() == []
     accounts = [share.usage(device) for device in (0, 1)]

@@ -1,4 +1,4 @@
-"""What a program does whose region cannot be used: `open` runs it unmetered, `closed` does not let CUDA start."""
+"""Test a program that cannot use its region: `open` runs it unmetered, `closed` does not let CUDA start."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ RUIN: dict[str, Callable[[Path], object]] = {
 
 
 def start(environment: dict[str, str], directory: Path, policy: str) -> subprocess.CompletedProcess[str]:
-    """Run the program in the share of a directory."""
+    """Run the program in the share of this directory."""
     own = {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": str(directory), "SHAREPOD_POLICY": policy}
     command = [sys.executable, "-c", PROGRAM]
     return subprocess.run(command, env=environment | own, capture_output=True, text=True, timeout=30, check=False)

@@ -1,4 +1,4 @@
-"""Where the API server is: in a pod, and from a kubeconfig, against a server that asks for a token or a certificate."""
+"""Test the access to the API server, in a pod and by kubeconfig, with a token or a certificate."""
 
 import asyncio
 import base64
@@ -62,7 +62,7 @@ def trusting(server: ApiServer) -> dict[str, Any]:
 
 
 def with_plugin(directory: Path, server: ApiServer, lasts_s: float) -> Path:
-    """Return a kubeconfig as clouds write it: a program is asked for the token."""
+    """Return a kubeconfig as clouds write it, with a program that gives the token."""
     plugin = directory / "plugin"
     plugin.write_text(PLUGIN.format(python=sys.executable), encoding="ascii")
     plugin.chmod(0o755)
@@ -158,7 +158,7 @@ async def test_a_plugin_that_hangs_is_not_waited_for_and_no_second_one_hangs_bes
             return calls(tmp_path) == ["asked", "asked"]
 
         await eventually(asked_again)
-    await asyncio.sleep(2.0)  # the library does not end a plugin that is waited for no more
+    await asyncio.sleep(2.0)  # the library does not end a plugin that it no longer waits for
     assert ("credentials stay as they were" in [record.message for record in caplog.records]) is had_token
 
 

@@ -1,4 +1,4 @@
-"""One request to an API server that is slow, refuses, moves away, or is none."""
+"""Test one request to an API server that is slow, refuses, moves away, or is something else."""
 
 import re
 import time

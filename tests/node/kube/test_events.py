@@ -1,4 +1,4 @@
-"""Events through an API server that loses, refuses and forgets them."""
+"""Test Events through an API server that loses, refuses and forgets them."""
 
 import contextlib
 import time
@@ -62,7 +62,7 @@ async def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_sai
             server.put_namespace("default")
             changed = server.requests["patch events"]
             events.tell(some(), "Other", "none", warning=False)
-        assert server.requests["patch events"] == changed  # it was never there
+        assert server.requests["patch events"] == changed  # no Event was there to patch
         assert {body["reason"] for body in server.events.values()} == {"NoRoom", "Other"}
         assert [record.message for record in caplog.records] == ["event not written"]
 

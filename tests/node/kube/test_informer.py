@@ -1,4 +1,4 @@
-"""The pods of a node through an API server that goes away, forgets, refuses and comes back."""
+"""Test the informer of a node's pods on an API server that goes away, forgets, refuses and comes back."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ async def test_the_watch_yields_what_there_is_and_then_what_changes(tmp_path: Pa
         async with watched(server, tmp_path) as (_, view):
             await eventually(lambda: view.equals(server) and server.watches.open == 1, "the watch")
             server.put(pod("a", annotations={"sharepod.io/limit": "60"}))
-            server.put(pod("a", annotations={"sharepod.io/limit": "60"}))  # nothing of a Pod changes
+            server.put(pod("a", annotations={"sharepod.io/limit": "60"}))  # this changes nothing that a Pod holds
             server.put(pod("b"))
             server.put(pod("elsewhere", node="n2", phase="Failed"))
             server.delete("b")
@@ -60,7 +60,7 @@ async def test_an_api_server_whose_versions_began_anew_is_believed(tmp_path: Pat
         async with watched(server, tmp_path, Pace(first_s=0.01, last_s=0.1, watch_s=1)) as (_, view):
             await eventually(lambda: view.equals(server), "the list")
             await server.stop()
-            server.restore(10)  # from an old backup
+            server.restore(10)  # restored from an old backup
             server.put(pod("b"))
             begun = server.requests["watch pods"]
             await server.start()
@@ -116,7 +116,7 @@ async def test_a_watch_that_is_ended_at_once_every_time_is_no_busy_loop(tmp_path
             while time.monotonic() < stop:
                 server.watches.cut("end" if how == "end" else "cut", coming=1000)
                 await asyncio.sleep(0.001)
-            # 0.05, 0.1, 0.2, 0.4, 0.8 s, half of it with the worst jitter: 6 tries, a list after 5 barren ones
+            # It waits 0.05, 0.1, 0.2, 0.4, 0.8 s, or half with the worst jitter: 6 watches, a list after 5 empty ones.
             assert server.requests.total() <= 12
             server.watches.cut("end")
             server.put(pod("b"))
@@ -174,8 +174,8 @@ async def do(server: ApiServer, change: tuple[Any, ...], uids: dict[str, int]) -
     await asyncio.sleep(0)
 
 
-# The double's side of a connection that is cut while it shakes hands is dropped unclosed by asyncio; that the client
-# leaves none is asserted when the double ends.
+# If a connection is cut during its handshake, asyncio drops the double's side unclosed. The double asserts at its end
+# that the client leaves no connection.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=st.lists(CHANGES, max_size=30), begun=st.integers(0, 10), page=st.sampled_from([0, 1, 2]))

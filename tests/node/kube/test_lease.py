@@ -1,4 +1,4 @@
-"""The lease by which replicas agree on who decides: races for it, clocks that differ, a holder that falls silent."""
+"""Test the lease that selects the deciding replica: races, clocks that differ, a holder that falls silent."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from sharepod.kube.lease import RENEW_WITHIN_S, TAKE_AFTER_S, Lease
 
 
 class Replicas:
-    """Replicas with one clock that the test sets."""
+    """Replicas with one common clock, which the test sets."""
 
     def __init__(self, client: Client, server: ApiServer) -> None:
         self.server, self.now_s = server, 1000.0
@@ -24,7 +24,7 @@ class Replicas:
         ]
 
     async def step(self) -> None:
-        """Have all look at the lease at the same time."""
+        """Let all replicas look at the lease at the same time."""
         await asyncio.gather(*(lease._step() for lease in self.all))
 
     @property
@@ -32,7 +32,7 @@ class Replicas:
         return [lease.is_held() for lease in self.all]
 
     def write(self, holder: str, renewed: str) -> None:
-        """Have somebody else write the lease."""
+        """Let another client write the lease."""
         body = {"metadata": {"namespace": "sharepod", "name": "leader"}}
         self.server.put_object("leases", body | {"spec": {"holderIdentity": holder, "renewTime": renewed}})
 
@@ -50,7 +50,7 @@ async def test_of_replicas_that_want_a_free_one_at_the_same_time_one_has_it(tmp_
     async with wanting_a_lease(tmp_path) as replicas:
         if is_there:
             replicas.write("", "2026-01-01T00:00:00.000000Z")
-        replicas.server.faults.delay(0.2, "put leases" if is_there else "post leases")  # all have seen it as it was
+        replicas.server.faults.delay(0.2, "put leases" if is_there else "post leases")  # all have read the same version
         for _ in range(5):
             await replicas.step()
             assert sorted(replicas.held) == [False, False, True]

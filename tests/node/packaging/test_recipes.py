@@ -1,4 +1,4 @@
-"""The recipes of docs/development.md, followed as they stand there, and the map of docs/architecture.md."""
+"""Test the recipes of docs/development.md literally, and the map of docs/architecture.md."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ DOCS = REPO_ROOT / "docs"
 
 
 def recipe(title: str) -> list[str]:
-    """Return the rows of a recipe."""
+    """Return the code blocks of a recipe."""
     text = (DOCS / "development.md").read_text()
     section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
     return re.findall(r"```\w+\n(.+?)\n```", section, re.DOTALL)

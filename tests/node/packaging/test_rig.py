@@ -1,4 +1,4 @@
-"""The rig's core imports the standard library alone: a machine with a GPU has nothing else."""
+"""Test that the rig's core imports only the standard library, as a machine with a GPU has nothing else."""
 
 import ast
 import subprocess
@@ -11,7 +11,7 @@ LOADS_THE_DRIVER = ("driver", "graphs")
 
 
 def imported(module: str) -> set[str]:
-    """Return what a module of the rig imports, by full name."""
+    """Return the full names of the imports of a rig module."""
     found: set[str] = set()
     for node in ast.walk(ast.parse((REPO_ROOT / "rig" / f"{module}.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -23,7 +23,7 @@ def imported(module: str) -> set[str]:
 
 def test_the_core_imports_the_standard_library_and_itself_where_nothing_is_installed() -> None:
     known = {"rig", *(f"rig.{other}" for other in CORE)}
-    for module in LOADS_THE_DRIVER:  # nothing can be imported that loads a driver which is not there
+    for module in LOADS_THE_DRIVER:  # without a driver, a module that loads it cannot be imported
         assert not {name for name in imported(module) if name.split(".")[0] not in sys.stdlib_module_names} - known
     names = ", ".join(f"rig.{name}" for name in CORE if name not in LOADS_THE_DRIVER)
     code = f"import sys; sys.path.append({str(REPO_ROOT)!r}); import {names}"

@@ -1,6 +1,6 @@
-"""What `make test` runs where, what its status tells, and that in CI a test is skipped only for want of a real GPU.
+"""Test what `make test` runs and returns, and that in CI a test is skipped only for want of a real GPU.
 
-A test that fails is run once more, and one that leaves something behind fails itself.
+A failed test runs once more. A test that leaves something behind fails itself.
 """
 
 import json
@@ -34,11 +34,11 @@ GPU = SKIPS.format(mark="@pytest.mark.gpu")
 
 
 def called(tree: Path, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a tree that has the conftest.py and the run.py of this one, with no plugin but xdist."""
+    """Run a command in a tree with this tree's conftest.py and run.py, and with no plugin but xdist."""
     for name in ("conftest.py", "run.py"):
         shutil.copy(REPO_ROOT / "tests" / name, tree)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist"}  # others take a second to start
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist"}  # other plugins cost a second
     env = {**inherited, **plugins, "PYTHONPATH": f"{REPO_ROOT}:{REPO_ROOT / 'tests/support'}", **environment}
     words = [sys.executable, *map(str, command), "-p", "no:cacheprovider"]
     return subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True, check=False, timeout=100)
@@ -47,7 +47,7 @@ def called(tree: Path, *command: object, **environment: str) -> subprocess.Compl
 @pytest.mark.parametrize(
     ("workers", "arguments", "failing", "status", "ran"),
     [
-        (1, (), "beside", 1, ["beside gw", "beside al", "alone al"]),  # what fails is run once more, alone
+        (1, (), "beside", 1, ["beside gw", "beside al", "alone al"]),  # a failed test runs once more, alone
         (1, (), "alone", 1, ["beside gw", "alone al", "alone al"]),
         (1, ("--timed=without",), "", 0, ["beside gw"]),
         (1, ("--timed=only",), "", 0, ["alone al"]),
@@ -98,7 +98,7 @@ def test_what_takes_long_begins_early_in_half_of_the_workers(tmp_path: Path) -> 
     ran = [line.split() for line in done.stdout.splitlines() if line.startswith("[gw")]
     by_worker = {worker: [words[-1] for words in ran if words[0] == worker] for worker in {words[0] for words in ran}}
     begin_long = [worker for worker, names in by_worker.items() if all("test_long" in name for name in names[:2])]
-    assert len(begin_long) == 2, by_worker  # whichever: they have their parts in the order in which they were ready
+    assert len(begin_long) == 2, by_worker  # any two workers: they get their parts in the order in which they are ready
     assert len(ran) == 24
 
 
@@ -126,7 +126,7 @@ def test_what_fails_is_run_once_more_alone_and_what_then_passes_is_listed(
     (tmp_path / "test_fine.py").write_text(CASE.format(name="fine"))
     done = called(tmp_path, "run.py", workers, FAILING="none")
     assert done.returncode == status, done.stdout
-    assert (tmp_path / "ran").read_text().splitlines() == [f"fine {'gw' if workers else 'al'}"]  # what passed did once
+    assert (tmp_path / "ran").read_text().splitlines() == [f"fine {'gw' if workers else 'al'}"]  # passed tests run once
     told = done.stdout.partition("shaky: ")[2].splitlines()
     if shaky:
         assert told[0] == f"{shaky} (failed, then passed alone; more than 2 fail the run)"
@@ -177,7 +177,7 @@ def test_a(request):
 def test_b(server):
     assert server.pid
 """
-"""What serves several tests is left behind by none of them."""
+"""Tests with a thread that serves several of them, which none of them leaves behind."""
 
 
 def test_a_test_that_leaves_something_behind_fails_and_no_other_does(tmp_path: Path) -> None:

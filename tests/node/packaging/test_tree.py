@@ -1,4 +1,4 @@
-"""The source tree is what the packaging says it is."""
+"""Test that the source tree matches the packaging."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The metrics over the network: TLS and a bearer token, or nothing; in the format that the scraper asks for."""
+"""Test the metrics over the network: TLS and a bearer token, or no answer; in the format that the scraper accepts."""
 
 import contextlib
 import gzip
@@ -28,14 +28,14 @@ TEXT = "# HELP x One.\n# TYPE x gauge\nx 1.0\n"
 
 
 class One:
-    """A collector of one metric."""
+    """A collector that gives one metric."""
 
     def collect(self) -> list[GaugeMetricFamily]:
         return [GaugeMetricFamily("x", "One.", 1)]
 
 
 def make_certificate(directory: Path) -> tuple[Path, Path]:
-    """Make a certificate for 127.0.0.1; return it and its key."""
+    """Make a certificate for 127.0.0.1; return the files of the certificate and its key."""
     directory.mkdir(exist_ok=True)
     made = Certificates(directory, "127.0.0.1")
     return made.certificate, made.key
@@ -43,7 +43,7 @@ def make_certificate(directory: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """A certificate, its key and a token."""
+    """Return the files of a certificate, its key and a token."""
     directory = tmp_path_factory.mktemp("tls")
     token = directory / "token"
     token.write_text(f"{TOKEN}\n")
@@ -52,7 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Credentials], int]]:
-    """Serve one metric on a port of the loopback."""
+    """Yield a function that serves one metric on a port of the loopback."""
     stops: list[Callable[[], None]] = []
 
     def start(credentials: Credentials) -> int:
@@ -68,11 +68,11 @@ def serve() -> Iterator[Callable[[Credentials], int]]:
 def request(
     port: int, method: str, path: str = "/metrics", certificate: Path | None = None, **headers: str
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    """Ask as Prometheus does, believing that certificate alone; return the answer and its body."""
+    """Ask as Prometheus does, with trust in this certificate alone; return the answer and its body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     if certificate is not None:
         context = ssl.create_default_context(cafile=str(certificate))
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # without the authority that signed it
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it without the authority that signed it
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
     with contextlib.closing(connection):
         connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
@@ -138,7 +138,7 @@ def test_nothing_but_the_metrics_is_served(serve: Callable[[Credentials], int]) 
     [
         ("", "text/plain; version=0.0.4; charset=utf-8", ""),
         ("text/plain;version=0.0.4", "text/plain; version=0.0.4; charset=utf-8", ""),
-        # What Prometheus 3 sends, and what Prometheus 2 does.
+        # What Prometheus 3 sends, then what Prometheus 2 sends.
         ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.4,*/*;q=0.2",
          "application/openmetrics-text; version=1.0.0; charset=utf-8", "# EOF\n"),
         ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
@@ -163,7 +163,7 @@ def test_peers_that_say_nothing_delay_nobody_and_are_bounded(
     monkeypatch.setattr(metrics_server, "PATIENCE_S", 60.0)
     port = serve(Credentials(*map(str, files)))
     with contextlib.ExitStack() as silent:
-        for _ in range(CONNECTIONS_MAX - 1):  # in the midst of a handshake
+        for _ in range(CONNECTIONS_MAX - 1):  # connections that stop in the middle of a handshake
             silent.enter_context(socket.create_connection(("127.0.0.1", port)))
         until(lambda: _answers(port, files[0]))
 
@@ -210,7 +210,7 @@ def test_a_renewed_certificate_and_token_are_taken_without_a_restart(
 
     renewed, renewed_key = make_certificate(tmp_path / "renewed")
     old = certificate.rename(tmp_path / "old.crt")
-    renewed.replace(certificate)  # and for a moment the key is not there yet: what was, is served
+    renewed.replace(certificate)  # until the new key is there too, the old certificate is served
     assert get(port, old, f"Bearer {TOKEN}")[0] == 200
     renewed_key.replace(key)
     assert get(port, certificate, f"Bearer {TOKEN}")[0] == 200
@@ -246,7 +246,7 @@ def test_credentials_that_cannot_be_used_end_the_start_in_one_line(
         ((certificate, key, missing), not_there),
         ((other, key, token), f"{other} and {key} are no certificate with its key (key values mismatch): give"),
         ((token, key, token), f"{token} and {key} are no certificate with its key ("),
-        # OpenSSL would ask for the passphrase on the terminal.
+        # For a locked key OpenSSL would ask for the passphrase on the terminal.
         ((certificate, locked, token), f"{certificate} and {locked} are no certificate with its key ("),
         ((certificate, key, empty), f"{empty}: {useless}"),
         ((certificate, key, spaced), f"{spaced}: {useless}"),

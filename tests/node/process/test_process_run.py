@@ -1,4 +1,4 @@
-"""A process runs until a signal, drains, and says by its exit code and one line how it ended."""
+"""Test that a process runs until a signal, drains, and tells by its exit code and one line how it ended."""
 
 import asyncio
 import signal
@@ -43,7 +43,7 @@ def spawn(body: str, patience_s: float | None = None, *prefix: str) -> subproces
 
 
 def signalled(process: subprocess.Popen[str], *numbers: int) -> tuple[int, str, str]:
-    """Send signals once the process works; return its exit code and what else it wrote."""
+    """Send signals once the process works; return its exit code and its further output."""
     assert process.stdout is not None
     assert process.stdout.readline() == "works\n"
     for number in numbers:

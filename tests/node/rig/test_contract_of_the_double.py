@@ -1,4 +1,4 @@
-"""The double holds what Kubernetes holds, and what a test has it do wrong it does."""
+"""Test that the double of the API server keeps Kubernetes' promises, and makes the faults that a test asks for."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What users and operators are told by Events, each reason once; and the rules of queues that some of it is about."""
+"""Test the Events for users and operators, each reason once, and the rules of queues that some Events are about."""
 
 import asyncio
 from pathlib import Path
@@ -74,7 +74,7 @@ async def test_a_cap_below_what_runs_ends_nothing_and_is_told_once(tmp_path: Pat
 
 
 async def report_for_ever(world: World, replica: Replica) -> None:
-    """Have the agent report what runs on its node."""
+    """Let the agent report repeatedly what runs on its node."""
     agent = world.agents["n1"]
     while True:
         agent.shares = {pod.uid: (pod, pod.chosen[0]) for pod in replica.cluster.pods() if pod.place and pod.chosen}

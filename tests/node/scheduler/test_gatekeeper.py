@@ -1,4 +1,4 @@
-"""The controller with an API server's double: gates, leases, evictions, rules; agents are told by the test."""
+"""Test the controller on a double of the API server: gates, leases, evictions, rules; the test plays the agents."""
 
 import asyncio
 from pathlib import Path
@@ -132,7 +132,7 @@ async def test_a_refused_write_is_tried_again_and_a_node_that_cannot_be_selected
         world.server.faults.refuse(503, times=3)
         await eventually(lambda: world.is_released("a"), "not released")
         node = world.server.nodes["", "n1"]
-        world.server.put_node({**node, "metadata": {**node["metadata"], "labels": {}}})  # it cannot be selected
+        world.server.put_node({**node, "metadata": {**node["metadata"], "labels": {}}})  # no selector can match it now
         await eventually(lambda: (n1 := replica.cluster.node("n1")) and not n1.hostname, "not seen")
         world.create("b", 60)
         orders = replica.keeper.memory.tally.orders

@@ -1,4 +1,4 @@
-"""The scheduler as the process that is shipped, with a real agent that reports to it and the API server's double."""
+"""Test the scheduler as the shipped process, with a real agent that reports to it and a double of the API server."""
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ Served = tuple[Path, aiohttp.ClientSession]
 
 @contextlib.asynccontextmanager
 async def process(directory: Path, module: str, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Path]]:
-    """A process of ours and its log; it is ended in order."""
+    """Run a process of ours; yield it and its log, and end it in order."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
-    # The Kubernetes client leaves copies of certificates where it is killed.
+    # A killed Kubernetes client leaves copies of certificates behind.
     environment |= {"SIMGPU_STATE": str(directory / "gpus"), "TMPDIR": str(directory)}
     log = directory / f"{module}.log"
     with log.open("w") as sink:
@@ -47,7 +47,7 @@ async def process(directory: Path, module: str, *flags: str) -> AsyncIterator[tu
 
 @contextlib.asynccontextmanager
 async def scheduler(directory: Path, server: ApiServer, *flags: str) -> AsyncIterator[Served]:
-    """A scheduler that has started: its log, and a client of its status. At the end it stops in order."""
+    """Start a scheduler; yield its log and a client of its status. At the end it stops in order."""
     given = [*FLAGS, "--kubeconfig", str(server.kubeconfig(directory / "kubeconfig")), *flags]
     async with process(directory, "sharepod.scheduler.main", *given) as (running, log):
         port = await eventually(lambda: port_of(log, "scheduler started"), log.read_text)
@@ -70,7 +70,7 @@ def port_of(log: Path, event: str) -> int:
 
 
 async def answer(client: aiohttp.ClientSession, path: str) -> Any:
-    """Return what is served at a path; nothing when that is an error."""
+    """Return what is served at a path, or None for an error."""
     async with client.get(path) as response:
         text = await response.text()
         return (json.loads(text) if response.content_type == "application/json" else text) if response.ok else None
@@ -93,7 +93,7 @@ async def test_a_pod_is_judged_by_the_devices_that_a_real_agent_has_told_of(tmp_
                     await eventually(lambda: answer(client, "/readyz"), log.read_text)
                     server.put(pod_body("p", 30))
                     found = await eventually(lambda: answer(client, "/explain/default/p"), log.read_text)
-                    # No device plugin has said what it offers: that is a reason, and it is told.
+                    # No device plugin has said what it offers; the explanation must give this as the reason.
                     [refused] = found["refused"]
                     assert refused["reason"] == "no healthy device is offered", found
                     assert [device["memory_mib"] > 0 for device in refused["examples"][0]["devices"]] == [True, True]

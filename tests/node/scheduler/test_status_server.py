@@ -1,4 +1,4 @@
-"""The status of a replica over HTTP: beyond the loopback only with certificates, which may be renewed meanwhile."""
+"""Test a replica's status over HTTP: beyond the loopback only with certificates, which may be renewed meanwhile."""
 
 import asyncio
 import re
@@ -106,7 +106,7 @@ async def serving(files: Certificates) -> AsyncIterator[str]:
 
 
 async def reaches(url: str, context: ssl.SSLContext) -> bool:
-    """Tell whether a client gets an answer of the server, by a connection of its own."""
+    """Tell whether a client gets an answer from the server on a new connection."""
     try:
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
@@ -139,7 +139,7 @@ async def test_only_who_shows_a_certificate_of_the_authority_as_it_is_now_is_ans
 
 
 async def test_who_resumes_a_session_has_shown_nothing(tmp_path: Path) -> None:
-    """A session lets its client in without a certificate: there is none to resume, so renewed authorities hold."""
+    """Check that no TLS session can be resumed: a resumed one would bypass the certificate and renewed authorities."""
     files = Certificates(tmp_path, "127.0.0.1")
     async with serving(files) as url:
         port = int(url.rpartition(":")[2])
@@ -150,7 +150,7 @@ async def test_who_resumes_a_session_has_shown_nothing(tmp_path: Path) -> None:
 
 
 def _resumable(port: int, context: ssl.SSLContext) -> bool:
-    """Tell whether the server lets a second connection go on with the session of a first one."""
+    """Tell whether the server lets a second connection resume the session of a first one."""
     session = None
     for _ in range(2):
         with (

@@ -1,4 +1,4 @@
-"""The usage server against agents that lie, flood, hang or send nonsense: each end says why, and nothing is changed."""
+"""Test the usage server on agents that lie, flood, hang or send nonsense: each end has a reason, nothing is changed."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ Code = grpc.StatusCode
 METHOD = "/sharepod.v1.UsageService/ReportUsage"
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 BROKEN = grpc.aio.AioRpcError, asyncio.InvalidStateError
-"""How a write may end after the server has ended its stream."""
+"""The errors with which a write may end after the server has ended its stream."""
 SENDING = Code.RESOURCE_EXHAUSTED, Code.INTERNAL
-"""How a stream ends that is refused while it sends: gRPC's client says INTERNAL where its own send fails first."""
+"""The status of a stream that is refused while it sends; gRPC's client says INTERNAL if its own send fails first."""
 
 
 def whole(name: str = "n1", request: int = 30_000) -> bytes:
@@ -47,7 +47,7 @@ def numbers(used: int) -> bytes:
 
 
 async def node_of(token: str) -> str:
-    """A token is the name of its node."""
+    """Return the node of a token, which is the token itself, or refuse the token."""
     if token == "unknown":  # noqa: S105
         raise NotAnAgent("the API server does not know the token")
     if token == "later":  # noqa: S105
@@ -61,19 +61,19 @@ class Running:
     def __init__(self, nodes: Callable[[str], Awaitable[str]]) -> None:
         self.book = UsageBook()
         self.now_s = 1000.0
-        """It goes on only when it is told to."""
+        """The server's clock, which only the test moves."""
         self.server = UsageServer(self.book, nodes, lambda: self.now_s)
         self.port = 0
         self.channels: list[grpc.aio.Channel] = []
 
     def open(self, token: str | None = "n1", **more: str) -> Any:  # noqa: S107
-        """Open a stream, on a connection of its own."""
+        """Open a stream on a connection of its own."""
         self.channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=OWN_CONNECTION))
         metadata = [("authorization", f"Bearer {token}")] if token is not None else []
         return self.channels[-1].stream_stream(METHOD)(metadata=(*metadata, *more.items()))
 
     async def told(self, token: str = "n1", message: bytes = b"") -> Any:  # noqa: S107
-        """Open a stream that has told its node, and was answered."""
+        """Open a stream, report the node, and wait for the answer."""
         call = self.open(token)
         await call.write(message or whole(token))
         answer = await call.read()
@@ -82,13 +82,13 @@ class Running:
         return call
 
     async def heard(self, call: Any) -> None:
-        """Send an empty message, and wait until it is heard: else many could come at one time of the clock."""
+        """Send an empty message and wait until it is heard, so that not many messages come at one time of the clock."""
         before = self.server.tally.messages
         await call.write(b"")
         await eventually(lambda: self.server.tally.messages > before)
 
     def used(self, node: str = "n1") -> int:
-        """Return the time used that the book has for the first device."""
+        """Return the used time of the first device in the book."""
         known = self.book.node(node)
         assert known is not None
         return known.devices[0].numbers.used_1s_millipercent
@@ -104,7 +104,7 @@ async def running(nodes: Callable[[str], Awaitable[str]] = node_of) -> AsyncIter
         for channel in found.channels:
             await channel.close()
         await found.server.stop()
-        await eventually(lambda: found.server.tally.streams == 0)  # a handler that is cancelled ends at its next step
+        await eventually(lambda: found.server.tally.streams == 0)  # a cancelled handler ends at its next step
 
 
 async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -129,7 +129,7 @@ async def test_what_is_told_is_in_the_book_and_answered_now_and_then() -> None:
         assert run.book.silent_s("n1", run.now_s) == 0
         await call.done_writing()
         assert await ended(call) == (Code.OK, "")
-        assert run.book.node("n1") is not None  # it ages, it is not forgotten for that
+        assert run.book.node("n1") is not None  # the node ages, but it is not forgotten at once
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ async def test_a_stream_that_floods_is_ended_and_one_that_had_to_hold_back_is_no
                 await flood.write(numbers(5000))
         await eventually(lambda: run.server.tally.ended["flood"])
         assert (await ended(flood))[0] in SENDING
-        for _ in range(200):  # one a second, for ever
+        for _ in range(200):  # one message a second may go on for ever
             run.now_s += 1
             await run.heard(late)
         assert run.server.tally.ended == {**dict.fromkeys(ENDS, 0), "flood": 1}
@@ -230,7 +230,7 @@ async def test_a_stream_that_floods_is_ended_and_one_that_had_to_hold_back_is_no
 async def test_large_messages_count_for_several() -> None:
     message = pb.ReportUsageRequest.FromString(whole())
     del message.shares[:]
-    for number in range(4096):  # a third of a megabyte
+    for number in range(4096):  # together a third of a megabyte
         share = "".join("abcdefghjk"[int(digit)] for digit in f"{number:010d}")
         message.shares.add(id=share, namespace="n" * 30, share_class=pb.SHARE_CLASS_BATCH, limit_millipercent=100_000)
     large = message.SerializeToString()
@@ -255,7 +255,7 @@ async def test_a_newer_stream_of_a_node_replaces_the_old_one_and_a_stranger_does
         liar = run.open("n2")
         await liar.write(whole("n1"))
         assert (await ended(liar))[0] is Code.PERMISSION_DENIED
-        waiting = run.open("n1")  # it has told nothing yet
+        waiting = run.open("n1")  # this stream has reported nothing yet
         await old.write(numbers(1000))
         await eventually(lambda: run.used() == 1000)
         await waiting.write(whole("n1"))
@@ -269,7 +269,7 @@ async def test_a_newer_stream_of_a_node_replaces_the_old_one_and_a_stranger_does
 async def test_a_stream_without_messages_is_ended_and_so_is_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage_server, "AGING_S", 3600.0)  # only this test ages the streams
     async with running() as run:
-        quiet, silent = await run.told("n1"), run.open("n2")  # the second never tells anything
+        quiet, silent = await run.told("n1"), run.open("n2")  # the second stream never reports anything
         await eventually(lambda: run.server.tally.streams == 2)
         run.now_s += usage_server.QUIET_S
         run.server.age()
@@ -307,7 +307,7 @@ async def test_only_so_many_wait_to_be_let_in(monkeypatch: pytest.MonkeyPatch) -
                 await call.done_writing()
         codes = [(await ended(call))[0] for call in calls]
         assert sorted(code.name for code in codes) == ["OK", "OK", "OK", "RESOURCE_EXHAUSTED"]
-        await run.told("n5")  # who was let in is none of those who wait
+        await run.told("n5")  # a stream that was let in no longer counts among those that wait
 
 
 async def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -345,7 +345,7 @@ async def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> Non
     try:
         assert await told(port, first)
         files.certificate.write_text("half written")
-        assert await told(port, first)  # the last that could be read stays
+        assert await told(port, first)  # the last readable certificate stays in use
         files.renew()
         assert await told(port, files.authority.cert_pem.bytes())
         assert not await told(port, first)

@@ -1,4 +1,4 @@
-"""Whose token it is: what is asked of the API server, what is believed, and for how long."""
+"""Test which node a token belongs to: what is asked of the API server, what is believed, and for how long."""
 
 import asyncio
 import contextlib
@@ -26,14 +26,14 @@ REVIEWS = "post tokenreviews"
 
 
 def reviewed(*nodes: str, user: str = AGENT_USER, audiences: tuple[str, ...] = (AUDIENCE,)) -> Body:
-    """Return what the API server says of a token; with one node it is a good one."""
+    """Return the API server's review of a token; the token is valid if it has exactly one node."""
     extra = {NODE_KEY: list(nodes)} if nodes else {}
     return {"authenticated": True, "audiences": list(audiences), "user": {"username": user, "extra": extra}}
 
 
 @contextlib.asynccontextmanager
 async def asking(account: Path) -> AsyncIterator[tuple[ApiServer, Identities, SimpleNamespace]]:
-    """An API server to which "new.one" is the token of the agent on n1; the review that asks it, and its clock."""
+    """Run an API server that knows "new.one" as the token of n1's agent; yield it, the reviewer and its clock."""
     clock = SimpleNamespace(now_s=1000.0)
     async with ApiServer() as server:
         server.registry.reviews = {"new.one": reviewed("n1")}
@@ -75,12 +75,12 @@ async def test_a_server_that_refuses_to_review_or_is_away_says_nothing_about_the
     tmp_path: Path, code: int
 ) -> None:
     async with asking(tmp_path) as (server, identities, _):
-        server.faults.refuse(code, 2 if code == 401 else 1)  # once with our own token read again
+        server.faults.refuse(code, 2 if code == 401 else 1)  # after a 401 our own token is read again for a second try
         with pytest.raises(Unanswered, match=rf"the token cannot be checked.*{code}"):
             await identities.node_of("new.one")
         assert await identities.node_of("new.one") == "n1"
         await server.stop()
-        assert await identities.node_of("new.one") == "n1"  # it is remembered
+        assert await identities.node_of("new.one") == "n1"  # the answer is remembered
         with pytest.raises(Unanswered, match=r"cannot be checked now .*see that it runs and is reached from here"):
             await identities.node_of("another.one")
 
@@ -91,7 +91,7 @@ async def test_an_answer_is_remembered_for_minutes_and_a_refusal_for_seconds_and
     async with asking(tmp_path) as (server, identities, clock):
         assert [await identities.node_of("new.one") for _ in range(3)] == ["n1"] * 3
         assert server.requests[REVIEWS] == 1
-        reviews, server.registry.reviews = server.registry.reviews, {}  # it is revoked
+        reviews, server.registry.reviews = server.registry.reviews, {}  # the token is revoked
         clock.now_s += REMEMBER_S - 1
         assert await identities.node_of("new.one") == "n1"
         clock.now_s += 1
@@ -120,6 +120,6 @@ async def test_a_cluster_that_connects_at_once_does_not_flood_the_api_server(
         assert server.requests[REVIEWS] <= 4
         server.faults.delay(0.0, REVIEWS)
         assert set(await asked) == {"n1"}
-        for token, times in ((tokens[-1], 24), (tokens[0], 25)):  # the last is remembered, the first is not
+        for token, times in ((tokens[-1], 24), (tokens[0], 25)):  # the last token is remembered, the first is not
             await identities.node_of(token)
             assert server.requests[REVIEWS] == times

@@ -1,4 +1,4 @@
-"""What pynvml, unmodified, sees of the simulated devices, while real clients of the simulated driver use them."""
+"""Test what unmodified pynvml sees of the simulated devices while clients of the simulated driver use them."""
 
 from nvml_fixtures import Ask, Use
 from simgpu_fixtures import MIB, Gpu
@@ -76,13 +76,13 @@ def test_utilisation_is_told_of_each_device_and_apart_by_process(ask: Ask, use: 
 def test_an_xid_reaches_whoever_registered_for_xids_of_the_device(ask: Ask, machine: Gpu) -> None:
     assert ask("nvmlDeviceGetSupportedEventTypes(gpu(0))") == 31
     with machine.truth() as truth:
-        truth.inject_xid(0, 13)  # before anyone registered: never told
+        truth.inject_xid(0, 13)  # this comes before any client registers, so it is never told
         ask("globals().update(events=nvmlEventSetCreate(), others=nvmlEventSetCreate())")
         ask("[nvmlDeviceRegisterEvents(gpu(n), nvmlEventTypeXidCriticalError, events) for n in (0, 1)]")
         other = "nvmlEventTypeDoubleBitEccError | nvmlEventTypeClock"
         assert ask(f"nvmlDeviceRegisterEvents(gpu(0), {other}, others)") is None
         assert ask("nvmlEventSetWait_v2(events, 20)") == "NVMLError_Timeout"
-        for device, xid in ((1, 31), (2, 43), (0, 45)):  # nobody registered for device 2
+        for device, xid in ((1, 31), (2, 43), (0, 45)):  # no client is registered for device 2
             truth.inject_xid(device, xid)
     told = "(lambda e: [nvmlDeviceGetIndex(e.device), e.eventData, e.eventType])(nvmlEventSetWait_v2(events, 2000))"
     assert [ask(told), ask(told)] == [[1, 31, 8], [0, 45, 8]]
@@ -99,13 +99,13 @@ def test_a_device_off_the_bus_is_lost_until_it_is_back_and_a_memory_fault_asks_f
     with machine.truth() as truth:
         truth.inject_xid(0, 79)
         assert ask(MEMORY) == ask(PROCESSES) == "NVMLError_GpuIsLost"
-        assert ask("nvmlDeviceGetName(gpu(0))") == "NVMLError_GpuIsLost"  # no handle is given out
+        assert ask("nvmlDeviceGetName(gpu(0))") == "NVMLError_GpuIsLost"  # NVML gives out no handle of it
         assert ask("nvmlDeviceGetMemoryInfo(gpu(1))")["used"] == 0
         truth.recover(0)
         assert ask(MEMORY)["used"] == ask(action) == 0
         truth.inject_xid(0, 48)
         assert ask(action) == 1
-        assert ask(MEMORY)["used"] == 0  # still on the bus
+        assert ask(MEMORY)["used"] == 0  # the device is still on the bus
 
 
 def test_nothing_works_before_init_or_after_shutdown(machine: Gpu) -> None:

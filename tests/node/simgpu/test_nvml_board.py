@@ -1,4 +1,4 @@
-"""What pynvml, unmodified, sees of a whole board: power, clocks, errors of memory, its place on the bus, its links."""
+"""Test what unmodified pynvml sees of a whole board: power, clocks, memory errors, its place on the bus, its links."""
 
 import pytest
 from nvml_fixtures import Ask, Use
@@ -34,12 +34,12 @@ def test_an_idle_board_draws_little_and_stays_in_p0_where_its_memory_is_hbm(ask:
 
 def test_the_energy_is_the_integral_of_the_power(machine: Gpu, ask: Ask, use: Use) -> None:
     def energies() -> tuple[float, float, int, int]:
-        """Time and busy time in seconds, then what the busy and an idle board have taken."""
+        """Return time and busy time in seconds, then the energy that the busy board and an idle board have used."""
         with machine.truth() as truth:
             now_ns, busy_ns = truth.now_ns(), truth.devices()[5].busy_ns
         return now_ns / 1e9, busy_ns / 1e9, *(ask(f"nvmlDeviceGetTotalEnergyConsumption(gpu({n}))") for n in (5, 4))
 
-    program = use(5, 20000)  # CUDA counts the fastest first, and the T4 is the slowest
+    program = use(5, 20000)  # CUDA numbers the fastest device first, and the T4 is the slowest
     until(lambda: ask("nvmlDeviceGetPowerUsage(gpu(5))") > 60_000)
     assert ask("nvmlDeviceGetPerformanceState(gpu(5))") == 0
     assert ask("nvmlDeviceGetClockInfo(gpu(5), NVML_CLOCK_GRAPHICS)") == 1590

@@ -1,4 +1,4 @@
-"""What pynvml, unmodified, sees of the profiles of a GPU and of the instances that it is cut into."""
+"""Test what unmodified pynvml sees of the MIG profiles of a GPU and of its instances."""
 
 import pytest
 from nvml_fixtures import Ask
@@ -62,7 +62,7 @@ def test_a_profile_may_be_placed_where_its_memory_slices_lie(ask: Ask) -> None:
 def test_an_instance_tells_its_profile_its_place_and_what_it_has(ask: Ask) -> None:
     info = "(lambda i: [nvmlDeviceGetIndex(i.device), i.id, i.profileId, i.placement.start, i.placement.size])"
     told = [ask(f"{info}(nvmlGpuInstanceGetInfo({instance(n)}))") for n in (1, 2)]
-    assert told == [[1, 1, 9, 4, 4], [1, 2, 5, 0, 4]]  # 4g.40gb fits at 0 alone
+    assert told == [[1, 1, 9, 4, 4], [1, 2, 5, 0, 4]]  # 4g.40gb fits only at place 0
     told = [ask(f"{info}(nvmlComputeInstanceGetInfo({compute(n)}))") for n in (1, 2)]
     assert told == [[1, 0, 2, 0, 3], [1, 0, 3, 0, 4]]
     parent = f"nvmlComputeInstanceGetInfo({compute(2)}).gpuInstance"
@@ -80,7 +80,7 @@ def test_an_instance_tells_its_profile_its_place_and_what_it_has(ask: Ask) -> No
         "memorySizeMB": 81559 // 2,
     }
     window = ask(f"nvmlDeviceGetBAR1MemoryInfo({mig})")
-    assert (window["bar1Total"], window["bar1Used"]) == (65536 << 20, 0)  # half of the GPU's
+    assert (window["bar1Total"], window["bar1Used"]) == (65536 << 20, 0)  # half of the GPU's window
     assert ask("nvmlDeviceGetAttributes(gpu(1))") == "NVMLError_NotSupported"
     assert ask(f"{instance(3)} and 0") == "NVMLError_NotFound"
     assert ask("nvmlDeviceGetGpuInstanceById(gpu(2), 1) and 0") == "NVMLError_NotSupported"

@@ -1,4 +1,4 @@
-"""MIG: what NVML and the driver, unmodified clients both, make of a GPU that is cut into instances."""
+"""Test what unmodified clients of NVML and of the driver see of a GPU with MIG instances."""
 
 import time
 
@@ -41,7 +41,7 @@ def test_what_belongs_to_the_board_is_not_told_of_an_instance(ask: Ask) -> None:
     for call in ("PowerUsage", "MinorNumber", "PersistenceMode", "UtilizationRates", "MigMode"):
         assert ask(f"nvmlDeviceGet{call}({mig(0)})") == "NVMLError_NotSupported", call
     assert ask("nvmlDeviceGetPowerUsage(gpu(1))") > 0
-    assert ask("nvmlDeviceGetUtilizationRates(gpu(1))") == "NVMLError_NotSupported"  # in MIG mode, the GPU either
+    assert ask("nvmlDeviceGetUtilizationRates(gpu(1))") == "NVMLError_NotSupported"  # in MIG mode, for the GPU too
     assert ask("nvmlDeviceGetProcessUtilization(gpu(1), 0)") == "NVMLError_NotSupported"
 
 
@@ -72,17 +72,17 @@ def test_instances_work_beside_each_other_at_full_rate(machine: Gpu, use: Use) -
             after, passed_ns = truth.devices(), truth.now_ns() - before_ns
             return [(after[at].busy_ns - before[at].busy_ns) / passed_ns for at in (places[SMALL], places[LARGE])]
 
-        until(lambda: min(busy_parts()) > 0.8)  # together more than one device has
+        until(lambda: min(busy_parts()) > 0.8)  # together more than one device could give
         assert [c.pid for uuid in (SMALL, LARGE) for c in truth.contexts(places[uuid])] == [p.pid for p in programs]
 
 
 def test_a_gpu_that_is_cut_draws_power_for_its_instances(ask: Ask, use: Use) -> None:
     power, energy = "nvmlDeviceGetPowerUsage(gpu(1))", "nvmlDeviceGetTotalEnergyConsumption(gpu(1))"
     assert ask(power) == 100_000
-    program = use(0, 20000, CUDA_VISIBLE_DEVICES=LARGE)  # 64 of 132 SMs
+    program = use(0, 20000, CUDA_VISIBLE_DEVICES=LARGE)  # it uses 64 of the 132 SMs
     until(lambda: 380_000 <= ask(power) <= 388_000)
     before = ask(energy)
-    until(lambda: ask(energy) > before + 50_000)  # millijoules: an eighth of a second
+    until(lambda: ask(energy) > before + 50_000)  # in millijoules: an eighth of a second
     program.kill()
     until(lambda: ask(power) == 100_000)
 
@@ -99,7 +99,7 @@ def test_an_xid_of_an_instance_is_told_on_its_gpu_with_its_ids(machine: Gpu, ask
             "(nvmlEventSetWait_v2(events, 2000))"
         )
         assert told == [1, 43, 2, 0]
-        truth.inject_xid(1, 79)  # the GPU, and so all of it
+        truth.inject_xid(1, 79)  # this hits the GPU and so all of its instances
         assert ask(f"nvmlDeviceGetMemoryInfo({mig(1)})") == "NVMLError_GpuIsLost"
         truth.recover(1)
         assert ask(f"nvmlDeviceGetMemoryInfo({mig(1)})")["used"] == 0

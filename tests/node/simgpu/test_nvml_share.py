@@ -1,4 +1,4 @@
-"""NVML inside a share: the share's memory, its own processes, by every way that a program has to the library."""
+"""Test NVML inside a share: it shows the share's memory and processes, by every way in which a program calls NVML."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def machine(new_gpu: NewGpu) -> Gpu:
 
 @pytest.fixture
 def share(tmp_path: Path) -> Iterator[Shares]:
-    """Make a share: ``share(caps)``; caps by device. Gives what its programs need in their environment."""
+    """Make a share: ``share(caps)``, with caps by device. It returns the environment for the share's programs."""
     made = itertools.count()
     with Arbiter() as arbiter:
         yield (
@@ -113,19 +113,19 @@ for n in range(number.value):
     assert ctypes.get_errno() == 77
     print(json.dumps({"memory": [total, used, free], "lists": lists}))
 """
-"""It asks NVML what nvidia-smi asks, of every device, and never touches CUDA. Its argument says how it comes to NVML's
-functions."""
+"""A program that asks NVML what nvidia-smi asks, of every device, and never calls CUDA. Its argument says how it gets
+NVML's functions."""
 Smi = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
 def smi(machine: Gpu) -> Smi:
-    """Ask what `SMI` asks in a share: ``smi(share, route)``."""
+    """Run `SMI` in a share: ``smi(share, route)``."""
     return lambda share, route="libnvidia-ml.so.1": [json.loads(line) for line in machine.play(SMI, route, **share)]
 
 
 def said(pids: list[int], bound: int | None = None) -> list[Any]:
-    """Return what a list says that holds these processes; `bound`: what samples say without room."""
+    """Return the answer of a list with these processes; `bound`: the count that samples answer without room."""
     count, samples = len(pids), bound is not None
     if not count:
         without = [NOT_FOUND, 0] if bound == 0 else [INSUFFICIENT, bound] if samples else [SUCCESS, 0]
@@ -143,13 +143,13 @@ def test_a_program_that_never_uses_cuda_sees_its_share_by_every_route(
     first = use(0, 1000, 9000, 512 * MIB, **ours)
     second = use(0, 1000, 9000, 256 * MIB, **ours)
     other = use(0, 1000, 9000, 1024 * MIB, **theirs)
-    shown, uncapped, small = smi(ours, route)  # and no device that the share does not hold
+    shown, uncapped, small = smi(ours, route)  # only the share's devices are shown
     assert shown["memory"] == [CAP, 768 * MIB, CAP - 768 * MIB]
-    assert uncapped["memory"] == small["memory"] == [A10, 0, A10]  # and with a cap that is larger than the device
+    assert uncapped["memory"] == small["memory"] == [A10, 0, A10]  # the cap of `small` is larger than the device
     assert len(shown["lists"]) == 13
     for name in shown["lists"]:
         samples = "Utilization" in name
-        none = name.startswith(("Graphics", "MPS"))  # nobody draws here, and no server of MPS is there
+        none = name.startswith(("Graphics", "MPS"))  # no program draws here, and there is no MPS server
         own = [] if none else [first.pid, second.pid]
         assert shown["lists"][name] == said(own, 64 if samples else None), name
         assert uncapped["lists"][name] == said([], 0 if samples else None), name
@@ -249,7 +249,7 @@ def test_without_a_usable_region_the_librarys_answers_pass(
 ) -> None:
     ours = share({0: CAP})
     other = use(0, 1000, 9000, 64 * MIB)
-    region = tmp_path / "ruined"  # the agent would mend its own
+    region = tmp_path / "ruined"  # a copy, as the agent would repair its own region
     shutil.copytree(ours["SHAREPOD_REGION"], region, ignore=shutil.ignore_patterns("bell"))
     if ruin is None:
         shutil.rmtree(region)

@@ -1,4 +1,4 @@
-"""Arrays and mipmapped arrays: what they take, and copies to and from them."""
+"""Test arrays and mipmapped arrays: how much memory they take, and copies to and from them."""
 
 import pytest
 from simgpu_fixtures import MIB, NewGpu
@@ -12,8 +12,8 @@ from simgpu_fixtures import MIB, NewGpu
         ("100, 7, 3", "texel=0x10, channels=2", 100 * 7 * 3 * 4),
         ("100, 0, 5", "texel=2, flags=1", 100 * 5 * 2),  # a stack of lines
         ("64, 64, 12", "texel=0xc2, channels=4, flags=5", 64 * 64 * 12 * 4),  # two cubemaps
-        ("1024, 1024", "flags=0x40", 0),  # sparse
-        ("1024, 1024", "flags=0x80", 0),  # mapped later
+        ("1024, 1024", "flags=0x40", 0),  # a sparse array
+        ("1024, 1024", "flags=0x80", 0),  # an array that is mapped later
     ],
 )
 def test_an_array_takes_its_elements_and_nothing_else(new_gpu: NewGpu, shape: str, settings: str, taken: int) -> None:

@@ -1,4 +1,4 @@
-"""What may and may not happen while a stream captures, by the driver's rules."""
+"""Test what the driver's rules allow and forbid while a stream captures."""
 
 import pytest
 from simgpu_fixtures import NewGpu
@@ -37,7 +37,7 @@ def relaxed(call):
 
 ONE, ELSEWHERE = "call()", "elsewhere(call)"
 RULES = [
-    # mode, who calls, what, its result, the result of ending the capture
+    # mode, which thread calls, the call, its result, the result of ending the capture
     ("GLOBAL", ONE, "allocates", 900, 901),
     ("THREAD_LOCAL", ONE, "allocates", 900, 901),
     ("RELAXED", ONE, "allocates", 0, 0),

@@ -1,4 +1,4 @@
-"""Copies and sets, one by one and in batches: what they move, what they cost, what they refuse."""
+"""Test copies and memory sets, one by one and in batches: what they move, what they cost, what they refuse."""
 
 from simgpu_fixtures import NewGpu
 
@@ -101,7 +101,7 @@ print(list(read(a, 8)))
         str([0, 1, 2, 3, 4, 0, 1, 2]),
     ]
     work = gpu.kernels()
-    assert [kernel.name for kernel in work] == ["memcpy"] * 6  # those of host memory are none of the device's
+    assert [kernel.name for kernel in work] == ["memcpy"] * 6  # copies inside host memory are no work of the device
     assert all(kernel.busy_ns >= 1000 for kernel in work)
 
 

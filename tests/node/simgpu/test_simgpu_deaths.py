@@ -1,4 +1,4 @@
-"""Processes that die, fork or lose their device: what they held is free again, and the others go on."""
+"""Test processes that die, fork or lose their device: what they held is freed, and the other processes go on."""
 
 import os
 import signal

@@ -1,9 +1,9 @@
-"""CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as the real driver reads them, where PCI order is not speed order."""
+"""Test that CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are read as by the real driver; PCI order is not speed order."""
 
 import pytest
 from simgpu_fixtures import COUNTED, NewGpu
 
-MIXED = "1xA10,1xH200,1xL4,1xH200"  # by bus 0, 1, 2, 3; fastest first 1, 3, 0, 2
+MIXED = "1xA10,1xH200,1xL4,1xH200"  # order by bus: 0, 1, 2, 3; order by speed: 1, 3, 0, 2
 CUT = "1xA10,1xH100:3g.40gb+4g.40gb,1xA100"
 GPU = "GPU-53474750-0000-0000-8000-0000000000"
 MIG = "MIG-53474750-0000-0000-8000-0000000000"
@@ -43,8 +43,8 @@ def test_a_list_picks_from_the_order_that_is_asked_for(
 @pytest.mark.parametrize(
     ("devices", "visible", "seen"),
     [
-        (CUT, None, "0 11"),  # the first instance, and beside it no GPU
-        (CUT, "0", "0 11"),  # the fastest GPU is the one that is cut
+        (CUT, None, "0 11"),  # the first instance, and no GPU beside it
+        (CUT, "0", "0 11"),  # the fastest GPU is the one with MIG instances
         (CUT, "1,2", "0 02 00"),
         (CUT, "1,0", "0 11"),
         (CUT, f"{GPU}01", "0 11"),
@@ -52,9 +52,9 @@ def test_a_list_picks_from_the_order_that_is_asked_for(
         (CUT, f"{MIG}21,{MIG}11", "0 21"),
         (CUT, f"{GPU}00,{GPU}02", "0 00 02"),
         (CUT, f"{MIG}31", "100"),
-        (CUT, f"{MIG}2", "0 21"),  # cut short, and still of one instance
-        (CUT, MIG, "100"),  # cut too short
-        ("1xH100:mig", None, "100"),  # in MIG mode without instances
+        (CUT, f"{MIG}2", "0 21"),  # a UUID that is cut short, but still names one instance
+        (CUT, MIG, "100"),  # a UUID that is cut too short
+        ("1xH100:mig", None, "100"),  # a GPU in MIG mode without instances
         ("1xH100:mig,1xA10", None, "0 01"),
         ("1xA10", "GPU-5347", "0 00"),
     ],
@@ -78,7 +78,7 @@ def test_an_instance_is_a_device_with_its_part_of_the_gpu(new_gpu: NewGpu) -> No
         ok(cuda.cuDeviceGetPCIBusId(bus, 32, 0))
         print(bus.value.decode())
         """)
-    # The older call for the UUID tells the GPU's.
+    # The older call for the UUID returns the GPU's UUID.
     assert lines == ["NVIDIA H100 80GB HBM3 MIG 3g.40gb 01 4000 60", "2 0", "0000:18:00.0"]
 
 
@@ -86,11 +86,11 @@ def test_a_state_has_its_header_from_the_beginning_so_that_a_full_tmpfs_is_an_er
     gpu = new_gpu("1xA10", SIMGPU_LOG_KERNELS="0")
     gpu.play("ok(cuda.cuInit(0))")
     header = gpu.simulated.state.stat().st_blocks * 512
-    assert 20_000 < header < 4 << 20  # all devices that there can be; the rest of the file stays sparse
+    assert 20_000 < header < 4 << 20  # room for the most devices possible; the rest of the file stays sparse
 
 
 def test_a_device_says_that_it_has_the_kinds_of_memory_that_are_simulated(new_gpu: NewGpu) -> None:
-    # Programs that do not find pools among the attributes allocate in another way: Quadrants from within its kernels.
+    # Without the attribute for pools, programs allocate in another way: Quadrants does so from within its kernels.
     lines = new_gpu("1xH200,1xT4").play("""
         from cuda.bindings import driver
         ok(cuda.cuInit(0))

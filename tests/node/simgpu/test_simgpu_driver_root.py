@@ -1,4 +1,4 @@
-"""The command that lays the simulated driver out as an installed one."""
+"""Test the command that lays out the simulated driver like an installed driver."""
 
 import os
 import stat
@@ -27,14 +27,14 @@ def test_the_names_of_the_libraries_lead_to_those_with_the_drivers_version(
     make_simgpu: MakeSimgpu, tmp_path: Path
 ) -> None:
     gpu = make_simgpu("2xL4", SIMGPU_DRIVER_RELEASE="615", SIMGPU_SEED="7")
-    for _ in range(2):  # a second time over the first
+    for _ in range(2):  # the second layout overwrites the first
         done = lay_out(gpu, tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"driver 615.65.06 with 2 GPUs in {tmp_path}")
     for name in ("libcuda.so", "libnvidia-ml.so"):
         assert (libraries(tmp_path) / name).resolve() == libraries(tmp_path) / f"{name}.615.65.06"
     assert not (tmp_path / "proc").exists()
-    # By the file beside them alone: a program without an environment meets the same GPUs.
+    # The file beside the libraries is enough: a program without an environment sees the same GPUs.
     text = """
 import ctypes, sys
 cuda, raw = ctypes.CDLL(sys.argv[1]), ctypes.create_string_buffer(16)

@@ -1,4 +1,4 @@
-"""Memory that belongs to graphs: when the device's capacity is taken, how long it is kept, and who may free it."""
+"""Test the memory of graphs: when it takes device capacity, how long it is kept, and which calls may free it."""
 
 import pytest
 from simgpu_fixtures import NewGpu

@@ -1,4 +1,4 @@
-"""Graphs built by hand: every type of node, its parameters, updates, and what a launch does and takes."""
+"""Test graphs built by hand: every type of node, its parameters and updates, and what a launch does and takes."""
 
 import pytest
 from simgpu_fixtures import NewGpu
@@ -15,7 +15,7 @@ ok(cuda.cuCtxGetCurrent(byref(context)))
 
 
 def test_an_unmodified_client_builds_updates_and_launches_graphs(new_gpu: NewGpu) -> None:
-    # NVIDIA's own bindings bring the layouts of every struct.
+    # NVIDIA's own bindings contain the layout of every struct.
     gpu = new_gpu()
     lines = gpu.play("""
 from cuda.bindings import driver as d
@@ -96,7 +96,7 @@ print(cuda.cuGraphNodeFindInClone(byref(found), inner, graph), cuda.cuGraphDestr
 
 
 def test_the_graph_of_a_condition_runs_once_if_launches_assign_a_value_that_is_not_zero(new_gpu: NewGpu) -> None:
-    # NVIDIA's own bindings bring the layout of the parameters.
+    # NVIDIA's own bindings contain the layout of the parameters.
     gpu = new_gpu()
     lines = gpu.play("""
 from cuda.bindings import driver as d
@@ -127,7 +127,7 @@ print(len(handles), 0 in handles)
 print(condition(theirs, 1, 1, size=2)[0], int(d.cuGraphConditionalHandleCreate(theirs, None, 1, 2)[0]))
 """)
     assert lines == ["4 False", "801 1"]
-    # The nodes with the conditions that are met run side by side, after the first kernel.
+    # The nodes with fulfilled conditions run in parallel after the first kernel.
     busy = [record.busy_ns // 1000 for record in gpu.kernels() if record.name == "graph"]
     assert busy == [1700, 1700]
 

@@ -1,4 +1,4 @@
-"""Device memory of every kind: it counts to the byte, it ends when it should, and pointers tell what they are."""
+"""Test every kind of device memory: it counts to the byte, ends when it should, and its pointers have attributes."""
 
 import json
 import resource
@@ -47,7 +47,7 @@ def test_modules_take_what_is_set_and_give_it_back(new_gpu: NewGpu, kind: str) -
         ok(cuda.{kind.replace("LoadData", "Unload")}(one))
         print(before, after, used(), account().contexts_bytes)
         """)
-    one = (5 << 20) + 300 * 1024  # start() has loaded one
+    one = (5 << 20) + 300 * 1024  # start() has loaded one module
     assert lines == [f"{one} {one + 300 * 1024} {one} {one}"]
 
 

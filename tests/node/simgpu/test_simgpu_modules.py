@@ -1,4 +1,4 @@
-"""What PTX says of its variables and parameters, and calls that need no context to be current."""
+"""Test variables and parameters as PTX declares them, and calls that need no current context."""
 
 from simgpu_fixtures import NewGpu
 

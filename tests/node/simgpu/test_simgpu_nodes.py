@@ -1,4 +1,4 @@
-"""With SIMGPU_DEVICE_NODES a process sees the devices whose nodes it can open, through CUDA and NVML alike."""
+"""Test that with SIMGPU_DEVICE_NODES, CUDA and NVML show a process the devices that have a node it can open."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def machine(new_gpu: NewGpu, folder: Path, *nodes: str, **environment: str) -> G
         ("nvidiactl nvidia2", "1", "100"),
         ("nvidiactl nvidia2", f"{GPU}2", "0 02"),
         ("nvidiactl nvidia2", f"{GPU}0", "100"),
-        ("nvidiactl nvidia0 nvidia1", None, "0 11"),  # of a GPU that is cut the first instance
+        ("nvidiactl nvidia0 nvidia1", None, "0 11"),  # the first instance of a GPU with MIG instances
         ("nvidiactl nvidia1", f"{MIG}21", "0 21"),
         ("nvidiactl nvidia0", f"{MIG}21", "100"),
         ("nvidiactl", None, "100"),

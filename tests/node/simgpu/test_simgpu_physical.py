@@ -1,4 +1,4 @@
-"""Physical memory that is mapped at reserved addresses."""
+"""Test physical memory that is mapped at reserved addresses."""
 
 import pytest
 from simgpu_fixtures import NewGpu

@@ -1,4 +1,4 @@
-"""Processes in pid namespaces of their own: told apart, and told with the pid that the reader knows them by."""
+"""Test processes in pid namespaces of their own: they are told apart, with the pids that the reader's namespace has."""
 
 import os
 import signal
@@ -63,9 +63,9 @@ def gpu(new_gpu: NewGpu) -> Gpu:
 
 @pytest.fixture
 def client(gpu: Gpu) -> Make:
-    """Start a client that takes so many MiB and answers: `client(100, text)`; `text` runs first.
+    """Start a client that takes this many MiB and answers: `client(100, text)`; `text` runs first.
 
-    It is pid 1 of a namespace of its own, and its `pid` is ours of it; with `within=()` it is in our namespace.
+    The client is pid 1 of its own namespace; its `pid` is the one in our namespace. With `within=()` it runs in ours.
     """
 
     def make(mib: int, text: str = "", within: tuple[str, ...] | None = None) -> Program:
@@ -78,7 +78,7 @@ def client(gpu: Gpu) -> Make:
 
 
 def listed(gpu: Gpu) -> dict[int, int]:
-    """Return what NVML lists to a program in our namespace: MiB by pid."""
+    """Return what NVML lists for a program in our namespace: MiB by pid."""
     (told,) = gpu.play("print(*(word for entry in listed() for word in entry))")
     numbers = [int(word) for word in told.split()]
     found = dict(zip(numbers[::2], numbers[1::2], strict=True))
@@ -90,7 +90,7 @@ def test_two_processes_that_are_both_pid_1_are_two_also_when_one_has_died(gpu: G
     first, second = client(100), client(300)
     assert first.ask("os.getpid()") == second.ask("os.getpid()") == 1
     assert first.pid != second.pid
-    assert first.ask("physical(64 * MIB).value")  # memory beside contexts is on the account of its process
+    assert first.ask("physical(64 * MIB).value")  # physical memory belongs to no context, but counts for its process
     assert listed(gpu) == {first.pid: 172, second.pid: 308}
     with gpu.truth() as truth:
         assert {c.pid: c.memory_bytes // MIB for c in truth.contexts(0)} == {first.pid: 108, second.pid: 308}
@@ -110,11 +110,11 @@ def test_a_process_in_a_namespace_knows_itself_by_its_own_pid(gpu: Gpu, client: 
 
 
 def test_a_client_that_opens_and_closes_nvml_or_has_children_is_still_told(gpu: Gpu, client: Make) -> None:
-    """All of them close a descriptor of the file of pids, and with it go the locks that the process has on it."""
+    """Check processes that close a descriptor of the pid file, which drops the locks of the process on that file."""
     second = client(300)
-    first = client(100, "assert listed(2) == [[1, 308]]; nvmlInit()")  # a reader that becomes a client
+    first = client(100, "assert listed(2) == [[1, 308]]; nvmlInit()")  # it reads first and then becomes a client
     first.ask("nvmlShutdown()")
-    assert first.ask("listed(3)") == [[1, 108], [1, 308]]  # the other has no pid there
+    assert first.ask("listed(3)") == [[1, 108], [1, 308]]  # the other process has no pid in this namespace
     descriptors = first.ask("len(os.listdir('/proc/self/fd'))")
     first.ask("listed(20)")
     assert first.ask("len(os.listdir('/proc/self/fd'))") == descriptors
@@ -125,7 +125,7 @@ def test_a_client_that_opens_and_closes_nvml_or_has_children_is_still_told(gpu: 
 
 
 def test_forked_processes_of_a_namespace_are_told_each(gpu: Gpu, client: Make) -> None:
-    """Also with a descriptor that they have from the parent, which has looked through NVML."""
+    """Check this also with a descriptor that they inherit from the parent, which has used NVML."""
     other = client(300)
     parent = gpu.ready(
         """
@@ -147,7 +147,7 @@ def test_forked_processes_of_a_namespace_are_told_each(gpu: Gpu, client: Make) -
 
 
 def test_a_word_of_one_process_releases_no_kernel_of_another(client: Make) -> None:
-    """Both have it at the same address, and both are pid 1."""
+    """Check two processes that have the word at the same address, and are both pid 1."""
     word = """
 import mmap
 libc, here = ctypes.CDLL(None), 0x600000000000
@@ -172,7 +172,7 @@ def test_shared_memory_is_found_where_its_process_is_seen(client: Make) -> None:
     first, second, outside = client(100), client(100), client(10, within=())
     handle = first.ask("shared(address)")
     assert outside.ask(f"opened({handle!r})") == 0
-    assert first.ask(f"opened({handle!r})") == 201  # its own
+    assert first.ask(f"opened({handle!r})") == 201  # the process itself has exported this handle
     assert second.ask(f"opened({handle!r})") == 400
 
 

@@ -1,4 +1,4 @@
-"""Memory pools: what they reserve, when they give it back, who may use them."""
+"""Test memory pools: what they reserve, when they give it back, and which processes may use them."""
 
 import pytest
 from simgpu_fixtures import MIB, NewGpu

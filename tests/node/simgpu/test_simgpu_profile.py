@@ -1,4 +1,4 @@
-"""How kind the simulated hardware is: each property of a profile, seen by a program."""
+"""Test each property of a profile of the simulated hardware, as a program sees it."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ QUEUED = """
     ok(cuda.cuEventSynchronize(last))
     print(elapsed_us(first, last))
     """
-"""Prints how long four kernels of 300 µs take by two events."""
+"""A program that prints how long four kernels of 300 µs take, by two events."""
 
 SIDE_BY_SIDE = """
     module = start()
@@ -39,12 +39,12 @@ SIDE_BY_SIDE = """
 def test_a_timing_event_leaves_a_gap_and_tells_time_in_steps(new_gpu: NewGpu) -> None:
     gpu = new_gpu(SIMGPU_RECORD_GAP_NS="40000", SIMGPU_EVENT_RESOLUTION_NS="7000")
     (took_us,) = gpu.play(QUEUED)
-    # Each event has the time of its own gap's end, so that one gap of the two is between them.
+    # Each event has the time at the end of its own gap, so one of the two gaps lies between the events.
     assert round(float(took_us)) in (1239, 1246)
     ahead, begun = gpu.kernels()[:2]
     assert begun.started_ns - ahead.ended_ns == 40_000
     with gpu.truth() as truth:
-        assert truth.devices()[0].busy_ns == 5_000_000 + 4 * 300_000  # a gap is nobody's work
+        assert truth.devices()[0].busy_ns == 5_000_000 + 4 * 300_000  # a gap does not count as work
 
 
 def test_an_event_without_timing_leaves_none(new_gpu: NewGpu) -> None:
@@ -121,7 +121,7 @@ def test_a_kernel_takes_what_its_data_make_it_take(new_gpu: NewGpu) -> None:
 
 def test_an_emptied_context_may_keep_its_slice(new_gpu: NewGpu) -> None:
     gpu = new_gpu(SIMGPU_DRAIN_STAY_US="800", SIMGPU_DRAIN_SWITCH_US="0", SIMGPU_LOG_KERNELS="10000")
-    gpu.ready(LOOP, "steady_100us", "deep")  # it always has work: each rare kernel begins a slice of its own
+    gpu.ready(LOOP, "steady_100us", "deep")  # it always has work, so each rare kernel begins a slice of its own
     gpu.play("""
         f = kernel(start(), "rare_100us")
         for _ in range(30):

@@ -1,4 +1,4 @@
-"""Memory that several processes use, and memory of other APIs: counted once, and everyone sees the bytes."""
+"""Test memory of several processes and of other APIs: it counts once, and every process sees the bytes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +11,9 @@ Pair = Callable[..., tuple[list[str], list[str]]]
 
 @pytest.fixture
 def pair(new_gpu: NewGpu, tmp_path: Path) -> Pair:
-    """Run two programs that know each other as `peer`; return what they printed. The second may kill the first.
+    """Run two programs that know each other as `peer`; return their output. The second may kill the first.
 
-    Once they have ended, nothing of the device is taken.
+    After their end no memory of the device must be in use.
     """
 
     def both(first: str, second: str, killed: bool = False) -> tuple[list[str], list[str]]:
@@ -117,14 +117,14 @@ print(used() // MIB, get(address, 8))
 """,
         killed=True,
     )
-    # It is on the exporter's account until the exporter lets go, and then on that of whoever still holds it.
+    # The memory counts for the exporter until the exporter frees it, and then for a process that still holds it.
     assert first == ["1", "True 6", "b'imported' 6", "2"]
     assert second == [
         "b'exported' 6 0 1 1",
         "6 4",
         "b'imported' 4",
         "0",
-        "4 b'imported'",  # the descriptor had kept the bytes: they count again
+        "4 b'imported'",  # the descriptor has kept the bytes, and now they count again
     ]
 
 

@@ -1,4 +1,4 @@
-"""Names as cuGetProcAddress answers them, what is not simulated, handles that are no longer good, every launch."""
+"""Test the answers of cuGetProcAddress, functions that are not simulated, stale handles, and every launch call."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""How long work takes on a device that nobody else uses, and what waits for what."""
+"""Test how long work takes on a device without other users, and which work waits for which."""
 
 from simgpu_fixtures import NewGpu
 
@@ -50,7 +50,7 @@ def test_streams_overlap_but_for_the_legacy_one_and_a_wait_on_an_event_orders_th
     assert k["one_3ms"].ended_ns <= k["two_3ms"].started_ns
     assert k["two_3ms"].ended_ns <= k["three_3ms"].started_ns
     assert k["second_1ms"].started_ns == k["first_4ms"].ended_ns
-    # Overlapping time counts once: the busy time of a context is a union.
+    # Overlapping time counts once, as the busy time of a context is a union.
     both_ns = k["side_200ms"].ended_ns - k["head_200ms"].started_ns
     with gpu.truth() as truth:
         assert truth.devices()[0].busy_ns == both_ns + 14_000_000 < 414_000_000

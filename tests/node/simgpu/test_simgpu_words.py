@@ -1,4 +1,4 @@
-"""What streams have beside kernels and copies: words to write and to wait for, spinning kernels, host functions."""
+"""Test stream operations beside kernels and copies: words to write and wait for, spinning kernels, host functions."""
 
 import pytest
 from simgpu_fixtures import NewGpu

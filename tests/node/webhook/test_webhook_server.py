@@ -1,4 +1,4 @@
-"""The webhook over HTTPS: what the API server asks, what strangers send, certificates that change, its end."""
+"""Test the webhook over HTTPS: the API server's requests, requests of strangers, changing certificates, its end."""
 
 import contextlib
 import gzip
@@ -75,7 +75,7 @@ def test_what_it_was_asked_and_answered_is_in_its_metrics(tmp_path: Path) -> Non
 
 
 def refused(webhook: Webhook, body: bytes, **headers: str) -> tuple[int, str]:
-    """Return status and text of what is no review; the log says the same once."""
+    """Send a body that is no review; return status and text, which the log must repeat once."""
     status, answer = webhook.post(body, **headers)
     cause = answer.decode().removesuffix("\n")
     told = webhook.event("request not understood", status=status, cause=cause)
@@ -112,7 +112,7 @@ def test_a_pod_with_a_share_gets_its_gate_and_a_gang_that_cannot_be_is_refused(r
 
 
 def begun(running: Webhook, header: str, value: str, body: bytes | None = None) -> http.client.HTTPSConnection:
-    """Return a connection on which a request has begun, whose header tells of more body than there is."""
+    """Return a connection on which a request has begun; the request's header announces more body than is sent."""
     connection = running.connect()
     connection.putrequest("POST", "/compatibility")
     connection.putheader("Content-Type", "application/json")
@@ -144,7 +144,7 @@ def test_peers_that_speak_something_else_harm_nobody_and_write_nothing_into_the_
                 plain.sendall(said)
         with own.encrypted() as encrypted:
             head = b"POST /compatibility HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            encrypted.sendall(head + b"Content-Length: 1000\r\n\r\n{")  # and it closes before the rest
+            encrypted.sendall(head + b"Content-Length: 1000\r\n\r\n{")  # the client closes before it sends the rest
         assert own.admit(pod({}))["allowed"] is True
         assert own.end() == 0
         assert {line["event"] for line in own.rest()} <= {"pod unchanged", "webhook stopping", "request not understood"}
@@ -161,7 +161,7 @@ def test_a_flood_of_nonsense_does_not_become_a_flood_of_lines(tmp_path: Path) ->
 
 
 def shown(running: Webhook, **trusted: Any) -> bytes | None:
-    """Return the certificate that is shown to a peer."""
+    """Return the certificate that the webhook shows to a peer."""
     with running.encrypted(**trusted) as encrypted:
         return encrypted.getpeercert(binary_form=True)
 

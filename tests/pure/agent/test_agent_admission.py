@@ -1,6 +1,6 @@
-"""Which device a share gets, and how much of it: values in, values out.
+"""Test which device a share gets and how much of it, as a pure function.
 
-What is refused over the socket, with its text, is a row of test_agent_end_to_end.py.
+The refusals over the socket, with their texts, are rows of test_agent_end_to_end.py.
 """
 
 from collections.abc import Sequence
@@ -55,9 +55,9 @@ def test_malformed_labels_are_refused() -> None:
 @pytest.mark.parametrize(
     ("asks", "shares", "chosen"),
     [
-        (one(30), [share("a", (H200_B, 60, 0))], H200_B),  # where the least time is left afterwards
-        (one(0), [share("a", (H200, 60, 0)), share("b", (A10, 10, 0))], H200_B),  # best effort: where most is free
-        (one(30, 30 * GIB), [share("a", (A10, 60, 0))], H200),  # the other is too small
+        (one(30), [share("a", (H200_B, 60, 0))], H200_B),  # the device that has the least time left afterwards
+        (one(0), [share("a", (H200, 60, 0)), share("b", (A10, 10, 0))], H200_B),  # best effort: the freest device
+        (one(30, 30 * GIB), [share("a", (A10, 60, 0))], H200),  # the A10 is too small
         (one(30, device=A10.uuid), [], A10),
         (one(30, device="2"), [], A10),
     ],

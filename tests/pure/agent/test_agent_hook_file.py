@@ -1,4 +1,4 @@
-"""The hook that an agent serves: its name, its content, and what happens where it cannot be served."""
+"""Test the hook file that an agent serves: its name, its content, and what happens if it cannot be served."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from sharepod.agent.shares import hook_file
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A library of a package."""
+    """Return a library as a package holds it."""
     path = tmp_path / "libsharepod.so"
     path.write_bytes(b"one")
     return path

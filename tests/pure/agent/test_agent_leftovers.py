@@ -1,4 +1,4 @@
-"""What an agent does with what an earlier one left, and what is still on its way when it ends itself."""
+"""Test what an agent does with the leftovers of an earlier one, and with calls under way when it ends itself."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ ID = "abcdefghjk"
 
 
 def left_behind(tmp_path: Path, *, tenants: int) -> tuple[Leftovers, MemoryArbiter, Path]:
-    """A directory that is no region, in which there are these tenants, and who looks after it."""
+    """Return leftovers, the arbiter, and a directory that is no region and has this number of tenants."""
     directory = tmp_path / "shares" / ID
     directory.mkdir(parents=True)
     arbiter = MemoryArbiter()
@@ -40,7 +40,7 @@ def test_a_directory_goes_when_no_process_is_in_it(tmp_path: Path) -> None:
 def test_a_process_that_has_just_lost_its_lock_is_looked_at_twice(tmp_path: Path) -> None:
     leftovers, arbiter, directory = left_behind(tmp_path, tenants=1)
     leftovers.clear(())
-    arbiter.tenants[str(directory)] = 2  # it has its lock again
+    arbiter.tenants[str(directory)] = 2  # the process has its lock again
     leftovers.clear(())
     arbiter.tenants[str(directory)] = 1
     leftovers.clear(())

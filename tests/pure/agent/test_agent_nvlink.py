@@ -1,4 +1,4 @@
-"""Which devices NVLink joins, as NVML says; a driver that cannot say, or a GPU that is cut, has none."""
+"""Test which devices NVLink joins by NVML's word; it joins none if the driver cannot say or the GPU is partitioned."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from sharepod.agent.shares.share import DeviceUuid
 
 
 def handle(index: int, parent: str = "", own: object = None) -> Any:
-    """Return a device: a whole GPU, or an instance of `parent`."""
+    """Return a device: a whole GPU, or a MIG instance of `parent`."""
     info = DeviceInfo(DeviceUuid(f"GPU-{index}"), index, "H200", 2**37)
     whole = parent or f"GPU-{index}"
     return nvml.Handle(info, own or whole, whole, whole)

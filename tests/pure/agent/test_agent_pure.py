@@ -1,4 +1,4 @@
-"""Ledger, health, foreign processes, explain: values in, values out, in virtual time."""
+"""Test ledger, health, foreign processes and explain as pure functions in virtual time."""
 
 import asyncio
 import errno
@@ -78,7 +78,7 @@ def test_application_errors_leave_a_device_healthy_but_are_counted() -> None:
 
 
 def verdict_after(*seen: tuple[int, DeviceLook]) -> health.Health:
-    """The verdict after looks at these seconds."""
+    """Return the verdict after looks at these seconds."""
     verdict = health.Health()
     for second, one in seen:
         verdict = health.step(verdict, one, second * SECOND_NS)
@@ -88,7 +88,7 @@ def verdict_after(*seen: tuple[int, DeviceLook]) -> health.Health:
 def test_a_critical_xid_stays_as_long_as_no_reset_is_seen() -> None:
     fatal = (0, look(xids=(62,)))
     well = [(second, look()) for second in range(1, 3600, 60)]
-    silent = (5, look(error="NVML: Timeout"))  # it did not answer, and was there
+    silent = (5, look(error="NVML: Timeout"))  # the device is there, but it did not answer
     for seen in ([fatal, *well], [fatal, silent, *well], [fatal, (5, look(xids=(13,))), *well]):
         assert verdict_after(*seen).reason == "Xid 62"
 
@@ -101,7 +101,7 @@ def test_a_critical_xid_is_over_when_the_device_that_was_down_has_answered_for_t
     assert verdict_after(*fatal).reason == "Xid 79"
     assert verdict_after(*fatal, (14, look())).reason == "Xid 79"
     assert verdict_after(*fatal, (14, look()), (15, look())).healthy
-    again = [*fatal, (8, look(xids=(48,)))]  # one after the reset needs another
+    again = [*fatal, (8, look(xids=(48,)))]  # a fatal Xid after the reset needs another reset
     assert verdict_after(*again, (20, look()), (3600, look())).reason == "Xid 48"
 
 
@@ -120,7 +120,7 @@ def test_while_a_device_is_released_nobody_looks_and_none_of_them_hangs(tmp_path
     devices.begin(0)
     devices.release(H200.uuid)
     devices.notice_hanging(late_ns)
-    devices.looked([look()], late_ns)  # on its way since before
+    devices.looked([look()], late_ns)  # the result of a look that began before
     reasons = [room.health_reason for room in registry.rooms().values()]
     assert reasons == ["released by an operator: `sharepod device resume 0` takes it back", ""]
     devices.resume(H200.uuid, late_ns)

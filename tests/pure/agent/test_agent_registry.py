@@ -1,3 +1,5 @@
+"""Test the registry of shares, in virtual time: their life, their accounts and gangs, and the checkpoint."""
+
 import contextlib
 import errno
 import re
@@ -91,7 +93,7 @@ def test_who_registers_again_gets_the_share_as_it_is(tmp_path: Path) -> None:
         ask(60, name="a"),
         ask(60),
         ask(20, name="c"),
-        ask(100, memory=200 * GIB, device="17", name="b"),  # which would neither fit nor be there
+        ask(100, memory=200 * GIB, device="17", name="b"),  # it would not fit, and its device does not exist
         replace(ask(), labels={"pod": "q"}, share_class=ShareClass.BATCH),
     ):
         assert registry.register(replace(other, id=ID), unix_ns=2, now_ns=1) is first
@@ -144,7 +146,7 @@ def test_a_share_that_yields_leaves_its_time_to_others_and_keeps_its_memory(tmp_
     registry, arbiter = make(tmp_path)
     registry.register(ask(100, 100, 100 * GIB, device="0", name="batch"), unix_ns=1, now_ns=0)
     registry.pause("batch", paused=True)
-    with pytest.raises(DoesNotFit, match="0 % of its time is free"):  # a plain pause keeps its promise
+    with pytest.raises(DoesNotFit, match="0 % of its time is free"):  # a plain pause keeps the share's promised time
         registry.register(ask(60, device="0"), unix_ns=1, now_ns=0)
     assert registry.pause("batch", paused=True, yielding=True).yielding
     assert arbiter.paused[Handle(1)]
@@ -224,7 +226,7 @@ def test_what_live_processes_count_themselves_is_not_counted_twice_after_adoptio
     gone, live = Copies(1 << 40, 2, 3, 4), Copies(50, 60, 70, 80)
     arbiter.usages[Handle(1)] = [_copied(Usage(launches=100, turns=7, gone_copies=gone), gone + live)]
     arbiter.processes[Handle(1)] = (Process(5, 0, 60, 0),)
-    for agents in (1, 2):  # and again under the agent after that
+    for agents in (1, 2):  # a second time under the agent after the next
         (record,) = records_of(registry)
         registry, arbiter = make(tmp_path)
         arbiter.told[record.share.directory] = _copied(Usage(launches=65), live)
@@ -236,7 +238,7 @@ def test_what_live_processes_count_themselves_is_not_counted_twice_after_adoptio
         assert (usage.copies, usage.gone_copies) == (gone + live, gone)
     (record,) = records_of(registry)
     registry, arbiter = make(tmp_path)
-    registry.adopt(record, 0)  # it ended after the checkpoint, and an agent that was killed then has cleared its slot
+    registry.adopt(record, 0)  # the process ended after the checkpoint; an agent cleared its slot and was then killed
     usage = registry.statuses((), 0)[0].usages[0].usage
     assert (usage.launches, usage.copies, usage.gone_copies) == (105, gone + live, gone + live)
 
@@ -430,7 +432,7 @@ def test_a_checkpoint_is_replaced_whole(tmp_path: Path) -> None:
 def test_what_a_share_used_and_waited_of_late_is_told_over_each_window(tmp_path: Path) -> None:
     registry, arbiter = make(tmp_path)
     registry.register(ask(name="a"), unix_ns=1, now_ns=0)
-    for second in range(1, 181):  # busy for a minute, then idle for two, of which it waits in the last half minute
+    for second in range(1, 181):  # busy for a minute, then idle for two minutes; it waits in the last half minute
         arbiter.use(Handle(1), SECOND if second <= 60 else 0)
         if second > 150:
             arbiter.usages[Handle(1)][0] = replace(arbiter.usages[Handle(1)][0], waited_ns=(second - 150) * SECOND)
@@ -446,7 +448,7 @@ def test_what_a_share_used_and_waited_of_late_is_told_over_each_window(tmp_path:
 
 
 class Lives(RuleBasedStateMachine):
-    """Shares come, change, pause, are adopted by a new registry, and go: the invariants hold after each step."""
+    """Shares that come, change, pause, are adopted by a new registry, and go; the invariants hold after each step."""
 
     shares: Bundle[str] = Bundle("shares")
 

@@ -1,4 +1,4 @@
-"""What the scheduler is told: pictures of the node, in virtual time. Noise is no change, and nothing else is lost."""
+"""Test the pictures of the node that the scheduler is told, in virtual time: noise is no change, all else is told."""
 
 from dataclasses import replace
 
@@ -114,7 +114,7 @@ def test_a_device_that_does_not_tell_its_memory_has_steps_too() -> None:
 
 def test_a_device_keeps_what_shares_used_that_have_ended() -> None:
     painter = Painter()
-    for second in range(61):  # half of the time, after five hours that were before this agent's
+    for second in range(61):  # used half of the time, after five hours of use before this agent
         picture = painter.paint(status(second, held(used_s=18_000 + second / 2)))
     assert picture.device_numbers[0].used_1s_millipercent == 50_000
     for second in range(61, 91):
@@ -132,14 +132,14 @@ def test_a_share_that_is_new_counts_from_its_first_nanosecond() -> None:
     account.add(SECOND_NS, {"a": SECOND_NS // 2})
     account.add(2 * SECOND_NS, {"a": SECOND_NS, "b": SECOND_NS // 4})
     assert account.rate_millipercent(2 * SECOND_NS, SECOND_NS) == 75_000
-    account.add(3 * SECOND_NS, {"a": 0})  # a counter that falls is none
+    account.add(3 * SECOND_NS, {"a": 0})  # a counter that falls is ignored
     assert account.rate_millipercent(3 * SECOND_NS, SECOND_NS) == 0
 
 
 def test_a_quarter_of_an_hour_is_a_window_too_and_so_is_the_time_waited() -> None:
     account = Account()
     used = waited = 0
-    for second in range(2400):  # 20 min at 10 %, then 20 min at 70 %; waiting all the time but for the last two minutes
+    for second in range(2400):  # 20 min at 10 %, then 20 min at 70 %; it waits except in the last two minutes
         account.add(second * SECOND_NS, used, waited)
         account.validate()
         used += SECOND_NS * (1 if second < 1200 else 7) // 10
@@ -148,7 +148,7 @@ def test_a_quarter_of_an_hour_is_a_window_too_and_so_is_the_time_waited() -> Non
     assert account.rate_millipercent(now, used, QUARTER_NS) == 70_000
     assert account.waited_millipercent(now, waited, MINUTE_NS) == 0
     assert abs(account.waited_millipercent(now, waited, QUARTER_NS) - 86_700) < 2000
-    for second in range(2400, 2850):  # half of the window
+    for second in range(2400, 2850):  # half of the window passes
         account.add(second * SECOND_NS, used, waited)
     error = 100_000 * OLD_NS // QUARTER_NS
     assert abs(account.rate_millipercent(2850 * SECOND_NS, used, QUARTER_NS) - 35_000) <= error

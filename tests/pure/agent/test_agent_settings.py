@@ -1,4 +1,4 @@
-"""The agent's own settings: their bounds, their directories, and the place of the one agent of a host."""
+"""Test the agent's own settings: their bounds, their directories, and the lock of a host's one agent."""
 
 import fcntl
 import subprocess

@@ -1,4 +1,4 @@
-"""Whom device time was used for: sums that stay, and shares that are remembered for a while."""
+"""Test the device time that each party used: sums that stay, and shares that are remembered for a while."""
 
 from agent_doubles import H200
 

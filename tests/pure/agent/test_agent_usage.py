@@ -1,4 +1,4 @@
-"""The table of a share's account: what a row of usage.def becomes in C, in Python, in the protocol, in the metrics."""
+"""Test what each row of usage.def, a share's account, becomes in C, in Python, in the protocol and in the metrics."""
 
 import runpy
 import subprocess

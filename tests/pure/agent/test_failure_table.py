@@ -1,4 +1,4 @@
-"""Each row of the manual's table of failures has a test, which fails when that row is not true."""
+"""Test that each row of the manual's table of failures has a test which fails if the row is not true."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The table of the placement bench says that a bar is missed when it is."""
+"""Test that the placement bench's table says so when a bar is missed."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ GAINS = dict.fromkeys(PUBLISHED, 1.0) | {"multigpu50": 0.3, "cpu250": 1.9}
 
 
 def results(gain_pp: dict[str, float], more_failed: int = 0, off_pp: float = 0.1) -> dict[tuple[str, str], Result]:
-    """Return two seeds a workload: FGD as published, ours above it by its gain."""
+    """Return results of two seeds for each workload: FGD's as published, and ours above it by the gain."""
     made = {}
     for workload, (best_fit, fgd) in PUBLISHED.items():
         for policy, figures, shift in (

@@ -1,4 +1,4 @@
-"""The tables of bench/README.md are those of the newest result that is kept."""
+"""Test that the tables of bench/README.md show the newest result that is kept."""
 
 import json
 from pathlib import Path

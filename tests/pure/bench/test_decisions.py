@@ -1,4 +1,4 @@
-"""The cluster of the bench is what it says, and its decisions are those of the policy."""
+"""Test that the bench's cluster is as described, and that its decisions are the policy's."""
 
 import numpy as np
 

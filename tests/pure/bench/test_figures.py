@@ -1,4 +1,4 @@
-"""The arithmetic behind the table, on values small enough to check by hand."""
+"""Test the arithmetic behind the bench's table on values that are small enough to check by hand."""
 
 import pytest
 from hypothesis import given
@@ -76,7 +76,7 @@ def test_a_kernel_that_starts_outside_every_turn_of_its_owner_is_found() -> None
 def test_finding_kernels_outside_turns_agrees_with_looking_at_every_turn(
     spans: list[tuple[str, int, int]], starts: list[tuple[str, int]]
 ) -> None:
-    # The turns of one share on one device never overlap.
+    # Move overlapping turns apart, as the turns of one share on one device never overlap.
     turns: list[Held] = []
     for owner, granted, length in sorted(spans):
         after = max((t.drained_ns + 1 for t in turns if t.owner == owner), default=0)

@@ -1,4 +1,4 @@
-"""The traces that are kept say where they come from, and are as long as their sources say."""
+"""Test that the kept traces say where they come from and are as long as their sources say."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A signal to end a command ends it, whatever Python is doing when it comes."""
+"""Test that a signal ends a command, whatever Python is doing when it arrives."""
 
 import signal
 import subprocess

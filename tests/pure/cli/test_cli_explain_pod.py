@@ -1,4 +1,4 @@
-"""`sharepod explain pod/NAME` and `sharepod queue`, with a scheduler that answers from memory."""
+"""Test `sharepod explain pod/NAME` and `sharepod queue` with a scheduler that answers from memory."""
 
 import json
 import threading
@@ -15,11 +15,11 @@ EXPLANATION = {
     "there": [], "left": None, "incomplete": "", "fitting": [], "fitting_nodes": 0,
     "refused": [{"reason": "no device with 60 percent left", "nodes": 3, "examples": []}],
 }  # fmt: skip
-"""What of an explanation is shown, the scheduler's own tests have: they show what it really says."""
+"""A short explanation. The scheduler's own tests check what is shown of a real one."""
 
 
 class Scheduler(ThreadingHTTPServer):
-    """Answers each request with `status` and `body`; remembers the paths."""
+    """A scheduler that answers each request with `status` and `body`, and remembers the paths."""
 
     status, body = 200, json.dumps(EXPLANATION).encode()
 

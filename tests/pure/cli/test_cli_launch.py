@@ -1,4 +1,4 @@
-"""Finding the program and making its environment; becoming it is tested end to end."""
+"""Test how a launch finds the program and makes its environment; the exec itself is tested end to end."""
 
 import os
 import re

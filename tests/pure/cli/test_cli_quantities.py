@@ -1,3 +1,5 @@
+"""Test how the command reads and prints quantities: sizes, times, percentages and a share's terms."""
+
 import pytest
 
 from sharepod.cli.errors import EXIT_USAGE, UsageError

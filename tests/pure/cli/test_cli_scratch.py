@@ -1,4 +1,4 @@
-"""Directories that end with their process, or with the next one of their kind."""
+"""Test scratch directories: they end with their process, or with the next process of that kind."""
 
 import subprocess
 import sys

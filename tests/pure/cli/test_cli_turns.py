@@ -1,4 +1,4 @@
-"""Turns as traces and pictures."""
+"""Test how turns are shown as traces and pictures."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -59,7 +59,7 @@ def test_a_trace_has_every_turn_its_wait_and_its_drain_in_microseconds() -> None
         (10_000, 10_000, "quantum"), (20_000, 5_000, "idle"), (25_000, 5_000, "idle"),
     ]  # fmt: skip
     assert [(e["ts"], e["dur"]) for e in slices if e["cat"] == "drain"] == [(18_000, 2_000)]
-    # The first turn has no wait: 0 means that the agent does not know one.
+    # The first turn shows no wait: 0 means that the agent does not know when the wait began.
     assert [(e["ts"], e["dur"]) for e in slices if e["cat"] == "wait"] == [(12_000, 8_000), (19_000, 6_000)]
     assert turns[0]["tid"] == turns[2]["tid"] != turns[1]["tid"]
 
@@ -71,7 +71,7 @@ def test_each_device_is_a_process_of_the_trace_and_none_has_none() -> None:
     assert names == ["device GPU-1", "device GPU-2"]
 
 
-@pytest.mark.parametrize("device_ns", [1000, 4000])  # a device that is filled, and one that a busy host leaves idle
+@pytest.mark.parametrize("device_ns", [1000, 4000])  # a device that is full, and one that a busy host leaves idle
 def test_each_share_is_measured_against_its_request_and_its_part_of_the_rest(device_ns: int) -> None:
     before = Reading(1000, {"a": 100, "b": 0})
     after = Reading(1000 + device_ns, {"a": 700, "b": 400})

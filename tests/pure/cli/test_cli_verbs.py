@@ -1,4 +1,4 @@
-"""What the verbs ask the agent and what they say, with an agent in memory."""
+"""Test what the verbs ask the agent and what they print, with an agent in memory."""
 
 import json
 import re
@@ -124,7 +124,7 @@ def test_an_agent_of_this_user_s_is_found_where_the_session_is_not_known(
     Path(places[1]).mkdir()
     (Path(places[1]) / "agent.sock").touch()
     assert connect.socket_path(None) == f"{places[1]}/agent.sock"
-    monkeypatch.setattr("os.getuid", lambda: 12345)  # somebody else has made it
+    monkeypatch.setattr("os.getuid", lambda: 12345)  # another user has made the directory
     assert connect.socket_path(None) == f"{places[0]}/agent.sock"
 
 

@@ -1,4 +1,4 @@
-"""Tasks side by side, each in a process of its own."""
+"""Test tasks that run in parallel, each in a process of its own."""
 
 import time
 
@@ -9,7 +9,7 @@ from sharepod.cli.workers import side_by_side
 
 
 def halved(number: int) -> int:
-    """Return the half, the later the larger the number is."""
+    """Return half of the number; a larger number takes longer."""
     if number % 2:
         raise CliError(f"{number} has no half")
     time.sleep(number / 100)

@@ -1,6 +1,6 @@
-"""Kueue's queues for shares are of one mind with their page, and with what a pod takes of devices.
+"""Test that Kueue's queues for shares agree with their page, and with what a pod takes of devices.
 
-The e2e tests apply them to Kueue itself, which refuses a field or a reference that it does not have.
+The e2e tests apply the queues to Kueue itself, which refuses fields and references that it does not know.
 """
 
 import copy
@@ -48,7 +48,7 @@ def test_the_readmes_table_is_what_the_quotas_come_to_and_its_flavor_of_the_kind
     for name, numbers in queues.items():
         assert QUEUES[name]["spec"]["cohortName"] == COHORT["metadata"]["name"]
         own = numbers["nominalQuota"]
-        # What a queue may use at most: its own, and of what the cohort and the others lend as much as it may borrow.
+        # The most that a queue may use: its own quota, and what it may borrow of what the cohort and the others lend.
         lent = shared + sum(
             other.get("lendingLimit", other["nominalQuota"]) for key, other in queues.items() if key != name
         )
@@ -83,7 +83,7 @@ def test_who_is_started_anew_by_kueue_was_started_anew_by_us_before() -> None:
     assert minutes is not None
     assert gang is not None
     assert int(minutes[1]) * 60 > gang.timeout_s
-    # All that is requested beside shares is of no queue, and what is in no queue lets no job in.
+    # Requests beside shares belong to no queue. Kueue would admit no job with them, so they must be excluded.
     excluded = tuple(configuration["resources"]["excludeResourcePrefixes"])
     assert all(name.startswith(excluded) for name in ("cpu", "memory", "ephemeral-storage", "hugepages-2Mi"))
     assert not UNITS.startswith(excluded)

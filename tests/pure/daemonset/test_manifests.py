@@ -1,4 +1,4 @@
-"""What is applied to a cluster: valid, complete, with the least privilege, and with settings that processes take."""
+"""Test the manifests: they are valid and complete, give least privilege, and hold settings that processes accept."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ from sharepod.scheduler.settings import OPTIONS as SCHEDULER
 from sharepod.webhook.settings import OPTIONS as WEBHOOK
 
 FOREIGN = ("monitoring.coreos.com/", "cert-manager.io/", "kueue.x-k8s.io/")
-"""API groups of which Kubernetes has no schema; the e2e tests apply Kueue's to Kueue itself."""
+"""API groups that Kubernetes has no schema for; the e2e tests apply Kueue's objects to Kueue itself."""
 PODS = [*sorted(INSTALLS), "gates", "compatibility"]
 
 
@@ -33,7 +33,7 @@ def containers(pod: Object) -> list[Object]:
 
 @pytest.fixture(params=sorted(INSTALLS))
 def node_pod(request: pytest.FixtureRequest) -> Object:
-    """Return the node's pod of one way to install SharePod."""
+    """Return the spec of the node's pod in one way to install SharePod."""
     return dict(pod_of(request.param)["spec"])
 
 
@@ -46,14 +46,14 @@ def test_every_object_is_valid_with_unknown_fields_forbidden_and_says_what_it_be
         if not item["apiVersion"].startswith(FOREIGN):
             for release in VERSIONS:
                 kubernetes_validate.validate(item, release, strict=True)
-        if item["metadata"]["name"] != "sharepod-agent":  # kustomize makes it of a file
+        if item["metadata"]["name"] != "sharepod-agent":  # kustomize makes this ConfigMap from a file
             assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "sharepod"
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTS))
 def test_kubectl_renders_what_is_checked_here(name: str) -> None:
     if (kubectl := shutil.which("kubectl")) is None:
-        return  # nothing else here needs it
+        return  # no other test here needs kubectl
     command = [kubectl, "kustomize", {**INSTALLS, **ADDITIONS}[name]]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     theirs = yaml.safe_load_all(re.sub(r"(sharepod-agent)-[a-z0-9]{10}\b", r"\1", shown))
@@ -88,7 +88,7 @@ TOGETHER = {
     **{name: ("default", name) for name in ("compatibility", "monitoring", "policy")},
     "gates": ("default", "compatibility", "gates"),
 }
-"""What the pages install together: an installation, and what each addition stands on."""
+"""What the manuals install together: an installation, and for each addition what it depends on."""
 
 
 @pytest.mark.parametrize("name", sorted(TOGETHER))
@@ -213,7 +213,7 @@ def test_each_container_sees_of_the_node_what_it_needs(node_pod: Object) -> None
     assert used == set(on_node)
 
 
-# ---- the life of a pod: what else its settings and its ports have to be, the e2e tests show
+# ---- the life of a pod; the e2e tests show what else its settings and its ports have to be
 
 
 @pytest.mark.parametrize("name", [*sorted(INSTALLS), "gates"])

@@ -1,4 +1,4 @@
-"""The dashboard, the alerts and the scraping: they name what docs/metrics.md has, and nothing else."""
+"""Test that dashboard, alerts and scraping name only series that docs/metrics.md has, and with its labels."""
 
 import json
 import re
@@ -22,7 +22,7 @@ ENDS = {"histogram": ("_bucket", "_sum", "_count")}
 
 
 def documented() -> dict[str, set[str]]:
-    """Return the labels of each series that the manuals list, with those that the PodMonitors add to a target's."""
+    """Return the labels of each series that the manuals list, with the labels that the PodMonitors add for a target."""
     found: dict[str, set[str]] = {}
     for page, of_target in (("metrics.md", "node"), ("scheduler-metrics.md", "pod"), ("webhook-metrics.md", "pod")):
         labels: set[str] = set()
@@ -48,7 +48,7 @@ QUERIES = [
 
 
 def selectors(node: object) -> Iterator[promql.VectorSelector]:
-    """Yield what an expression selects."""
+    """Yield the selectors of an expression."""
     if isinstance(node, promql.VectorSelector):
         yield node
     for name in ("lhs", "rhs", "expr", "vector_selector", "param"):
@@ -90,7 +90,7 @@ def test_the_variables_of_the_dashboard_are_labels_of_series_that_exist() -> Non
 def test_a_process_is_scraped_with_tls_and_a_token_at_the_port_where_its_settings_have_it_listen(
     name: str, folder: str, options: Options[Any]
 ) -> None:
-    """The labels and the answers of an agent's scrape are shown by a real Prometheus."""
+    """Check the manifests; test_prometheus.py shows the labels and answers of an agent's scrape."""
     ours = OBJECTS["monitoring"]
     suffix = "" if name == "agent" else f"-{name}"
     [monitor] = [

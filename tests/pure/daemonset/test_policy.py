@@ -1,6 +1,6 @@
-"""What the API server refuses: the policies' own expressions, evaluated with another implementation of CEL.
+"""Test what the API server refuses: the policies' own expressions, evaluated by another implementation of CEL.
 
-The device plugin reads the same annotations: it understands what is admitted and refuses what is refused.
+The device plugin reads the same annotations: it must understand what is admitted and refuse what is refused.
 """
 
 import copy
@@ -24,7 +24,7 @@ SCHEDULER = "system:serviceaccount:sharepod:sharepod-scheduler"
 
 
 def pod(*units: object, annotations: dict[str, str] | None = None, **more: Any) -> Object:
-    """Return a pod whose containers a, b, … hold so many units each; None: no share."""
+    """Return a pod with containers a, b, … that hold these numbers of units; None: no share."""
     containers = [
         {"name": name, "image": "x"}
         | ({} if count is None else {"resources": {"limits": {"sharepod.io/gpu": count, "cpu": "1"}}})
@@ -42,7 +42,7 @@ def pod(*units: object, annotations: dict[str, str] | None = None, **more: Any) 
 def refusals(
     policy: str, new: Object, old: Object | None = None, *, user: str = "someone", params: Object | None = None
 ) -> list[str]:
-    """Return the messages with which a policy refuses a request, as the API server would put them together."""
+    """Return the messages with which a policy refuses a request, as the API server would compose them."""
     spec, variables = POLICIES[policy], {}
     request = {"userInfo": {"username": user}, "namespace": new["metadata"]["namespace"]}
     context = {"object": new, "oldObject": old, "request": request, "params": params, "variables": variables}
@@ -139,7 +139,7 @@ def test_a_pod_without_annotations_is_no_concern_and_an_odd_quantity_is_left_to_
 def test_every_annotation_that_shares_or_the_scheduler_know_is_known() -> None:
     for key in ELSEWHERE:
         assert refusals("annotations", pod("30", annotations={key: "x"})) == [], key
-    for key in KEYS + POD_KEYS:  # the value may be wrong, the key is not
+    for key in KEYS + POD_KEYS:  # the value may be refused, but the key must be known
         for name in (key, f"a.{key}") if key in KEYS else (key,):
             said = refusals("annotations", pod("30", annotations={name: "x"}))
             assert not any("unknown annotation" in text for text in said), name

@@ -1,4 +1,4 @@
-"""What the API server asks the webhook, as it is installed, and what the policies say of what the webhook writes."""
+"""Test what the API server asks the installed webhook, and that the policies accept what the webhook writes."""
 
 import cel
 import pytest
@@ -22,7 +22,7 @@ INIT = {"name": "i", "image": "x", "resources": {"limits": SHARE}}
 
 
 def asked(path: str, item: Object) -> bool:
-    """Tell whether the API server asks about a pod in a namespace that takes part."""
+    """Tell whether the API server asks the webhook about a pod in a namespace that takes part."""
     conditions = [condition["expression"] for condition in WEBHOOKS[path]["matchConditions"]]
     return all(cel.evaluate(expression, {"object": item}) is True for expression in conditions)
 
@@ -88,7 +88,7 @@ def test_what_is_rightly_written_is_asked_about_and_passes_the_policies(item: Ob
     assert [refusals(policy, made) for policy in ("annotations", "devices", "chosen-device")] == [[], [], []]
 
 
-# Of one container: the policies also judge words for a container without a share.
+# Pods of one container only: the policies also judge annotations for a container without a share.
 @given(
     item=st.sampled_from([item for item, _ in RIGHT if len(item["spec"]["containers"]) == 1]),
     key=st.sampled_from(

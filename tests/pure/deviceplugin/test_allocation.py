@@ -1,4 +1,4 @@
-"""Who holds what: the rules about allocations. Interleavings of all that happens to them are played on a whole node."""
+"""Test the rules about which pod holds which units. `test_interleavings.py` plays orders of events on a whole node."""
 
 from sharepod.deviceplugin.core.allocation import AllocationId, Allocations, Binding
 from sharepod.deviceplugin.core.unit import UnitId
@@ -18,7 +18,7 @@ def test_units_that_come_back_while_their_container_lives_are_another_allocation
     allocations.claim(units(1), binding("leaving"))
     assert allocations.issue(units(1), AllocationId("new"), 2).id == "new"
     assert allocations.claim(units(9), binding("p")) is None
-    for pod, has in (("leaving", "old"), ("coming", "new"), ("leaving", "old")):  # it may be restarted meanwhile
+    for pod, has in (("leaving", "old"), ("coming", "new"), ("leaving", "old")):  # the old pod may restart meanwhile
         claimed = allocations.claim(units(1), binding(pod))
         assert claimed is not None
         assert claimed.id == has

@@ -1,4 +1,4 @@
-"""Kubelet's checkpoint is read as kubelet writes it; what has another shape counts as absent."""
+"""Test that kubelet's checkpoint is read as kubelet writes it, and that any other shape counts as absent."""
 
 import json
 from pathlib import Path

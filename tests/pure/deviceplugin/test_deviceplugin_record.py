@@ -1,4 +1,4 @@
-"""What was given out stays true while disks are full, and while the same allocation is made and ended at once."""
+"""Test that the record of allocations stays true on full disks and while an allocation is made and ended at once."""
 
 import logging
 import shutil
@@ -21,7 +21,7 @@ def test_units_are_given_out_without_a_disk_and_start_only_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    place = tmp_path / "state"  # not there: every write fails
+    place = tmp_path / "state"  # this directory does not exist, so every write fails
     record = Record(Store(place))
     assert record.issue(UNITS, ID).id == ID
     assert record.issue(frozenset({UnitId("u0003")}), AllocationId("mnpqrstuvw")).units == {"u0003"}
@@ -33,7 +33,7 @@ def test_units_are_given_out_without_a_disk_and_start_only_with_it(
     place.mkdir()
     claim = record.claim(UNITS, BINDING)
     assert claim.allocation.binding == BINDING
-    assert not claim.is_first  # to ask the agent once too often costs nothing
+    assert not claim.is_first  # after a failed write it counts as known: asking the agent once too often costs nothing
     assert [item.message for item in caplog.records] == ["allocations not written", "allocations written again"]
     assert Record(Store(place)).all() == record.all()
 
@@ -55,10 +55,10 @@ def test_a_container_that_starts_again_needs_no_disk(tmp_path: Path) -> None:
 def test_an_end_is_an_end_although_the_disk_is_full(tmp_path: Path) -> None:
     record = Record(Store(tmp_path))
     record.issue(UNITS, ID)
-    (tmp_path / f"{NAME}.new").mkdir()  # in the way of what is written
+    (tmp_path / f"{NAME}.new").mkdir()  # a directory in the way of the new file
     record.drop(ID)
     assert record.all() == ()
-    assert len(Record(Store(tmp_path)).all()) == 1  # a new plugin finds it over again
+    assert len(Record(Store(tmp_path)).all()) == 1  # a new plugin would find it again
     (tmp_path / f"{NAME}.new").rmdir()
     record.save()
     assert Record(Store(tmp_path)).all() == ()
@@ -80,7 +80,7 @@ def test_only_the_first_start_of_an_allocation_is_its_first_whichever_plugin_had
     assert old.claim(UNITS, BINDING).is_first
     assert not old.claim(UNITS, BINDING).is_first
     assert not new.claim(UNITS, BINDING).is_first
-    old.settle(ID, ())  # its share was released: the next container of the pod
+    old.settle(ID, ())  # its share was released, and the pod's next container starts
     assert not old.claim(UNITS, BINDING).is_first
 
 
@@ -90,7 +90,7 @@ def test_what_changed_meanwhile_is_not_put_back(tmp_path: Path) -> None:
     assert record.taken() == {NOT_BOUND: UNITS}
     record.claim(UNITS, Binding("default", "pod", "init", "uid", "uid"))
     since = record.moves
-    record.claim(UNITS, BINDING)  # the next container, while the first one's start still waits for the agent
+    record.claim(UNITS, BINDING)  # by the next container, while the first one's start still waits for the agent
     record.settle(ID, ("GPU-1",))
     (item,) = record.all()
     assert item.binding == BINDING
@@ -105,10 +105,10 @@ OTHER = frozenset({UnitId("u0003")})
 def test_what_the_plugin_before_gave_out_after_the_new_one_began_is_known_to_the_new_one(tmp_path: Path) -> None:
     old, new = Record(Store(tmp_path)), Record(Store(tmp_path))
     late = old.issue(UNITS, ID)
-    assert new.issue(UNITS, AllocationId("mnpqrstuvw")).id == ID  # the pod's next container: the same allocation
+    assert new.issue(UNITS, AllocationId("mnpqrstuvw")).id == ID  # the pod's next container gets the same allocation
     old.claim(UNITS, BINDING)
     old.settle(ID, ("GPU-1",))
-    new.issue(OTHER, AllocationId("xyz2345678"))  # and its own writing loses nothing of the other's
+    new.issue(OTHER, AllocationId("xyz2345678"))  # the new plugin's write must keep the old plugin's allocation
     assert {item.id for item in Record(Store(tmp_path)).all()} == {late.id, "xyz2345678"}
     assert new.claim(UNITS, BINDING).allocation.id == ID
 
@@ -122,7 +122,7 @@ def test_who_stands_by_writes_nothing_and_has_all_of_it_again_when_it_steps_in(t
     new.drop(ID)
     new.issue(OTHER, AllocationId("mnpqrstuvw"))
     with pytest.raises(PluginError, match="another device plugin serves this node"):
-        old.claim(UNITS, BINDING)  # a start that was under way: kubelet tries it again, with the other
+        old.claim(UNITS, BINDING)  # a start that was under way; kubelet retries it with the new plugin
     assert [item.id for item in Record(Store(tmp_path)).all()] == ["mnpqrstuvw"]
     old.active = lambda: True
     old.reload()

@@ -1,4 +1,4 @@
-"""The ids of units, for any devices and any shares on them."""
+"""Test the ids of units for any devices and any shares on them."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Our words for kubelet's protocols are kubelet's on the wire: packages, services, numbers and types."""
+"""Test that our definitions of kubelet's protocols match kubelet's on the wire: packages, services, numbers, types."""
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
@@ -6,7 +6,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
 from sharepod.proto import deviceplugin_pb2, podresources_pb2
 
-# By message: what has the numbers 1, 2, 3 and so on. "+" is repeated, "map" is from string to string.
+# For each message, the types of the fields 1, 2, 3 and so on. "+" is repeated, "map" is from string to string.
 DEVICE_PLUGIN = {
     "RegisterRequest": ["string", "string", "string", "DevicePluginOptions"],
     "DevicePluginOptions": ["bool", "bool"],

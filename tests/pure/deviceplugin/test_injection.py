@@ -1,4 +1,4 @@
-"""What a container gets, and what the CDI file of its share says."""
+"""Test what a container gets injected, and what the CDI file of its share says."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ def test_the_agents_files_are_read_only_and_the_slots_alone_are_not() -> None:
     writable = [mount for mount in edits.mounts if not mount.read_only]
     assert writable == [Mount("/run/sharepod/shares/abc/slots", f"{SHARE_PATH}/slots", read_only=False)]
     places = [mount.container for mount in edits.mounts]
-    assert places.index(SHARE_PATH) < places.index(f"{SHARE_PATH}/slots")  # it lies on top of the other
+    assert places.index(SHARE_PATH) < places.index(f"{SHARE_PATH}/slots")  # the second lies on top of the first
     assert Mount(PLACE.hook, HOOK_PATH) in edits.mounts
     assert edits.variables == {"NVIDIA_VISIBLE_DEVICES": "GPU-1"}
 

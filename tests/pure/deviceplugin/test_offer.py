@@ -1,4 +1,4 @@
-"""Which devices are offered, and when one that somebody else had is ours again."""
+"""Test which devices are offered, and when a device that another plugin gave out is ours again."""
 
 import pytest
 
@@ -16,7 +16,7 @@ NODE = NodeView(
 def test_ids_of_nvidias_plugin_name_devices_by_uuid_or_index_and_replica(text: str) -> None:
     offer = Offer()
     assert offer.observe(NODE, [text, "GPU-elsewhere", "17"], 0.0) == {"GPU-b"}
-    assert offer.observe(NODE, [text], 5.0) == set()  # it is told once
+    assert offer.observe(NODE, [text], 5.0) == set()  # each rival is told once
     seen = offer.seen(NODE)
     assert [(one.healthy, one.health_reason) for one in seen.devices] == [(True, ""), (False, RIVAL_REASON), (True, "")]
     assert not seen.all_offered
@@ -25,7 +25,7 @@ def test_ids_of_nvidias_plugin_name_devices_by_uuid_or_index_and_replica(text: s
 def test_a_device_is_ours_again_when_kubelet_has_not_had_it_for_a_while() -> None:
     offer = Offer()
     offer.observe(NODE, ["GPU-a"], 0.0)
-    offer.observe(NODE, [], CLEAR_S - 1)  # kubelet or the other plugin restarts
+    offer.observe(NODE, [], CLEAR_S - 1)  # kubelet or the other plugin may only be restarting
     assert offer.rivals == {"GPU-a"}
     offer.observe(NODE, [], CLEAR_S)
     assert offer.rivals == frozenset()

@@ -1,4 +1,4 @@
-"""The pods of a node, its versions, as the API server has them now."""
+"""Test how the pods of a node are read from the API server."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ async def test_a_pod_is_read_as_it_is_now_and_only_a_404_about_pods_is_one_that_
         assert server.requests["get pods"] == before, "what is no name is not asked for"
         server.faults.refuse(404)
         with pytest.raises(ApiUnavailable, match="404 told to say 404: it is asked again"):
-            await pods.get("default", "train-1")  # only a Status about pods is the API server's
+            await pods.get("default", "train-1")  # a 404 counts only with the API server's Status about pods
 
 
 async def test_a_node_tells_what_runs_its_containers(tmp_path: Path) -> None:

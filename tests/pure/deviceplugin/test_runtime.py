@@ -1,4 +1,4 @@
-"""Which nodes are served: those where a share surely reaches its container. Others are told what they lack."""
+"""Test which nodes are served: those where a share surely reaches its container. Others are told what they lack."""
 
 from typing import Any
 

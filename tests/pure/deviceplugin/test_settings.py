@@ -1,4 +1,4 @@
-"""The device plugin's own settings, and how a wrong one ends its start."""
+"""Test the device plugin's own settings, and how a wrong setting ends its start."""
 
 import subprocess
 import sys

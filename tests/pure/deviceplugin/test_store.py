@@ -1,4 +1,4 @@
-"""What was given out outlives the plugin, a crash in the middle of a write, and a damaged file."""
+"""Test that allocations outlive the plugin, a crash in the middle of a write, and a damaged file."""
 
 from dataclasses import replace
 from pathlib import Path

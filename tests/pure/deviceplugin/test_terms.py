@@ -1,4 +1,4 @@
-"""The annotations of a pod: what they mean, and what is said when they mean nothing."""
+"""Test the annotations of a pod: what they mean, and the error if they mean nothing."""
 
 import re
 from dataclasses import replace
@@ -21,7 +21,7 @@ GPU = "GPU-53474750-0000-0000-8000-00000000000{}"
 
 
 def terms(units: int = 30, container: str = "train", **annotations: str) -> PodTerms:
-    """Return the terms with annotations by key; `__` is a dot, `_` a dash."""
+    """Return the terms for annotations given by key; `__` stands for a dot, `_` for a dash."""
     named = {"sharepod.io/" + key.replace("__", ".").replace("_", "-"): value for key, value in annotations.items()}
     return read_terms(named, container, units)
 
@@ -71,7 +71,7 @@ def test_the_nodes_limit_holds_for_those_who_give_none_and_never_goes_below_a_re
 @pytest.mark.parametrize(
     ("units", "annotations", "text"),
     [
-        # units that do not divide: with the numbers that do
+        # units that do not divide among devices; the error names numbers that do
         (150, {}, "ask for 100 or 200, or set sharepod.io/devices to 2 for 75 % of each"),
         (1700, {}, "more than 16 whole devices"),
         (0, {}, "ask for 1 or more"),

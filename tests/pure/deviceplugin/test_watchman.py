@@ -1,4 +1,4 @@
-"""What is told of programs that run: the right thing, to the right one, once or seldom."""
+"""Test the Events about running programs: the right Event, on the right pod, once or seldom."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ PROGRAM = Program(0, 17, "python3", GIB, "uid-1")
 
 
 def begun() -> Watchman:
-    """A watchman that has looked once, at an empty node."""
+    """Return a watchman that has looked once, at an empty node."""
     watchman = Watchman()
     assert watchman.step([], [], 0) == []
     return watchman
@@ -76,7 +76,7 @@ def test_a_program_of_nobody_with_a_share_is_the_nodes_affair_once_for_each() ->
     )
     assert watchman.step([], [stranger], 10) == []
     watchman.step([], [], 20)
-    assert reasons(watchman.step([], [stranger], 30)) == ["ProcessWithoutShare"]  # another one of that number
+    assert reasons(watchman.step([], [stranger], 30)) == ["ProcessWithoutShare"]  # another process with that pid
     many = [replace(stranger, pid=pid, device=pid % 2) for pid in range(100, 116)]
     assert [note.message.count("process 1") for note in watchman.step([], many, 40)] == [5, 5]
 
@@ -91,7 +91,7 @@ def test_memory_that_is_denied_is_told_at_once_and_then_seldom_with_the_number()
     (later,) = watchman.step([denied(41)], [], 10 + DENIED_EVERY_S)
     assert "40 allocations of device memory denied" in later.message
     assert watchman.step([denied(41)], [], 2 * DENIED_EVERY_S + 20) == []
-    assert watchman.step([denied(0)], [], 3000) == []  # a new agent
+    assert watchman.step([denied(0)], [], 3000) == []  # a new agent counts from 0
     assert "2 allocations" in watchman.step([denied(2)], [], 3010)[0].message
 
 

@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def toolkit() -> Path:
-    """Return the directory of the newest toolkit's headers that the environment has."""
+    """Return the directory of CUDA headers from the newest toolkit in the environment."""
     files = metadata.files("nvidia-cuda-runtime") or ()
     return next(Path(file.locate()) for file in files if file.name == "cuda.h").parent

@@ -1,4 +1,4 @@
-"""Every function of the driver API is in exactly one class, and the document is what the table says."""
+"""Test that every function of the driver API is in exactly one class, and that the document matches the table."""
 
 import re
 from importlib import metadata
@@ -11,9 +11,9 @@ from rig import REPO_ROOT
 from sharepod.driver import coverage
 from sharepod.driver.coverage import Function, manual, read_functions
 
-# Names that a newer CUPTI gives to functions which it no longer tells.
+# Names that a newer CUPTI gives to functions that it no longer names.
 NAMELESS = re.compile(r"cuda\d+")
-# Sizes that are properties of a chip: of constant, shared and cache memory, and of single objects.
+# Sizes that are properties of a chip: those of constant, shared and cache memory, and of single objects.
 SIZES = {
     "L2_CACHE_SIZE", "MAX_ACCESS_POLICY_WINDOW_SIZE", "MAX_PERSISTING_L2_CACHE_SIZE",
     "MAX_OVERSIZED_SHARED_MEMORY_PER_BLOCK", "MAX_SHARED_MEMORY_PER_BLOCK", "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",

@@ -1,4 +1,4 @@
-"""driver/cuda.h and the versions in driver.def are those of NVIDIA's own headers."""
+"""Test that driver/cuda.h and the versions in driver.def match NVIDIA's own headers."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ OURS = REPO_ROOT / "driver" / "cuda.h"
 
 @pytest.fixture(scope="module")
 def ours() -> FFI:
-    """Read our header: what a C compiler makes of it."""
+    """Return our header as a C compiler's preprocessor sees it."""
     text = run(["cc", "-E", "-P", OURS]).stdout
     ffi = FFI()
     ffi.cdef(text[text.index("typedef int CUresult;") : text.index("_Static_assert")])
@@ -23,13 +23,13 @@ def ours() -> FFI:
 
 
 def printed(directory: Path, toolkit: Path, expressions: list[str]) -> list[int]:
-    """Return what each expression is with NVIDIA's header."""
+    """Return the value of each expression with NVIDIA's header."""
     values = "\n".join(f'printf("%lld\\n", (long long)({expression}));' for expression in expressions)
     source = (
         f'#include <stddef.h>\n#include <stdio.h>\n#include "{toolkit / "cuda.h"}"\nint main(void) {{\n{values}\n}}\n'
     )
     (directory / "probe.c").write_text(source)
-    # The types of CUDA 2 are shown to NVIDIA's own sources alone.
+    # The headers show the types of CUDA 2 only with this macro, which NVIDIA's own sources set.
     program = compile_c(directory / "probe", "-D__CUDA_API_VERSION_INTERNAL", directory / "probe.c")
     return [int(line) for line in run([program]).stdout.splitlines()]
 
@@ -69,7 +69,7 @@ def test_every_constant_has_the_value_of_nvidias_header(toolkit: Path, tmp_path:
 
 
 def test_the_versions_are_those_of_nvidias_types(toolkit: Path) -> None:
-    """A type is named for the function, the version that it came with, and for streams of the threads' own."""
+    """Compare with NVIDIA's types: a type's name holds function, version, and a suffix for per-thread streams."""
     text = "".join((toolkit / f"{name}Typedefs.h").read_text() for name in ("cuda", "cudaGL", "cudaEGL", "cudaVDPAU"))
     theirs = set(re.findall(r"\bPFN_(cu\w+?)_v(\d+)(?:_pt[sd][sz])?\)?\b", text))
     rows = {(plain_name(function.name), str(function.since)) for function in read_functions()}

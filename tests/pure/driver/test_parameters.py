@@ -1,6 +1,6 @@
-"""The compiled hook and the simulated driver take, pass on and return what NVIDIA's own types say.
+"""Test that the compiled hook and the simulated driver take, pass on and return what NVIDIA's own types say.
 
-The compiled code is read, as the hook's wrappers get their types from macros.
+The test reads the compiled code, as the hook's wrappers get their types from macros.
 """
 
 import re
@@ -18,10 +18,10 @@ from sharepod.simgpu import LIBRARY_DIR
 
 Signatures = Mapping[str, list[Shape]]
 
-# Differences that are meant, by position: 0 is the result, 1 the first parameter. Of a node's parameters the hook reads
-# the type alone, which they begin with.
+# Intended differences, by position: 0 is the result, 1 the first parameter. Of a node's parameters the hook reads only
+# the type, with which they begin.
 BEGINS_WITH_TYPE = {"cuGraphAddNode": {5}, "cuGraphAddNode_v2": {6}, "cuGraphAddNode_v3": {6}}
-# The simulated driver has one structure for two versions: these functions use as much of it as the older one has.
+# The simulated driver has one structure for two versions. These functions use only the fields of the older version.
 LONGER_STRUCTURE = {
     "cuGraphAddKernelNode": {5}, "cuGraphAddMemsetNode": {5},
     "cuGraphExecKernelNodeSetParams": {3}, "cuGraphExecMemsetNodeSetParams": {3},
@@ -30,7 +30,7 @@ LONGER_STRUCTURE = {
 }  # fmt: skip
 WITHOUT_TYPE = {"cuProfilerStart", "cuProfilerStop"}  # the environment has no cudaProfiler.h
 
-# What NVIDIA's headers for graphics want of others' headers.
+# What NVIDIA's headers for graphics need from the headers of others.
 GRAPHICS = {
     "GL/gl.h": "typedef unsigned int GLuint, GLenum;\n",
     "vdpau/vdpau.h": "typedef unsigned int VdpDevice, VdpVideoSurface, VdpOutputSurface;\n"
@@ -54,7 +54,7 @@ WRONG = {
 def theirs(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> Signatures:
     """Return NVIDIA's type of each function by its exported name.
 
-    The type is named for the plain name, the version that the function came with, and whose streams it takes.
+    The type's name holds the plain name, the version that the function came with, and the kind of default stream.
     """
     directory = tmp_path_factory.mktemp("types")
     for name, text in GRAPHICS.items():
@@ -62,7 +62,7 @@ def theirs(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> Signature
         (directory / name).write_text(text)
     source = directory / "types.c"
     source.write_text("".join(f"#include <{name}Typedefs.h>\n" for name in ("cuda", "cudaGL", "cudaVDPAU")))
-    # The types of CUDA 2 are shown to NVIDIA's own sources alone.
+    # The headers show the types of CUDA 2 only with this macro, which NVIDIA's own sources set.
     flags = ["-g", "-fno-eliminate-unused-debug-types", "-D__CUDA_API_VERSION_INTERNAL", f"-I{directory}"]
     info = DebugInfo(compile_c(directory / "types.o", "-c", *flags, f"-I{toolkit}", source))
     types = {name: info.type_of(info.type_of(entry)) for name, entry in info.named("typedef")}
@@ -77,7 +77,7 @@ def theirs(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> Signature
 
 
 def differences(ours: Signatures, theirs: Signatures) -> dict[str, set[int]]:
-    """Return the positions at which each function differs, for those that do."""
+    """Return, for each function that differs, the positions at which it does."""
     found = {}
     for name, signature in ours.items():
         pairs = enumerate(zip_longest(signature, theirs[name], fillvalue=Shape("nothing", 0)))
@@ -105,7 +105,7 @@ def test_the_hooks_own_calls_have_nvidias_parameters(theirs: Signatures) -> None
 def test_the_simulated_driver_has_nvidias_parameters(theirs: Signatures) -> None:
     info = DebugInfo(LIBRARY_DIR / "libcuda.so.1")
     rows = {function.name for function in read_functions()}
-    # That source has those that answer only that they are not simulated.
+    # The functions of this source only answer that they are not simulated.
     functions = {name: entry for name, entry in info.named("subprogram") if entry.source != "simgpu/api/symbols.c"}
     ours = {name: info.signature(functions[name]) for name in rows & functions.keys()}
     assert len(ours) > 430

@@ -1,6 +1,6 @@
-"""The two halves of a revocation, in the gate's and the keeper's own code: the order in which each does its steps.
+"""Test the order of the steps in the two halves of a revocation, in the gate's and the keeper's own code.
 
-`tests/virtual/hook` proves that this order suffices; here the C is held to it.
+`tests/virtual/hook` proves that this order suffices; here the C code is held to it.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from rig import REPO_ROOT
 
 def facts(directory: Path, program: str) -> dict[str, dict[str, list[int]]]:
     """Compile and run a program of c/; return its numbers by case and word."""
-    # What is never called has no definition here.
+    # Functions that are never called have no definition here.
     flags = [*STRICT, "-no-pie", "-Wno-unused-function", "-Wl,--unresolved-symbols=ignore-all"]
     built = compile_c(directory / program, *flags, C / f"{program}.c", REPO_ROOT / "region" / "region.c", "-lpthread")
     found: dict[str, dict[str, list[int]]] = {}
@@ -27,13 +27,13 @@ def facts(directory: Path, program: str) -> dict[str, dict[str, list[int]]]:
 
 def test_a_launch_is_announced_before_its_thread_looks_at_the_grant_and_until_it_has_left(tmp_path: Path) -> None:
     found = facts(tmp_path, "announce_program")
-    # While others wait, a long unit is foretold to end behind all that is in flight and pending before it.
+    # While others wait, the predicted end of a long unit is behind all that is in flight and pending before it.
     assert found["alone-waits"] == found["short"] == {"until": [0], "foretold": [0]}
     assert found["long"] == {"until": [3_000_000 + 200_000 + 700_000], "foretold": [1]}
-    # A stream without a lane passes; its next launch looks again whether there is one.
+    # A launch into a stream without a lane passes; the stream's next launch looks for a lane again.
     assert found["crowded"] == {"looks": [0], "announced": [0, 0], "waits": [0], "inside": [0], "left": [0]}
     assert found["open"] == {"looks": [1], "announced": [1, 0], "waits": [0], "inside": [1], "left": [0]}
-    # At a closed gate it takes the announce back before it waits: the keeper would wait for it.
+    # At a closed gate the thread takes its announce back before it waits, or the keeper would wait for the thread.
     assert found["closed"] == {"looks": [2], "announced": [2, 0], "waits": [1], "inside": [1], "left": [0]}
 
 
@@ -54,12 +54,12 @@ def test_a_turn_is_said_to_be_drained_when_no_thread_is_inside_and_nothing_is_pe
 ) -> None:
     found = leaving[case]
     assert (found["drained"], found["early"], found["entered"]) == ([1], [0], [0])
-    assert found["marked"] == [case != "park"]  # what nobody has marked yet
+    assert found["marked"] == [case != "park"]  # the keeper marks work that is not marked yet
 
 
 @pytest.mark.parametrize("case", ["drain-pending", "park-inside", "park-pending", "park-launched"])
 def test_a_turn_with_work_in_it_is_not_said_to_be_drained(leaving: dict[str, dict[str, list[int]]], case: str) -> None:
     found = leaving[case]
     assert found["drained"] == [0]
-    # One that was only about to be given back goes on; a closed one is looked at again.
+    # An idle turn that was about to be given back goes on; a closed turn is looked at again.
     assert found["entered"] == [5 if case.startswith("park") else 0]

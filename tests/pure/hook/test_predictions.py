@@ -1,4 +1,4 @@
-"""How long a unit of work takes is learned by its key, and learned anew when it has changed."""
+"""Test that the length of a unit of work is learned by its key, and learned anew when the unit has changed."""
 
 import ctypes
 import random
@@ -9,13 +9,13 @@ from hooklab import HOOK, load_c
 
 
 class Unit(ctypes.Structure):
-    """The begin of struct sp_unit."""
+    """The first fields of struct sp_unit."""
 
     _fields_ = (("key", ctypes.c_uint64), ("predicted_ns", ctypes.c_uint32))
 
 
 class Predictions:
-    """predict.c, alone."""
+    """The functions of predict.c alone."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -41,7 +41,7 @@ def predictions(tmp_path: Path) -> Predictions:
 
 def test_units_that_belong_in_one_row_keep_a_prediction_each(predictions: Predictions) -> None:
     dice = random.Random(1)
-    truth = {dice.getrandbits(64) | 1: 1000 + number for number in range(1000)}  # some thirty meet another in a row
+    truth = {dice.getrandbits(64) | 1: 1000 + number for number in range(1000)}  # about 30 share a row with another
     for key, ns in truth.items():
         predictions.learn(key, 0, ns)
     assert {key: predictions.of(key) for key in truth} == truth
@@ -88,4 +88,4 @@ def test_wherever_a_unit_stands_in_the_table_its_change_is_known(predictions: Pr
 def test_what_is_known_exactly_stays_so_when_it_takes_less(predictions: Predictions) -> None:
     assert predictions.learn(5, 0, 1000) == 1000
     assert predictions.learn(5, 0, 800, exact=False) == 900
-    assert predictions.learn(5, 0, 1100) == 925  # else it would be learned anew
+    assert predictions.learn(5, 0, 1100) == 925  # it is still exact: otherwise 1100 would be learned anew

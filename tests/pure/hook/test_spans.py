@@ -1,4 +1,4 @@
-"""The union of what streams did, against counting every nanosecond."""
+"""Test the union of the streams' busy times against a count of every nanosecond."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ SPAN = st.tuples(st.integers(0, 60), st.integers(0, 25)).map(lambda span: (span[
 
 
 class Spans(ctypes.Structure):
-    """struct sp_spans."""
+    """The fields of struct sp_spans."""
 
     _fields_ = (("until_ns", ctypes.c_int64), ("count", ctypes.c_uint32), ("gaps", ctypes.c_int64 * 2 * 32))
 

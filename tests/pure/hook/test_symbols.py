@@ -1,4 +1,4 @@
-"""driver.def and nvml.def are the tables of what is wrapped: the library exports that and no more."""
+"""Test that the library exports exactly the functions that driver.def and nvml.def list as wrapped."""
 
 from hooklab import read_nvml_symbols, read_symbols, run
 

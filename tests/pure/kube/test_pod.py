@@ -1,4 +1,4 @@
-"""A pod out of the API server's JSON, whatever is in it."""
+"""Test how a pod is read from the API server's JSON, whatever that holds."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_units_are_counted_by_when_a_container_runs() -> None:
     found = read(body)
     assert found.units == (("main", 30), ("side", 10))
     assert found.init_units == (("load", 50),)
-    body["spec"]["containers"] = [container("main", "1k")]  # as the API server writes 1000
+    body["spec"]["containers"] = [container("main", "1k")]  # the API server writes 1000 as 1k
     assert read(body).units == (("main", 1000), ("side", 10))
     for hostile in ("9" * 5000, "²", "١", "-1", 1.5, True, None, []):
         body["spec"]["containers"] = [container("main", hostile)]

@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes writes them, exactly; and texts that are none."""
+"""Test that quantities are read exactly as Kubernetes writes them, and that other texts are refused."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""What a watch has brought: each object is told once, and anew after it was gone."""
+"""Test the view of a watch: each object is told once, and told again after it was gone."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from sharepod.kube.informer import _View
 
 
 class Names:
-    """Objects that are their names."""
+    """A reader of objects that are nothing but their names."""
 
     def key(self, item: str) -> str:
         return item

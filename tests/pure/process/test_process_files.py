@@ -1,4 +1,4 @@
-"""A file is replaced as a whole, or stays as it was."""
+"""Test that a file is replaced as a whole or stays unchanged."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An event is one line of the log, whatever its values hold."""
+"""Test that an event is one line of the log, whatever its values hold."""
 
 import io
 import json

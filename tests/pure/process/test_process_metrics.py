@@ -1,4 +1,4 @@
-"""A page of metrics is what prometheus_client writes, byte for byte; a row is the family that its name says."""
+"""Test that a page of metrics equals prometheus_client's byte for byte, and that each row becomes its family."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Settings come from flags, the environment and a file; whatever is wrong is one line: where, what, the remedy."""
+"""Test settings from flags, environment and file; each error is one line that says where, what, and the remedy."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Settings:
 
 
 def complete(settings: Settings, where: Callable[[str], str], environment: Mapping[str, str]) -> Settings:
-    """Refuse a name that does not fit to the environment."""
+    """Refuse a name that does not match the environment."""
     if settings.name != environment.get("NAME", settings.name):
         raise SettingsError(f"{where('name')} is not {environment['NAME']}")
     return settings
@@ -51,7 +51,7 @@ def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path: Path) ->
     other.write_text("")
     assert OPTIONS.parse(["--config", str(other), "--overcommit"], {"X_CONFIG": str(file)}) == Settings(overcommit=True)
     assert OPTIONS.load({}, {"X_CONFIG": str(file)}, str(other)) == Settings()
-    # A flag that says the default does, too.
+    # A flag overrides the environment also if it gives the default.
     assert OPTIONS.parse(["--drain-seconds", "5"], {"X_DRAIN_SECONDS": "2"}).drain_seconds == 5
     assert OPTIONS.parse(["--no-overcommit"], {"X_OVERCOMMIT": "1"}).overcommit is False
 

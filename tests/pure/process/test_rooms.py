@@ -1,4 +1,4 @@
-"""Where things are: no folder is too large to look through, and each room's README names its files."""
+"""Test the layout of the tree: folders are small, READMEs name their files, lists of lines are current."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ CODE = (".py", ".c", ".S")
 
 
 def code(room: str) -> list[Path]:
-    """Return the sources of a room that somebody wrote."""
+    """Return the sources of a room that are not generated."""
     found = (path for path in (REPO_ROOT / room).rglob("*") if path.suffix in CODE)
     return [path for path in found if not path.name.startswith(("_native", "__", "build_"))]
 
@@ -52,3 +52,14 @@ def test_the_readme_of_a_room_is_short_and_names_every_file(room: str) -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_image_is_built_of_all_rooms(room: str) -> None:
     assert f"!{room}" in (REPO_ROOT / ".dockerignore").read_text().splitlines()
+
+
+def test_every_slip_that_changes_nothing_is_a_line_of_its_file() -> None:
+    listed = (REPO_ROOT / "tests" / "mutants" / "equivalent.txt").read_text().splitlines()
+    slips = [line.split("\t") for line in listed if line and not line.startswith("#")]
+    gone = [
+        (path, before)
+        for path, before, _, _ in slips
+        if before not in map(str.strip, (REPO_ROOT / path).read_text().splitlines())
+    ]
+    assert gone == []

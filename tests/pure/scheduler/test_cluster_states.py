@@ -1,4 +1,4 @@
-"""The scheduler's view under any order of events: nothing is promised twice, and who starts anew sees the same."""
+"""Test the scheduler's view under any order of events: nothing is promised twice, and a new replica sees the same."""
 
 import random
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ ANNOTATIONS = st.sampled_from([{}, {}, {"sharepod.io/memory": "30Gi"}, {"sharepo
 
 
 class Events(RuleBasedStateMachine):
-    """One replica; what it is told comes late and in any order, and what it writes may be lost."""
+    """Events for one replica: it hears of them late and in any order, and its writes may be lost."""
 
     @initialize()
     def begin(self) -> None:
         self.world = World(SIZES)
         self.cluster: Cluster = self.world.replica()
         self.untold: set[tuple[str, str]] = set()
-        """What has happened and the replica has not heard of."""
+        """What has happened and the replica has not heard of yet."""
         self.writes: dict[str, Assumed] = {}
         self.number = 0
 
@@ -45,14 +45,14 @@ class Events(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(UNITS, min_size=1, max_size=5), annotations=ANNOTATIONS)
     def burst(self, sizes: list[int], annotations: dict[str, str]) -> None:
-        """Several pods come at once, and are placed one after the other."""
+        """Let several pods come at once, and place them one after the other."""
         for units in sizes:
             self.create(units, annotations)
             self.place(f"uid-p{self.number:03}")
 
     @rule(pick=PICK)
     def run_all(self, pick: int) -> None:
-        """What was chosen is written, and whatever is released is bound and starts."""
+        """Write all choices, then bind and start all released pods."""
         while self.writes:
             self.write(pick, lost=False)
         for uid in sorted(self.released()):
@@ -63,7 +63,7 @@ class Events(RuleBasedStateMachine):
         return {uid for uid, body in self.world.pods.items() if NODE in body["metadata"]["annotations"]}
 
     def some(self, pick: int, kind: str) -> str:
-        """Return a pod that waits for its place, to be bound or to be started, or any; empty: there is none."""
+        """Return a pod that waits for its place, for its binding or for its start, or any pod; empty: there is none."""
         released = self.released()
         bound = {uid for uid, body in self.world.pods.items() if body["spec"].get("nodeName")}
         running = {uid for agent in self.world.agents.values() for uid in agent.shares}
@@ -83,7 +83,7 @@ class Events(RuleBasedStateMachine):
     @precondition(lambda self: self.writes)
     @rule(pick=PICK, lost=st.sampled_from([False, False, False, True]))
     def write(self, pick: int, lost: bool) -> None:
-        """What was chosen is written; what is lost is decided anew once it is assumed no longer."""
+        """Write a choice, or lose the write; a lost choice is decided anew once it is assumed no longer."""
         assumed = self.writes.pop(sorted(self.writes)[pick % len(self.writes)])
         if not lost and self.world.release(assumed):
             self.untold.add(("pod", assumed.pod.uid))
@@ -118,7 +118,7 @@ class Events(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 5), part=st.floats(0, 1))
     def hear(self, seed: int, part: float) -> None:
-        """The replica hears of some of what has happened."""
+        """Tell the replica a part of what has happened."""
         items = sorted(self.untold)
         random.Random(seed).shuffle(items)
         for kind, name in items[: int(len(items) * part) + 1]:
@@ -127,7 +127,7 @@ class Events(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, ASSUMED_S + 1]))
     def wait(self, seconds: float) -> None:
-        """Time passes; more than a choice is assumed for only when what it led to is written and seen."""
+        """Let time pass; first write and tell everything if the time exceeds how long a choice is assumed."""
         if seconds > ASSUMED_S:
             while self.writes:
                 self.write(0, lost=False)
@@ -137,7 +137,7 @@ class Events(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 5))
     def restart(self, seed: int) -> None:
-        """Another replica takes over: what was assumed and not written is lost."""
+        """Let another replica take over: choices that were assumed and not written are lost."""
         self.writes.clear()
         self.untold.clear()
         self.cluster = self.world.replica(random.Random(seed))
@@ -158,7 +158,7 @@ class Events(RuleBasedStateMachine):
                 assert min(row.free_milli) >= 0, f"{name} is promised twice: {row}"
 
     def teardown(self) -> None:
-        """In the end, when all is heard and nothing is assumed, every replica sees the same and answers the same."""
+        """Check that, once all is heard and nothing is assumed, every replica sees and answers the same."""
         self.hear_all()
         self.world.now_s += ASSUMED_S + 1
         cluster = self.cluster
@@ -178,7 +178,7 @@ class Events(RuleBasedStateMachine):
 
 
 def judgements(judged: Judgement) -> Iterator[tuple[int, int, object]]:
-    """Yield what was found of each node: the verdict, and where it fits the cost and the devices."""
+    """Yield the result for each node: the verdict, and if the pod fits, the cost and the devices."""
     ranking = judged.ranking
     assert ranking is not None
     for position, (verdict, cost) in enumerate(zip(ranking.verdict.tolist(), ranking.cost.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""The scheduler's view of single cases: affinity of devices, choices that are not seen yet, what nobody has told."""
+"""Test the scheduler's view in single cases: device affinity, choices not seen yet, facts that were never reported."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ def two_nodes() -> tuple[World, Cluster]:
 
 
 def place(world: World, cluster: Cluster, name: str, units: int, **annotations: str) -> tuple[str, tuple[str, ...]]:
-    """Find a pod its place, have it released and bound there, and let the replica hear of it."""
+    """Find a place for a pod, release and bind it there, and tell the replica."""
     keys = {f"sharepod.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
     uid = world.create(pod_body(name, units, keys))
     world.tell(cluster, "pod", uid)
@@ -35,7 +35,7 @@ def place(world: World, cluster: Cluster, name: str, units: int, **annotations: 
 
 
 def judged(cluster: Cluster, body: dict[str, Any], names: list[str] = NODES) -> dict[str, str]:
-    """Return of each node that is on the board why a pod does not fit there; an empty text: it fits."""
+    """Return for each node on the board why a pod does not fit there; an empty text: it fits."""
     pod = read(body)
     cluster.settle(1000.0)
     found = judge(cluster, pod, names)
@@ -76,7 +76,7 @@ def test_a_choice_counts_until_it_is_seen_on_the_pod_or_it_is_too_old() -> None:
     uid = world.create(pod_body("a", 100))
     assumed = world.place(cluster, uid)
     assert assumed is not None
-    world.tell(cluster, "pod", uid)  # as it was before it was released
+    world.tell(cluster, "pod", uid)  # the pod's state from before its release
     cluster.settle(world.now_s)
     for released in (False, True):
         row = row_of(cluster, assumed.node)
@@ -102,7 +102,7 @@ def test_what_a_pod_was_told_to_yield_counts_until_it_is_shown_or_for_a_while() 
     assert shown is not None
     cluster.presume(uid, "limit", world.now_s)
     cluster.presume(uid, "pause", world.now_s + 1)
-    cluster.set_pod(shown)  # seen again as it was before
+    cluster.set_pod(shown)  # the API server shows the pod's old state once more
     cluster.settle(world.now_s + ASSUMED_S)
     assert cluster.yields(shown) == "pause"
     cluster.settle(world.now_s + 1 + ASSUMED_S)
@@ -164,13 +164,13 @@ def test_the_room_of_a_pod_that_is_gone_is_given_before_its_agent_has_released_t
     world.end("uid-a")
     world.tell(cluster, "pod", "uid-a")
     world.agents["n1"].shares["uid-a"] = read(pod_body("a", 100)), ("GPU-n1-0",)
-    world.tell(cluster, "use", "n1")  # it has both
+    world.tell(cluster, "use", "n1")  # the agent has both shares
     assert place(world, cluster, "c", 100)[0] == "n1"
     assert place(world, cluster, "d", 100) == ("", ()), "one room is one pod's"
 
 
 def yielding(world: World, uid: str, how: str, *, paused: bool) -> None:
-    """Have the API server show that a pod yields so, and its agent that it is paused, or not."""
+    """Let the API server show that a pod yields in this way, and the agent whether its share is paused."""
     annotations = world.pods[uid]["metadata"]["annotations"]
     annotations.pop("sharepod.io/yield", None)
     annotations |= {"sharepod.io/yield": how} if how else {}
@@ -217,6 +217,6 @@ def test_the_summary_counts_pods_by_where_they_are() -> None:
     place(world, cluster, "bound", 30)
     for name in ("waiting", "chosen"):
         world.tell(cluster, "pod", uid := world.create(pod_body(name, 30)))
-    assert world.place(cluster, uid) is not None  # and nobody has seen it on its node yet
+    assert world.place(cluster, uid) is not None  # the choice is assumed: the pod has not been seen on its node yet
     found = summarise(cluster, UsageBook(), 1000.0, ready=True, streams=0, stream_ends={})
     assert found.pods_by_state == {"bound": 1, "waiting": 2, "assumed": 1, "homeless": 0}

@@ -1,6 +1,6 @@
-"""Placement finds room exactly where there is room, never takes what is not there, and answers the same again.
+"""Test that placement finds room exactly where there is room, never takes more, and answers the same each time.
 
-A board follows a cluster in which nodes come, change and go, and pods are seen rather than placed.
+The board must also follow a cluster in which nodes come, change and go, and pods are observed instead of placed.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def test_the_fullest_device_that_fits_is_taken_and_with_spread_the_emptiest() ->
 
 
 def board_of(*left: int, mib: tuple[int, ...] = ()) -> Board:
-    """Return a node whose devices have so much left."""
+    """Return a board of one node that has these amounts left on its devices."""
     board = Board([NodeSpec("n", 1, 1, len(left), "A", 1000 if mib else 0)])
     for device, milli in enumerate(left):
         share = ShareAsk(max(1, 1000 - milli), mib=1000 - mib[device] if mib else 0)
@@ -146,7 +146,7 @@ def test_a_pod_is_refused_exactly_where_it_does_not_fit_and_nothing_is_given_twi
             board.give_back(ended, place)
             model[place.node].take(ended, place.devices, -1)
         rule.refresh()
-        fresh = Policy(name, board, mix)  # what was judged before leaves no trace
+        fresh = Policy(name, board, mix)  # earlier judgements must leave no trace
         judged = board.rank(ask, rule.native, range(len(nodes)))
         assert judged == board.rank(ask, fresh.native, range(len(nodes)))
         assert all(not any(one.devices) for one in judged if one.verdict is not Verdict.FITS)
@@ -170,7 +170,7 @@ def test_a_pod_is_refused_exactly_where_it_does_not_fit_and_nothing_is_given_twi
 
 SHARE = pod(300)
 TOO_MUCH = PodAsk(shares=(ShareAsk(1, mib=2**31 - 1), ShareAsk(1, mib=2**31 - 1)))
-"""More than 32 bits hold."""
+"""A request for more memory than 32 bits can hold."""
 NO_PLACES = [Place(-1, ((0,),)), Place(2, ((0,),)), Place(0, ()), Place(0, ((0, 1),)), Place(0, ((4,),))]
 
 
@@ -270,7 +270,7 @@ STEPS = st.lists(
 @settings(max_examples=100, deadline=None)
 def test_a_board_that_lived_answers_as_one_that_was_made_so(steps: list[tuple[str, int, Any]], name: str) -> None:
     board, model = Board([NODE], capacity=6, models=["B"]), {0: Node(NODE)}
-    # Prices of processors are those of the nodes that were there when the policy was made.
+    # The prices of processors come from the nodes that were there when the policy was made.
     numbers = Numbers.of(name, Outline.of(board), MIX)
     rule = Policy.made_of(numbers, board)
     for what, index, value in steps:

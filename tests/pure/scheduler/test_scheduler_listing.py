@@ -1,4 +1,4 @@
-"""The lists of `sharepod simulate`: what kubectl prints of a cluster, and traces; what cannot be is one clear line."""
+"""Test the input of `sharepod simulate`: kubectl's lists of a cluster, and traces; an error is one clear line."""
 
 import gzip
 import json
@@ -180,7 +180,7 @@ def test_lists_are_read_plain_and_packed(tmp_path: Path) -> None:
         NamedPod("part", PodAsk(1, 2, (ShareAsk(460, 1, 0),), frozenset("AB"))),
         NamedPod("none", PodAsk(3, 4)),
     ]
-    spaced = "\ufeff" + PODS.replace(",", ", ", 6)  # as spreadsheets and people write it
+    spaced = "\ufeff" + PODS.replace(",", ", ", 6)  # spreadsheets and people write such files
     assert read_pods(write(tmp_path / "spaced", spaced)) == read_pods(write(tmp_path / "pods", PODS))
 
 

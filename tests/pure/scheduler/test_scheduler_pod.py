@@ -1,4 +1,4 @@
-"""What the scheduler reads out of pods, nodes and the rules of queues: tenants' and operators' text, quantities."""
+"""Test how the scheduler reads pods, nodes and rules of queues: texts of tenants and operators, and quantities."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_an_init_container_makes_its_successors_share_large_enough_for_both() ->
     sidecar = read([container("main", 30)], initContainers=[container("log", 20, restartPolicy="Always")])
     assert [share.milli for share in sidecar.ask.shares] == [300, 200]
     assert sidecar.early == ()
-    # A sidecar that has begun holds its devices while the init container after it runs; one after that has them free.
+    # A sidecar holds its devices while a later init container runs; an earlier init container can still use them.
     both = [container("log", 60, restartPolicy="Always"), container("load", 60)]
     before, after = (read([container("main", 10)], initContainers=init) for init in (both, both[::-1]))
     assert ([share.milli for share in before.ask.shares], before.early) == ([600, 600], (("load", 0),))

@@ -1,4 +1,4 @@
-"""A replay follows its protocol, an independent look at its placements finds nothing wrong, and policies do differ."""
+"""Test that a replay follows its protocol, that its placements pass an independent check, and that policies differ."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The scheduler's own settings: nothing is served to the network unprotected."""
+"""Test the scheduler's own settings: nothing is served to the network unprotected."""
 
 import pytest
 

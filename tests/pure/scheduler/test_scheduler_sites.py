@@ -1,4 +1,4 @@
-"""What is measured, promised and linked decides among places that are alike, and never whether a pod fits."""
+"""Test that measured use, promises and links decide between equal places, and never whether a pod fits."""
 
 from itertools import combinations
 
@@ -14,7 +14,7 @@ from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
 NODE = NodeSpec("n", 64_000, 65_536, 4, "A")
 MIX = Mix.of([PodAsk(1000, 0, (ShareAsk(300),)), PodAsk(0, 0, (ShareAsk(470),)), PodAsk(0, 0, (ShareAsk(1000, 2),))])
 FINE = 1e-6
-"""A grain in which costs are told as exactly as they are computed."""
+"""A grain so fine that costs are reported as exactly as they are computed."""
 Use = tuple[int, int, int, int]
 IDLE: Use = (0, 0, 0, 0)
 
@@ -77,7 +77,7 @@ def board_of(lefts: list[list[int]]) -> Board:
 
 
 def extra_of(values: Use, one: ShareAsk) -> float:
-    """Return what a device costs a share, as docs/placement.md says it."""
+    """Return what a device costs a share, by the formula of docs/placement.md."""
     busy, waited, latency, limits = values
     limit = one.milli if one.limit_milli is None else one.limit_milli
     if one.share_class == "latency":

@@ -1,4 +1,4 @@
-"""The tables of `worth` and the sizes in effect of shares are what their definitions say, and do what they are for."""
+"""Test that the tables of `worth` and the sizes in effect equal their definitions and serve their purpose."""
 
 import pickle
 from functools import cache
@@ -27,7 +27,7 @@ KINDS = [
 
 
 def expected(model: str, price: float, offers: int) -> list[float]:
-    """Return the worth of each residue by the definition, written recursively from the last offer."""
+    """Return the worth of each residue by the definition, recursively from the last offer."""
     worth = [0.0] * STEPS
     for _ in range(offers):
         worth = [
@@ -113,7 +113,7 @@ def numbers_of_pair() -> Numbers:
 
 
 def copies(left: list[int], cpu_milli: int, ask: PodAsk, model: str) -> int:
-    """Return how many of a pod that takes several devices fit, were they alone and each on devices of its own."""
+    """Return how many copies of a pod with several devices would fit, each on devices of its own and nothing else."""
     [one] = ask.shares
     if ask.models and model not in ask.models:
         return 0
@@ -213,7 +213,7 @@ def test_what_fills_the_holes_of_the_many_takes_nothing() -> None:
 def test_no_device_holds_more_than_one_and_no_prices_are_higher_that_obey_it(demand: dict[int, float]) -> None:
     sizes = effective_sizes(demand)
     assert all(sum(sizes[size] for size in fill) <= 1 + 1e-6 for fill in fills(sorted(demand)))
-    # Any feasible prices bound the devices from below; the even ones and those of the time itself are two.
+    # Any feasible prices are a lower bound for the devices; even prices and prices by time are two such sets.
     bound = sum(part * sizes[size] for size, part in demand.items())
     for other in (lambda size: 1 / (1000 // size), lambda size: size / 1000):
         prices = {size: other(size) for size in demand}

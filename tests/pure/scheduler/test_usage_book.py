@@ -1,4 +1,4 @@
-"""The book of what nodes use: whole reports and changes in, values out, in virtual time."""
+"""Test the book of what nodes use, in virtual time: whole reports and changes go in, values come out."""
 
 from dataclasses import replace
 
@@ -87,7 +87,7 @@ def test_what_has_changed_is_told_once_and_facts_apart_from_numbers(book: UsageB
 
 
 def test_a_node_that_falls_silent_ages_and_is_forgotten_after_an_hour(book: UsageBook) -> None:
-    book.age(5.0)  # a clock that goes back makes it no older
+    book.age(5.0)  # a clock that goes back must not age a node
     assert (book.silent_s("n1", 5.0), book.is_fresh("n1", 5.0)) == (0.0, True)
     book.age(100 + SILENT_S)
     assert book.is_fresh("n1", 100 + SILENT_S)
@@ -95,10 +95,10 @@ def test_a_node_that_falls_silent_ages_and_is_forgotten_after_an_hour(book: Usag
     book.age(101 + SILENT_S)
     book.age(102 + SILENT_S)
     assert not book.is_fresh("n1", 101 + SILENT_S)
-    assert book.node("n1") is not None  # what it told last is still known
+    assert book.node("n1") is not None  # its last report is still known
     assert book.take_changes().facts == {"n1"}
     assert book.silent_s("n1", 150.0) == 50.0
-    book.apply("n1", Report(), 200.0)  # an empty message is enough
+    book.apply("n1", Report(), 200.0)  # an empty message is enough to make it fresh
     assert book.is_fresh("n1", 200.0)
     assert book.take_changes().facts == {"n1"}
     book.age(201 + FORGOTTEN_S)

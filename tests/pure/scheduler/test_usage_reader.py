@@ -1,4 +1,4 @@
-"""What is read of agents' messages: every value is bounded, whatever the bytes."""
+"""Test how agents' messages are read: every value is bounded, whatever the bytes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -134,7 +134,7 @@ def test_bytes_that_are_no_message_are_refused() -> None:
     with pytest.raises(UsageRefused, match=f"at most {MESSAGE_MAX}"):
         read_report(bytes(MESSAGE_MAX + 1))
     with pytest.raises(UsageRefused, match="no ReportUsageRequest"):
-        read_report(b"\x32\x02\xff\xfe")  # an id that is no UTF-8
+        read_report(b"\x32\x02\xff\xfe")  # an id that is not UTF-8
 
 
 @given(st.data())

@@ -1,4 +1,4 @@
-"""What an agent tells, message by message, is what the scheduler then knows: in whatever order things change."""
+"""Test that the scheduler knows exactly what an agent has told message by message, in whatever order things change."""
 
 from dataclasses import asdict
 
@@ -45,7 +45,7 @@ def pictures(draw: st.DrawFn) -> Picture:
 
 
 def known(node: NodeUse) -> Picture:
-    """Turn what the scheduler knows back into what the agent told."""
+    """Turn the scheduler's knowledge of a node back into the agent's picture."""
     picture = Picture()
     for device in sorted(node.devices, key=lambda device: device.facts.index):
         index = device.facts.index
@@ -75,5 +75,5 @@ def test_after_each_message_both_sides_have_the_same_picture(shown: list[Picture
         node = book.node("n1")
         assert node is not None
         assert known(node) == picture
-        # A stream that is opened anew begins with everything.
+        # A new stream begins with a whole report.
         sent = None if data.draw(st.booleans()) else picture

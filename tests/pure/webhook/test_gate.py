@@ -1,6 +1,6 @@
-"""Pods with shares get a gate, once, and gangs that cannot be are refused when they are made.
+"""Test that pods with shares get a gate once, and that impossible gangs are refused when their pods are created.
 
-Which pods are gated and which ones are not asked about is shown with the manifests.
+The tests of the manifests show which pods the API server asks about.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ SHARED = pod({"sharepod.io/gpu": "30"})
 
 
 def gated(item: Object) -> Object:
-    """Return the pod as the API server would make it."""
+    """Return the pod as the API server would create it after the webhook's answer."""
     return patched(item, decide(request(item)))
 
 
@@ -35,7 +35,7 @@ def test_others_gates_stay_and_ours_is_set_once() -> None:
     ("item", "operation"),
     [
         (pod({"sharepod.io/gpu": "0"}), "CREATE"),
-        (kai(gpu_fraction="0.5"), "CREATE"),  # not translated yet
+        (kai(gpu_fraction="0.5"), "CREATE"),  # a pod that is not translated yet has no share
         (SHARED, "UPDATE"),
         *(({"metadata": None, "spec": spec}, "CREATE") for spec in (None, [7], {})),
     ],

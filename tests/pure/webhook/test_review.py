@@ -1,4 +1,4 @@
-"""What is an AdmissionReview of a pod, and what is none: hostile bodies get one line, and nothing of them is walked."""
+"""Test what counts as an AdmissionReview of a pod: a hostile body gets one line as error and is never walked."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What pods of other systems become: their units, their defaults, and what is refused, in one line each."""
+"""Test what pods of other systems become: their units, their defaults, and the one-line refusals."""
 
 import pytest
 from foreign_pods import (
@@ -150,17 +150,17 @@ FORCE = [{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "force"}]
 
 
 def asking(limits: dict[str, str], requests: dict[str, str]) -> Object:
-    """Return a pod whose requests are not its limits."""
+    """Return a pod with requests that differ from its limits."""
     return pod({}, a={"resources": {"limits": limits, "requests": requests}})
 
 
 def setting(variable: str, value: str) -> Object:
-    """Return a pod of KAI's whose container has a variable."""
+    """Return a pod of KAI's with a variable in its container."""
     return pod({}, annotations={"gpu-fraction": "0.5"}, a={"env": [{"name": variable, "value": value}]})
 
 
 REFUSED: list[tuple[Object, str]] = [
-    # a number that cannot be
+    # impossible numbers
     (kai(gpu_fraction="0.125"), "annotation gpu-fraction is '0.125', finer than 1 %: give 0.12 or 0.13"),
     (kai(gpu_fraction="0.001"), "annotation gpu-fraction is '0.001', finer than 1 %: give 0.01 or more"),
     (kai(gpu_fraction="1"), "annotation gpu-fraction is '1': give a number from 0.01 to 0.99; a whole device is "),
@@ -187,7 +187,7 @@ REFUSED: list[tuple[Object, str]] = [
     (kubeshare(gpu_request="0.5", gpu_limit="1", gpu_mem="10Gi"), "sharedgpu/gpu_mem is '10Gi': give a whole number"),
     (kubeshare(gpu_request="0.5", gpu_limit="1", gpu_mem="4096"), "sharedgpu/gpu_mem is 4096 bytes: give at least"),
     (kubeshare(gpu_request="2", gpu_limit="2", gpu_mem="4194304"), "sharedgpu/gpu_mem is given for whole devices"),
-    # words that contradict each other, or mean what no share has
+    # settings that contradict each other, or that no share can have
     (kai(gpu_fraction="0.5", gpu_memory="4096"), "annotations gpu-fraction and gpu-memory are both given: give one"),
     (kai(gpu_fraction_num_devices="2"), "annotation gpu-fraction-num-devices is given without gpu-fraction or gpu-m"),
     (kai(gpu_fraction="0.5", gpu_fraction_container_name="z"), "gpu-fraction-container-name is 'z', no container"),
@@ -199,7 +199,7 @@ REFUSED: list[tuple[Object, str]] = [
     (hami({"gpumem": 1, "gpumem-percentage": 10}), "asks for nvidia.com/gpumem and nvidia.com/gpumem-percentage: give"),
     (hami({"gpumem-percentage": 10, "gpucores": 20}), "container a asks for 10 % of the memory and 20 % of the co"),
     (hami({"gpumem": 1, "mig-1g.10gb": 1}), "container a asks for 'nvidia.com/mig-1g.10gb' beside a part of a device"),
-    # two at once
+    # two systems at once
     (hami({"gpumem": 1}, annotations={"gpu-fraction": "0.5"}), "the pod is written for KAI and for HAMi: write it"),
     (pod({}, annotations={"gpu-fraction": "0.5"}, labels={"sharedgpu/gpu_limit": "1", "sharedgpu/gpu_request": "1"}),
      "the pod is written for KAI and for KubeShare"),
@@ -210,10 +210,10 @@ REFUSED: list[tuple[Object, str]] = [
     (kai(**{"gpu_fraction": "0.5", MARK: "KAI", "sharepod.io/memory": "1Gi"}), OURS),
     (kai(**{"gpu_fraction": "0.5", MARK: "KAI", "sharepod.io/a.memory": "1Gi"}), OURS),
     (kai(**{"gpu_fraction": "0.5", MARK: "HAMi"}), "says that the pod came from another system than KAI: remove it"),
-    # ours, beside theirs, and wrong
+    # our annotations beside theirs, and wrong
     (kai(**{"gpu_fraction": "0.5", "sharepod.io/clas": "batch"}), "unknown annotation 'sharepod.io/clas'"),
     (kai(**{"gpu_fraction": "0.5", "sharepod.io/class": "fast"}), "container a: sharepod.io/class is 'fast'"),
-    # what no share has, in more than one word
+    # what no share can have, from more than one setting together
     (pod({}, {}, labels=SHARED), "is for all 2 containers of the pod together, a share is one container's: give each"),
     (pod({}, labels=SHARED, annotations={"sharedgpu/gpu_limit": "0.7"}),
      "'sharedgpu/gpu_limit' is one thing as a label and another as an annotation: give one of them"),

@@ -1,4 +1,4 @@
-"""Whatever is written on a pod: a refusal in one line, or a pod that the device plugin takes, and only once."""
+"""Test that any foreign pod gets a one-line refusal or becomes a pod that the device plugin takes, and only once."""
 
 import copy
 from typing import Any
@@ -30,7 +30,7 @@ VALUES = st.one_of(
 
 @st.composite
 def foreign_pods(draw: st.DrawFn) -> Object:
-    """Return a pod that is rightly written for one system, and into which up to three words were written."""
+    """Return a valid pod of one system, with up to three random settings added."""
     item = copy.deepcopy(draw(st.sampled_from([item for item, _ in RIGHT])))
     item["spec"]["schedulerName"] = draw(st.sampled_from(["default-scheduler", "kai-scheduler"]))
     item["metadata"].setdefault("annotations", {})
@@ -64,7 +64,7 @@ def test_a_pod_is_refused_or_the_plugin_takes_it_and_only_shares_change(item: Ob
     assert made["metadata"]["annotations"].items() >= item["metadata"]["annotations"].items()
     again = decided(made, defaults)
     assert (again.refusal, again.patch) == ("", ()), "the API server may call once more"
-    # Nothing else is changed.
+    # The translation must change nothing else.
     for place in (item, made):
         place["spec"].pop("schedulerName")
         place["metadata"].pop("annotations")
@@ -117,5 +117,5 @@ def test_a_hostile_depth_is_not_walked() -> None:
     item = pod({}, annotations={"gpu-fraction": "0.5"})
     item["spec"]["volumes"] = [deep]
     decision = decide(request(item), Defaults())
-    del item["spec"]["volumes"]  # too deep to be copied here
+    del item["spec"]["volumes"]  # these are nested too deep to be copied here
     assert shares(patched(item, decision))

@@ -1,4 +1,4 @@
-"""The webhook's own settings, and how a wrong one ends its start; the kinds of settings are process/'s."""
+"""Test the webhook's own settings, and how a wrong one ends its start; process/ tests the kinds of settings."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""An arbiter in memory, as much of it as a registry asks for; the end-to-end tests run the real one."""
+"""An arbiter in memory that does as much as a registry needs; the end-to-end tests run the real arbiter."""
 
 import errno
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ A10 = DeviceInfo(DeviceUuid("GPU-cccc"), 2, "A10", 24 * GIB)
 
 
 def ask(request: int = 30, limit: int = 100, memory: int = 0, device: str = "", name: str = "") -> ShareAsk:
-    """A share on one device, in whole per cents."""
+    """Return a request for a share on one device, in whole per cents."""
     return ShareAsk((DeviceAsk(device, Terms(request * 1000, limit * 1000, memory)),), name=name)
 
 
 def identity(runtime_directory: Path) -> Identity:
-    """Who a node is of which nobody asks more than its name."""
+    """Return the identity of a node in tests that ask no more of it than its name."""
     return Identity(
         node_name="n", version="0", region_abi_version=1, agent_pid=1, driver_version="",
         runtime_directory=str(runtime_directory), policy="open", metrics_address="", hook_path="", features=(),
@@ -43,7 +43,7 @@ def identity(runtime_directory: Path) -> Identity:
 
 
 class MemoryArbiter:
-    """Remembers what it was told; `usages[handle]` is what it answers."""
+    """An arbiter that remembers what it was told and answers from `usages[handle]`."""
 
     def __init__(self) -> None:
         self.devices: list[str] = []
@@ -57,7 +57,7 @@ class MemoryArbiter:
         self.finished: list[Turn] = []
         self.tenants: dict[str, int] = {}
         self.told: dict[str, Usage] = {}
-        """By directory: what the processes that are in a share already say of its first device."""
+        """By a share's directory: the usage of its first device that processes already in the share report."""
         self.refuse = 0
         self._next = 0
 
@@ -119,7 +119,7 @@ class MemoryArbiter:
         return tuple(turn for turn in self.finished if turn.sequence > after)[:capacity]
 
     def reuse_handles(self) -> None:
-        """Give handles out from the start again."""
+        """Give handles out from 0 again."""
         self._next = 0
 
     def use(self, share: Handle, used_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Agents for the end-to-end tests; every one must be gone afterwards."""
+"""Fixtures that start agents for the end-to-end tests; each agent must be gone after its test."""
 
 import shutil
 import tempfile
@@ -14,17 +14,17 @@ from sharepod.proto import v1_pb2 as pb
 
 
 def devices(agent: RunningAgent) -> list[pb.Device]:
-    """Return the devices of its node."""
+    """Return the devices of the agent's node."""
     return list(agent.stub.GetNode(pb.GetNodeRequest()).devices)
 
 
 def reasons(agent: RunningAgent) -> list[str]:
-    """Return why each of them is unhealthy."""
+    """Return for each device of the agent's node why it is unhealthy."""
     return [device.health_reason for device in devices(agent)]
 
 
 def failed_start(agent: RunningAgent, *flags: str) -> tuple[int, str]:
-    """Start an agent that cannot; return its exit code and what it says, which is one line."""
+    """Start an agent that cannot start; return its exit code and the one line that it prints."""
     process = agent.spawn(*flags)
     _, said = process.communicate(timeout=10)
     assert said.count("\n") == 1
@@ -33,7 +33,7 @@ def failed_start(agent: RunningAgent, *flags: str) -> tuple[int, str]:
 
 @contextmanager
 def agents() -> Iterator[MakeAgent]:
-    """Make agents; every one is gone afterwards."""
+    """Make agents; all of them are gone at the end."""
     made: list[RunningAgent] = []
 
     def make(*flags: str) -> RunningAgent:
@@ -58,18 +58,18 @@ def make_agent() -> Iterator[MakeAgent]:
 
 @pytest.fixture(scope="module")
 def common_agent() -> Iterator[RunningAgent]:
-    """A started agent on two simulated H200, for all tests of a file; each gives back what it takes."""
+    """Yield a started agent on two simulated H200 for all tests of a file; each test gives back what it takes."""
     with agents() as make:
         yield make().start()
 
 
 @pytest.fixture
 def agent(make_agent: MakeAgent) -> RunningAgent:
-    """A started agent on two simulated H200."""
+    """Return a started agent on two simulated H200."""
     return make_agent().start()
 
 
 @pytest.fixture(scope="session")
 def bad_program() -> Path:
-    """The program that meets bad input."""
+    """Return the path of the built program that meets bad input."""
     return build(str(Path(__file__).with_name("bad_program.c")), "bad_program")

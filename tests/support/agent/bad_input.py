@@ -1,4 +1,4 @@
-"""Programs of shares that meet bad input, and what there is to be damaged: the region's files, a driver's functions."""
+"""Helpers for tests of bad input: programs in a share, and ways to damage the region's files or the driver."""
 
 import mmap
 import os
@@ -34,13 +34,13 @@ def environment_of(answer: pb.RegisterShareResponse, **changes: str) -> dict[str
 
 
 def answers_in(said: str) -> dict[str, int]:
-    """Return what a short life said: by call what it answered, and NOT_CALLED for the others."""
+    """Return the answer of each call that a short life printed, and NOT_CALLED for the other calls."""
     found = {name: int(value) for name, value in re.findall(r"(\w+) (-?\d+)", said)}
     return dict.fromkeys(CALLS, NOT_CALLED) | found
 
 
 def once(program: Path, environment: Mapping[str, str], ordinal: int = 0) -> dict[str, int]:
-    """Run a short life; return what each call answered. It ends by itself, with nothing on stderr."""
+    """Run the program for a short life; return what each call answered. It must end well, with an empty stderr."""
     command = [str(program), "once", str(ordinal)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done
@@ -54,11 +54,11 @@ def first_error(answers: Mapping[str, int]) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Worker:
-    """A program that works until it is told to stop, and counts in a file that both map."""
+    """A program that works until it is told to stop. It counts in a file that the test maps too."""
 
     process: subprocess.Popen[str]
     counts: memoryview
-    """Rounds made, allocations refused, the first error that was no refusal, and whether it is to stop."""
+    """Rounds made, allocations refused, the first error that was no refusal, and whether the program is to stop."""
 
     @property
     def made(self) -> int:
@@ -81,7 +81,7 @@ class Worker:
 def worker(
     program: Path, environment: Mapping[str, str], directory: Path, before: Callable[[], None] = lambda: None
 ) -> Iterator[Worker]:
-    """Run a Worker from its first round on; it must end by itself, without an error. `before`: once it is attached."""
+    """Yield a Worker after its first round; it must end without an error. `before` is called once it is attached."""
     path = directory / f"rounds-{time.monotonic_ns()}"
     path.write_bytes(bytes(32))
     with (
@@ -101,14 +101,14 @@ def worker(
 
 
 def driver_without(directory: Path, *names: str) -> Path:
-    """Make a directory with a simulated driver that lacks the functions, for LD_LIBRARY_PATH.
+    """Make a directory for LD_LIBRARY_PATH with a simulated driver that lacks these functions.
 
-    One that the simulated driver lacks anyway is no error.
+    A function that the simulated driver lacks anyway is no error.
     """
     library = (REPO_ROOT / "simgpu" / "lib" / "libcuda.so.1").read_bytes()
     for name in names:
         old = b"\0" + name.encode() + b"\0"
-        library = library.replace(old, b"\0_" + old[2:])  # of the same length, and nobody asks for it
+        library = library.replace(old, b"\0_" + old[2:])  # the new name has the same length, and no program asks for it
     target = directory / ("without-" + "-".join(names))[:80]
     target.mkdir()
     (target / "libcuda.so.1").write_bytes(library)
@@ -123,7 +123,7 @@ def needed_functions() -> list[str]:
 
 
 def used_functions() -> list[tuple[str, str]]:
-    """Return the functions that the hook calls itself: its name for each, and the driver's."""
+    """Return the functions that the hook calls itself, each with the hook's name for it and the driver's name."""
     rows = re.findall(r'X\((\w+), "(\w+)", "(\w+)"', (REPO_ROOT / "hook" / "interpose" / "driver.h").read_text())
     return [(field, symbol) for field, symbol, _ in rows]
 
@@ -136,7 +136,7 @@ def overwrite(path: Path, at: int, content: bytes) -> None:
 
 
 def lines_of(agent: RunningAgent, share: pb.Share, event: str) -> list[str]:
-    """Return the agent's lines about the share with that event."""
+    """Return the lines of the agent's log about the share and with that event."""
     return [line for line in agent.log().splitlines() if event in line and f"share={share.id} " in line]
 
 
@@ -147,7 +147,7 @@ def facts_of(agent: RunningAgent, share: pb.Share) -> list[str]:
 
 
 def told(agent: RunningAgent, share: pb.Share, event: str, cause: str, fact: str = "") -> str:
-    """Wait until the agent has one line with the cause, and the explanation has it too; return the line."""
+    """Wait until one line of the agent's log has the cause, and the explanation has it too; return the line."""
     until(lambda: any(cause in line for line in lines_of(agent, share, event)))
     (line,) = [line for line in lines_of(agent, share, event) if cause in line]
     assert [(fact or cause) in one for one in facts_of(agent, share)].count(True) == 1, facts_of(agent, share)

@@ -1,6 +1,6 @@
 /*
- * A program of a share that meets bad input. It speaks to the driver through dlsym, like most, and says what every call
- * answered; a crash is its own exit status. See main for what it does.
+ * A program in a share that meets bad input. It calls the driver through dlsym, as most programs do, and prints what
+ * every call answered. A crash shows in its exit status. See main for what it does.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +27,7 @@ static void *find(const char *name) {
   return driver ? dlsym(driver, name) : NULL;
 }
 
-/* The function's answer, MISSING where the driver lacks it. */
+/* What the function answers, or MISSING if the driver lacks it. */
 #define CALL(name, types, ...) (find(#name) ? ((int(*) types)find(#name))(__VA_ARGS__) : MISSING)
 
 /* Whether each answer is printed. */
@@ -55,7 +55,7 @@ static int give_back(uint64_t *address) {
   return result;
 }
 
-/* Everything up to a context on the device of that number, and a kernel of its module; NULL when a call failed. */
+/* Makes a context on the device of that number and loads a module; returns a kernel of it, or NULL if a call failed. */
 static void *begin(int ordinal) {
   void *context = NULL, *module = NULL, *function = NULL;
   int device = ordinal, result;
@@ -74,7 +74,7 @@ static void *begin(int ordinal) {
   return say("load", result) ? NULL : function;
 }
 
-/* A whole short life, which prints what each call answered. */
+/* Lives a whole short life and prints what each call answered. */
 static void once(int ordinal) {
   uint64_t address = 0;
   void *event;
@@ -94,7 +94,7 @@ static void once(int ordinal) {
   fflush(stdout);
 }
 
-/* What others see of a program that works on: rounds made, allocations refused, the first error that was no refusal. */
+/* What the test sees of a program that works on: rounds made, allocations refused, first error that was no refusal. */
 struct rounds {
   uint64_t made, refused, error, stop;
 };
@@ -107,7 +107,7 @@ static void work_on(const char *path) {
   fflush(stdout);
   uint64_t small[2] = {0, 0}, large = 0;
   while (function && !__atomic_load_n(&rounds->stop, __ATOMIC_ACQUIRE)) {
-    /* What is held is more than what is asked for next: an account that was lost would fall below nothing. */
+    /* The program holds more than it asks for next, so an account that was lost would fall below zero. */
     int answers[] = {
         allocate(&small[0], BYTES),  give_back(&large), allocate(&small[1], BYTES), give_back(&small[1]),
         allocate(&large, 4 * BYTES), launch(function),  launch(function),           CALL(cuCtxSynchronize, (void)),
@@ -121,7 +121,7 @@ static void work_on(const char *path) {
   }
 }
 
-/* For each line a child lives once; its exit status is the answer. */
+/* For each line of input a child lives once; the answer is the child's exit status. */
 static void children(void) {
   char line[64];
   while (fgets(line, sizeof line, stdin)) {
@@ -138,7 +138,7 @@ static void children(void) {
   }
 }
 
-/* So many processes that have started CUDA, until stdin ends. */
+/* Keeps `count` processes that have started CUDA until stdin ends. */
 static void crowd(int count) {
   int said[2], failed = 0, result;
   if (pipe(said))
@@ -166,7 +166,7 @@ static void own_handler(int number) {
   _exit(number == SIGBUS ? 3 : 4);
 }
 
-/* A fault that is none of the hook's business: a page of our own file is gone. */
+/* Causes a fault that the hook has no part in: a page of the program's own file is gone. */
 static void fault(void) {
   int fd = memfd_create("own", MFD_CLOEXEC);
   if (ftruncate(fd, 4096))
@@ -191,7 +191,7 @@ int main(int count, char **arguments) {
   } else if (!strcmp(what, "lacks")) { /* NAME: calls what the loader gives it under that name */
     void *function = begin(0) ? dlsym(RTLD_DEFAULT, with) : NULL;
     printf("%d\n", function ? ((int (*)(void *, size_t, unsigned))function)(&what, 4096, 1) : MISSING);
-  } else if (!strcmp(what, "fault")) { /* a fault of its own, "handled" or not, or a SIGBUS that is "sent" */
+  } else if (!strcmp(what, "fault")) { /* the program's own fault, "handled" or not, or a SIGBUS that is "sent" */
     if (!strcmp(with, "handled"))
       signal(SIGBUS, own_handler);
     puts(begin(0) ? "ready" : "failed");

@@ -1,4 +1,4 @@
-/* The bill on a device in virtual time: what tests of bill.c call through ctypes. Shares are numbered from 0. */
+/* Runs bill.c on a device in virtual time; its tests call the functions through ctypes. Shares are numbered from 0. */
 #include "agent/arbiter/node.h"
 
 #define SHARES 4
@@ -7,7 +7,7 @@ static struct sp_node_device device;
 static struct sp_grant grants[SHARES];
 static struct sp_member members[SHARES];
 
-/* What the arbiter has around it. */
+/* Stand-ins for the rest of the arbiter. */
 uint64_t sp_now_ns(void) {
   return 0;
 }
@@ -32,7 +32,7 @@ void lab_begin(uint64_t now_ns) {
   }
 }
 
-/* Others want the device from here on, or nobody does. */
+/* From now on other shares want the device, or none does. */
 void lab_contend(int share, bool contended) {
   members[share].grant->flags = contended ? SP_GRANT_CONTENDED : 0;
   device.waiting = contended;
@@ -48,13 +48,13 @@ void lab_grant(int share, uint64_t now_ns, bool contended) {
   sp_bill_begin(member);
 }
 
-/* Its next turn is granted while its last work runs on, beside others if it is `overdue`. */
+/* The share's next turn is granted while the work of its last turn runs on; if `overdue`, beside other shares. */
 void lab_late(int share, bool overdue) {
   members[share].late = true;
   members[share].overdue = overdue;
 }
 
-/* `until_ns`: when its turn ought to end. */
+/* `until_ns`: when the share's turn ought to end. */
 void lab_deadline(int share, uint64_t until_ns) {
   members[share].deadline_ns = until_ns;
 }
@@ -92,7 +92,7 @@ static void remove_drain(const struct sp_member *member) {
   device.draining = left;
 }
 
-/* Its next turn is granted while the drain of this one lasts, as far as is known. */
+/* The share's next turn is granted while, as far as the arbiter knows, this turn still drains. */
 void lab_go_on(int share, uint64_t now_ns) {
   struct sp_member *member = &members[share];
   sp_bill(&device, now_ns);
@@ -106,14 +106,14 @@ void lab_go_on(int share, uint64_t now_ns) {
   member->last_until_ns = last_until_ns;
 }
 
-/* The work of its turn before had ended then. */
+/* The share reports when the work of its previous turn ended, or that it still `runs`. */
 void lab_last(int share, uint64_t ended_ns, bool runs) {
   members[share].view.last_ended_ns = ended_ns;
   members[share].view.last_runs = runs;
   sp_bill_last(&device, &members[share]);
 }
 
-/* As the end of a turn does it. */
+/* What the arbiter does at the end of a turn. */
 void lab_drained(int share, uint64_t now_ns) {
   struct sp_member *member = &members[share];
   sp_bill(&device, now_ns);
@@ -124,7 +124,7 @@ void lab_drained(int share, uint64_t now_ns) {
   member->draining = member->cogranted = false;
 }
 
-/* Its work took so much longer than is known of it. */
+/* The share's work took `put_off_ns` longer than is known of it. */
 void lab_put_off(int share, uint64_t put_off_ns) {
   members[share].put_off_ns = (int64_t)put_off_ns;
 }
@@ -139,7 +139,7 @@ void lab_beside(int share, uint64_t now_ns, uint64_t beside_ns, uint64_t until_n
   sp_bill_beside(&device, &members[share], now_ns);
 }
 
-/* Used, charged, estimated, overrun, beside; then its grace and what the device has charged in all. */
+/* Reads the share's used, charged, estimated, overrun and beside time, its grace, and all that the device charged. */
 void lab_read(int share, int64_t out[7]) {
   const struct sp_usage *usage = &members[share].usage;
   int64_t read[7] = {(int64_t)usage->used_ns,    (int64_t)usage->charged_ns, (int64_t)usage->estimated_ns,

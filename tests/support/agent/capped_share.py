@@ -1,6 +1,6 @@
-"""A share with a cap on its memory, and the programs that take memory in it.
+"""A share with a memory cap, and the programs that take memory in it.
 
-The device is the judge: what it counts for the share's processes is compared with what the agent says, byte for byte.
+The simulated device is the judge: what it counts for the share's processes must equal what the agent says, to the byte.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ OUT_OF_MEMORY = "2"
 
 
 def memory_program() -> str:
-    """Return the path of the program, built."""
+    """Build the program and return its path."""
     return str(build(str(SOURCE), "memory_program", "-lpthread"))
 
 
@@ -53,9 +53,9 @@ class CappedShare:
         return self.agent.stub.ListShares(pb.ListSharesRequest(shares=["capped"])).shares[0].devices[device].usage
 
     def holds(self, device: int = 0) -> int:
-        """Return what the share holds, of which the device and the agent say the same.
+        """Return the memory that the share holds, once the device and the agent say the same.
 
-        The agent keeps what it read before while a process is about to write.
+        While a process is about to write its account, the agent keeps the value that it read before.
         """
         there = self.on_the_device(device)
 

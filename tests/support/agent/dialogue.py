@@ -1,4 +1,4 @@
-"""Programs that answer on stdout what they are told on stdin, line by line."""
+"""Runs programs that answer each line of stdin with a line on stdout."""
 
 from simgpu_fixtures import Program
 

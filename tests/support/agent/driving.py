@@ -1,4 +1,4 @@
-"""Drives the policy through its own functions: shares that always want more, on a device without overhead."""
+"""Drives the policy through its own functions, with shares that always want more on a device without overhead."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Driver:
     rules: Counter[tuple[int, Rule]] = field(default_factory=Counter)
 
     def turn(self, wanting: list[int]) -> int | None:
-        """Give one turn to whom the policy chooses among `wanting`; None: it chose to wait, until its retry."""
+        """Give one turn to the share that the policy chooses among `wanting`; None: it chose none, until its retry."""
         for share in wanting:
             self.policy.wait(self.now_ns, share)
         choice = self.policy.next(self.now_ns)
@@ -49,7 +49,7 @@ class Driver:
         return {s: 100 * (self.used_ns[s] - before[s]) / (self.now_ns - begin_ns) for s in wanting}
 
     def stop(self, wanting: list[int]) -> None:
-        """Let shares stop wanting: they idle."""
+        """Let shares stop wanting turns: they idle."""
         for share in wanting:
             self.policy.wait(self.now_ns, share, waiting=False)
 

@@ -1,17 +1,17 @@
 /*
- * Random schedules of gangs in virtual time: the arbiter's own code (step.c, gang.c, turn.c, slots.c, pressure.c,
- * bill.c, lead.c, policy*.c, and region.c's grants) on simulated devices, with simulated processes behind their gates
- * (gang_rank.c), whose slots are in no region (gang_region.c).
+ * Plays random schedules of gangs in virtual time. The arbiter's own code (step.c, gang.c, turn.c, slots.c, pressure.c,
+ * bill.c, lead.c, policy*.c, and region.c's grants) runs on simulated devices, with simulated processes behind their
+ * gates (gang_rank.c). The slots of these processes are in no region (gang_region.c).
  *
  *     gang_program FIRST_SEED SCHEDULES [apart | joined]
  *
- * A schedule is 2 to 4 devices and random shares: gangs on two or more of them, some of which work in lock step (every
- * collective is a kernel on each of its devices, and none gets more than a step ahead of the others) and some on each
- * device for itself; shares of one device; with limits, of every class. They come, pause, go, are paused, and die; the
- * agent is replaced by another. A device slices between the work of different shares.
+ * A schedule is 2 to 4 devices and random shares, with limits and of every class. Some shares have one device; others
+ * are gangs on two or more. Some gangs work in lock step: every collective is a kernel on each of its devices, and no
+ * kernel gets more than a step ahead of the others. Other gangs work on each device independently. Shares come, pause,
+ * go, are paused, and die; the agent is replaced by another. A device slices between the work of different shares.
  *
- * `apart`: the devices of a share are shares of their own for the arbiter, as if there were no gangs. `joined`: so they
- * are, and are one gang; a pause is that of one of them.
+ * `apart`: for the arbiter each device of a share is a share of its own, as if there were no gangs. `joined`: these
+ * shares are joined to one gang, and a pause pauses one of them.
  *
  * Prints one JSON object: see main.
  */
@@ -28,7 +28,7 @@
 struct world *world;
 uint64_t clock_ns;
 static uint64_t state;
-static uint64_t spins; /* steps behind which something is due at once: the arbiter would never sleep */
+static uint64_t spins; /* steps after which another is due at once: with these the arbiter would never sleep */
 static struct sp_turn *turns;
 static bool apart, joined;
 
@@ -68,7 +68,7 @@ static void open_devices(void) {
   }
 }
 
-/* The share has all of its members. */
+/* Makes the share known to the arbiter once it has all of its members. */
 static void enter(const struct gang *gang, struct sp_share *share) {
   share->own.count = 0;
   sp_gang_init(share);
@@ -97,7 +97,7 @@ static struct sp_share *new_share(void) {
   return share;
 }
 
-/* A new agent takes over what it finds: regions, and grants that are open. */
+/* Replaces the agent: the new one takes over the regions and the open grants that it finds. */
 static void restart(void) {
   struct sp_share *shares[SP_SHARES_MAX];
   memcpy(shares, world->arbiter.shares, sizeof shares);
@@ -160,7 +160,7 @@ static void happen(struct gang *gang) {
     gang->resume_at_ns = 0;
     pause_gang(gang, false);
     if (gang->began_ns)
-      gang->began_ns = clock_ns; /* the pause is not the arbiter's */
+      gang->began_ns = clock_ns; /* the arbiter is not to blame for the time of the pause */
   }
   if (gang->die_at_ns && clock_ns >= gang->die_at_ns && !gang->dead)
     die(gang);
@@ -168,7 +168,7 @@ static void happen(struct gang *gang) {
 
 /* ------------------------------------------------------------------------------------------- a schedule */
 
-/* Steady: nothing but saturating shares without limits, so that everybody gets its target. */
+/* Adds a gang. A steady schedule has only saturating shares without limits, so that every share gets its target. */
 static void add_gang(bool steady, uint32_t mask, uint32_t request, bool lock_step) {
   struct gang *gang = &world->gangs[world->gang_count++];
   struct sp_share *share = NULL;
@@ -219,7 +219,7 @@ static void open_world(bool steady) {
   uint32_t gangs = 1 + draw(3), all = (1u << world->device_count) - 1;
   for (uint32_t index = 0; index < gangs; index++) {
     uint32_t mask = draw(all) + 1;
-    while (!(mask & (mask - 1))) /* of two devices at least */
+    while (!(mask & (mask - 1))) /* a gang has at least two devices */
       mask |= 1u << draw(world->device_count);
     add_gang(steady, mask, 5000 + draw(20) * 1000, steady || draw(3));
   }
@@ -237,7 +237,7 @@ static void tick(void) {
     if (!gang->dead)
       run_gang(gang);
   }
-  clock_ns += TICK_NS / 2; /* what was said is heard later */
+  clock_ns += TICK_NS / 2; /* the arbiter hears later what the processes said */
   for (uint32_t index = 0; index < world->gang_count; index++) {
     struct gang *gang = &world->gangs[index];
     if (!gang->rung)
@@ -261,7 +261,7 @@ static void tick(void) {
 struct sums {
   uint64_t collectives, hangs, longest_ns, wait_longest_ns, invalid;
   uint64_t steady_collectives, steady_longest_ns;
-  double worst_part; /* of what a steady single share is due, the least that it got */
+  double worst_part; /* the least that a steady share of one device got, as a part of what it was due */
 };
 
 static void judge(struct sums *sums, bool steady) {
@@ -306,7 +306,7 @@ static void run_schedule(struct sums *sums, uint64_t seed) {
     tick();
   }
   judge(sums, steady);
-  /* No collective begins any more, all else goes on: those under way end. */
+  /* No collective begins any more; all else goes on, so those under way must end. */
   for (uint32_t index = 0; index < world->gang_count; index++)
     if (world->gangs[index].lock_step)
       world->gangs[index].end_ns = 0;

@@ -1,4 +1,4 @@
-/* The ranks behind their gates, with what the hook and its keeper do, and the devices under them. */
+/* Simulates the ranks of gangs behind their gates, what hook and keeper do for them, and the devices below. */
 #include <stddef.h>
 
 #include "gang_world.h"
@@ -54,7 +54,7 @@ static void launch(struct rank *rank, uint64_t length_ns) {
   rank->said.launches++;
 }
 
-/* Less than the budget is in flight, or nothing moves: what runs may spin for this launch. */
+/* Whether a launch may pass: less than the budget is in flight, or nothing moves, as what runs may spin for it. */
 static bool fits(struct rank *rank) {
   if (rank->tail - rank->head >= QUEUE)
     return false;
@@ -83,7 +83,7 @@ static void run_alone(struct rank *rank) {
       return;
     if (!rank->left) {
       if (in_flight(rank))
-        return; /* it waits for its burst */
+        return; /* the rank waits until its burst has ended */
       rank->left = rank->burst;
       if (rank->pause_ns) {
         rank->resume_ns = clock_ns + rank->pause_ns;
@@ -116,7 +116,7 @@ static void collect(struct gang *gang) {
   }
 }
 
-/* The keeper: gives back what is idle, drains what is closed. */
+/* Does what the keeper does: gives an idle turn back, and drains a closed one. */
 static void keep(struct rank *rank) {
   struct sp_slot_device *said = &rank->said;
   if (said->held_turn == 0 || said->drained_turn == said->held_turn)
@@ -163,7 +163,7 @@ static bool head_done(struct rank *rank) {
   }
   for (uint32_t other = 0; other < rank->gang->count; other++)
     if (rank->gang->ranks[other].step < rank->step)
-      return false; /* it spins */
+      return false; /* the kernel spins for another rank */
   return ++rank->step == STEPS + 1;
 }
 

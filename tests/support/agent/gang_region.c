@@ -1,6 +1,6 @@
 /*
- * What the arbiter reads of regions, without a region: slots are in the world itself. Grants are too, and the real
- * region.c writes them. The unused arguments are those of region_slots.c.
+ * Gives the arbiter what it reads of regions, without a region: the world itself holds the slots. It holds the grants
+ * too, and the real region.c writes them. The unused arguments are there because region_slots.c has them.
  */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #include <stdlib.h>
@@ -37,5 +37,5 @@ void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_
   share->mend = false;
 }
 void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share) {
-  share->gone = 0; /* who is dead has no slot any more */
+  share->gone = 0; /* a dead process has no slot any more */
 }

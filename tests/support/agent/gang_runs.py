@@ -1,4 +1,4 @@
-"""Runs of gangs beside other shares, for tests of what happens and of how long it takes."""
+"""Runs gangs beside other shares, for tests of what happens and of how long it takes."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ def gang_node(programs: Mapping[str, tuple[Terms, list[str]]]) -> Iterator[tuple
 
 
 def ring(request: float = 30, **terms: Any) -> tuple[Terms, list[str]]:
-    """One share of both devices: its program makes collectives in which each rank spins for the next."""
+    """Return the terms and the program of a share on both devices; each rank of its collectives spins for the next."""
     return Terms(request, devices=BOTH, **terms), ring_command(2, steps=4, work="200us")
 
 
@@ -37,10 +37,10 @@ def single(device: int, request: float = 40) -> tuple[Terms, list[str]]:
 def job_beside_others(
     directory: Path, gang: str, *, request: float = 40, others: float = 60
 ) -> Iterator[tuple[Node, dict[str, Program]]]:
-    """Two ranks of one job, `rank0` and `rank1`, each with a share of its own device, beside two that saturate.
+    """Start the ranks `rank0` and `rank1` of one job, each with a share on its own device, beside two busy shares.
 
-    Each round, every rank says "I am here" in memory that they share and spins on its device until the other has said
-    so, as NCCL's kernels do.
+    In each round every rank says "I am here" in memory that both share. It then spins on its device until the other
+    has said so, as NCCL's kernels do.
     """
     with Node("2xH200") as node:
         programs = {}
@@ -55,7 +55,7 @@ def job_beside_others(
 
 
 def go(programs: dict[str, Program], seconds: float = 120) -> int:
-    """Let the programs work, by default longer than any wait: what still runs then ends with its node."""
+    """Let the programs work, by default longer than any wait of a test; those that still run end with the node."""
     start_ns = time.monotonic_ns() + 100 * MS
     for program in programs.values():
         program.go(start_ns, start_ns + round(seconds * 1e9))

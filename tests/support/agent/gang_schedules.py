@@ -1,4 +1,4 @@
-"""Random schedules of gangs, compiled from C."""
+"""Builds gang_program.c and runs its random schedules of gangs."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
 /*
- * What gang_program.c makes its schedules of: devices, and gangs of ranks, all of them in virtual time.
+ * Declares what gang_program.c makes its schedules of: devices, and gangs of ranks, all in virtual time.
  */
 #ifndef SHAREPOD_TESTS_GANG_WORLD_H
 #define SHAREPOD_TESTS_GANG_WORLD_H
@@ -21,7 +21,7 @@
 #define QUEUE       64u
 #define STEPS       4u
 
-/* What one share does on one device: one process, one thread, one stream. */
+/* The work of one share on one device: one process, one thread, one stream. */
 struct rank {
   struct sp_share *share;
   struct sp_member *member;
@@ -29,16 +29,16 @@ struct rank {
   struct sp_slot_device said;
   struct gang *gang;
   uint32_t device;
-  uint64_t unit_ns, burst, pause_ns; /* kernels of such length, so many, then a pause */
+  uint64_t unit_ns, burst, pause_ns; /* length of a kernel, kernels in a burst, pause after a burst */
   uint64_t left, resume_ns;
   uint64_t queue_ns[QUEUE]; /* lengths of what is in flight; 0: a step of a collective */
   uint32_t head, tail;
-  uint64_t done_ns;      /* of the head */
-  uint64_t predicted_ns; /* of all in flight */
+  uint64_t done_ns;      /* how long the head has run */
+  uint64_t predicted_ns; /* the predicted time of all in flight */
   uint64_t progress_ns, idle_since_ns;
   uint64_t waits_since_ns, longest_wait_ns, ran_ns;
-  uint32_t step; /* of the collective */
-  bool launched; /* its part of the collective */
+  uint32_t step; /* how far it is in the collective */
+  bool launched; /* it has launched its part of the collective */
 };
 
 struct gang {
@@ -46,7 +46,7 @@ struct gang {
   uint32_t count;
   bool lock_step, dead, rung;
   uint64_t begin_ns, end_ns, pause_at_ns, resume_at_ns, die_at_ns;
-  uint64_t began_ns; /* of the collective under way */
+  uint64_t began_ns; /* when the collective under way began */
   uint64_t collectives, longest_ns;
 };
 
@@ -63,7 +63,7 @@ struct world {
 extern struct world *world;
 extern uint64_t clock_ns;
 
-/* A number of the schedule's own, from 0. */
+/* Returns the schedule's next random number, from 0 and below `below`. */
 uint32_t draw(uint32_t below);
 
 /* gang_rank.c: what the processes and the devices do in one tick. */

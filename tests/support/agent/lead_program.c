@@ -1,14 +1,14 @@
 /*
- * The lead of lead.c on a device in virtual time: three shares whose turns are always equally long, and hardware that
- * gives the device to whoever waits at the end of a slice.
+ * Runs lead.c on a device in virtual time: three shares with turns of constant length, and hardware that gives the
+ * device to the waiting work at the end of a slice.
  *
  *     lead_program UNIT_NS TURN_NS TURN_NS TURN_NS [RESIDUE_NS]
  *
- * With a residue, the turns are deadlines that sp_lead_aim may move, longer or shorter by up to a fifth each time, and
- * so much work ends after them; without one, turns last as they are given, and nothing is aimed at.
+ * With a residue, the turns are deadlines, each longer or shorter by up to a fifth, which sp_lead_aim may move; the
+ * residue's work ends after them. Without a residue, turns last as they are given, and nothing is aimed at.
  *
- * Prints, of the hand-offs after the first 1,000: how many first launches came with less than 100 us to go (or what the
- * unit leaves of that), and per share how many of its residues were cut.
+ * Of the hand-offs after the first 1,000 it prints how many first launches came with less than 100 us to go (minus the
+ * unit), and for each share how many of its residues were cut.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,7 +28,7 @@ static uint32_t random_below(uint32_t end) {
   return (uint32_t)((uint64_t)seed * end >> 32);
 }
 
-/* A grant becomes a launch in 40 to 80 us; once in 20 times in up to 500 us. */
+/* The time from a grant to the launch: 40 to 80 us, but in one of 20 cases up to 500 us. */
 static uint64_t wake_up_ns(void) {
   return 40000 + random_below(random_below(20) ? 40000 : 460000);
 }
@@ -46,12 +46,12 @@ int main(int count, char **arguments) {
     members[index].device = &device;
     members[index].view.longest_unit_ns = unit_ns;
     sp_lead_init_member(&members[index]);
-    members[index].terms.limit_millipercent = residue_ns ? SP_POLICY_WHOLE : 1; /* a limited share's is not moved */
+    members[index].terms.limit_millipercent = residue_ns ? SP_POLICY_WHOLE : 1; /* with a limit, no deadline is moved */
   }
   members[0].deadline_ns = now_ns + 5 * SLICE_NS + 500000;
   for (int number = 0; number < HAND_OFFS; number++) {
     struct sp_member *drains = &members[number % SHARES], *next = &members[(number + 1) % SHARES];
-    /* Its slices began when it got the device. */
+    /* A share's slices begin when it gets the device. */
     uint64_t turn_ns = strtoull(arguments[2 + number % SHARES], NULL, 10) + random_below(20000);
     if (residue_ns)
       turn_ns = drains->deadline_ns + residue_ns + random_below(100000) - now_ns;
@@ -67,7 +67,7 @@ int main(int count, char **arguments) {
     next->deadline_ns = next->granted_ns + next_ns - next_ns / 5 + random_below((uint32_t)next_ns / 5 * 2);
     sp_lead_granted(&device);
     bool cut = launch_ns < slice_end_ns || (launch_ns < end_ns && launch_ns > slice_end_ns + SLICE_NS);
-    /* Once in 20 times the keeper is late to see it. */
+    /* In one of 20 cases the keeper sees the drain late. */
     uint64_t drained_ns = cut || !random_below(20) ? end_ns + SLICE_NS : end_ns;
     sp_lead_drained(drains, drained_ns);
     next->predecessor_ns = drained_ns;

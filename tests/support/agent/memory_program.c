@@ -1,13 +1,13 @@
 /*
- * An ordinary driver-API program that takes memory of device 0 as it is told on stdin, a line each, and answers each.
+ * An ordinary driver-API program that takes memory of device 0 as the lines of stdin tell it, and answers each line:
  *
  *     take KIND BYTES      take memory; answers the driver's result
- *     give                 give the last of it back
+ *     give                 give the last piece of memory back
  *     race KIND BYTES N    take pieces in N threads until each was refused 200 times in a row; answers how many it got
- *     open KIND PID WHAT   open what another process shows of its memory
- *     show                 answers how another process opens the last of it
- *     again                import the last of it, external memory, once more
- *     keep BYTES           what the default pool may keep
+ *     open KIND PID WHAT   open memory that another process shows
+ *     show                 answers how another process opens the last piece
+ *     again                import the last piece, external memory, once more
+ *     keep BYTES           set what the default pool may keep
  *     trim BYTES           give back all of the default pool but this
  *     sync                 wait for the stream
  *     free                 answers what cuMemGetInfo says is free
@@ -110,7 +110,7 @@ static struct ipc_handle read_handle(const char *text) {
   return handle;
 }
 
-/* Print how another process opens it. */
+/* Print how another process opens this allocation. */
 static void show(const struct allocation *it) {
   struct ipc_handle handle;
   int descriptor;
@@ -141,7 +141,7 @@ static int close_pool(struct allocation *it) {
   return result;
 }
 
-/* A descriptor of another process, and what comes after it in what that process showed. */
+/* Opens a descriptor of another process from the text that this process showed; `rest` becomes the text after it. */
 static int descriptor_of(const char *pid, char *shown, char **rest) {
   char path[64];
   long number = strtol(shown, rest, 10);

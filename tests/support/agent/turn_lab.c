@@ -1,6 +1,6 @@
 /*
- * The turns of a device in virtual time: step.c, turn.c, slots.c, pressure.c and what they call, on shares of one
- * process each, which is played by tests/virtual/agent/test_turns.py through ctypes. Shares are numbered from 0.
+ * Runs the turns of a device in virtual time: step.c, turn.c, slots.c, pressure.c and what they call. Each share has
+ * one process, which tests/virtual/agent/test_turns.py plays through ctypes. Shares are numbered from 0.
  */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #include <stdlib.h>
@@ -16,15 +16,15 @@ static struct {
   struct sp_share *share;
   struct sp_grant grant;
   struct sp_slot_device said;
-  int cut;          /* what looking at its file returns */
-  uint64_t claimed; /* slots, a bit each */
-  int torn;         /* what reading its slot returns */
-  int parks;        /* it gives its turn back while the arbiter writes its grant */
+  int cut;          /* what a look at the share's file returns */
+  uint64_t claimed; /* the claimed slots, a bit each */
+  int torn;         /* what a read of the slot returns */
+  int parks;        /* the share gives its turn back while the arbiter writes its grant */
 } played[SHARES];
 static int count;
 static uint64_t clock_ns;
 
-/* ---- what the arbiter has around it */
+/* ---- stand-ins for the rest of the agent */
 
 uint64_t __wrap_sp_now_ns(void) {
   return clock_ns;
@@ -87,7 +87,7 @@ void lab_begin(uint64_t now_ns) {
   sp_policy_init(&arbiter.devices[0].policy);
 }
 
-/* `word`: of the grant that it is found with. */
+/* Adds a share; `word` is the word of the grant that the arbiter finds it with. */
 int lab_add(uint32_t request, uint32_t limit, uint32_t share_class, uint32_t word) {
   struct sp_share *share = calloc(1, sizeof *share + sizeof *share->members);
   struct sp_member *member = &share->members[0];
@@ -110,7 +110,7 @@ int lab_add(uint32_t request, uint32_t limit, uint32_t share_class, uint32_t wor
   return count++;
 }
 
-/* The share rings; then whatever is due now is done. Returns when something is next. */
+/* The share rings; then the arbiter does all that is due now. Returns when the next thing is due. */
 uint64_t lab_ring(int number, uint64_t now_ns) {
   clock_ns = now_ns;
   if (number >= 0) {
@@ -123,7 +123,7 @@ uint64_t lab_ring(int number, uint64_t now_ns) {
   return due_ns;
 }
 
-/* Its process has come to a word of its grant: it enters that turn, or has drained what it held. */
+/* The share's process has seen a word of its grant: it enters that turn, or has drained the turn that it held. */
 void lab_enter(int number, uint64_t now_ns) {
   struct sp_slot_device *said = &played[number].said;
   said->waiting = 0;

@@ -1,4 +1,4 @@
-"""Runs of bench.gpu."""
+"""Runs bench.gpu in a process of its own."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Traces that are written for a test, and their replay."""
+"""Writes traces for a test and replays them."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The command run in this process, and an agent that answers from memory: no GPU, no arbiter."""
+"""Fixtures to run the command in this process, against an agent that answers from memory: no GPU, no arbiter."""
 
 # ruff: noqa: N802 - gRPC names the methods
 
@@ -69,7 +69,7 @@ def train() -> pb.Share:
 
 @dataclass
 class Agent(rpc.NodeServiceServicer):
-    """Answers from `shares`; remembers what it was asked. What changes a share, a real agent is asked for."""
+    """An agent that answers from `shares` and remembers requests. Calls that change a share need a real agent."""
 
     shares: list[pb.Share] = field(default_factory=lambda: [train()])
     turns: list[pb.Turn] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Agent(rpc.NodeServiceServicer):
 
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    """An agent in memory, on the socket that the command finds."""
+    """Yield an agent in memory, on the socket that the command finds."""
     service = Agent()
     server = grpc.server(futures.ThreadPoolExecutor(2))
     rpc.add_NodeServiceServicer_to_server(service, server)

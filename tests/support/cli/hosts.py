@@ -1,4 +1,4 @@
-"""A host of this test alone, on which the command runs."""
+"""A host of one test's own on which the command runs."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ SHAREPOD = [sys.executable, "-m", "sharepod.cli"]
 
 
 def has_agent(directory: Path) -> bool:
-    """Tell whether an agent has its place in the directory: until its very end it removes what it has there."""
+    """Tell whether an agent holds the directory's lock: it keeps it to its very end, while it removes its files."""
     try:
         with (directory / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -31,7 +31,7 @@ def has_agent(directory: Path) -> bool:
 
 @dataclass(frozen=True)
 class Host:
-    """A directory for an agent and the environment in which commands find it."""
+    """A directory for an agent, and an environment in which commands find that agent."""
 
     directory: Path
     env: dict[str, str]
@@ -63,13 +63,13 @@ class Host:
         return [share["name"] for share in json.loads(self.sharepod("ps", "-o", "json").stdout)["shares"]]
 
     def left(self) -> list[str]:
-        """Return the directories of shares that are there."""
+        """Return the directories of shares that still exist."""
         return [path.name for path in (self.directory / "shares").glob("*")]
 
 
 @pytest.fixture
 def host(make_simgpu: Callable[..., SimulatedGpu]) -> Iterator[Host]:
-    """A host without an agent."""
+    """Yield a host without an agent."""
     gpu = make_simgpu()
     directory = gpu.state.parent / "agent"
     env = {key: value for key, value in gpu.env.items() if key not in ("LD_LIBRARY_PATH", "SIMGPU_DEVICES")}

@@ -1,6 +1,6 @@
-"""The part of kustomize that daemonset/ uses, so that the manifests are read where there is no kubectl.
+"""Renders manifests with the part of kustomize that daemonset/ uses, so that tests need no kubectl.
 
-A test compares it with the kubectl that is there; the e2e cluster applies with a real one.
+A test compares it with kubectl where that is installed; the e2e cluster applies the manifests with a real kubectl.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ import yaml
 
 Object = dict[str, Any]
 KEYS = {"containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
-"""What Kubernetes merges lists by; any other list is replaced."""
+"""The key by which Kubernetes merges each of these lists; any other list is replaced."""
 KNOWN = {"resources", "generatorOptions", "configMapGenerator", "patches"}
 
 
@@ -35,7 +35,7 @@ def render(folder: Path) -> list[Object]:
 
 
 def identity(item: Object) -> tuple[str, str, str, str]:
-    """Return what an object is known by."""
+    """Return what identifies an object: API version, kind, namespace and name."""
     return item["apiVersion"], item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
@@ -50,7 +50,7 @@ def _merge(into: Object, patch: Object) -> None:
 
 
 def _merge_list(into: list[Object], patch: list[Object], key: str) -> None:
-    """Merge item by item; what is patched comes first, as kubectl has it."""
+    """Merge item by item; patched items come first, as kubectl orders them."""
     before = {item[key]: item for item in into}
     for value in patch:
         _merge(before.setdefault(value[key], {}), value)

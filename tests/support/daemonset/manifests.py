@@ -1,4 +1,4 @@
-"""The manifests, rendered."""
+"""Renders the manifests of daemonset/ for the tests that read them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,13 +16,13 @@ INSTALLS = {"default": DAEMONSET, **{path.name: path for path in sorted((DAEMONS
 CERTIFICATES = {name: DAEMONSET / name for name in ("gates/cert-manager", "compatibility/cert-manager")}
 PARTS = ("policy", "monitoring", "gates", "compatibility", "kueue", "kueue/example")
 ADDITIONS = {**{name: DAEMONSET / name for name in PARTS}, **CERTIFICATES}
-"""What may be applied beside one of these."""
+"""The folders that may be applied in addition to one of the installs."""
 OBJECTS = {name: render(path) for name, path in {**INSTALLS, **ADDITIONS}.items()}
-"""What each of them makes."""
+"""The objects that each folder makes."""
 
 
 def one(objects: Iterable[Object], kind: str, name: str = "") -> Object:
-    """Return the only object of a kind whose name has this part."""
+    """Return the only object of a kind that has this part in its name."""
     [found] = [item for item in objects if item["kind"] == kind and name in item["metadata"]["name"]]
     return found
 

@@ -1,4 +1,4 @@
-"""A binder in memory, for the edges of kubelet only: it remembers what it was asked, and gives what it was told to."""
+"""A binder in memory, for tests of the interface to kubelet: it remembers its requests and gives prepared answers."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-
 
 
 class MemoryBinder:
-    """Gives each container a variable with the number of its units; `refusal` is raised instead."""
+    """A binder that gives each container a variable with the number of its units, or raises `refusal` if one is set."""
 
     def __init__(self) -> None:
         self.allocated: list[frozenset[UnitId]] = []
@@ -50,7 +50,7 @@ class MemoryBinder:
 async def plugin(
     directory: Path, binder: MemoryBinder | None = None, units: Units | None = None, **options: object
 ) -> AsyncIterator[tuple[PluginService, Registration]]:
-    """A plugin in kubelet's directory, by default with one device."""
+    """Run a plugin in kubelet's directory, by default with one device."""
     service = PluginService(binder or MemoryBinder(), units or Units([(A, True)]), **options)  # type: ignore[arg-type]
     async with Registration(service, directory) as registration:
         yield service, registration

@@ -1,7 +1,7 @@
-"""A node in virtual time: its kubelet with pods and containers, and a plugin whose parts are the real ones.
+"""A node in virtual time: its kubelet with pods and containers, and a plugin that is made of the real parts.
 
-What is modelled is who knows what when: deletion comes before the end or after it, units are given away while their
-container lives, a kubelet that starts knows nobody, a reboot leaves files and no processes.
+The model is about what each party knows at what time: deletion comes before the end or after it, kubelet gives units
+away while their container lives, a kubelet that starts knows no pods, a reboot leaves files and no processes.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class Container:
     init: bool
     units: frozenset[UnitId] = frozenset()
     token: str = ""
-    """The share that Allocate named: all that the runtime will ever know."""
+    """The share that Allocate named; the runtime will never know more than this."""
     created: bool = False
-    """From the end of PreStartContainer on."""
+    """Whether PreStartContainer has ended for it."""
     lives: bool = False
     done: bool = False
 
@@ -61,7 +61,7 @@ class NodePod:
 
 
 class Plugin:
-    """One process of the plugin: what it has in memory goes with it."""
+    """One process of the plugin; what it holds in memory ends with it."""
 
     def __init__(self, node: "ModelNode") -> None:
         self.record = Record(Store(node.directory))
@@ -91,9 +91,9 @@ class ModelNode:
         self.lag = Lag(seed)
         self.random = self.lag.random
         self.pods: list[NodePod] = []
-        """What kubelet knows: its checkpoint."""
+        """The pods that kubelet knows, which are those of its checkpoint."""
         self.leaving: list[NodePod] = []
-        """Pods that kubelet has forgotten, with live containers."""
+        """Pods that kubelet has forgotten while their containers live."""
         self.api = ModelApi(self.lag)
         self.listing = ModelList(self.lag, self._listed, self._recorded)
         self.processes = ModelProcesses(self.lag, self._live_pods)
@@ -101,7 +101,7 @@ class ModelNode:
         self.plugin: Plugin | None = None
         self.count = 0
         self.others: set[tuple[str, str]] = set()
-        """Pods without a share; the plugin's own is one, unless a person has started it."""
+        """Pods without a share. The plugin's own pod is one, unless a person has started the plugin."""
         if self.random.random() < 0.7:
             self.add_other()
 
@@ -250,7 +250,7 @@ class ModelNode:
         return [pod for pod in self.pods if pod.containers[-1].lives and not pod.doomed]
 
     async def crash(self, number: int) -> None:
-        """A main container ends; kubelet starts it again."""
+        """End a main container; kubelet starts it again."""
         if not (pods := self.started()):
             return
         pod = pods[number % len(pods)]
@@ -259,14 +259,14 @@ class ModelNode:
         pod.task = asyncio.create_task(self._start(pod, main))
 
     async def make_yield(self, number: int, how: str) -> None:
-        """The scheduler has a pod make room: by `limit`, by `pause`, or no longer."""
+        """Have the scheduler make a pod yield: by `limit`, by `pause`, or no longer."""
         if not (pods := [pod for pod in self.pods if pod.pod.name in self.api.pods]):
             return
         shown = self.api.pods[pods[number % len(pods)].pod.name]
         self.api.put(replace(shown, annotations={"sharepod.io/yield": how} if how else {}))
 
     async def delete(self, number: int, how: str) -> None:
-        """Delete a pod: `calm`, in the usual order; `forced`, from the API server first; `early`, units first."""
+        """Delete a pod. `calm`: in the usual order; `forced`: first from the API server; `early`: first its units."""
         if not (pods := [pod for pod in self.pods if not pod.doomed and pod.admitted]):
             return
         pod = pods[number % len(pods)]
@@ -304,12 +304,12 @@ class ModelNode:
         await asyncio.sleep(for_s)
 
     async def put_up(self, name: str, up: bool) -> None:
-        """Have the API server or the agent answer, or not."""
+        """Let the API server or the agent answer, or stop answering."""
         side = self.api if name == "api" else self.agent
         side.up = up
 
     async def fill(self, full: bool) -> None:
-        """Have the agent say that its devices have no room, or some again."""
+        """Let the agent say that its devices have no room, or that they have room again."""
         self.agent.full = full
 
     async def restart_plugin(self) -> None:
@@ -318,7 +318,7 @@ class ModelNode:
         await self.start_plugin()
 
     async def restart_kubelet(self, blind_s: float) -> None:
-        """Kubelet starts anew, and hears of the API server's pods only after a while."""
+        """Restart kubelet; it hears of the API server's pods only after a while."""
         self.listing.up = self.listing.synced = False
         await asyncio.sleep(self.random.choice((1, 4)))
         self.listing.up = True
@@ -326,7 +326,7 @@ class ModelNode:
         self.listing.synced = True
 
     async def reboot(self, blind_s: float) -> None:
-        """No process is left, nor what was in memory; kubelet starts what its checkpoint and the API server have."""
+        """Reboot: all processes and memory are lost; kubelet starts the pods of its checkpoint and the API server."""
         restarting = asyncio.create_task(self.restart_kubelet(blind_s))
         await self.stop_plugin()
         self.agent.held.clear()
@@ -344,7 +344,7 @@ class ModelNode:
         await restarting
 
     async def settle(self) -> None:
-        """Make everything work, and wait until nothing more happens."""
+        """Make every side work, and wait until nothing more happens."""
         self.api.up = self.agent.up = self.listing.up = self.listing.synced = True
         self.agent.full = False
         await self.start_plugin()

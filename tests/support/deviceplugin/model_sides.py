@@ -1,6 +1,7 @@
-"""The sides of a modelled node: API server, kubelet's list, processes, agent. Each answer takes a random time.
+"""The partners of the plugin on a modelled node: API server, kubelet's list, processes, agent.
 
-They hold the truth of the model, and check on every release that nobody lives on what is released.
+Each answer takes a random time. The partners hold the truth of the model. On every release they check that no container
+lives on what is released.
 """
 
 import asyncio
@@ -20,12 +21,12 @@ DEVICES = ("GPU-0", "GPU-1")
 
 
 class Lag:
-    """How long things take: mostly nothing, now and then so long that much else happens meanwhile."""
+    """How long an answer takes: mostly no time, but now and then long enough for much else to happen meanwhile."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.always_s: float | None = None
-        """How long everything takes, if a test says so."""
+        """How long every answer takes, if a test sets it."""
 
     async def __call__(self) -> None:
         if self.always_s is None:
@@ -35,7 +36,7 @@ class Lag:
 
 
 class ModelApi:
-    """The pods that ought to be; a watch that is behind."""
+    """The API server: the pods that ought to be there, and a watch that lags behind."""
 
     def __init__(self, lag: Lag) -> None:
         self.up = True
@@ -54,7 +55,7 @@ class ModelApi:
             self._changes.put_nowait(("gone", pod))
 
     def lose(self, name: str) -> None:
-        """The watch alone says that a pod has gone."""
+        """Let the watch say that a pod is gone, although the API server still has it."""
         self._changes.put_nowait(("gone", self.pods[name]))
 
     async def get(self, namespace: str, name: str, within_s: float = 10) -> Pod | None:
@@ -74,7 +75,7 @@ class ModelApi:
         return frozenset(pod.cgroup_uid for pod in self.pods.values() if pod.phase not in ("Succeeded", "Failed"))
 
     async def watch(self) -> AsyncIterator[tuple[str, Pod]]:
-        """Begin anew, as a plugin that starts does."""
+        """Begin a new watch, as a plugin that starts does."""
         self.listed = False
         await self._wait()
         self._changes = asyncio.Queue()
@@ -100,14 +101,14 @@ class ModelApi:
 
 
 class ModelList:
-    """What kubelet says of itself."""
+    """What kubelet reports: its list of pods, and its checkpoint."""
 
     def __init__(self, lag: Lag, listing: Callable[[], Listing], recorded: Callable[[], tuple[Recorded, ...]]) -> None:
         self.up = True
         self.recorded = recorded
-        """What its checkpoint has, which is there also while it is not."""
+        """Returns what kubelet's checkpoint has; the checkpoint can be read also while kubelet is down."""
         self.synced = True
-        """Not: it has not heard of the API server's pods since it started."""
+        """False while kubelet has not yet heard of the API server's pods since it started."""
         self._lag = lag
         self._listing = listing
 
@@ -185,7 +186,7 @@ class ModelAgent:
         assert share.id in self.held, "a share that is gone is changed"
         self.terms[share.id] = terms
         was, changed = self.held[share.id], pb.Share()
-        changed.CopyFrom(was)  # an earlier answer keeps what was there then
+        changed.CopyFrom(was)  # an earlier answer must not change with the share
         self.held[share.id] = changed
         if labels is not None:
             changed.labels.clear()

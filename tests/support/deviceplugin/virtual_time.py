@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next thing that is due: minutes of waiting take no time."""
+"""An event loop with a clock that jumps to the next timer that is due, so that minutes of waiting take no time."""
 
 import asyncio
 import functools
@@ -23,7 +23,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """For programs without threads and sockets."""
+    """An event loop in virtual time for programs without threads and sockets."""
 
     def __init__(self) -> None:
         self._clock = _Selector()
@@ -40,7 +40,7 @@ def run_virtually(work: Coroutine[Any, Any, None]) -> None:
 
 
 def virtually(test: Callable[Given, Coroutine[Any, Any, None]]) -> Callable[Given, None]:
-    """Have a test that is a coroutine run in virtual time."""
+    """Make a coroutine a test that runs in virtual time."""
 
     @functools.wraps(test)
     def run(*given: Given.args, **named: Given.kwargs) -> None:

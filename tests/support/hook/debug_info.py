@@ -1,4 +1,4 @@
-"""How compiled functions take their parameters and return their results, read by readelf from debug information."""
+"""Reads with readelf from debug information how compiled functions take parameters and return results."""
 
 import re
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ class Shape(NamedTuple):
         kind: integer, pointer, or DWARF's name of another type.
         size: in bytes.
         detail: what else counts: whether an integer that is narrower than a register is signed, and how many bytes a
-            pointer leads to. None fits all: for enumerations, whose sign the compiler chooses, and for pointers to void
-            or to what is hidden.
+            pointer leads to. None fits all: it stands for enumerations, as the compiler chooses their sign, and for
+            pointers to void or to what is hidden.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class DebugInfo:
                 yield entry.facts["name"], entry
 
     def type_of(self, entry: Entry) -> Entry:
-        """Return the type without its names and qualifiers, or of a pointer what it leads to."""
+        """Return the type without its names and qualifiers; for a pointer, the type that it leads to."""
         found = self.entries.get(entry.facts.get("type", ""), Entry("void", entry.source))
         return self.type_of(found) if found.tag in NAMES else found
 

@@ -1,7 +1,7 @@
 """Runs c/every.c, which calls every wrapped symbol with valid arguments, in a share of a real agent.
 
-The calls answer as they do without the hook and do the same work on the device. That work is the launches of the share,
-and the memory that they hold is charged to it: both as the simulator saw them, not as the hook says.
+The calls must answer as they do without the hook, and do the same work on the device. The share must be billed for that
+work as its launches, and charged for the memory. The simulator's record is the measure, not what the hook says.
 """
 
 import subprocess
@@ -29,7 +29,7 @@ LINKED: list[str | Path] = ["-DLINKED", *EVERY, "-Wl,--no-as-needed", "-L", LIBR
 
 @dataclass(frozen=True)
 class Programs:
-    """The program, linked with the driver and not, and as a plugin that is linked with it."""
+    """The program, once linked with the driver and once not, and as a plugin that is linked with the driver."""
 
     linked: Path
     unlinked: Path
@@ -37,18 +37,18 @@ class Programs:
 
 
 def start(command: Sequence[str | Path], env: Mapping[str, str]) -> Program:
-    """Start the program, to be led from its start to its end step by step."""
+    """Start the program; the test then leads it step by step to its end."""
     pipe, environment = subprocess.PIPE, {**env, "DRIVER": str(LIBRARIES / "libcuda.so.1")}
     return Program(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
 
 
 def answers_to(word: str, running: Program) -> list[str]:
-    """Return its answers up to the point at which it waits."""
+    """Return the program's answers up to the point at which it waits."""
     return list(iter(running.line, word))
 
 
 def end(running: Program) -> tuple[list[str], str]:
-    """Let it go on to its end; return its last answers, and what it wrote to stderr."""
+    """Let the program go on to its end; return its last answers, and what it wrote to stderr."""
     output, errors = running.process.communicate("\n", timeout=30)
     assert running.process.returncode == 0, errors
     return output.splitlines(), errors
@@ -56,15 +56,15 @@ def end(running: Program) -> tuple[list[str], str]:
 
 @dataclass
 class Node:
-    """A real agent and its one device; the program without the hook, by which the others are judged."""
+    """A real agent with one device, and the results of the program without the hook, which other runs must equal."""
 
     agent: RunningAgent
     gpu: SimulatedGpu
     answers: list[str] = field(default_factory=list)
     work: list[str] = field(default_factory=list)
-    """The names of the work that it has had done on the device, in the order of its calls."""
+    """The names of the work that the run without the hook did on the device, in the order of its calls."""
     held: int = 0
-    """The memory that it holds at most."""
+    """The most memory that the run without the hook holds."""
 
     def work_of(self, pid: int) -> list[str]:
         """Return the work of a process."""
@@ -73,7 +73,7 @@ class Node:
         return [kernel.name for kernel in sorted(own, key=lambda kernel: kernel.submitted_ns)]
 
     def memory(self) -> int:
-        """Return the device's memory in use, of which one process has all."""
+        """Return the device's memory in use, all of which belongs to one process."""
         with Truth(self.gpu.state) as truth:
             return truth.devices()[0].memory_used_bytes
 
@@ -98,10 +98,10 @@ class Node:
         elsewhere: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> str:
-        """Run the program in a share and compare it with the one without the hook; return what it wrote to stderr.
+        """Run the program in a share and compare it with the run without the hook; return what it wrote to stderr.
 
-        One that is not `metered` goes past the hook: it does the same, and the share has nothing of it. One that runs
-        `elsewhere` is emulated, on a simulated device of that machine, which cannot be looked at from here.
+        A run that is not `metered` goes past the hook: it does the same work, and none of it counts for the share. A
+        run `elsewhere` is emulated, on a simulated device of the emulated machine, which cannot be seen from here.
         """
         share = self.agent.register(50, name="every", device="0", memory=CAP)
         paths = {"LD_PRELOAD": ":".join(map(str, preload)), "LD_LIBRARY_PATH": str(LIBRARIES)}
@@ -110,7 +110,7 @@ class Node:
         try:
             answers = answers_to("held", running)
             assert elsewhere or (self.work_of(running.pid), self.memory()) == (self.work, self.held)
-            # Launches are told when the idle turn is given back.
+            # The agent learns of the launches when the idle turn is given back.
             until(lambda: usage(self.agent, "every").launches >= launches)
             account = usage(self.agent, "every")
             assert account.memory_used_bytes == (self.held if metered else 0)
@@ -125,13 +125,13 @@ class Node:
         finally:
             running.kill()
             self.agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="every"))
-        # Instead of a function without a model, which says 801, cuGetProcAddress gives the older one that has a model.
+        # For a function that the simulator lacks, a call returns 801, but cuGetProcAddress returns an older version.
         answers = [answer.replace(" another ", " 801 ") for answer in answers + last]
         assert answers == [as_the_share_sees_it(answer) if metered else answer for answer in self.answers]
         return errors
 
 
 def as_the_share_sees_it(answer: str) -> str:
-    """Return a program's line as it reads where the device is as large as the cap."""
+    """Return a program's line as it reads on a device that is as large as the cap."""
     name, result, shown = answer.split()
     return f"{name} {result} {CAP if int(shown) else 0}"

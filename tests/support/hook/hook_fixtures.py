@@ -1,4 +1,4 @@
-"""The node on which the program that calls every symbol runs, and that program, built once a module."""
+"""Fixtures for the program that calls every symbol: the program, built once per module, and its node."""
 
 import tempfile
 from collections.abc import Iterator

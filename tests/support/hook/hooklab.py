@@ -1,4 +1,4 @@
-"""The hook's sources and tables, and how programs in C (those of ``c/``) are built and run beside them."""
+"""Reads the hook's tables, and builds and runs programs in C (those of ``c/``) with the hook's sources."""
 
 import ctypes
 import os
@@ -55,16 +55,16 @@ def run(command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> 
 
 
 def compile_c(output: Path, *arguments: str | Path, cc: Sequence[str] = ("cc",)) -> Path:
-    """Compile and link; the compiler's complaints are the test's failure."""
+    """Compile and link; if the compiler complains, the test fails with its output."""
     done = run([*cc, "-o", output, f"-I{REPO_ROOT}", *arguments])
     assert done.returncode == 0, done.stderr
     return output
 
 
 def load_c(output: Path, *sources: str | Path, never: Sequence[str] = ()) -> ctypes.CDLL:
-    """Compile sources of the hook, or a test's own beside them, into a library whose functions all have names.
+    """Compile sources of the hook, or a test's own beside them, into a library that exports all functions by name.
 
-    Those of ``never`` are not called: they end the process.
+    The functions named in ``never`` are replaced: a call of one ends the process.
     """
     flags = [flag for flag in HOOK_FLAGS if flag != "-fvisibility=hidden"]
     traps = output.with_suffix(".never.c")

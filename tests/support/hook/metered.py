@@ -1,4 +1,4 @@
-"""Programs under a share of simulated GPUs: what they were billed, beside what the devices really did."""
+"""Runs programs in a share on simulated GPUs; gives what they were billed and what the devices really did."""
 
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Metered:
-    """A program that has ended well."""
+    """The results of a program that has ended with success."""
 
     usage: list[Usage]
     """The share's account on each device, in the order of their numbers."""
@@ -34,13 +34,13 @@ class Metered:
 
 
 def most_in_flight(kernels: Sequence[KernelTruth]) -> int:
-    """Return how many of these had been launched and had not ended, at most."""
+    """Return the most kernels of these that were launched and not ended at one time."""
     return max(sum(k.submitted_ns <= at.submitted_ns < k.ended_ns for k in kernels) for at in kernels)
 
 
 @contextmanager
 def neighbour(gpu: SimulatedGpu, share: Share) -> Iterator[None]:
-    """Keep a share at work, from its first kernel on."""
+    """Keep a share busy; the block begins after its first kernel."""
     with subprocess.Popen(script(NEIGHBOUR), env=gpu.env | share.env, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -51,7 +51,7 @@ def neighbour(gpu: SimulatedGpu, share: Share) -> Iterator[None]:
 
 
 def run_together(gpu: SimulatedGpu, body: str, environments: Sequence[Mapping[str, str]]) -> None:
-    """Run programs that print a line when they are ready, and wait for one before they go on together."""
+    """Run programs together: each prints a line when it is ready, and goes on after it gets a line."""
     pipe = subprocess.PIPE
     with ExitStack() as stack:
         started = [subprocess.Popen(script(body), env=gpu.env | e, stdin=pipe, stdout=pipe) for e in environments]
@@ -77,9 +77,9 @@ def run_metered(
     memory_bytes: int = 0,
     beside: bool = False,
 ) -> Metered:
-    """Run one program under a share whose terms name the devices in this order, with a cap on each if any.
+    """Run one program under a share; its terms name the devices in this order, with a cap on each if any.
 
-    It is alone, or `beside` a share that is always at work.
+    The program is alone, or `beside` a share that is always busy.
     """
     with Arbiter() as arbiter, ExitStack() as stack:
         share = arbiter.share(directory / "0", devices, memory_bytes=memory_bytes)

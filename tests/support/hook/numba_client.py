@@ -70,7 +70,7 @@ def launches() -> float:
 
 
 def main() -> None:
-    """Run the flow once."""
+    """Run all steps once."""
     context = cuda.current_context()
     seen = {
         "libraries": libraries(),

@@ -1,11 +1,11 @@
-"""What a process says of one device in its slot, as bytes: the second line of `struct sp_slot_device`."""
+"""Makes the bytes of a process's report about one device in its slot: the second line of `struct sp_slot_device`."""
 
 import struct
 from collections.abc import Sequence
 
 HEADER_BYTES = 64
 SLOT_BYTES = 64 + 16 * (128 + 64)
-WORD_AT = 128 + 64  # of the first grant, in `terms`
+WORD_AT = 128 + 64  # the place of the first grant's word in `terms`
 
 
 def check_of(words: Sequence[int]) -> int:

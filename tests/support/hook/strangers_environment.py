@@ -1,7 +1,7 @@
-"""The Python of the strangers: the packages of the extra `strangers`, in a virtual environment of their own.
+"""Makes a virtual environment with the packages of the extra `strangers`: frameworks that SharePod does not depend on.
 
-They are large, and nothing but their tests needs them: `make build` leaves them out, and the first test makes the
-environment, in half a minute. It is made anew when a version of it changes.
+The packages are large, and only their tests need them, so `make build` leaves them out. The first test makes the
+environment, in half a minute. It is made anew when the version of a package changes.
 """
 
 import hashlib
@@ -16,18 +16,18 @@ from rig import REPO_ROOT
 ENVIRONMENT = REPO_ROOT / ".venv" / "strangers"
 PYTHON = ENVIRONMENT / "bin" / "python"
 TOOLKIT = ENVIRONMENT / "cuda"
-"""NVRTC and the headers of CUDA, laid out as an installer of NVIDIA's lays them out: slangpy looks for them so."""
+"""NVRTC and the headers of CUDA, in the layout of NVIDIA's installer, which slangpy expects."""
 LIBRARIES = TOOLKIT / "lib64"
 
 
 def requirements() -> list[str]:
-    """Return what the extra names."""
+    """Return the requirements that the extra names."""
     project = tomllib.loads((REPO_ROOT / "pyproject.toml").read_text())["project"]
     return list(project["optional-dependencies"]["strangers"])
 
 
 def make() -> None:
-    """Make the environment, unless it is there as it would be made."""
+    """Make the environment, unless an equal one is there."""
     wanted, pins = requirements(), REPO_ROOT / "constraints.txt"
     version = hashlib.sha256("\n".join([sys.version, *wanted, pins.read_text()]).encode()).hexdigest()
     stamp = ENVIRONMENT / "version"
@@ -41,7 +41,7 @@ def make() -> None:
 
 
 def lay_toolkit_out(packages: Path) -> None:
-    """Lead from the folders of an installed toolkit to what NVIDIA's Python packages have of it."""
+    """Make the folders of an installed toolkit as links to the files in NVIDIA's Python packages."""
     LIBRARIES.mkdir(parents=True)
     (TOOLKIT / "include").symlink_to(packages / "include")
     for library in (packages / "lib").glob("libnvrtc*.so.*"):

@@ -1,4 +1,4 @@
-"""The processes of a share, played by hand: their half of the region, and the arbiter's answers."""
+"""Plays the processes of a share by hand: their half of the region, and the arbiter's answers."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ class Tenant:
         self.share = share
 
     def word(self) -> int:
-        """Return the grant's word: odd is open."""
+        """Return the grant's word; an odd word is an open grant."""
         word: int = struct.unpack_from("<I", (self.share.region / "terms").read_bytes(), WORD_AT)[0]
         return word
 
@@ -28,23 +28,23 @@ class Tenant:
         self._write(slot, b"\1")
 
     def wait(self, waiting: int) -> None:
-        """Say in slot 0 whether somebody waits."""
+        """Say in slot 0 whether a thread waits."""
         self._write(device_at(0), struct.pack("<IIQ", waiting, 0, time.monotonic_ns()))
 
     def say(self, slot: int, held: int, drained: int, **more: int) -> int:
-        """Say which turn is held and which is drained; return when. `more` is what a report has beside it."""
+        """Report which turn is held and which is drained; return the time. `more`: further fields of the report."""
         now_ns = time.monotonic_ns()
         self._write(device_at(slot) + 64, report(held, drained, (now_ns if drained else 0, now_ns, 0, 0), **more))
         return now_ns
 
     def ask(self) -> None:
-        """Come with slot 0 and begin to wait for a turn."""
+        """Claim slot 0 and begin to wait for a turn."""
         self.claim(0)
         self.wait(1)
         self.ring()
 
     def enter(self) -> int:
-        """Ask for a turn and get it; return its word. A turn that has come and gone unseen is asked for again."""
+        """Ask for a turn until it is there; return its word. If a turn came and went unseen, ask again."""
         asked = self.word()
 
         def turn() -> int:

@@ -1,9 +1,10 @@
 /*
- * Hook and arbiter as threads of one program, so that ThreadSanitizer sees both sides of the region.
+ * Runs hook and arbiter as threads of one program, so that ThreadSanitizer sees both sides of the region.
  *
- * Share 0 is the real hook (gate, lanes, keeper) driven by several launching threads on a driver of a few lines: one
- * device whose work is a point in time up to which it is busy. Share 1 is a tenant that speaks the region's protocol by
- * hand. A launch that starts while its share holds no turn is a failure, and so is a thread that makes no progress.
+ * Share 0 is the real hook (gate, lanes, keeper), driven by several launching threads on a driver of a few lines. The
+ * driver has one device; its work is only a point in time up to which it is busy. Share 1 is a tenant that speaks the
+ * region's protocol by hand. A launch that starts while its share holds no turn is a failure, and so is a thread that
+ * makes no progress.
  *
  * Usage: threads DIRECTORY SECONDS. Prints "launches A B turns N outside M passed P cogrants C".
  */
@@ -23,7 +24,7 @@
 #define THREADS   3
 #define KERNEL_NS 30000u
 
-/* Record locks of one process do not conflict with each other: who owns the slots is known here. */
+/* Record locks of one process do not conflict with each other, so this answers which process owns the slots. */
 int32_t __wrap_sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);
 int32_t __wrap_sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
   (void)owner;
@@ -132,9 +133,9 @@ static void *program(void *argument) {
   while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
     struct sp_pass pass;
     sp_gate_enter(&pass, (void *)(0x1000 + number), false, sp_unit_key((void *)0x5000, number, 1));
-    /* The turn is this share's from the gate to the drain: the other one must not hold an entered turn now. */
+    /* From the gate to the drain the turn is this share's, so the other share must not hold an entered turn now. */
     if (pass.device && __atomic_load_n(&hand_turn_open, __ATOMIC_SEQ_CST) &&
-        !__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) /* after the planned stop everybody passes */
+        !__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) /* after the planned stop every launch passes */
       __atomic_fetch_add(&outside, 1, __ATOMIC_RELAXED);
     launch(0);
     sp_gate_leave(&pass, CUDA_SUCCESS);
@@ -214,7 +215,7 @@ int main(int count, char **arguments) {
     pthread_create(&threads[index], NULL, program, (void *)index);
   pthread_create(&threads[THREADS], NULL, by_hand, directories[1]);
   uint64_t end_ns = sp_now_ns() + (uint64_t)atoi(arguments[2]) * 1000000u;
-  while (sp_now_ns() < end_ns) { /* callers beside the thread, as Python's are */
+  while (sp_now_ns() < end_ns) { /* calls from beside the arbiter's thread, as Python's are */
     struct sp_usage usage;
     struct sp_process processes[4];
     for (int index = 0; index < 2; index++) {
@@ -223,11 +224,11 @@ int main(int count, char **arguments) {
     }
     usleep(20000);
   }
-  __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST); /* first: no launch is seen outside later than a co-grant is counted */
+  __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST); /* first: no launch counts as outside after the co-grants are read */
   struct sp_usage usage[2];
   for (int index = 0; index < 2; index++)
     sp_arbiter_read_usage(arbiter, shares[index], 0, &usage[index]);
-  sp_arbiter_free(arbiter); /* a planned stop: whoever waits at a gate goes on, or the joins below never end */
+  sp_arbiter_free(arbiter); /* a planned stop: threads that wait at a gate go on, or the joins below never end */
   for (int index = 0; index <= THREADS; index++)
     pthread_join(threads[index], NULL);
   printf("launches %llu %llu turns %llu outside %llu passed %llu cogrants %llu\n", (unsigned long long)launches[0],

@@ -1,4 +1,4 @@
-"""An informer of a node's pods in the background, for tests of what it yields."""
+"""Runs an informer of a node's pods in the background, for tests of what it yields."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ class View:
             async for kind, found in changes:
                 self.changes.append((kind, found.name))
                 if kind == "gone":
-                    del self.pods[found.uid]  # never of a pod that was not there
+                    del self.pods[found.uid]  # raises if the informer reports a pod as gone that it never yielded
                 else:
                     assert self.pods.get(found.uid) != found, "a change that changes nothing"
                     self.pods[found.uid] = found
@@ -42,7 +42,7 @@ class View:
 async def watched(
     server: ApiServer, account: Path, pace: Pace = FAST, page: int = 0
 ) -> AsyncIterator[tuple[Client, View]]:
-    """An informer in the background."""
+    """Run an informer in the background."""
     view = View()
     source = Source("/api/v1/pods", {"fieldSelector": "spec.nodeName=n1"}, read_pod, lambda pod: pod.uid, page)
     async with Client(server.access(account), AGENT) as client:

@@ -1,4 +1,4 @@
-"""A cluster for the scheduler's view to be right about: API server, gate controller, agents and plugins as values."""
+"""A cluster to check the scheduler's view against: API server, gate controller, agents and plugins as plain values."""
 
 import copy
 import random
@@ -42,18 +42,18 @@ def read(body: Body) -> Pod:
 
 @dataclass
 class Agent:
-    """A node's agent: it knows its shares, and lets none in that does not fit."""
+    """A node's agent: it knows its shares, and refuses a share that does not fit."""
 
     name: str
     devices: int
     shares: dict[str, tuple[Pod, tuple[str, ...]]] = field(default_factory=dict)
-    """By the pod's uid."""
+    """By the pod's uid, the pod and its devices."""
     reports: bool = True
     unhealthy: frozenset[int] = frozenset()
     yielding: frozenset[str] = frozenset()
-    """Uids of pods whose shares it has paused to make room."""
+    """Uids of the pods that had their shares paused by it to make room."""
     used: dict[str, int] = field(default_factory=dict)
-    """By a pod's name, the time that it has used in the last minute, in 1/1000 %."""
+    """By a pod's name, the device time that it used in the last minute, in 1/1000 %."""
 
     def uuid(self, index: int) -> str:
         return f"GPU-{self.name}-{index}"
@@ -74,7 +74,7 @@ class Agent:
         )
 
     def pick(self, pod: Pod) -> tuple[str, ...]:
-        """Return what it would pick by itself: the fullest device that fits; none when none does."""
+        """Return the device that the agent would pick itself: the fullest that fits, or none if none fits."""
         fitting = [uuid for uuid in map(self.uuid, range(self.devices)) if self.has_room(pod, (uuid,))]
         fitting.sort(key=lambda uuid: -self.used_milli(uuid))
         wanted = pod.ask.shares[0].devices
@@ -111,7 +111,7 @@ def _terms(pod: Pod, yielding: bool) -> ShareTerms:
 
 
 class World:
-    """The cluster as it is. A replica hears of it by `tell`, when the test says so."""
+    """The true state of the cluster. A replica hears of it by `tell`, when the test says so."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         self.nodes = {name: node_body(name, devices) for name, devices in sizes.items()}
@@ -120,7 +120,7 @@ class World:
         self.now_s = 1000.0
 
     def replica(self, order: random.Random | None = None) -> Cluster:
-        """Return a replica that has heard of everything, in some order."""
+        """Return a replica that has been told everything, in a random order."""
         cluster = Cluster()
         facts: list[Any] = [("node", name) for name in self.nodes]
         facts += [("use", name) for name in self.agents] + [("pod", uid) for uid in self.pods]
@@ -131,7 +131,7 @@ class World:
         return cluster
 
     def tell(self, cluster: Cluster, kind: str, name: str) -> None:
-        """Tell a replica how one thing is now."""
+        """Tell a replica the present state of one node, agent or pod."""
         if kind == "node":
             if name in self.nodes:
                 node = read_node(self.nodes[name])
@@ -155,12 +155,12 @@ class World:
         return uid
 
     def place(self, cluster: Cluster, uid: str) -> Assumed | None:
-        """Find a pod its place as a round of the gate controller does; None: no node takes it."""
+        """Find a place for a pod as a round of the gate controller does; None: the pod fits on no node."""
         places = Placer(cluster, self.now_s).place([self.pod(uid)])
         return places[0] if places else None
 
     def release(self, assumed: Assumed) -> bool:
-        """Write what was chosen, as the API server takes it. Returns whether there is such a pod."""
+        """Write the chosen place into the pod, as the API server would. Return whether there is such a pod."""
         body = self.pods.get(assumed.pod.uid)
         if body is None:
             return False
@@ -176,7 +176,7 @@ class World:
         self.pods[uid]["spec"]["nodeName"] = self.pods[uid]["metadata"]["annotations"][NODE]
 
     def start(self, uid: str) -> bool:
-        """Start a bound pod as its device plugin does. Returns False when its agent has no room for it."""
+        """Start a bound pod as its device plugin does. Return False if the node's agent has no room for it."""
         pod = self.pod(uid)
         agent = self.agents[pod.node]
         chosen = tuple(sorted(pod.chosen[0])) if pod.chosen else ()
@@ -189,14 +189,14 @@ class World:
         return True
 
     def end(self, uid: str) -> None:
-        """End a pod: its share goes, and then it."""
+        """End a pod: release its share, then remove the pod."""
         body = self.pods.pop(uid)
         if (node := body["spec"].get("nodeName")) in self.agents:
             self.agents[node].shares.pop(uid, None)
 
 
 def row_of(cluster: Cluster, name: str) -> Row:
-    """Return what is left of a node that a replica sees."""
+    """Return what is left of a node in a replica's view."""
     row = cluster.row(name)
     assert row is not None
     return row

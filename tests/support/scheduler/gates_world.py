@@ -1,4 +1,4 @@
-"""Replicas with an API server's double: what kubelet and schedulers would do is the test's, and what agents say."""
+"""Runs scheduler replicas on a double of the API server; the test plays kubelet, other schedulers and the agents."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ RULES = "sharepod/sharepod-gates-queues"
 
 
 class Replica:
-    """What one process of the scheduler has; agents' reports are put into its book by `report`."""
+    """The parts of one scheduler process; `report` puts the agents' reports into its book."""
 
     def __init__(self, server: ApiServer, directory: Path, name: str, *, lease: str, unix: Callable[[], float]) -> None:
         self.api = Client(server.access(directory), "sharepod-scheduler")
@@ -55,7 +55,7 @@ class Replica:
             ),
         )  # fmt: skip
         self.url = ""
-        """Where its status is served."""
+        """The URL of its status server."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def not_ready(self) -> str:
@@ -81,14 +81,14 @@ class Replica:
         await self.api.__aexit__(None, None, None)
 
     async def kill(self) -> None:
-        """End its work as if it were killed: its lease stays."""
+        """End its work as if the process were killed: its lease is not given up."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.writer.stop()
 
     async def report(self, agents: dict[str, Agent]) -> None:
-        """Have agents tell all that they know, and the view take it over."""
+        """Let agents report all that they know, and the replica's view take it over."""
         for name, agent in agents.items():
             use = agent.use()
             assert use is not None
@@ -102,15 +102,15 @@ class Replica:
         await self.observer.take_usage(time.monotonic())
 
     def runs(self, *names: str) -> bool:
-        """Tell whether these pods are seen to run."""
+        """Tell whether the replica sees that these pods run."""
         return {pod.name for pod in self.cluster.pods() if pod.running} >= set(names)
 
 
 class World:
-    """The API server, nodes whose agents report, and what kubelet and schedulers would do."""
+    """The API server, nodes with agents that report, and the actions of kubelet and kube-scheduler."""
 
     def __init__(self, directory: Path, **devices: int) -> None:
-        """`devices`: how many the first nodes have, by their names."""
+        """`devices`: by name, how many devices each of the first nodes has."""
         self.directory = directory
         self.server = ApiServer()
         self.server.put_namespace("sharepod")
@@ -127,7 +127,7 @@ class World:
         await self.server.__aexit__(*error)
 
     def put_rules(self, text: str) -> None:
-        """Give the rules of queues."""
+        """Put the rules of queues into their ConfigMap."""
         self.server.put_config_map(*RULES.split("/"), {"queues.yaml": text})
 
     def add_node(self, name: str, devices: int, rack: str = "") -> None:
@@ -172,7 +172,7 @@ class World:
         return not self.body(name)["spec"]["schedulingGates"]
 
     def node_of(self, name: str) -> str:
-        """Return where a released pod was sent; all that says so has to agree."""
+        """Return the node that a released pod was sent to; its annotations and node selector must agree on it."""
         body = self.body(name)
         node = str(body["metadata"]["annotations"]["sharepod.io/node"])
         assert body["spec"]["nodeSelector"] == {"kubernetes.io/hostname": f"host-{node}"}
@@ -183,20 +183,20 @@ class World:
         return str(self.body(name)["metadata"]["annotations"]["sharepod.io/device"]).split(",")
 
     def run(self, name: str) -> None:
-        """Do what a scheduler and kubelet do with a released pod."""
+        """Bind and run a released pod, as kube-scheduler and kubelet do."""
         body = self.body(name)
         body["spec"] |= {"nodeName": self.node_of(name), "schedulingGates": []}
         body["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         self.server.put(body)
 
     async def run_released(self, *names: str) -> None:
-        """Have pods run once they are released."""
+        """Wait until each pod is released, and run it."""
         for name in names:
             await eventually(lambda name=name: self.is_released(name), f"{name} is not released")  # type: ignore[misc]
             self.run(name)
 
     def bind(self, name: str, device: str, *, runs_s: float | None = None) -> None:
-        """Have a pod on a device as if it had been released before any replica was there; `runs_s`: for how long."""
+        """Put a pod on a device as if released before any replica started; `runs_s`: how long it has run."""
         body = self.body(name)
         node = device.split("-")[1]
         body["spec"] |= {"nodeName": node, "schedulingGates": []}
@@ -206,7 +206,7 @@ class World:
         self.server.put(body)
 
     def guard(self, name: str) -> None:
-        """Have a disruption budget keep a pod from being evicted."""
+        """Protect a pod from eviction by a disruption budget."""
         body = self.body(name)
         body["metadata"]["labels"] = {"guarded": "yes"}
         self.server.put(body)
@@ -229,5 +229,5 @@ class World:
 
 
 def stamp(ago_s: float) -> str:
-    """Return a time as the API server writes it."""
+    """Return the time `ago_s` before now as the API server writes it."""
     return (datetime.now(UTC) - timedelta(seconds=ago_s)).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,8 +1,8 @@
-"""Whether tasks of a play waited while nobody but lower priorities held the room that they needed. Pure.
+"""Find the tasks of a play that waited while only lower priorities held the room that they needed. Pure.
 
-It asks no round: who is where follows from the pods alone. A task could have begun where its least members would all
-fit if every pod of lower priority were gone. A round that is before the one in which it begins, and one in which who is
-evicted ends, are two: what lasts for longer is somebody's fault.
+It asks no round: the pods alone tell which pod is where. A task could have begun where its least members would all fit
+if every pod of lower priority were gone. Two rounds of waiting are normal: one in which the evicted pods end, and the
+one before the round in which the task begins. A longer wait is a fault of the scheduler.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class Denial:
     since_s: float
     lasted_s: float
     kept: bool
-    """Somebody waited all the while for twice as long as his queue lets anyone: without what was free, which may be
-    kept for him then, the task did not fit."""
+    """All the while some job had waited for twice as long as its queue allows. What is free may then be reserved for
+    that job, and without the free room the task did not fit."""
 
 
 class Witness:
     """Looks at a play after each of its rounds."""
 
     def __init__(self, line: Timeline, nodes: Sequence[NodeSpec], above: int) -> None:
-        """`above`: of what priority tasks are not looked at."""
+        """Take the play to watch; only tasks with a priority above `above` are looked at."""
         self._line, self._nodes, self._above = line, nodes, above
         self._board = Board(tuple(nodes))
         self._looked_s = 0.0
         self._since: dict[str, tuple[float, bool]] = {}
-        """By task, since when it could have begun."""
+        """By task, since when it could have begun, and whether a reservation may explain that it waits."""
         self._seen: set[str] = set()
         self.denials: list[Denial] = []
 
     def look(self, now_s: float) -> None:
-        """Look at what a round has left."""
+        """Look at the state after a round."""
         waiting = {
             course.task.name: course.task
             for course in self._line.wanting()
@@ -71,12 +71,12 @@ class Witness:
         self._looked_s = now_s
 
     def longest(self, priority: int) -> Denial | None:
-        """Return the longest stretch of tasks of a priority, of those for which nobody's keeping was the reason."""
+        """Return the longest stretch of the tasks of a priority that a reservation does not explain."""
         own = [denial for denial in self.denials if denial.priority == priority and not denial.kept]
         return max(own, key=lambda denial: denial.lasted_s, default=None)
 
     def end(self) -> None:
-        """Count those that wait still."""
+        """Count also the tasks that still wait at the end of the play."""
         for name in list(self._since):
             self._end(name, self._line.now_s)
 
@@ -93,7 +93,7 @@ class Witness:
         )
 
     def _could_begin(self, task: Task, *, idle: bool) -> bool:
-        """Tell whether a task would fit if lower ones were gone; without `idle` only into the time that they have."""
+        """Tell whether a task would fit if lower priorities were gone; without `idle`, only into the time they hold."""
         milli: defaultdict[str, int] = defaultdict(lambda: DEVICE_MILLI)
         yielded: defaultdict[str, int] = defaultdict(int)
         mib: defaultdict[str, int] = defaultdict(int)

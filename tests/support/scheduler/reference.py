@@ -1,4 +1,4 @@
-"""Placement as its rules say it, in plain Python: slow, and independent of what is tested."""
+"""The rules of placement in plain Python: slow, and independent of the code under test."""
 
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -69,7 +69,7 @@ class Node:
 
 
 def check_placements(nodes: list[NodeSpec], pods: list[NamedPod], placed: list[Placed]) -> None:
-    """Check a run pod by pod against the rules: nothing is given twice, and what fits somewhere is not refused."""
+    """Check placements pod by pod: nothing is given twice, and no pod that fits somewhere was refused."""
     state = {node.name: Node(node) for node in nodes}
     asks = {pod.name: pod.ask for pod in pods}
     for one in placed:

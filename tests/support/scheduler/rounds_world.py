@@ -1,4 +1,4 @@
-"""A cluster in virtual time whose every round is checked against what must hold after each of them."""
+"""A cluster in virtual time; after each round it checks what must hold after every round."""
 
 import random
 from collections import defaultdict
@@ -33,7 +33,7 @@ def task(name: str, priority: int = 0, milli: int = 1000, **more: object) -> Tas
 
 
 def pod_of(line: Timeline, name: str, **changed: Any) -> Pod:
-    """Return a pod, after what the API server shows of it has changed so."""
+    """Return a pod, after the API server shows it with these changes."""
     [pod] = [pod for pod in line.cluster.pods() if pod.name == name]
     if changed:
         line.cluster.set_pod(replace(pod, **changed))
@@ -43,7 +43,7 @@ def pod_of(line: Timeline, name: str, **changed: Any) -> Pod:
 
 @dataclass(frozen=True)
 class Decided:
-    """What one round has ordered, by the names of pods."""
+    """What one round decided, by the names of pods."""
 
     orders: list[Order]
 
@@ -65,11 +65,11 @@ class Decided:
 
     @property
     def told(self) -> list[tuple[str, str]]:
-        """Reasons and texts."""
+        """Return reasons and texts of what the round told."""
         return [(one.reason, one.text) for one in self.orders if isinstance(one, Tell)]
 
     def run(self, line: Timeline) -> None:
-        """Have what was released run."""
+        """Let the released pods run."""
         for place in self.placed:
             pod = replace(place.pod, gated=False, node=place.node, chosen=place.devices, running=True)
             line.cluster.set_pod(pod)
@@ -100,7 +100,7 @@ def random_tasks(
 
 
 def check(line: Timeline) -> None:
-    """Check what must hold after every round."""
+    """Check the invariants that must hold after every round."""
     milli: defaultdict[str, int] = defaultdict(int)
     mib: defaultdict[str, int] = defaultdict(int)
     gangs: defaultdict[tuple[str, str], list[Pod]] = defaultdict(list)

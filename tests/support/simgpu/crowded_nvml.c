@@ -1,10 +1,10 @@
-/* A libnvidia-ml on a machine with 2,000 processes, of which more come with every look. All of them compute, draw, and
- * are clients of MPS. The third and the 1,999th of them have the pids that stand in CROWD; the others never end. */
+/* A libnvidia-ml for a machine with 2,000 processes; every call finds more of them. All of them compute, draw, and are
+ * clients of MPS. The third and the 1,999th have the pids that CROWD names; the others never end. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define NOBODY 0x40000000u /* more than any pid */
+#define NOBODY 0x40000000u /* above every possible pid */
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -1,4 +1,4 @@
-"""One machine with simulated devices, a pynvml client of it and programs that use its devices."""
+"""Fixtures for a machine with simulated devices: a pynvml client, and programs that use the devices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +38,7 @@ def ask(machine: Gpu) -> Ask:
 
 @pytest.fixture
 def use(machine: Gpu) -> Use:
-    """Start programs that use a device until the end of the test: `use(device, busy_us, idle_us, size)`.
+    """Start programs that use a device until the test ends: `use(device, busy_us, idle_us, size)`.
 
     Further arguments go into the program's environment.
     """

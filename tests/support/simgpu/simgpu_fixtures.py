@@ -1,4 +1,4 @@
-"""Simulated GPUs and the programs on them: a program is a text, and is told apart by what it prints or answers."""
+"""Fixtures for simulated GPUs and programs on them; a test gives a program's text and judges what it prints."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ COUNTED = """
         last.append(raw.raw.hex()[-2:])
     print(result, *last)
     """
-"""A program that prints what cuInit said, and with which digits the UUIDs of its devices end."""
+"""A program that prints what cuInit returned, and the last digits of its devices' UUIDs."""
 
 ANSWER = """
 import json
@@ -60,7 +60,7 @@ def answer():
             told = type(error).__name__
         print(json.dumps(told), flush=True)
 """
-"""The beginning of a program that can `answer()`: an expression a line. An error of NVML is answered as its name."""
+"""The begin of a program with `answer()`, which evaluates one expression a line; an NVML error is answered by name."""
 
 
 class Program:
@@ -78,31 +78,31 @@ class Program:
         return line.rstrip("\n")
 
     def tell(self, expression: str) -> None:
-        """Have a program that answers evaluate an expression; its `line` is the answer, when it comes."""
+        """Send an expression to a program that answers; read the answer with `line`."""
         assert self.process.stdin is not None
         self.process.stdin.write(expression + "\n")
         self.process.stdin.flush()
 
     def ask(self, expression: str) -> Any:
-        """Tell it, and return the answer."""
+        """Send an expression and return the answer."""
         self.tell(expression)
         return json.loads(self.line())
 
     def lines(self, returncode: int = 0) -> list[str]:
-        """Wait for its end; return the lines that it printed."""
+        """Wait until the program ends; return the lines that it printed."""
         output, errors = self.process.communicate(timeout=60)
         assert self.process.returncode == returncode, errors
         return output.splitlines()
 
     def kill(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill the program, and wait until it is gone."""
         self.process.kill()
         self.process.communicate()
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A machine with simulated devices, the programs on it, and what was true of it."""
+    """A machine with simulated devices, the programs on it, and the simulator's truth about it."""
 
     simulated: SimulatedGpu
     prelude: str
@@ -110,7 +110,7 @@ class Gpu:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of its programs."""
+        """Return the environment of its programs."""
         return self.simulated.env
 
     def start(self, text: str, *arguments: object, within: Sequence[str] = (), **environment: str) -> Program:
@@ -128,15 +128,15 @@ class Gpu:
         return program
 
     def play(self, text: str, *arguments: object, **environment: str) -> list[str]:
-        """Run a program to its end, which must be a good one; return the lines that it printed."""
+        """Run a program to its end, which must be a success; return the lines that it printed."""
         return self.start(text, *arguments, **environment).lines()
 
     def truth(self) -> Truth:
-        """Look at what is true now."""
+        """Return the simulator's truth about the machine at this moment."""
         return Truth(self.simulated.state)
 
     def kernels(self, device: int = 0) -> list[KernelTruth]:
-        """Return the work that a device has done, by its own log."""
+        """Return the work that a device has done, from the device's own log."""
         with self.truth() as truth:
             return truth.kernels(device)
 
@@ -151,13 +151,13 @@ NewGpu = Callable[..., Gpu]
 
 @pytest.fixture
 def prelude() -> str:
-    """What comes before the text of every program; a module of tests may have its own."""
+    """Return the text that comes before the text of every program; a test module may have its own."""
     return "from rig.holdings import *\n"
 
 
 @pytest.fixture
 def new_gpu(make_simgpu: MakeSimgpu, prelude: str) -> Iterator[NewGpu]:
-    """Make simulated GPUs that log their work, of the profile `ideal`, whose times are round, unless told.
+    """Make simulated GPUs that log their work. Unless told otherwise they have the profile `ideal`, with round times.
 
     Programs that still run at the end of the test are killed.
     """

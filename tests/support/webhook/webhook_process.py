@@ -1,4 +1,4 @@
-"""The webhook as a process of its own, asked over HTTPS as the API server does."""
+"""Runs the webhook in a process of its own and sends it requests over HTTPS, as the API server does."""
 
 import contextlib
 import http.client
@@ -51,24 +51,24 @@ class Webhook:
             self._lines.put(line)
 
     def event(self, name: str, **said: object) -> Object:
-        """Return the next line of the log of that name that says so; what comes before it is dropped."""
+        """Return the next log line with that name and these values; earlier lines are dropped."""
         while True:
             found: Object = json.loads(self._lines.get(timeout=WAIT_S))
             if found["event"] == name and found.items() >= said.items():
                 return found
 
     def rest(self) -> list[Object]:
-        """Return what has been logged and not read, once the process has ended."""
+        """Return the unread lines of the log, once the process has ended."""
         self._reader.join(WAIT_S)
         return [json.loads(line) for line in list(self._lines.queue)]
 
     def connect(self) -> http.client.HTTPSConnection:
-        """Return a connection that is not made yet."""
+        """Return an HTTPS connection that connects with its first request."""
         context = self.certificates.trust()
         return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=WAIT_S, context=context)
 
     def encrypted(self, authority: trustme.CA | None = None, name: str | None = NAME) -> ssl.SSLSocket:
-        """Return a connection after its handshake, by default of a peer that trusts the present authority."""
+        """Return a connection after its handshake; by default the peer trusts the present authority."""
         context = self.certificates.trust(authority)
         context.check_hostname = name is not None
         plain = socket.create_connection(("127.0.0.1", self.port), WAIT_S)
@@ -90,13 +90,13 @@ class Webhook:
             return answer.status, answer.read()
 
     def admit(self, item: Object, path: str = "/compatibility", **more: Any) -> Object:
-        """Return what is said of a pod."""
+        """Send a review of a pod; return the response."""
         status, body = self.post(json.dumps(review(item, **more)).encode(), path)
         assert status == 200, body
         return response(body)
 
     def end(self) -> int:
-        """Stop it as kubelet does; return its exit code."""
+        """Stop the webhook as kubelet does; return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(WAIT_S)

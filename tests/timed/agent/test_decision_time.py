@@ -1,4 +1,4 @@
-"""What a decision of the policy costs."""
+"""Test how long a decision of the policy takes."""
 
 import statistics
 import time

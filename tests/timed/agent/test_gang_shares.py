@@ -1,4 +1,4 @@
-"""Gangs beside other shares: together on their devices, in turn on one, and each share keeps its target and limit."""
+"""Test gangs beside other shares: a gang gets its devices together, and each share keeps its target and limit."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ def _collectives(program: Program) -> tuple[int, float]:
 
 
 def _granted_together(turns: list[Any]) -> float:
-    """Return what part of the longer turns began on both devices within a millisecond."""
+    """Return the fraction of the longer turns that began on both devices within a millisecond."""
     whole = [turn for turn in turns if turn.closed_ns - turn.granted_ns > 4 * MS]
     return sum(
         any(other.device != turn.device and abs(other.granted_ns - turn.granted_ns) < MS for other in turns)
@@ -31,9 +31,9 @@ def test_two_gangs_and_two_single_shares_never_deadlock_and_keep_their_targets()
         part = node.parts(3, start_ns + 1000 * MS)
         made = {name: _collectives(programs[name]) for name in ("a", "b")}
         turns = node.turns()
-    # Without gangs some 20 a second: nearly every turn ended with one rank spinning for the other.
+    # Without gangs there were about 20 a second: nearly every turn ended with one rank spinning for the other.
     assert sum(count for count, _ in made.values()) > 1000, made
-    # A round of the four shares, and what a busy host adds.
+    # The bound is a round of turns of the four shares, and what a busy host adds.
     assert max(longest for _, longest in made.values()) < 400, made
     assert part["one"] > 0.36, part
     assert part["two"] > 0.36, part
@@ -59,7 +59,7 @@ def test_pods_of_a_gang_get_their_devices_together_and_the_others_keep_their_tar
             start_ns = go(programs, 3)
             part[gang] = node.parts(2, start_ns + 1000 * MS)
             made[gang] = min(programs[name].result(20).other["rounds"] for name in ("rank0", "rank1"))
-    # Each by itself, nearly every turn ends with a rank that spins for the other one.
+    # Without the gang, nearly every turn ends with a rank that spins for the other one.
     assert made["team/job"] > 5 * made[""], made
     assert made["team/job"] > 1010, made
     assert min(part["team/job"][name] for name in ("other0", "other1")) > 0.57, part

@@ -1,4 +1,4 @@
-"""How soon gates open when the agent is gone, and that time without a host or without the agent is not billed."""
+"""Test how soon gates open without the agent, and that time in which process or agent stand still is not billed."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ MS = 1_000_000
 
 
 def opened_ns(agent: RunningAgent, signal_number: int) -> int:
-    """End the agent beneath a share whose gate is closed 99 % of the time and a paused one, which must stay so.
+    """End the agent while one share's gate is closed 99 % of the time and another share is paused, and must stay so.
 
-    Returns how long after the signal the first begins to run as it likes.
+    Return how long after the signal the first share begins to run without its limit.
     """
     with (
         program(metered(agent.register(1, 1, device="0"))),
@@ -26,7 +26,7 @@ def opened_ns(agent: RunningAgent, signal_number: int) -> int:
         Truth(f"{agent.directory}/simgpu") as truth,
     ):
         agent.stub.PauseShare(pb.PauseShareRequest(share="paused"))
-        next(agent.stub.WatchUsage(pb.WatchUsageRequest()))  # somebody watches, as the cluster does
+        next(agent.stub.WatchUsage(pb.WatchUsageRequest()))  # a client watches, as the cluster's scheduler does
         time.sleep(0.3)
         paused_busy_ns = truth.contexts(1)[0].busy_ns
         signalled_ns = time.monotonic_ns()
@@ -34,7 +34,7 @@ def opened_ns(agent: RunningAgent, signal_number: int) -> int:
         time.sleep(1.5)
         starts_ns = [kernel.started_ns for kernel in truth.kernels(0) if kernel.started_ns > signalled_ns]
         assert truth.contexts(1)[0].busy_ns == paused_busy_ns
-    # Limited, ten kernels of 500 µs take 500 ms.
+    # With the limit, ten kernels of 500 µs take 500 ms.
     free = [first for first, tenth in zip(starts_ns, starts_ns[9:], strict=False) if tenth - first < 50 * MS]
     assert free
     return free[0] - signalled_ns
@@ -54,7 +54,7 @@ def test_what_a_paused_host_leaves_idle_is_not_billed(agent: RunningAgent) -> No
 
         time.sleep(0.5)
         before = accounts()
-        for _ in range(60):  # all of its threads, for longer than what it has queued
+        for _ in range(60):  # stop all of its threads, each time for longer than its queued work takes
             paused.send_signal(signal.SIGSTOP)
             time.sleep(0.012)
             paused.send_signal(signal.SIGCONT)
@@ -62,9 +62,9 @@ def test_what_a_paused_host_leaves_idle_is_not_billed(agent: RunningAgent) -> No
         after = accounts()
     grown = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in before}
     for used_ns, _, busy_ns in grown.values():
-        assert used_ns == pytest.approx(busy_ns, rel=0.1)  # the turn's length would be 40 % too much
+        assert used_ns == pytest.approx(busy_ns, rel=0.1)  # the length of the turns would be 40 % too much
     used_ns, charged_ns, _ = grown["paused"]
-    assert charged_ns > 1.1 * used_ns  # it kept the other out
+    assert charged_ns > 1.1 * used_ns  # it is charged because it kept the other share out
 
 
 def test_what_runs_while_the_agent_stands_still_is_on_nobodys_bill(agent: RunningAgent) -> None:
@@ -80,7 +80,7 @@ def test_what_runs_while_the_agent_stands_still_is_on_nobodys_bill(agent: Runnin
     until(lambda: all(usage(agent, name).processes == 0 for name in names))
     accounts = [usage(agent, name) for name in names]
     assert max(account.passed for account in accounts) > 200
-    for account in accounts:  # of what the holder did meanwhile, up to a half is on nobody's bill
+    for account in accounts:  # up to a half of the holder's work in this time is billed to no share
         ran_ns = (account.launches - account.passed) * MS // 2
         assert 0.6 * ran_ns < account.used_ns < 1.05 * ran_ns, accounts
     assert sum(account.used_ns for account in accounts) < 0.9 * sum(account.launches for account in accounts) * MS // 2

@@ -1,4 +1,4 @@
-"""A program that has become another one, or stands still at its gate, keeps no device time from the others."""
+"""Test that a program that has executed another, or is stopped at its gate, keeps no device time from the others."""
 
 import signal
 import time
@@ -12,7 +12,7 @@ from sharepod.proto import v1_pb2 as pb
 
 
 def used_by(agent: RunningAgent, name: str, seconds: float) -> float:
-    """Return the part of the time that a share uses from now on."""
+    """Return the fraction of the following seconds that a share uses."""
     began_ns, before = time.monotonic_ns(), usage(agent, name).used_ns
     time.sleep(seconds)
     return (usage(agent, name).used_ns - before) / (time.monotonic_ns() - began_ns)
@@ -37,9 +37,9 @@ def test_a_stopped_program_that_waits_at_its_gate_takes_no_turns_from_others(age
         program(metered(agent.register(50, name="other", device="0"))),
     ):
         agent.stub.PauseShare(pb.PauseShareRequest(share="stopped"))
-        time.sleep(0.1)  # it has come to its closed gate
+        time.sleep(0.1)  # by then it waits at its closed gate
         stopped.send_signal(signal.SIGSTOP)
         agent.stub.ResumeShare(pb.ResumeShareRequest(share="stopped"))
-        until(lambda: used_by(agent, "other", 0.5) > 0.8)  # half, when every second turn is the stopped one's
+        until(lambda: used_by(agent, "other", 0.5) > 0.8)  # it would be half if the stopped share got every second turn
         stopped.send_signal(signal.SIGCONT)
         until(lambda: used_by(agent, "stopped", 0.5) > 0.3)

@@ -1,4 +1,4 @@
-"""What a scrape of the agent costs its processor."""
+"""Test how much processor time a scrape costs the agent."""
 
 import tempfile
 import time
@@ -19,7 +19,7 @@ SCRAPE_S = 0.03
 
 
 class Still:
-    """A node whose status is what a registry says; it has no loop to ask."""
+    """A node that takes its status from a registry; it has no event loop to ask."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -30,7 +30,7 @@ class Still:
 
 
 def test_a_scrape_of_a_hundred_shares_takes_less_than_thirty_milliseconds() -> None:
-    # The directories of shares are on tmpfs, as an agent has them.
+    # The directories of shares are on tmpfs, as those of an agent are.
     with (
         tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory,
         closing(NativeArbiter()) as arbiter,

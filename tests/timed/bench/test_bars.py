@@ -1,6 +1,6 @@
-"""The bars on the simulated device, in a few seconds each: within the bar, or on the median of three runs within twice.
+"""Test the bars on the simulated device, in a few seconds each: one run within the bar, or a median within twice of it.
 
-`make bench` measures the bars themselves; what guards them here must hold on a noisy two-core machine.
+`make bench` measures the bars themselves. These tests guard them and must hold on a noisy two-core machine.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from rig.loads import MS, SECOND, Case
 RIG = SimulatedRig(TEST)
 STREAMS_S = 2
 BARE_LAUNCH_NS = 3
-"""What a launch without the hook takes on an empty driver, on the machine of bench/results; others took 11."""
+"""How long a launch without the hook takes on an empty driver on the machine of bench/results; elsewhere it took 11."""
 
 
 def within_twice(times_the_bar: Callable[[], float]) -> None:
-    """Assert that a run is within the bar, or the median of three within twice of it.
+    """Assert that one run is within the bar, or that the median of three runs is within twice the bar.
 
-    A run gives how many times the bar it measured. Each is made only where it decides.
+    A run returns its result as a multiple of the bar. The second and third run are made only if they decide.
     """
     made = [times_the_bar()]
     if made[0] <= 1:
@@ -51,8 +51,8 @@ def test_saturated_shares_get_and_pay_for_what_they_asked_for_and_lose_little(ca
     within_twice(measured)
 
 
-# A slow host has a microsecond of each launch into an empty stream billed where launches take 5 µs to arrive: 2 % of
-# the shortest bursts. Those are judged where launches arrive at once; `make bench` judges them on the other device too.
+# If launches take 5 µs to arrive, a slow host has a microsecond of each launch into an empty stream billed: 2 % of the
+# shortest bursts. So these are judged on a device where launches arrive at once; `make bench` judges them on both.
 @pytest.mark.parametrize(
     ("number", "profile"),
     [(0, "ideal"), (1, "typical"), (3, "typical"), (5, "typical"), (7, "ideal"), (9, "ideal")],
@@ -61,7 +61,7 @@ def test_saturated_shares_get_and_pay_for_what_they_asked_for_and_lose_little(ca
 def test_work_on_several_streams_is_billed_as_the_union_of_its_spans(number: int, profile: str) -> None:
     rig, case = SimulatedRig(TEST, profile=profile), streams.CASES[number]
 
-    # By the sum of the spans: 139 and 60 %.
+    # A bill by the sum of the spans would be off by 139 and 60 %.
     within_twice(lambda: abs(streams.bill_errors(rig, case, STREAMS_S)["a"]) / BILL_ABOVE.bound)
 
 
@@ -69,7 +69,7 @@ def test_work_on_several_streams_is_billed_as_the_union_of_its_spans(number: int
 def test_neither_what_waits_in_front_of_kernels_nor_the_busy_share_beside_it_is_billed_for_that(number: int) -> None:
     rig, case = SimulatedRig(TEST), streams.CASES[number]
 
-    # The busy one's turns have the other's kernels in them, and what the device takes to change to those and back.
+    # The busy share's turns contain kernels of the other, and the time for the device's switches to them and back.
     within_twice(lambda: max(map(abs, streams.bill_errors(rig, case, STREAMS_S).values())) / BILL_ABOVE.bound)
 
 
@@ -94,14 +94,14 @@ def test_a_limit_holds_on_an_idle_device_and_is_smooth() -> None:
 
 @pytest.fixture(scope="module")
 def launch() -> Line:
-    """What the hook adds to a launch on an empty driver."""
+    """Return the bench's row of what the hook adds to a launch on an empty driver."""
     line, *_ = costs.launch(RIG)
     return line
 
 
 @pytest.fixture(scope="module")
 def slowness(launch: Line) -> float:
-    """How much longer a call takes on this machine than on that of bench/results, at least 1."""
+    """Return how many times longer a call takes on this machine than on that of bench/results, at least 1."""
     return max(1, figures.median(launch.detail["bare_ns"]) / BARE_LAUNCH_NS)
 
 

@@ -1,4 +1,4 @@
-"""The calibration of bench.gpu finds what the simulated GPU was set to, and what it writes is a profile for one."""
+"""Test that bench.gpu's calibration finds the settings of a simulated GPU, and writes a profile that one can load."""
 
 import dataclasses
 import json
@@ -34,14 +34,14 @@ PROPERTIES: dict[str, tuple[int | None, int]] = {
     "streams_share_sms": (0, 1),
     "interference_percent": (None, 12),
 }
-"""Of a kind device, and of an odd one, which no profile is like and of which no two agree; None: as it is."""
+"""Values of a benign device, and of an odd one that is like no profile and has no two values alike; None: default."""
 KIND, ODD = (
     {name: value for name, both in PROPERTIES.items() if (value := both[which]) is not None} for which in (0, 1)
 )
 
 
 def tolerance(name: str, value: int, own_ns: float = 0) -> float:
-    """Return how far off a measurement may be: a call takes the simulator's own time as well, as long as measured."""
+    """Return how far off a measurement may be; a call also takes the simulator's own time, measured as `own_ns`."""
     if name == "slice_us":
         return 0.01 * value
     if name.endswith("cost_ns"):
@@ -52,7 +52,7 @@ def tolerance(name: str, value: int, own_ns: float = 0) -> float:
 
 
 def calibrated(path: Path, *rows: str) -> Path:
-    """Calibrate a simulated GPU as the environment sets it; return the file that the bench writes."""
+    """Calibrate a simulated GPU with the settings of the environment; return the file that the bench writes."""
     with Host(build(), SCALE, simulated=True, results=path) as host:
         for row in rows:
             CALIBRATION[row].measure(host)

@@ -1,4 +1,4 @@
-"""A replay takes the time of its trace, and is billed for it."""
+"""Test that a replay takes the time of its trace, and is billed for it."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from rig.loads import Load, Terms
 from rig.node import START_DELAY_NS, Node
 
 GAP_NS = 5_000
-"""Nobody sees a gap that is shorter: a launch alone takes 3 µs to reach the device, a marker's record 1 µs."""
+"""The shortest gap that the hook can see: a launch takes 3 µs to reach the device, a marker's record 1 µs."""
 
 
 ATTEMPTS = 3
@@ -22,7 +22,7 @@ RIG = replay.ReplayRig(FULL)
 
 
 def billed_within(most: float, attempt: Callable[[], float]) -> None:
-    """Attempt three times: a busy host makes a bill too high now and then, a mistake in it every time."""
+    """Attempt up to three times: a busy host makes a bill too high now and then, a mistake does so every time."""
     seen: list[float] = []
     while not seen or abs(seen[-1]) >= most:
         assert len(seen) < ATTEMPTS, seen
@@ -53,10 +53,10 @@ def test_a_replay_under_a_share_is_billed_and_said_to_be_synthesised() -> None:
 
 
 def test_a_launch_bound_replay_is_billed_its_kernels_and_at_most_the_gaps_that_no_marker_tells_from_work() -> None:
-    """The bill is up to 40 % above the kernels: each of 2.9 µs is followed by a gap of 1 µs until the next is there."""
+    """Check a bill of up to 40 % above the kernels: after each of 2.9 µs there is a gap of 1 µs until the next."""
 
     def error_percent() -> float:
-        # On a typical device the gaps behind timing events come on top of it: 11 to 13 %.
+        # On a typical device the gaps behind timing events would add 11 to 13 %.
         with Node(log_kernels=1 << 18, gpu_settings={"SIMGPU_PROFILE": "ideal"}) as node:
             program = node.add("a", replay.command(replay.LOOP), node.share_environment("a", Terms(100)))
             start_ns = time.monotonic_ns() + START_DELAY_NS
@@ -65,10 +65,10 @@ def test_a_launch_bound_replay_is_billed_its_kernels_and_at_most_the_gaps_that_n
             kernels, used_ns = node.kernels(), node.sample().busy_ns["a"]
             billed_ns = node.usage()["a"].devices[0].usage.used_ns
         assert steps >= 50
-        assert sum(kernel.ended_ns - kernel.started_ns for kernel in kernels) == used_ns  # the log has them all
+        assert sum(kernel.ended_ns - kernel.started_ns for kernel in kernels) == used_ns  # the log is complete
         gaps_ns = [later.started_ns - before.ended_ns for before, later in pairwise(kernels)]
         untold_ns = sum(gap for gap in gaps_ns if gap <= GAP_NS)
-        assert 0.2 * used_ns < untold_ns  # else it is another trace
+        assert 0.2 * used_ns < untold_ns  # otherwise it is not this trace
         assert billed_ns > 0.98 * used_ns
         return max(0.0, (billed_ns / (used_ns + untold_ns) - 1) * 100)
 

@@ -1,4 +1,4 @@
-"""The demo divides the simulated GPU as it says."""
+"""Test that the demo divides the simulated GPU as it says."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A call that waits for its work tells that a burst is over: the turn is given back then, and not a linger later."""
+"""Test that a call that waits for its work ends a burst: the turn is given back then, and not a linger later."""
 
 import statistics
 import subprocess
@@ -15,8 +15,8 @@ from sharepod.simgpu.truth import KernelTruth, Truth
 BURSTS = 100
 RUNS = 3
 IDLE = 0
-"""The turn was given back."""
-# Every other burst is waited for; the program comes back 5 ms after the end of either.
+"""The reason of a turn that was given back."""
+# The program waits for every other burst. It begins the next burst 5 ms after the end of each.
 BURSTING = f"""
 module = start()
 waited, left = kernel(module, "waited_1ms"), kernel(module, "left_1ms")
@@ -37,7 +37,7 @@ while True:
 
 
 def kept_ns(turns: list[Turn], kernels: list[KernelTruth], name: str) -> list[int]:
-    """Return how long after the end of its only work each turn with a kernel of that name was closed."""
+    """Return, for each turn with a single kernel, of that name, how long after the kernel's end it was closed."""
     kept = []
     for turn in turns:
         inside = [work for work in kernels if turn.granted_ns <= work.started_ns < turn.closed_ns]
@@ -47,7 +47,7 @@ def kept_ns(turns: list[Turn], kernels: list[KernelTruth], name: str) -> list[in
 
 
 def run(gpu: SimulatedGpu, directory: Path) -> tuple[float, float]:
-    """Run both programs; return what `kept_ns` is, but for noise, of bursts that are waited for and of the others."""
+    """Run both programs; return `kept_ns` without noise, for bursts with a wait and for the others."""
     running: list[subprocess.Popen[bytes]] = []
     with Arbiter() as arbiter:
         try:
@@ -68,8 +68,8 @@ def run(gpu: SimulatedGpu, directory: Path) -> tuple[float, float]:
 
 
 def test_a_burst_that_is_waited_for_is_given_back_before_a_linger(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
-    # Of what noise can only make longer, the shortest tenth; and a machine that is slow throughout gets three tries. A
-    # linger (50 µs) after the wait makes it 0.42 of the other instead of 0.2, in every run.
+    # Noise can only make these times longer, so the shortest tenth counts. A machine that is slow throughout gets three
+    # tries. A linger (50 µs) after the wait would make the ratio 0.42 instead of 0.2 in every run.
     tries = []
     for number in range(RUNS):
         waited_ns, left_ns = run(make_simgpu(SIMGPU_LOG_KERNELS="100000"), tmp_path / str(number))
@@ -103,4 +103,4 @@ for one in [step, step_and_stream] * 25:
 print(least[step_and_stream] / least[step])
 """,
     )
-    assert float(done.stdout) < 1.15  # 1.44 with a marker
+    assert float(done.stdout) < 1.15  # it was 1.44 with a marker

@@ -1,4 +1,4 @@
-"""A tenant that floods what it may write (its locks, its doorbell, its file) makes its own share suffer alone."""
+"""Test that a tenant that floods what it may write (locks, doorbell, file) harms only its own share."""
 
 import contextlib
 import subprocess
@@ -14,7 +14,7 @@ from tenant import Tenant, until
 from rig.arbiter import Arbiter
 
 WORST_S = 0.1
-"""With the locks it was 0.45 s. A wait is well below a millisecond, but for what a busy machine adds."""
+"""The longest wait allowed. With the flood of locks it was 0.45 s; unless the machine is busy it is well below 1 ms."""
 ASKS = 200
 
 LOCKS = """
@@ -56,7 +56,7 @@ while True:
 
 @pytest.fixture
 def shares() -> Iterator[Path]:
-    """A directory in memory, as the agent's is."""
+    """Yield a directory on a tmpfs, as the agent's is."""
     with tempfile.TemporaryDirectory(prefix="sharepod-floods-", dir="/dev/shm") as directory:
         yield Path(directory)
 
@@ -73,13 +73,13 @@ def running(text: str, region: Path) -> Iterator[None]:
 
 
 def waits_s(tenant: Tenant) -> list[float]:
-    """Ask for turns on an idle device, and return how long each took to come."""
+    """Ask for turns on an idle device; return how long each took to come."""
     found = []
     for _ in range(ASKS):
         began = time.monotonic()
         tenant.enter()
         found.append(time.monotonic() - began)
-        for paused in (True, False):  # the turn ends, and no other one is asked for
+        for paused in (True, False):  # this ends the turn, and the share asks for no other
             tenant.share.arbiter.pause_share(tenant.share.handle, paused)
         until(lambda: tenant.word() % 2 == 0)
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""A capture that ends with its stream or context is over: what is launched afterwards is measured as before it."""
+"""Test that a capture is over when its stream or context ends: later launches are measured as before the capture."""
 
 import statistics
 from pathlib import Path
@@ -41,4 +41,4 @@ def test_short_kernels_are_billed_as_before_after_a_capture_was_lost(
         gpu = make_simgpu(SIMGPU_RECORD_GAP_NS="40000")
         done = run_metered(gpu, tmp_path / str(number), f"module = start()\n{ENDS[end]}{WORK}")
         ratios.append(done.usage[0].used_ns / done.busy_ns[0])
-    assert statistics.median(ratios) < 2  # it was 4.8: an event behind each launch
+    assert statistics.median(ratios) < 2  # it was 4.8 when an event was recorded behind each launch

@@ -1,4 +1,4 @@
-"""A program whose clock is another than the agent's: it waits for its turns, and is billed for what it used."""
+"""Test a program with another clock than the agent's: it waits for its turns, and is billed for what it used."""
 
 import subprocess
 from collections.abc import Callable
@@ -32,7 +32,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 
 
 def away(_directory: Path, preloaded: str) -> tuple[list[str], str]:
-    """Return what runs a command in a time namespace of its own, and what it is to preload."""
+    """Return the words that run a command in a time namespace of its own, and its LD_PRELOAD."""
     words = ["unshare", "--time", "--monotonic", "1000000"]
     if subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
         pytest.skip("a time namespace needs root")
@@ -40,7 +40,7 @@ def away(_directory: Path, preloaded: str) -> tuple[list[str], str]:
 
 
 def faked(directory: Path, preloaded: str) -> tuple[list[str], str]:
-    """Return the same for a program whose clock_gettime is another library's."""
+    """Return the same for a program that gets its clock_gettime from another library."""
     library = directory / "shifted.so"
     compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
     subprocess.run(compiler, input=SHIFTED, text=True, check=True)

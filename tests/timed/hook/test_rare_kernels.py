@@ -1,4 +1,4 @@
-"""A program whose processor is slower than its GPU: a short kernel now and then, and no wait for it."""
+"""Test a program that is bound by its processor: it launches a short kernel now and then and does not wait for it."""
 
 import subprocess
 from pathlib import Path
@@ -32,7 +32,7 @@ ONE, THREE = ["rare_20us"], ["rare_20us", "rare_5us", "rare_100us"]
 def run(
     make_simgpu: MakeSimgpu, directory: Path, gap_us: int, names: list[str], limit: float = 100
 ) -> tuple[Usage, int]:
-    """Run it in a share; return its account and for how long it had the device, ns."""
+    """Run the program in a share; return the share's account and how long the device was busy, in ns."""
     gpu = make_simgpu()
     body = BODY % (names, SECONDS, gap_us * 1e-6)
     with Arbiter() as arbiter:
@@ -48,8 +48,8 @@ def test_the_pauses_between_short_kernels_are_not_billed(
     gap_us: int, names: list[str], make_simgpu: MakeSimgpu, tmp_path: Path
 ) -> None:
     account, took_ns = run(make_simgpu, tmp_path, gap_us, names)
-    # A kernel that never queues is predicted 1.3 times too long, and 2.5 times where its first launch was slow. Pauses
-    # that were not told in time made it 3 to 6 times.
+    # The prediction of a kernel that never queues is 1.3 times too long, and 2.5 times after a slow first launch. With
+    # pauses that were not told in time the bill was 3 to 6 times too high.
     assert 0.9 * took_ns <= account.used_ns <= 2.8 * took_ns + 10_000_000
 
 

@@ -1,4 +1,4 @@
-"""What a stream waits for is not the device's time: the bill is that of the kernels, by the device's own account."""
+"""Test that a stream's waits are not billed: the bill equals the kernels' time by the device's own account."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -89,14 +89,14 @@ while time.monotonic() < until:
 
 
 def busy_of_two_loops(gpu: SimulatedGpu, environments: Sequence[Mapping[str, str]]) -> int:
-    """Run two programs that upload before each kernel; return for how long the device has run kernels by then, ns."""
+    """Run two programs that upload before each kernel; return how long the device ran kernels, in ns."""
     run_together(gpu, START + LOOP, environments)
     with Truth(gpu.state) as truth:
         return truth.devices()[0].busy_ns
 
 
 def billed_to_busy(make_simgpu: MakeSimgpu, directory: Path, body: str, devices: tuple[int, ...]) -> list[float]:
-    """Run a program alone, three times; return of each device the median of what was billed for each second of work."""
+    """Run a program alone three times; return for each device the median of its bill per second of work."""
     ratios: list[list[float]] = []
     for number in range(3):
         gpu = make_simgpu(f"{len(devices)}xH200", SIMGPU_PCIE_MB_S="1000")

@@ -1,4 +1,4 @@
-"""A function whose time depends on its data: its share's drains are short all the same, and its bill is right."""
+"""Test a function with a run time that depends on its data: its share still has short drains and a right bill."""
 
 import statistics
 from pathlib import Path
@@ -67,5 +67,5 @@ def test_of_work_that_takes_as_long_as_its_data_says_little_is_in_flight(
     with Truth(gpu.state) as truth:
         busy_ns = truth.devices()[0].busy_ns
     drains_ms = [(turn.drained_ns - turn.closed_ns) / 1e6 for turn in turns if turn.closed_ns]
-    assert statistics.median(drains_ms) < 15  # it was up to 170
+    assert statistics.median(drains_ms) < 15  # before, it was up to 170
     assert sum(used_ns) == pytest.approx(busy_ns, rel=0.05)

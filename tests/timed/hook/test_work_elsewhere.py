@@ -1,4 +1,4 @@
-"""Work in a context that is not current."""
+"""Test the drain of work in a context that is not current."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ print("ended")
 
 
 def beside_a_neighbour(arbiter: Arbiter, make_simgpu: MakeSimgpu, directory: Path, body: str) -> None:
-    """Run it beside another share for a second; the two hand the device over every few milliseconds."""
+    """Run a program for a second beside another share, with a hand-off of the device every few milliseconds."""
     gpu = make_simgpu("1xH200")
     other, share = arbiter.share(directory / "other"), arbiter.share(directory / "share")
     with neighbour(gpu, other):

@@ -1,4 +1,4 @@
-"""What judges real time: what calls of the driver cost the host, and how much of a device each program gets."""
+"""Test what needs real time: what driver calls cost the host, and how much of a device each program gets."""
 
 import time
 from statistics import median
@@ -54,7 +54,7 @@ def test_each_kind_of_call_burns_the_cpu_time_that_is_set(new_gpu: NewGpu, setti
 
 
 def measure_shares(gpu: Gpu, *loops: tuple[str, str], seconds: float = 0.8) -> list[float]:
-    """Return each program's busy time as a percentage of the time that passed."""
+    """Return each program's busy time in percent of the time that passed."""
     programs = [gpu.ready(LOOP, *loop) for loop in loops]
     with gpu.truth() as truth:
         time.sleep(0.1)
@@ -104,7 +104,7 @@ def test_records_without_the_turn_disturb_the_holder(new_gpu: NewGpu, intrusion:
     lost_ns, switches = ended_ns - began_ns - (after.busy_ns - before.busy_ns), after.switches - before.switches
     if intrusion:
         assert switches > 50
-        # Out at 180 µs, the commands' part of the rotation, and back at 10 µs.
+        # Each intrusion costs a switch of 180 µs, the commands' part of the rotation, and a switch back of 10 µs.
         assert lost_ns == pytest.approx(switches / 2 * 390_000, rel=0.25)
     else:
         assert switches == 0

@@ -6,5 +6,5 @@ from driving import Driver
 
 @pytest.fixture
 def driver() -> Driver:
-    """A policy that is driven in virtual time."""
+    """Return a policy that is driven in virtual time."""
     return Driver()

@@ -1,4 +1,4 @@
-"""What each share pays for, to the nanosecond: the bill of agent/arbiter/bill.c in virtual time."""
+"""Test the bill of agent/arbiter/bill.c in virtual time: what each share pays for, to the nanosecond."""
 
 import ctypes
 import subprocess
@@ -11,7 +11,7 @@ from driving import MS
 from rig import REPO_ROOT
 
 FREE_NS, GRACE_NS = MS // 2, 10 * MS
-"""What of a turn may be idle and is nobody's; how much of that a share saves up."""
+"""How much of a turn may be idle without charge, and how much of that allowance a share saves up."""
 BEGAN_NS = 1000 * MS
 
 
@@ -26,7 +26,7 @@ class Paid(NamedTuple):
 
 
 class Bill:
-    """The shares of a device and its time, ns since the beginning."""
+    """A device with shares, and its time in ns since the beginning."""
 
     def __init__(self, lab: ctypes.CDLL) -> None:
         self.lab = lab
@@ -40,16 +40,16 @@ class Bill:
         self.lab.lab_grant(share, self.at(self.now_ns), contended)
 
     def say(self, share: int, used_ns: int, running: int = 0, ended_ns: int | None = None) -> None:
-        """Have its processes say what they have used in this turn, how many of them still run, and when that ended."""
+        """Let a share's processes report what they used in this turn, how many still run, and when the work ended."""
         until = self.at(self.now_ns if ended_ns is None else ended_ns)
         self.lab.lab_say(share, self.at(self.now_ns), ctypes.c_uint64(used_ns), running, until)
 
     def close(self, share: int) -> None:
-        """End its turn; its work runs on."""
+        """End the share's turn; its work runs on."""
         self.lab.lab_close(share, self.at(self.now_ns))
 
     def drained(self, share: int) -> None:
-        """Hear of the end of its turn."""
+        """Let the arbiter hear that the share's turn has drained."""
         self.lab.lab_drained(share, self.at(self.now_ns))
 
     def bill(self, passed_ns: int) -> None:
@@ -57,7 +57,7 @@ class Bill:
         self.lab.lab_bill(self.at(self.now_ns))
 
     def turn(self, share: int, lasts_ns: int, used_ns: int) -> None:
-        """Play a whole turn, which is drained when it ends."""
+        """Play a whole turn, which has drained when it ends."""
         self.grant(share)
         self.now_ns += lasts_ns
         self.say(share, used_ns)
@@ -85,7 +85,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def bill(lab: ctypes.CDLL) -> Iterator[Bill]:
-    """A device on which four shares are; after each test no more is charged than has passed."""
+    """Yield a device with four shares; after each test no more must be charged than the time that passed."""
     bill = Bill(lab)
     yield bill
     paid = [bill.paid(share) for share in range(4)]
@@ -119,7 +119,7 @@ def test_idle_time_that_is_told_late_is_charged_only_where_it_kept_others_out(
     bill.bill(drained_ns)
     bill.say(0, 20_000)
     bill.drained(0)
-    bill.turn(0, 20 * MS, used_ns=20 * MS)  # counters never fall: it is left out of what comes next
+    bill.turn(0, 20 * MS, used_ns=20 * MS)  # counters never fall: an excess billed before is taken off this turn
     assert bill.paid(0)[:2] == (20 * MS + 20_000, 20 * MS + charged_ns + 20_000 * (not charged_ns))
 
 
@@ -212,7 +212,7 @@ def test_what_ran_beside_anothers_turn_is_its_own_and_not_the_others(bill: Bill)
     bill.bill(10 * MS)
     bill.beside(0, 3 * MS, ended_ns=8 * MS)
     assert bill.paid(0)[:5] == (3 * MS, 3 * MS, 3 * MS, 0, 3 * MS)
-    assert bill.paid(1)[:3] == (10 * MS, 10 * MS, 3 * MS)  # counters never fall: it is left out of what comes next
+    assert bill.paid(1)[:3] == (10 * MS, 10 * MS, 3 * MS)  # counters never fall: the excess is taken off the next bill
     bill.bill(10 * MS)
     assert bill.paid(1)[:2] == (17 * MS, 17 * MS)
 
@@ -232,7 +232,7 @@ def test_nobody_pays_for_the_time_in_which_the_device_changes_to_what_runs_besid
     bill.bill(10 * MS)
     bill.close(1)
     bill.drained(1)
-    bill.turn(1, 10 * MS, used_ns=10 * MS)  # counters never fall: it is left out of what comes next
+    bill.turn(1, 10 * MS, used_ns=10 * MS)  # counters never fall: an excess billed before is taken off this turn
     assert (bill.paid(0).used, bill.paid(1).used) == (3 * MS, 27 * MS - changed_ns)
 
 
@@ -261,7 +261,7 @@ def test_a_turn_that_goes_on_with_the_last_ones_work_has_used_what_ran_before_it
     bill.lab.lab_late(0, False)
     bill.grant(0)
     bill.now_ns = 2 * MS
-    bill.say(0, 0, running=1)  # entered, and granted 2 ms before
+    bill.say(0, 0, running=1)  # it enters 2 ms after the grant
     bill.bill(8 * MS)
     assert bill.paid(0)[:2] == (10 * MS, 10 * MS)
 
@@ -276,7 +276,7 @@ def test_who_ran_before_the_news_came_that_the_turn_before_had_ended_is_billed_f
     bill.bill(10 * MS)
     bill.close(0)
     for share in range(1, 1 + others):
-        bill.grant(share)  # early: its first launch is to follow at once
+        bill.grant(share)  # granted early, so that its first launch follows at once
         bill.bill(3 * MS // 2)
         if late:
             bill.lab.lab_cogrant(0, bill.at(bill.now_ns))
@@ -284,9 +284,9 @@ def test_who_ran_before_the_news_came_that_the_turn_before_had_ended_is_billed_f
         bill.say(share, MS, ended_ns=bill.now_ns - MS // 2)
         bill.close(share)
         bill.drained(share)
-    bill.say(0, 10 * MS, ended_ns=10 * MS)  # its keeper had no core
+    bill.say(0, 10 * MS, ended_ns=10 * MS)  # this report is late: the keeper had no core
     bill.drained(0)
-    bill.turn(0, 10 * MS, used_ns=10 * MS)  # counters never fall: it is left out of what comes next
+    bill.turn(0, 10 * MS, used_ns=10 * MS)  # counters never fall: an excess billed before is taken off this turn
     assert [bill.paid(share).used for share in range(3)] == [20 * MS, MS, MS * (others - 1)]
 
 
@@ -295,12 +295,12 @@ def test_who_ran_before_the_news_came_that_the_turn_before_had_ended_is_billed_f
 def test_who_goes_on_before_the_news_came_that_its_turn_before_had_ended_is_billed_for_what_it_ran(
     bill: Bill, runs: bool, late: bool
 ) -> None:
-    bill.turn(0, 10 * MS, used_ns=10 * MS)  # some grace
+    bill.turn(0, 10 * MS, used_ns=10 * MS)  # earns some grace
     bill.grant(0)
     bill.say(0, 0, running=1)
     bill.bill(10 * MS)
     bill.close(0)
-    bill.grant(1)  # early: its first launch is to follow at once
+    bill.grant(1)  # granted early, so that its first launch follows at once
     bill.bill(3 * MS // 2)
     if late:
         bill.lab.lab_cogrant(0, bill.at(bill.now_ns))
@@ -310,19 +310,19 @@ def test_who_goes_on_before_the_news_came_that_its_turn_before_had_ended_is_bill
     bill.drained(1)
     bill.lab.lab_go_on(0, bill.at(bill.now_ns))
     bill.now_ns += MS
-    bill.say(0, 0, running=1)  # entered
+    bill.say(0, 0, running=1)  # it enters its next turn
     bill.lab.lab_last(0, bill.at(20 * MS), runs)
     bill.bill(10 * MS)
     bill.say(0, 10 * MS)
     bill.close(0)
     bill.drained(0)
-    split_ns = MS // 4 * late  # a half of what passed since
+    split_ns = MS // 4 * late  # a half of the time since the co-grant
     assert (bill.paid(0).used, bill.paid(1).used) == ((33 * MS - split_ns, split_ns) if runs else (30 * MS, MS))
 
 
 def test_late_news_of_what_ran_beside_takes_nothing_from_what_is_told_next(bill: Bill) -> None:
     for round_ns in (0, 10 * MS, 20 * MS):
-        bill.now_ns = round_ns + 6 * MS  # a slow host: it hears of the first when the second has ended, too
+        bill.now_ns = round_ns + 6 * MS  # a slow host: the first report comes when the second work has ended too
         bill.beside(0, 2 * MS, ended_ns=round_ns + 4 * MS)
         bill.now_ns = round_ns + 6 * MS + MS // 10
         bill.beside(0, 2 * MS, ended_ns=round_ns + 6 * MS)

@@ -1,22 +1,22 @@
-"""What each account holds after a time, to the unit: docs/policy.md, "The account". In ns × millipercent."""
+"""Test what each account of docs/policy.md, "The account", holds after a time, exactly; in ns × millipercent."""
 
 import pytest
 from driving import MS, Driver, S, waiting
 
 REQUEST, LIMIT, WHOLE = 40_000, 60_000, 100_000
 HOLD = 20 * MS * LIMIT * (WHOLE - LIMIT) // WHOLE
-"""What a bucket with this limit must hold before a turn."""
+"""What the bucket of a share with this limit must hold before a turn."""
 SAVED_NS = 75 * MS
 
 
 def accounts(driver: Driver, share: int) -> tuple[int, int, int, int]:
-    """Return a share's credit, lag, debt and bucket, as they stand."""
+    """Return a share's present credit, lag, debt and bucket."""
     held = driver.policy.share(share)
     return int(held.credit), int(held.lag), int(held.debt), int(held.bucket)
 
 
 def advance(driver: Driver, passed_ns: int) -> None:
-    """Let time pass for the active shares; nobody is charged for it."""
+    """Let time pass for the active shares; no share is charged for it."""
     driver.now_ns += passed_ns
     driver.policy.quantum(driver.now_ns, 0)
 
@@ -42,7 +42,7 @@ def test_a_paused_share_earns_nothing_but_its_limit(driver: Driver) -> None:
 def test_waiting_shares_earn_what_they_are_guaranteed_their_target_and_their_limit(driver: Driver) -> None:
     one, other = driver.policy.add(0, 40, 60), driver.policy.add(0, 20)
     waiting(driver, one, other)
-    advance(driver, 5 * MS)  # of the surplus of 40 % the limit lets one have 20, and the other has the rest
+    advance(driver, 5 * MS)  # of the surplus of 40 %, the limit lets `one` have 20 %, and `other` has the rest
     assert accounts(driver, one) == (5 * MS * REQUEST, 5 * MS * LIMIT, 0, HOLD + 5 * MS * LIMIT)
     assert accounts(driver, other)[:3] == (5 * MS * 20_000, 5 * MS * 40_000, 0)
 
@@ -76,7 +76,7 @@ def test_a_charge_is_paid_in_full_and_time_that_nobody_is_charged_for_is_given_b
 
 @pytest.fixture
 def debtor(driver: Driver) -> int:
-    """A share of 40 % (limit 60) that has run a kernel of 3 s beside another, and wants more; the other waits."""
+    """Return a share of 40 % (limit 60) that has run a kernel of 3 s while another waited; both want the device."""
     share, other = driver.policy.add(0, 40, 60), driver.policy.add(0, 40)
     waiting(driver, share, other)
     assert driver.policy.next(0).share == share
@@ -89,7 +89,7 @@ def debtor(driver: Driver) -> int:
 def test_an_overrun_beyond_the_bound_of_the_lag_is_debt(driver: Driver, debtor: int) -> None:
     credit, lag, debt, bucket = accounts(driver, debtor)
     target = 50_000  # 40 % and half of the surplus
-    assert credit == -10 * MS * WHOLE  # of its guarantee it never owes more than a turn
+    assert credit == -10 * MS * WHOLE  # a share never owes more than a turn of its guarantee
     assert lag == -200 * MS * target
     assert debt == 3 * S * (WHOLE - target) + lag
     assert bucket == HOLD + 3 * S * LIMIT - 3 * S * WHOLE  # a limit is repaid in full
@@ -118,7 +118,7 @@ def test_a_debtor_that_waits_is_guaranteed_half_of_its_request_and_repays_with_t
 ) -> None:
     credit, lag, debt, bucket = accounts(driver, debtor)
     advance(driver, 10 * MS)
-    half = REQUEST // 2  # and no surplus, which the other wants
+    half = REQUEST // 2  # it earns no surplus, as the other share wants that
     assert accounts(driver, debtor) == (
         credit + 10 * MS * half,
         lag + 10 * MS * half,
@@ -138,7 +138,7 @@ def test_of_shares_that_are_due_at_once_the_one_that_has_waited_longest_goes_fir
     for share in (shares[first], shares[1 - first]):
         driver.now_ns += 1 * MS
         waiting(driver, share)
-    driver.now_ns += 60 * S  # both are as far behind as a share can be
+    driver.now_ns += 60 * S  # now both are as far behind as a share can be
     driver.policy.end(driver.now_ns, holder)
     assert accounts(driver, shares[0])[1] == accounts(driver, shares[1])[1]
     assert driver.policy.next(driver.now_ns).share == shares[first]

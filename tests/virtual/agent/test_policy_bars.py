@@ -1,4 +1,4 @@
-"""The bars that the policy decides, in virtual time on a device with hand-offs, queued kernels and early yield."""
+"""Test the bars that the policy decides, in virtual time on a device with hand-offs, queued kernels and early yield."""
 
 import statistics
 
@@ -11,12 +11,12 @@ from rig.virtual.timeline import percent_between, percentile, worst_window
 
 
 def part(node: Node, name: str, start_ns: int, end_ns: int) -> float:
-    """Return what one share got of the delivered time, in percent."""
+    """Return a share's part of the delivered time, in percent."""
     return percent_between(node.timelines[name], list(node.timelines.values()), start_ns, end_ns)
 
 
 def worst_error(node: Node, name: str, window_ns: int, start_ns: int, end_ns: int, percent: float) -> float:
-    """Return the worst error of one share over windows of one length, against its part of the delivered time."""
+    """Return a share's worst error over windows of one length, measured against its part of the delivered time."""
     delivered = node.busy_ns / node.now_ns
     return worst_window(node.timelines[name], window_ns, start_ns, end_ns, percent * delivered)
 
@@ -24,7 +24,7 @@ def worst_error(node: Node, name: str, window_ns: int, start_ns: int, end_ns: in
 def bar(node: Node, programs: list[Program], window_ns: int, quanta_from_ns: int) -> float:
     """Return the bar of the share error: max(0.5 pp, (quantum + longest unit) / window).
 
-    What is in flight when a gate closes is one unit: nothing interrupts it.
+    The work in flight when a gate closes counts as one unit, because nothing interrupts it.
     """
     quantum_ns = max(t.quantum_ns for t in node.turns if t.granted_ns >= quanta_from_ns)
     unit_ns = max(node.settings.queued_ns, *(p.unit_ns for p in programs))
@@ -32,7 +32,7 @@ def bar(node: Node, programs: list[Program], window_ns: int, quanta_from_ns: int
 
 
 def assert_exact(programs: list[Program], percents: dict[str, float], start_ns: int = 1 * S) -> Node:
-    """Run saturated programs for 62 s and hold them to the bars over 1 s, 10 s and 60 s."""
+    """Run saturating programs for 62 s and hold them to the bars over 1 s, 10 s and 60 s."""
     until_ns = start_ns + 61 * S
     node = Node(programs).run(until_ns)
     assert node.policy.valid()
@@ -76,7 +76,7 @@ UNITS_NS = (5 * US, 20 * MS, 1 * MS, 300 * US, 7 * MS, 13 * MS, 100 * US, 2 * MS
         *(((100 / count,) * count, UNITS_NS[:count]) for count in range(2, 9)),
         *(((40, 25, 20, 10, 5), (unit_ns,) * 5) for unit_ns in (5 * US, 1 * MS, 20 * MS)),
         ((70, 30), (500 * US, 500 * US)),
-        ((28, 12), (20 * MS, 5 * US)),  # what requests leave is shared in their proportion
+        ((28, 12), (20 * MS, 5 * US)),  # the surplus is shared in proportion to the requests
     ],
 )
 def test_shares_are_exact_with_kernels_from_5_us_to_20_ms(
@@ -102,7 +102,7 @@ def test_saturated_shares_stay_exact_beside_intermittent_ones() -> None:
 def test_a_limit_alone_is_within_1_pp_over_1_s_and_pauses_are_short(limit: int, unit_ns: int) -> None:
     node = Node([Program("only", limit, limit, unit_ns=unit_ns)]).run(20 * S)
     line = node.timelines["only"]
-    if unit_ns * 100 <= 1 * S * limit / 100:  # a window cannot be finer than the kernels in it
+    if unit_ns * 100 <= 1 * S * limit / 100:  # a window must be much longer than a kernel
         slack = max(1.0, 100 * unit_ns / S)
         assert worst_window(line, 1 * S, 1 * S, 20 * S, limit) <= slack
     quantum_ns = max(t.quantum_ns for t in node.turns)
@@ -189,5 +189,5 @@ def test_three_limited_shares_get_their_requests_and_keep_their_limits(work_ms: 
     node = Node(programs).run(60 * S)
     for program in programs:
         busy = 100 * node.timelines[program.name].busy_between(10 * S, 60 * S) / (50 * S)
-        # A burst that the end of a turn cuts just before its own end waits a round for the little that is left.
+        # If a turn ends just before a burst does, the little rest of the burst waits a whole round.
         assert program.request - 3 <= busy <= program.limit + 0.3

@@ -1,4 +1,4 @@
-"""What bounds a share beside its place in the queue: its limit, who may take its turn away, and the quantum."""
+"""Test what bounds a share beside its place in the queue: its limit, its preemptors, and the quantum."""
 
 import random
 
@@ -14,7 +14,7 @@ HOLDERS = {
     Rule.SURPLUS: (20, STANDARD, -1),
     Rule.LEFTOVER: (0, BATCH, 0),
 }
-"""Request, class and credit of whom the rule chooses."""
+"""Request, class and credit of the share that the rule chooses."""
 
 
 @pytest.mark.parametrize("limit_percent", [1, 5, 30, 50, 90, 99])
@@ -34,7 +34,7 @@ def test_retry_says_exactly_when_a_limit_lets_a_waiting_share_run(driver: Driver
     share = driver.policy.add(0, 30, 30)
     while driver.turn([share]) is not None:
         refused_ns = driver.now_ns
-    retry_ns = driver.now_ns  # turn() went there
+    retry_ns = driver.now_ns  # turn() has advanced to the retry
     assert refused_ns < retry_ns
     assert driver.policy.next(retry_ns - 1).share is None
     assert driver.policy.next(retry_ns).share == share
@@ -84,7 +84,7 @@ def test_the_quantum_stays_between_2_and_50_ms_and_follows_waiters_and_units(dri
     assert policy.quantum(0, shares[0]) == 24 * MS
     assert policy.next(0).quantum_ns == 24 * MS
     waiting(driver, shares[1])
-    assert policy.quantum(0, shares[0]) == 10 * MS  # what was granted alone is cut when another waits
+    assert policy.quantum(0, shares[0]) == 10 * MS  # a quantum that was granted alone is cut when another share waits
     assert policy.unit(shares[1], 60 * MS) == 30 * MS
     assert policy.unit(shares[1], 10 * S) == 50 * MS
     policy.unit(shares[1], 0)

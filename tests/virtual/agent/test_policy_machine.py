@@ -1,6 +1,6 @@
-"""Any sequence of calls keeps the policy's invariants: as an arbiter makes them, in a Hypothesis state machine, or not.
+"""Test that the policy keeps its invariants under any calls, those of an arbiter and those that make no sense.
 
-`make deep` runs this once more on a policy that stops the process at undefined behaviour.
+`make deep` runs this again on a build of the policy that stops the process at undefined behaviour.
 """
 
 from random import Random
@@ -19,7 +19,7 @@ SPANS = st.integers(0, 100 * MS) | st.sampled_from([0, 1, 20 * MS, 10**9, 10**13
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """Everything an arbiter may do, in any order, with its own account of what must hold."""
+    """A state machine of all that an arbiter may do, in any order; it keeps its own account of what must hold."""
 
     shares = Bundle("shares")
 
@@ -28,7 +28,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy = Policy()
         self.now_ns = 10**9
         self.begin_ns = self.now_ns
-        self.billed_ns = self.now_ns  # everyone has been billed up to here
+        self.billed_ns = self.now_ns  # all holders have been billed up to here
         self.charged_ns = 0
         self.holders: set[int] = set()
         self.present: set[int] = set()
@@ -68,7 +68,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def charge_everyone(self, data: st.DataObject) -> None:
-        """The bill of a real arbiter: each of k holders at most 1/k of the time since the last bill."""
+        """Charge as a real arbiter does: each of k holders at most 1/k of the time since the last bill."""
         elapsed_ns = self.now_ns - self.billed_ns
         self.billed_ns = self.now_ns
         for holder in sorted(self.holders):
@@ -150,7 +150,7 @@ TestPolicyMachine.settings = settings(max_examples=100, stateful_step_count=60, 
 
 
 def make_any_call(policy: Policy, dice: Random, now_ns: int) -> None:
-    """Call one function with values that may make no sense: of any magnitude, of shares that are not there."""
+    """Call one function with values that may make no sense: of any magnitude, for shares that do not exist."""
     lib, state, share = policy.lib, policy.state, dice.randrange(-1, 11)
 
     def any_value(bits: int = 64) -> int:

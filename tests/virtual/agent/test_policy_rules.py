@@ -1,4 +1,4 @@
-"""One test per rule of the policy, on its own functions."""
+"""Test each rule of the policy through the policy's own functions."""
 
 from typing import Any
 
@@ -33,9 +33,9 @@ def test_a_latency_share_above_its_request_goes_behind_one_below_its_request(dri
 def test_the_waiting_share_with_the_largest_relative_shortfall_runs_next(driver: Driver) -> None:
     small, large = driver.policy.add(0, 20), driver.policy.add(0, 60)
     waiting(driver, small)
-    driver.now_ns = 20 * MS  # small is 4 ms short: 20 ms of its request
+    driver.now_ns = 20 * MS  # `small` is 4 ms short, which is 20 ms of its request
     waiting(driver, large)
-    driver.now_ns = 30 * MS  # and now 30 ms of it; large is 6 ms short: as much, but only 10 ms of its request
+    driver.now_ns = 30 * MS  # both are 6 ms short: that is 30 ms of the request of `small`, 10 ms of that of `large`
     choice = driver.policy.next(driver.now_ns)
     assert (choice.share, choice.rule) == (small, Rule.REQUEST)
 
@@ -44,10 +44,10 @@ def test_the_waiting_share_with_the_largest_relative_shortfall_runs_next(driver:
     ("terms", "parts"),
     [
         ([(10,), (20,), (5,)], [100 * 10 / 35, 100 * 20 / 35, 100 * 5 / 35]),
-        ([(20, 30), (20,), (10,)], [30, 70 * 2 / 3, 70 / 3]),  # what a limit leaves goes to the others
-        ([(80,), (80,), (40,)], [40, 40, 20]),  # requests beyond the whole are scaled
-        ([(90, 100, LATENCY), (90,)], [50, 50]),  # ... also those of a latency share
-        ([(25, 100, BATCH), (25,)], [25, 75]),  # batch has its request, and nothing of the surplus
+        ([(20, 30), (20,), (10,)], [30, 70 * 2 / 3, 70 / 3]),  # what a limit leaves goes to the other shares
+        ([(80,), (80,), (40,)], [40, 40, 20]),  # requests of more than 100 % together are scaled down
+        ([(90, 100, LATENCY), (90,)], [50, 50]),  # a latency share's request is scaled too
+        ([(25, 100, BATCH), (25,)], [25, 75]),  # a batch share has its request, and nothing of the surplus
         ([(10, 100, BATCH), (30, 100, BATCH)], [25, 75]),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_share_that_is_paused_in_its_turn_takes_nothing_from_others_while_its_
     driver.policy.pause(0, batch, paused=True)
     waiting(driver, serve)
     driver.now_ns = 10 * MS
-    assert driver.policy.next(driver.now_ns).share == serve  # co-granted
+    assert driver.policy.next(driver.now_ns).share == serve  # it is co-granted
     held = driver.policy.share(serve)
     assert (held.guarantee_mp, held.target_mp) == (60_000, 100_000)
     assert driver.policy.share(batch).target_mp == 0
@@ -138,7 +138,7 @@ def test_hand_off_losses_do_not_move_the_proportions(driver: Driver, share_class
     one, other = driver.policy.add(0, 30, share_class=share_class), driver.policy.add(0, 70)
     for _ in range(5000):
         driver.turn([one, other])
-        driver.now_ns += 500_000  # nobody is charged for it
+        driver.now_ns += 500_000  # no share is charged for this time
     assert 100 * driver.used_ns[one] / driver.used_ns.total() == pytest.approx(30, abs=0.1)
 
 

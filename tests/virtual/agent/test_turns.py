@@ -1,4 +1,4 @@
-"""The life of turns on one device, to the nanosecond: the arbiter's own code, on processes that are played here."""
+"""Test the life of turns on one device, to the nanosecond: the arbiter's own code on processes that the tests play."""
 
 import ctypes
 import subprocess
@@ -17,12 +17,12 @@ LATENCY, STANDARD = 0, 1
 ALONE, SHARED, END, WITH_LIMIT, BESIDE_LATENCY = 50 * MS, 4 * MS, MS, 2 * MS, MS // 5
 PAIR, PAIR_LATENCY = 16 * MS, 1_100_000
 QUANTUM = 10 * MS
-"""Of each of two shares of 50 that both want the device."""
+"""The quantum of each of two shares of 50 % that both want the device."""
 IDLE, QUANTUM_OVER, LIMIT, PREEMPTED, DEAD, IS_PAUSED = range(6)
 
 
 class Device:
-    """A device and its shares; times are counted from the beginning."""
+    """A device and its shares; times count from the beginning of the test."""
 
     def __init__(self, lab: ctypes.CDLL) -> None:
         self.lab = lab
@@ -36,13 +36,13 @@ class Device:
         return Share(self, self.lab.lab_add(request * 1000, limit * 1000, share_class, word))
 
     def ring(self, number: int = -1) -> int:
-        """Have a share ring, and the arbiter do what is due; return when something is next."""
+        """Let a share ring, and the arbiter do what is due; return when the next thing is due."""
         self.lab.lab_ring.restype = ctypes.c_uint64
         due_ns = int(self.lab.lab_ring(number, self.at()))
         return due_ns if due_ns == NEVER else due_ns - BEGAN_NS
 
     def until(self, ns: int) -> int:
-        """Let time pass, with what becomes due meanwhile; return when something is next."""
+        """Let time pass and do what becomes due meanwhile; return when the next thing is due."""
         due_ns = self.ring()
         while due_ns <= ns:
             self.now_ns = max(self.now_ns, due_ns)
@@ -65,7 +65,7 @@ class Share:
 
     @property
     def grant(self) -> tuple[int, int, int]:
-        """Return what its grant tells: flags, and how much may be in flight."""
+        """Return what the share's grant says: flags, budget and look-ahead."""
         return self.flags, self.budget_ns, self.pair_ns
 
     @property
@@ -81,7 +81,7 @@ class Share:
             self.device.lab.lab_say(self.number, name.encode(), said)
 
     def wait(self) -> None:
-        """Have a thread of it wait at the gate, and ring."""
+        """Let a thread of the share wait at the gate, and ring."""
         self.say(waiting=1, waiting_since_ns=self.device.now_ns)
         self.device.ring(self.number)
 
@@ -90,7 +90,7 @@ class Share:
         self.device.lab.lab_enter(self.number, self.device.at())
 
     def drain(self) -> None:
-        """Have all of its work end now, and ring."""
+        """Let all of the share's work end now, and ring."""
         self.device.lab.lab_drain(self.number, self.device.at())
         self.device.ring(self.number)
 
@@ -112,7 +112,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def device(lab: ctypes.CDLL) -> Iterator[Device]:
-    """A device without shares; after each test the policy's sums hold."""
+    """Yield a device without shares; after each test the policy's sums must be valid."""
     device = Device(lab)
     yield device
     assert Share(device, 0).valid
@@ -120,7 +120,7 @@ def device(lab: ctypes.CDLL) -> Iterator[Device]:
 
 @pytest.fixture
 def pair(device: Device) -> tuple[Share, Share]:
-    """Two shares of 50; the first has the device, and works."""
+    """Return two shares of 50 %; the first has the device and works."""
     one, other = device.share(), device.share()
     one.wait()
     one.enter()
@@ -134,7 +134,7 @@ def test_who_is_alone_has_the_device_until_it_gives_it_back(device: Device) -> N
     share.enter()
     assert device.until(500 * MS) == NEVER
     share.drain()
-    assert (share.holding, share.turns) == (1, 0)  # nobody wants it: it goes on when it launches again
+    assert (share.holding, share.turns) == (1, 0)  # no other share wants the device, so the turn goes on
     device.share().wait()
     assert (share.holding, share.reason, share.turns) == (0, IDLE, 1)
 
@@ -175,7 +175,7 @@ def test_one_more_who_waits_shortens_the_turn_again_to_where_a_residue_is_not_cu
     other.wait()
     assert one.turn == (0, QUANTUM)
     third.wait()
-    assert one.turn == (0, end_ns)  # its part; not just before one of the hardware's slices begins (every 2 ms)
+    assert one.turn == (0, end_ns)  # its part, moved away from the begin of a hardware slice (every 2 ms)
 
 
 def test_who_has_drained_and_rung_no_bell_is_seen_to_have_when_its_turn_ends(
@@ -187,13 +187,13 @@ def test_who_has_drained_and_rung_no_bell_is_seen_to_have_when_its_turn_ends(
     device.lab.lab_drain(one.number, device.at())
     device.until(QUANTUM)
     assert (one.turns, one.draining, one.used_ns, other.turn[0]) == (1, 0, 9 * MS, QUANTUM)
-    one.say(waiting=1, waiting_since_ns=0)  # since before it had its turn: it cannot have waited for so long
+    one.say(waiting=1, waiting_since_ns=0)  # impossible: that is before its turn began
     other.enter()
     device.now_ns = QUANTUM + MS
     device.ring(one.number)
     device.now_ns = other.deadline_ns
     other.drain()
-    assert one.requested_ns == QUANTUM  # when that turn ended
+    assert one.requested_ns == QUANTUM  # its wait counts from the end of that turn
 
 
 def test_who_has_its_next_turn_before_the_news_of_its_drain_pays_for_no_time_of_the_others(
@@ -204,14 +204,14 @@ def test_who_has_its_next_turn_before_the_news_of_its_drain_pays_for_no_time_of_
     ended_ns = QUANTUM + MS // 20
     one.say(residue_until_ns=ended_ns)
     device.until(QUANTUM)
-    assert (one.draining, other.turn[0]) == (1, QUANTUM)  # early: its first launch is to follow at once
+    assert (one.draining, other.turn[0]) == (1, QUANTUM)  # granted early, so that its first launch follows at once
     other.enter()
     one.wait()
     device.now_ns = QUANTUM + MS // 5
     other.drain()
     assert (one.draining, one.turn[0]) == (0, device.now_ns)
     device.now_ns += MS
-    device.lab.lab_drain(one.number, device.at(ended_ns))  # now its keeper has seen the end, and rings no bell
+    device.lab.lab_drain(one.number, device.at(ended_ns))  # only now its keeper sees the end, and does not ring
     one.enter()
     device.ring(one.number)
     device.now_ns += 2 * MS
@@ -248,7 +248,7 @@ def test_the_next_turn_of_long_units_is_longer(device: Device, pair: tuple[Share
     device.now_ns = 50 * MS
     one.drain()
     begin_ns, end_ns = other.turn
-    assert (begin_ns, end_ns - begin_ns) == (50 * MS, 36_050_000)  # 12.05 ms behind short units
+    assert (begin_ns, end_ns - begin_ns) == (50 * MS, 36_050_000)  # it would be 12.05 ms after short units
 
 
 def test_a_drain_that_is_late_is_shared_and_its_share_may_have_another_turn(
@@ -271,7 +271,7 @@ def test_a_drain_that_is_late_is_shared_and_its_share_may_have_another_turn(
     other.wait()
     end_ns = one.deadline_ns
     device.until(end_ns)
-    assert (one.draining, one.bound_ns, other.turn[0]) == (1, end_ns, end_ns)  # it is not waited for once more
+    assert (one.draining, one.bound_ns, other.turn[0]) == (1, end_ns, end_ns)  # its late work is not waited for again
 
 
 def test_what_is_late_is_waited_for_again_when_work_of_its_new_turn_has_ended(
@@ -329,7 +329,7 @@ def test_a_turn_that_was_given_back_without_a_bell_ends_when_somebody_waits(
 ) -> None:
     one, other = pair
     device.until(5 * MS)
-    one.say(parks=1)  # while its grant is being written
+    one.say(parks=1)  # it gives its turn back while the arbiter writes its grant
     other.wait()
     one.say(parks=0)
     device.ring()
@@ -442,7 +442,7 @@ def test_when_a_process_dies_in_its_turn_its_counts_stay_and_the_device_is_free(
     device.until(4 * MS)
     device.ring(one.number)
     assert (one.memory_used_bytes, one.processes) == (1000, 1)
-    one.say(idle_ns=3 * MS)  # nobody has heard that yet
+    one.say(idle_ns=3 * MS)  # the arbiter has not read this yet
     device.lab.lab_die(one.number, device.at())
     device.ring(one.number)
     assert (one.holding, one.reason, one.used_ns) == (0, DEAD, MS)
@@ -456,13 +456,13 @@ def test_when_a_process_dies_in_its_turn_its_counts_stay_and_the_device_is_free(
 def test_what_a_process_said_last_counts_and_the_next_one_in_its_slot_begins_anew(device: Device) -> None:
     share = device.share()
     device.ring(share.number)
-    share.say(launches=9, passed=1)  # and rings no more
+    share.say(launches=9, passed=1)  # it does not ring any more
     device.lab.lab_die(share.number, device.at())
     device.ring(share.number)
     assert (share.launches, share.passed, share.processes) == (9, 1, 0)
     share.say(claimed=3, launches=4, passed=0)
     device.ring(share.number)
-    assert (share.launches, share.passed, share.processes) == (9 + 2 * 4, 1, 2)  # both slots say the same here
+    assert (share.launches, share.passed, share.processes) == (9 + 2 * 4, 1, 2)  # this lab has one report for all slots
 
 
 def test_a_new_agent_lets_what_it_finds_drain_before_it_grants(device: Device) -> None:
@@ -483,7 +483,7 @@ def test_since_when_it_waits_is_believed_as_far_as_it_can_be_true(
     device: Device, pair: tuple[Share, Share], said_ns: int, since_ns: int
 ) -> None:
     _, other = pair
-    device.ring(other.number)  # and does not wait
+    device.ring(other.number)  # it rings without a waiting thread
     device.until(5 * MS)
     other.say(waiting=1, waiting_since_ns=said_ns)
     device.ring(other.number)

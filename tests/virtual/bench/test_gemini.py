@@ -1,4 +1,4 @@
-"""The model of Gemini's policy reproduces the figures that are known of it."""
+"""Test that the model of Gemini's policy reproduces the published figures."""
 
 import pytest
 

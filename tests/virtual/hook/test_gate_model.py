@@ -1,13 +1,13 @@
-"""A model of the gate: several launching threads, keeper and arbiter over several turns, in every order.
+"""Check a model of the gate: several launching threads, keeper and arbiter over several turns, in every order.
 
-One process of one share on one device. Each actor is a small program whose steps are the accesses to shared memory of
-gate.c, keeper.c, region.c and turn.c. Here every store is seen at once; `test_turn_model.py` has the stores that are
-seen late. Checked in every state that can be reached:
+It models one process of one share on one device. Each actor is a small program; its steps are the accesses of gate.c,
+keeper.c, region.c and turn.c to shared memory. Here every store is seen at once; `test_turn_model.py` has the stores
+that are seen late. Two properties are checked in every state that can be reached:
 
 * safety: no thread sleeps at a grant that has changed; while the arbiter takes the turn for drained, no launch of this
   process starts and none is on the device;
-* progress: a way leads to the end, where every launch has been made (or the last turn is over) and the device is
-  free.
+* progress: from every state a way leads to the end, where every launch has been made (or the last turn is over) and
+  the device is free.
 
 `Without` takes one measure away at a time: the model must then fail, or it would prove nothing. Deliberate passes (a
 deadline, a co-grant) are not modelled: they may run outside a turn.
@@ -25,11 +25,11 @@ class Without(enum.Enum):
     """A measure that the protocol relies on."""
 
     ENTER_FENCE = enum.auto()
-    """The second look at the grant after a process has said that it enters."""
+    """The second look at the grant, after a process has said that it enters."""
     LOOK = enum.auto()
-    """A thread's look, under the lock, whether the turn that it is about to enter is still the present one."""
+    """A thread's check, under the lock, that the turn that it is about to enter is still the present one."""
     SECOND_LOOK = enum.auto()
-    """The keeper's look, under the lock, whether a thread has entered again before it says that all is drained."""
+    """The keeper's check, under the lock, that no thread has entered again, before it says that all has drained."""
     INSIDE = enum.auto()
     """The announce of a launch."""
     WAKE = enum.auto()
@@ -46,7 +46,7 @@ class Thread:
     """Launches to make."""
     at: str = "start"
     word: int = 0
-    """The grant's word as it was read."""
+    """The grant's word as the thread has read it."""
     inside: bool = False
     before: tuple[int, int] = (0, 0)
     """held_turn and drained_turn before this thread tried to enter."""
@@ -54,11 +54,11 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that the actors see, and where they are."""
+    """Everything that the actors see, and the place of each actor in its program."""
 
     threads: tuple[Thread, ...]
     word: int = 2
-    """The grant: odd is open."""
+    """The grant's word; an odd word is open."""
     entered: int = 0
     held: int = 0
     drained: int = 0
@@ -74,12 +74,12 @@ class State:
     """free, holding, draining, or other: the device is another share's."""
     sees_waiting: bool = False
     wakes: bool = False
-    """The arbiter has changed the grant and not yet woken those who wait for it."""
+    """The arbiter has changed the grant and not yet woken the threads that wait for it."""
     turns: int = 0
 
 
 class Broken(Exception):
-    """The protocol allows what it must not."""
+    """The protocol allows something that it must not allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Gate:
         thread = state.threads[index]
 
         def to(new: Thread, **changes: object) -> State:
-            if new.at == "start":  # what was read before does not matter any more
+            if new.at == "start":  # from here on, earlier reads do not matter
                 new = Thread(new.left)
             threads = (*state.threads[:index], new, *state.threads[index + 1 :])
             return replace(state, threads=threads, **changes)  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ class Gate:
                     raise Broken("a launch starts outside its turn")
                 done = replace(thread, at="start", inside=False, left=thread.left - 1)
                 yield to(done, in_flight=state.in_flight + 1, launches=state.launches + 1)
-            case "turn" if state.word & 1:  # sp_wait_turn: it is open, enter it
+            case "turn" if state.word & 1:  # sp_wait_turn: the grant is open, enter the turn
                 yield to(replace(thread, word=state.word, at="lock"))
             case "turn":  # sp_slot_wait_begin, sp_region_ring
                 bell = state.bell or self.without is not Without.BELL
@@ -144,7 +144,7 @@ class Gate:
 
     @staticmethod
     def _leave_turn(state: State, then: str, otherwise: str) -> State:
-        """Clear `entered`, then look who is inside; a thread is either seen there or sees the cleared word."""
+        """Clear `entered`, then look for threads inside; each is either seen inside or sees the cleared word."""
         inside = any(t.inside for t in state.threads)
         return replace(state, entered=0, keeper=otherwise if inside else then)
 
@@ -171,10 +171,10 @@ class Gate:
                 yield replace(state, keeper="stays")
             case "parked":
                 yield replace(state, keeper="say")
-            case "stays" if not state.locked:  # still the same turn for the agent: nobody was told otherwise
+            case "stays" if not state.locked:  # for the agent it is still the same turn, as it was told nothing else
                 again = state.entered == 0 and state.held == turn and state.word == turn
                 yield replace(state, keeper="look", entered=turn if again else state.entered)
-            case "inside" if state.entered:  # the next turn has been granted and entered meanwhile
+            case "inside" if state.entered:  # meanwhile the next turn has been granted and entered
                 yield replace(state, keeper="look")
             case "inside" if not any(t.inside for t in state.threads):
                 yield replace(state, keeper="left")
@@ -190,7 +190,7 @@ class Gate:
     # ---- the arbiter
 
     def _scan(self, state: State) -> tuple[State, bool]:
-        """Read the slot: is somebody waiting, is the turn that was closed last still busy?"""
+        """Read the slot: whether a thread waits, and whether the turn that was closed last is still busy."""
         turn = state.word - 1
         busy = state.held == turn and state.drained != turn
         return replace(state, sees_waiting=state.waiting > 0), busy
@@ -243,7 +243,7 @@ def is_end(gate: Gate, state: State) -> bool:
 def explore(gate: Gate, launches: tuple[int, ...]) -> int:
     """Visit every state reachable with one thread per entry of `launches`; return how many there are.
 
-    Raises Broken when a launch can start, or work can be, outside a turn, or when a state has no way to the end.
+    Raises Broken if a launch can start or work can run outside a turn, or if a state has no way to the end.
     """
     first = State(tuple(Thread(left) for left in launches))
     came_from: dict[State, list[State]] = {first: []}

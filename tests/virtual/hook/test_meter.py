@@ -1,7 +1,7 @@
-"""The meter against the truth, in virtual time: what streams did is billed once, and what nobody did is not billed.
+"""Test the meter against the truth in virtual time: what streams did is billed once, and idle time is not billed.
 
-The device takes exactly as long for each launch as it is told. Launches and records arrive
-there some microseconds late, and the keeper wakes up late, as on a real one.
+A test tells the device exactly how long each launch takes. As on a real device, launches and records arrive some
+microseconds late, and the keeper wakes up late.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ NEVER = (
     "sp_slot_wait_end",
     "sp_thread_forget_lanes",
 )
-"""Of the rest of the hook: what is not called here."""
+"""Functions of the rest of the hook that are not called here."""
 SYNC_STREAM, SYNC_CONTEXT, SYNC_BEFORE, SYNC_EVENT = range(4)
 DEFAULT = -1
 US = 1000
@@ -59,11 +59,11 @@ class Meter:
         return int(function(*map(ctypes.c_int64, arguments)))
 
     def __getattr__(self, name: str) -> int:
-        """Return what the meter says under this name of meter.c, in ns unless the name has another unit."""
+        """Return the meter's value by its name in meter.c, in ns unless the name has another unit."""
         return self._call(name)
 
     def turn(self, *, contended: bool = False, others_ns: int = 0) -> None:
-        """Begin a turn: the work of another share runs on for so long."""
+        """Begin a turn; the work of another share runs on for `others_ns`."""
         self.worked.clear()
         self._call("leave", 0)
         self._call("grant", contended)
@@ -71,15 +71,15 @@ class Meter:
             self.hold(stream, others_ns)
 
     def aside(self) -> None:
-        """Give the turn back while the work stands."""
+        """Give the turn back while the work in flight stands behind a wait."""
         self._call("leave", 1)
 
     def grant(self) -> None:
-        """Have the next turn."""
+        """Give the share its next turn."""
         self._call("grant", 1)
 
     def hold(self, stream: int, ns: int) -> None:
-        """Let nothing run in a stream for so long."""
+        """Let nothing run in a stream for `ns`."""
         self._call("hold", stream, self.now + ns)
 
     def context(self, stream: int, context: int) -> None:
@@ -93,25 +93,25 @@ class Meter:
         self._call("current", context)
 
     def sync(self, stream: int, kind: int) -> None:
-        """Wait for a stream's work (-1: the default stream's), as a call of that kind does."""
+        """Wait for a stream's work as a call of that kind does; -1 is the default stream."""
         self._call("sync", stream, kind)
 
     def unmarked(self, stream: int) -> int:
         return self._call("unmarked", stream)
 
     def launch_behind(self, stream: int, wait_ns: int, key: int, takes_ns: int) -> None:
-        """Launch behind a wait for something that is not the device's."""
+        """Launch behind a wait for something other than the device."""
         self.hold(stream, wait_ns)
         self._call("await", stream)
         self.launch(stream, key, takes_ns)
 
     def late(self, ns: int) -> None:
-        """Let the keeper wake so long after an end."""
+        """Let the keeper wake `ns` after an end."""
         self._late_ns = ns
         self._call("late", ns)
 
     def calls(self, ns: int) -> None:
-        """Let each call of the driver take so long of the program's time."""
+        """Let each call of the driver take `ns` of the program's time."""
         self._call("calls", ns)
 
     def drift(self, part: float) -> None:
@@ -126,7 +126,7 @@ class Meter:
         self._call("until", self.now + ns)
 
     def mark(self) -> int:
-        """Mark what is pending; returns when it ends."""
+        """Mark all pending work; return when it ends."""
         return self._call("close")
 
     def synchronize(self) -> None:
@@ -136,7 +136,7 @@ class Meter:
         assert self.in_flight == 0
 
     def learn(self, keys: Sequence[int], lengths: Sequence[int]) -> None:
-        """Launch each unit behind itself, in a stream of its own, until its length is known exactly."""
+        """Launch each unit repeatedly, in a stream of its own, until its length is known exactly."""
         for _ in range(3):
             self.turn()
             for stream, (key, length) in enumerate(zip(keys, lengths, strict=True)):
@@ -150,12 +150,12 @@ class Meter:
 
     @property
     def billed(self) -> int:
-        """What the turn is billed: from its begin to its end, without the time in which it was idle."""
+        """Return the bill of the turn: from its begin to its end, without the time in which it was idle."""
         return self.ended - self.began - self.idle
 
     @property
     def busy(self) -> int:
-        """How long any stream worked."""
+        """Return how long at least one stream worked."""
         total, until = 0, 0
         for begin, end in sorted(self.worked):
             total += max(0, end - max(begin, until))
@@ -163,19 +163,19 @@ class Meter:
         return total
 
 
-# launch and record arrive so many µs late, an event takes so long, and the keeper wakes so late
+# Each row, in µs: how late a launch arrives, how late a record arrives, what an event takes, how late the keeper wakes.
 DELAYS = [(5, 4, 0, 8), (5, 4, 1.5, 8), (8, 4, 1, 25), (6, 6, 0.5, 40), (3, 2, 0, 90)]
 EACH = pytest.mark.parametrize("delays", DELAYS)
 LENGTHS = [20 * US, 80 * US, 140 * US]
 
 
 def unsure_ns(delays: tuple[float, ...]) -> int:
-    """How much later than a record a launch arrives: not known yet of the first work of a turn."""
+    """Return how much later than a record a launch arrives, which is not known yet for the first work of a turn."""
     return round((delays[0] - delays[1]) * US) + 200
 
 
 def known(library: ctypes.CDLL, delays: tuple[float, ...], units: int = 1) -> tuple[Meter, list[int]]:
-    """Return a meter that knows so many units exactly, and their keys."""
+    """Return a meter that knows this number of units exactly, and their keys."""
     meter, keys = Meter(library, *delays), [next(KEYS) for _ in range(units)]
     meter.learn(keys, LENGTHS[:units])
     assert [meter.predicted(key) for key in keys] == pytest.approx(LENGTHS[:units], abs=600)
@@ -188,7 +188,7 @@ def test_each_of_units_that_take_turns_is_measured_alone_now_and_then(
 ) -> None:
     meter, keys = Meter(library, *delays), [next(KEYS) for _ in LENGTHS]
     meter.turn()
-    for _ in range(300):  # their stream never rests
+    for _ in range(300):  # the stream never rests
         for key, length in zip(keys, LENGTHS, strict=True):
             meter.launch(0, key, length)
     meter.synchronize()
@@ -224,7 +224,7 @@ def test_marks_that_come_late_and_launches_with_pauses_between_them_are_billed_b
     meter.launch(0, key, LENGTHS[0])
     meter.synchronize()
     for _ in range(20):
-        meter.launch(0, key, LENGTHS[0], gap_ns=500 * US)  # it has ended long ago when it is marked
+        meter.launch(0, key, LENGTHS[0], gap_ns=500 * US)  # the work ended long before it is marked
         meter.synchronize()
         assert meter.billed == pytest.approx(meter.busy, abs=unsure_ns(delays))
     for _ in range(20):
@@ -314,7 +314,7 @@ def test_of_work_that_stood_and_took_far_longer_than_known_half_is_billed_beside
 ) -> None:
     meter, key = Meter(library, *DELAYS[1]), next(KEYS)
     meter.learn([key], [alone_us * US])
-    for took_ms in (1, 3, 20, 80):  # it spins until the other's work has come, say
+    for took_ms in (1, 3, 20, 80):  # such a kernel spins, for example, until the other share's work has come
         meter.turn()
         before = meter.beside
         meter.launch_behind(0, 500 * US, key, took_ms * 1000 * US)
@@ -342,7 +342,7 @@ def test_what_takes_longer_than_it_does_alone_was_put_off(library: ctypes.CDLL, 
         meter.launch(0, key, LENGTHS[0])
         meter.synchronize()
         (_, end), (begin, _) = meter.worked[-2:]
-        total += begin - end if begin - end > 50 * US else 0  # what a unit takes varies by less
+        total += begin - end if begin - end > 50 * US else 0  # the length of a unit varies by less than this
         assert meter.put_off == pytest.approx(total, abs=2 * US)
         meter.pause(100 * US)
     assert total > 1000 * US
@@ -423,7 +423,7 @@ def test_what_is_left_of_each_wait_at_its_record_is_not_taken_from_what_runs_beh
     meter, key, billed = Meter(library, *delays), next(KEYS), 0
     dice = random.Random(7)
     for _ in range(200):
-        meter.calls(dice.choice((1, 1, call_us)) * US)  # now and then the host is slow, and comes when the wait is over
+        meter.calls(dice.choice((1, 1, call_us)) * US)  # now and then the host is slow and calls after the wait is over
         meter.turn()
         meter.launch_behind(0, rest_us * US, key, length_us * US)
         meter.synchronize()
@@ -459,14 +459,14 @@ def test_the_events_of_a_context_that_is_gone_are_not_asked_and_its_work_is_in_f
     meter, keys = known(library, DELAYS[1], 2)
     for number in range(20):
         meter.turn()
-        meter.context(1, 7)  # at the address of the one before
+        meter.context(1, 7)  # the new context has the address of the one before
         for _ in range(3):
             for stream in (0, 1):
                 meter.launch(stream, keys[stream], LENGTHS[stream])
             meter.synchronize()
             meter.pause(100 * US)
         assert meter.billed == pytest.approx(meter.busy, rel=0.05)
-        meter.launch(1, keys[1], LENGTHS[1] if number % 4 < 2 else 150_000 * US)  # longer than anybody waits for it
+        meter.launch(1, keys[1], LENGTHS[1] if number % 4 < 2 else 150_000 * US)  # longer than the keeper waits for it
         meter.mark()
         meter.destroy(1)
         if number % 2:
@@ -482,7 +482,7 @@ def test_the_events_of_a_context_that_is_gone_are_not_asked_and_its_work_is_in_f
         (SYNC_STREAM, DEFAULT, {0, 2}),
         (SYNC_CONTEXT, DEFAULT, {0, 2}),
         (SYNC_BEFORE, DEFAULT, {0, 2}),
-        (SYNC_EVENT, DEFAULT, {2}),  # there is more behind the event in stream 0, it seems
+        (SYNC_EVENT, DEFAULT, {2}),  # for the meter, stream 0 has more work behind the event
     ],
 )
 def test_a_call_that_waits_marks_what_it_waits_for_and_nothing_else(
@@ -539,7 +539,7 @@ def test_beside_another_stream_nothing_is_stretched(library: ctypes.CDLL) -> Non
         for stream in (0, 1):
             meter.launch(stream, keys[stream], LENGTHS[stream])
             meter.mark()
-        meter.launch(0, keys[0], 40 * LENGTHS[0])  # it spins until the other's has run, say
+        meter.launch(0, keys[0], 40 * LENGTHS[0])  # such a kernel spins, for example, until the other stream's has run
         meter.launch(1, keys[1], 40 * LENGTHS[1])
         meter.synchronize()
     assert (meter.stretch, meter.put_off) == (0, 0)

@@ -1,4 +1,4 @@
-"""What pools of memory are charged, while several threads allocate from them: exactly what they hold."""
+"""Test that memory pools are charged exactly what they hold while several threads allocate from them."""
 
 import ctypes
 import random
@@ -15,13 +15,13 @@ GRAPHS = 0
 
 
 class Growth(ctypes.Structure):
-    """struct sp_growth."""
+    """The fields of struct sp_growth."""
 
     _fields_ = (("pool", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("growth", ctypes.c_uint64))
 
 
 class Allocation(ctypes.Structure):
-    """struct sp_allocation, of a pool."""
+    """The fields of struct sp_allocation, for an allocation of a pool."""
 
     _fields_ = (
         ("key", ctypes.c_uint64),
@@ -35,7 +35,7 @@ class Allocation(ctypes.Structure):
 
 @dataclass(eq=False)
 class Asked:
-    """An allocation of a thread, on its way: asked of the hook, then of the driver, then told to the hook."""
+    """An allocation under way in a thread: asked of the hook, then made by the driver, then told to the hook."""
 
     number: int
     growth: Growth
@@ -51,7 +51,7 @@ class World:
     grain: int = 32 * MIB
     asked: list[Asked] = field(default_factory=list)
     live: dict[int, list[int]] = field(default_factory=lambda: {number: [] for number in range(4)})
-    """Of each pool: the sizes of what the driver has allocated from it."""
+    """For each pool, the sizes that the driver has allocated from it."""
 
     def __post_init__(self) -> None:
         self.library.sp_pool_of.restype = ctypes.c_void_p
@@ -69,12 +69,12 @@ class World:
         return ctypes.c_void_p(self.library.sp_pool_of(0, ctypes.c_void_p(number)))
 
     def grown_by(self, number: int, size: int) -> int:
-        """Return what the driver's pool grows by for another allocation."""
+        """Return by how much the driver's pool grows for another allocation."""
         unused = self.held[number] - sum(self.live[number])
         return 0 if size <= unused else -(-(size - unused) // self.grain) * self.grain
 
     def ask(self, number: int, size: int) -> Asked | None:
-        """Begin an allocation; None when the hook refuses it."""
+        """Begin an allocation; return None if the hook refuses it."""
         pool, growth = self.pool(number), Growth()
         begin = self.library.sp_pool_begin if number else self.library.sp_pool_begin_whole
         if not begin(ctypes.byref(growth), pool, ctypes.c_uint64(size)):
@@ -84,7 +84,7 @@ class World:
         return self.asked[-1]
 
     def allocate(self, asked: Asked) -> None:
-        """Have the driver allocate."""
+        """Let the driver allocate."""
         self.held[asked.number] += self.grown_by(asked.number, asked.growth.bytes)
         self.live[asked.number].append(asked.growth.bytes)
         asked.allocated = True
@@ -92,7 +92,7 @@ class World:
 
     @property
     def trimmed(self) -> bool:
-        """Whether the cap is so near that the hook trims pools from which other threads are allocating just then."""
+        """Return whether the cap is so low that the hook trims pools while other threads allocate from them."""
         return self.cap < 100_000 * MIB
 
     def used(self) -> None:
@@ -106,7 +106,7 @@ class World:
         self.library.sp_pool_undone(ctypes.byref(asked.growth), ctypes.c_bool(asked.allocated))
 
     def tell(self, asked: Asked) -> None:
-        """Tell the hook that the driver has allocated; what does not fit goes back, as the hook's caller does it."""
+        """Tell the hook that the driver has allocated; give back what does not fit, as the hook's caller does."""
         graphs_bytes, asked.growth.bytes = asked.growth.bytes, asked.growth.bytes * (asked.number != GRAPHS)
         if self.library.sp_pool_grown(ctypes.byref(asked.growth)) or asked.number == GRAPHS:
             self.asked.remove(asked)
@@ -123,7 +123,7 @@ class World:
             self.library.sp_pool_freed(ctypes.byref(taken))
 
     def synchronize(self) -> None:
-        """Wait for the device: the driver's pools may give back what nobody uses."""
+        """Wait for the device: then the driver's pools may give back unused memory."""
         for number in range(1, 4):
             self.held[number] = self.kept[number]
         self.library.sp_pools_look()
@@ -136,7 +136,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def play(world: World, dice: random.Random) -> None:
-    """Let threads allocate and free in a random order, until nothing is on its way."""
+    """Let threads allocate and free in a random order, until no allocation is under way."""
     for _ in range(dice.randrange(1, 60)):
         number, before = dice.choice([GRAPHS, 1, 1, 1, 2, 3]), world.account
         size = dice.randrange(1, 90) * MIB if number != GRAPHS else dice.randrange(1, 4) * world.grain

@@ -1,13 +1,13 @@
-"""A model of leaving a turn: launching thread, keeper and agent in every order, with stores that are seen late.
+"""Check a model of leaving a turn: launching thread, keeper and agent in every order, with stores that are seen late.
 
 Each thread is a list of the steps of gate.c, keeper.c and region.c that touch a shared word. A store waits in its
 thread's buffer; from there it reaches memory in any order that the architecture allows (stores to one word in order, a
-release after all before it). Every interleaving is visited. Then, when the agent takes the turn for drained:
+release after all stores before it). Every interleaving is visited. Whenever the agent takes the turn for drained:
 
 * no work of the turn is on the device, and
 * no launch under the turn starts later.
 
-Taking out any one of the barriers breaks that: the model can tell.
+The model without any one of the barriers breaks this, so it can tell that each barrier is needed.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-T = 1  # the open turn; 2 is closed
+T = 1  # the word of the open turn; 2 is closed
 WORDS = ("word", "entered", "inside", "report", "owner")
 Registers = dict[str, Any]
 Step = tuple[Any, ...]
 
 
 def launcher(launches: int, enter_fence: bool, announce_fence: bool) -> list[Step]:
-    """gate.c and wait.c: sp_gate_enter, enter_turn, the driver's call, sp_gate_leave."""
+    """Return the steps of gate.c and wait.c: sp_gate_enter, enter_turn, the driver's call, sp_gate_leave."""
     return [
         ("at", "again"),
         ("store", "inside", lambda r: 1),
@@ -32,7 +32,7 @@ def launcher(launches: int, enter_fence: bool, announce_fence: bool) -> list[Ste
         ("if", lambda r: r["w"] == r["e"], "go"),
         ("release", "inside", lambda r: 0),
         ("load", "word", "w"),
-        ("if", lambda r: r["w"] != T, "end"),  # it waits at the closed gate
+        ("if", lambda r: r["w"] != T, "end"),  # the thread waits at the closed gate
         ("lock",),
         ("load", "entered", "e"),
         ("if", lambda r: r["e"] == r["w"], "unlock"),
@@ -59,7 +59,7 @@ def launcher(launches: int, enter_fence: bool, announce_fence: bool) -> list[Ste
 
 
 def keeper(barrier: str) -> list[Step]:
-    """keeper.c: drain when the grant is closed, park when idle."""
+    """Return the steps of keeper.c: drain when the grant is closed, park when idle."""
 
     def leave() -> list[Step]:
         return [
@@ -120,7 +120,7 @@ def keeper(barrier: str) -> list[Step]:
 
 
 def agent(close_fence: bool) -> list[Step]:
-    """turn.c: sp_turn_close, then wait for the drain."""
+    """Return the steps of turn.c: sp_turn_close, then wait for the drain."""
     return [
         ("release", "word", lambda r: T + 1),
         *([("fence",)] if close_fence else []),
@@ -132,7 +132,7 @@ def agent(close_fence: bool) -> list[Step]:
 
 
 class State(NamedTuple):
-    """Everything at one instant; values only, so that states compare."""
+    """The whole model at one instant, as plain values, so that states can be compared."""
 
     memory: tuple[Any, ...]
     buffers: tuple[tuple[tuple[str, Any, bool], ...], ...]
@@ -143,11 +143,11 @@ class State(NamedTuple):
 
 
 class Broken(Exception):
-    """The turn was taken for drained too early."""
+    """The agent took the turn for drained too early."""
 
 
 class Model:
-    """All threads, and the states that one state leads to."""
+    """The programs of all threads, and the states that one state leads to."""
 
     def __init__(self, programs: list[list[Step]]) -> None:
         self._labels = [{s[1]: n for n, s in enumerate(program) if s[0] == "at"} for program in programs]
@@ -190,7 +190,7 @@ class Model:
         yield from getattr(self, f"_{step[0]}")(on, thread, *step[1:])
 
     def _at(self, state: State, thread: int, label: str) -> Iterator[State]:
-        if label in ("again", "look", "read", "end"):  # what was read before does not matter any more
+        if label in ("again", "look", "read", "end"):  # from here on, earlier reads do not matter
             kept = {name: value for name, value in state.registers[thread] if name == "count"}
             state = self._registers(state, thread, kept)
         yield state
@@ -222,7 +222,7 @@ class Model:
         yield self._flush(state, thread)
 
     def _membarrier(self, state: State, thread: int) -> Iterator[State]:
-        for other in range(thread + 1):  # of the process: the agent, which comes last, is another one
+        for other in range(thread + 1):  # threads of this process; the agent, which comes last, is another process
             state = self._flush(state, other)
         yield state
 
@@ -265,7 +265,7 @@ def visit(
     enter: bool = True,
     close: bool = True,
 ) -> int:
-    """Visit every state from a start; return how many there are. Raises Broken."""
+    """Visit every state reachable from a start; return how many there are. Raises Broken."""
     programs = [launcher(launches, enter, announce), keeper(barrier), agent(close)]
     entered, report = STARTS[start]
     count = len(programs)
@@ -279,7 +279,7 @@ def visit(
             if after not in seen:
                 seen.add(after)
                 left.append(after)
-    assert ends > 0  # the turn can end
+    assert ends > 0  # otherwise the turn could never end
     return len(seen)
 
 

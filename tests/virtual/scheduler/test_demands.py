@@ -1,4 +1,4 @@
-"""Which nodes a pod may be bound to, as kube-scheduler would have it."""
+"""Test which nodes a pod may be bound to, by the rules of kube-scheduler."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gangs that start anew as a whole: which losses have them do so, how soon again, and what is left of before."""
+"""Test gangs that restart as a whole: after which losses, how soon again, and what remains of the run before."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from sharepod.scheduler.state.pod import Pod
 
 
 class Gang:
-    """A gang that runs, in virtual time."""
+    """A running gang in virtual time."""
 
     def __init__(self, size: int = 3, least: int = 3, restart: str = "whole") -> None:
         self.line = Timeline(nodes(2, 4), DEFAULT)
@@ -25,14 +25,14 @@ class Gang:
         self.decide()
 
     def come(self, count: int) -> None:
-        """Have its controller make so many members."""
+        """Let the gang's controller create this number of members."""
         for _ in range(count):
             self.number += 1
             self.line.come(task(f"m{self.number}", arrive_s=self.now_s))
             pod_of(self.line, f"m{self.number}", gang=self.said)
 
     def decide(self, after_s: float = 0.25) -> Decided:
-        """Decide, and have what was released run."""
+        """Play a round, and let the released pods run."""
         self.now_s += after_s
         self.line.now_s = self.now_s
         found = decided(self.line, self.now_s)
@@ -44,21 +44,21 @@ class Gang:
         return sorted((pod for pod in self.line.cluster.pods() if pod.running), key=lambda pod: pod.name)
 
     def lose(self, pod: Pod, how: str) -> Decided:
-        """Let a member end, and decide once that is known."""
+        """Let a member end, and play a round once it is known how."""
         self.line.cluster.remove_pod(pod.uid)
         assert not self.decide().evicted, "nobody knows yet how it ended"
         self.line.memory.restarts.found(pod.uid, how, "why")
         return self.decide()
 
     def gone(self, found: Decided) -> None:
-        """Let whoever was evicted end, as it was asked to."""
+        """Let the evicted pods end, as they were asked to."""
         ending = [pod_of(self.line, name, deleting=True) for name in found.evicted]
         self.decide()
         for pod in ending:
             self.line.cluster.remove_pod(pod.uid)
 
     def fail(self) -> None:
-        """Have a member fail, the others end, and the controller make all of them anew."""
+        """Let a member fail, the others end, and the controller create all of them anew."""
         self.gone(self.lose(self.running[0], FAILED))
         self.come(self.said.size)
 
@@ -157,7 +157,7 @@ def test_who_may_not_be_evicted_is_asked_again_and_nobody_starts_beside_him() ->
 
 
 def seen_anew(*pods: Pod) -> Timeline:
-    """Return the view of another replica, which has not followed the cluster before. Gated pods came at 100 s."""
+    """Return the view of another replica that has not followed the cluster before. Gated pods came at 100 s."""
     fresh = Timeline(nodes(2, 4), DEFAULT)
     for pod in pods:
         fresh.memory.note(pod, since_s=0.0 if pod.running else 100.0, started_s=0.0 if pod.running else None)

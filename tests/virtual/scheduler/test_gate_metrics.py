@@ -1,4 +1,4 @@
-"""The metrics of gates, queues and yielding pods: from real rounds, and from tenants that make many queues."""
+"""Test the metrics of gates, queues and yielding pods, with real rounds and with tenants that make many queues."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ Samples = dict[str, dict[tuple[str, ...], float]]
 
 
 def samples(look: GateLook, tally: GateTally | None = None) -> Samples:
-    """Return the values that are shown, by name and the values of the labels."""
+    """Return the exported values by the metric's name and the values of its labels."""
     found: Samples = {}
     snapshot = GateSnapshot(look, tally or GateTally(), QueueNames().told(look))
     for family in families(TABLES, snapshot):

@@ -1,4 +1,4 @@
-"""A higher priority starts within two seconds of the cluster's time where lower ones can yield, as a witness says."""
+"""Test that a higher priority starts within two seconds where lower ones can yield; an independent witness judges."""
 
 import random
 
@@ -27,7 +27,7 @@ def watched(specs: list[NodeSpec], tasks: list[Task], queues: Queues, until_s: f
 
 
 def crowded(seed: int, count: int) -> list[Task]:
-    """Return an afternoon of `count` nodes: heaps of batch, gangs of whole devices, and bursts of small urgent jobs."""
+    """Return the jobs of an afternoon on `count` nodes: much batch, whole-device gangs, bursts of small urgent jobs."""
     chance = random.Random(seed)
     batch = [
         task(f"l{number}", LOW, arrive_s=chance.choice((0.0, 3600.0)), run_s=chance.expovariate(1 / 1800),
@@ -96,7 +96,7 @@ def test_who_plans_beside_an_eviction_is_not_released_before_it_has_happened() -
 
 
 def test_room_that_others_have_yet_to_yield_is_nobodys_though_its_node_is_kept_for_him() -> None:
-    chance = random.Random(822)  # a node is kept for a gang, and another job has somebody evicted and paused there
+    chance = random.Random(822)  # here a node is reserved for a gang, and another job has pods evicted and paused there
     line = Timeline(nodes(chance.choice((1, 2, 3)), chance.choice((2, 4, 8))), Queues(Queue(longest_wait_s=600)))
     played(line, random_tasks(chance, 14, gap_s=chance.choice((1.0, 60.0, 300.0)), mib=(1000, 30_000, None)))
 
@@ -143,7 +143,7 @@ def test_a_witness_tells_who_holds_the_room(holder: int, *, denied: bool) -> Non
     line.come(task("first", priority=holder))
     line.step()
     line.come(task("second", priority=10))
-    for now_s in (1.0, 5.0, 9.0):  # no round is played: it waits whatever it could
+    for now_s in (1.0, 5.0, 9.0):  # no round is played, so the task waits even if it could begin
         line.now_s = now_s
         witness.look(now_s)
     witness.end()

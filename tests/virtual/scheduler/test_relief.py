@@ -1,4 +1,4 @@
-"""Lower shares yield step by step where a higher one waits, and go back when it does not."""
+"""Test that lower shares yield step by step while a higher one waits, and go back when it no longer waits."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def cluster() -> Timeline:
 
 
 def measure(line: Timeline, waited: int, used: int = 10_000) -> None:
-    """Have the agent report what each share waited and used in the last minute, in 1/1000 %."""
+    """Let the agent report what each share waited and used in the last minute, in 1/1000 %."""
     use = line.cluster.use("n00")
     assert use is not None
     shares = []
@@ -46,7 +46,7 @@ def measure(line: Timeline, waited: int, used: int = 10_000) -> None:
 
 
 def yielded(line: Timeline, now_s: float) -> dict[str, str]:
-    """Decide, and let the API server show the pods that yield then."""
+    """Play a round, and let the API server show the pods that yield after it."""
     yields = decided(line, now_s).yields
     for name, how in yields.items():
         counted = [pod.yields for pod in line.cluster.pods() if pod.name == name]
@@ -101,7 +101,7 @@ def test_an_order_to_go_on_that_did_not_arrive_is_given_again() -> None:
     times = []
     for at_s in range(10, 400, 10):
         times += [at_s for _ in decided(line, float(at_s)).yields]
-        line.cluster.set_pod(limited)  # the API server still shows it so
+        line.cluster.set_pod(limited)  # the API server still shows the pod as limited
     assert times == [130, 280]
 
 

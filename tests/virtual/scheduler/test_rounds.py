@@ -1,4 +1,4 @@
-"""Decision rounds in virtual time: gangs whole or not at all, who yields to whom, who waits and for how long."""
+"""Test rounds in virtual time: gangs start whole or not at all, which job yields to which, and how long jobs wait."""
 
 import os
 import random
@@ -13,9 +13,9 @@ from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.simulation.timeline import Timeline
 
 ORDERS = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "8"))
-"""How many random orders are played; `make soak` plays thousands."""
+"""How many random schedules are played; `make soak` plays thousands."""
 WHOLE = ask(1000, mib=None)
-"""With all of a device's memory: a pod that holds it cannot be paused for another."""
+"""A request for all of a device's memory: a pod that holds it cannot be paused for another."""
 
 
 def test_an_elastic_gang_starts_with_its_least_grows_and_gives_back_what_others_want() -> None:
@@ -82,7 +82,7 @@ def test_an_equal_that_would_lose_less_is_left_alone_where_a_lower_one_can_yield
 def test_a_gang_that_is_paused_does_not_grow_in_the_same_round() -> None:
     line = Timeline(nodes(1, 4), DEFAULT)
     tasks = [
-        task("gang", size=5, least=4, run_s=1e5),  # its last member has waited for so long that it is tried first
+        task("gang", size=5, least=4, run_s=1e5),  # its last member has waited long enough to be tried first
         task("high", priority=10, arrive_s=8000.0, run_s=50.0),
     ]
     played(line, tasks, 8100.0)
@@ -171,7 +171,7 @@ def test_in_random_orders_gangs_are_whole_and_devices_promised_once(seed: int) -
     tasks = random_tasks(
         chance, 80, gap_s=chance.choice((20.0, 60.0)), mib=chance.choice(((1000,), (None, 1000), (None,)))
     )
-    for number, one in enumerate(tasks):  # none that could never fit
+    for number, one in enumerate(tasks):  # replace tasks that could never fit
         if one.size > 8 or one.milli > 8000:
             tasks[number] = replace(one, size=1, least=1)
     played(line, tasks)
@@ -179,7 +179,7 @@ def test_in_random_orders_gangs_are_whole_and_devices_promised_once(seed: int) -
 
 
 def full(*priorities: int) -> Timeline:
-    """Return a cluster of nodes of one device, which pods of these priorities hold; another of priority 10 has come."""
+    """Return a cluster of one-device nodes held by pods of these priorities; a pod of priority 10 has come."""
     line = Timeline(nodes(len(priorities), 1), DEFAULT)
     for number, priority in enumerate(priorities):
         line.come(task(f"low{number}", priority=priority, ask=WHOLE))
@@ -228,7 +228,7 @@ def test_a_gang_whose_members_do_not_all_come_to_run_starts_anew_after_its_timeo
         line.cluster.set_pod(replace(pod, gang=replace(pod.gang, timeout_s=120)))
     decided(line, 0.0).run(line)
     pod_of(line, "gang-2", running=False)
-    pod_of(line, "well-0", ended=True)  # it has done its work, and is not waited for
+    pod_of(line, "well-0", ended=True)  # it has done its work, so no one waits for it
     assert decided(line, 100.0).orders == []
     late = decided(line, 130.0)
     assert late.evicted == ["gang-0", "gang-1", "gang-2"]
@@ -238,7 +238,7 @@ def test_a_gang_whose_members_do_not_all_come_to_run_starts_anew_after_its_timeo
 
 
 def sent(line: Timeline, name: str, at_s: float, controller: str = "rs") -> str:
-    """Have a pod of a controller come, and be released; return where to. Nobody binds it."""
+    """Let a controller's pod come and be released; return its node. The pod is never bound."""
     line.come(task(name))
     pod_of(line, name, controller=controller)
     [place] = decided(line, at_s).placed
@@ -258,7 +258,7 @@ def test_who_is_not_bound_where_it_was_sent_is_made_anew_and_sent_elsewhere_for_
     line.cluster.remove_pod(pod_of(line, "first").uid)
     second = sent(line, "second", 122.0)
     assert second != first
-    line.come(task("other"))  # of another controller: it may have what was promised in vain
+    line.come(task("other"))  # it has another controller, so it may have the place that was promised in vain
     [other] = decided(line, 123.0).placed
     assert other.node == first
     for name in ("second", "other"):
@@ -295,7 +295,7 @@ def test_who_is_bound_in_time_may_take_as_long_as_it_likes_to_start() -> None:
 
 
 def restarted(line: Timeline, there: list[NodeSpec]) -> Timeline:
-    """Return what another replica sees and has noted."""
+    """Return what another replica, started now, sees and has noted."""
     fresh = Timeline(there, DEFAULT)
     for pod in line.cluster.pods():
         started_s = line.memory.started_s(pod) if pod.running else None

@@ -1,4 +1,4 @@
-"""What shares use beyond what they ask for: as the arbiter gives it, and what that does to a play."""
+"""Test what shares use beyond their requests: how the arbiter gives it, and how that changes a play."""
 
 import random
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_job_works_faster_on_what_is_idle_and_no_faster_than_its_limit_or_othe
     assert ends(task("a", ask=may_use(250, 250)))["a"] == pytest.approx(100.0)
     both = ends(task("a", ask=may_use(250, 1000)), task("b", milli=500, run_s=10.0))
     assert both["b"] == pytest.approx(10.0)
-    # Twice as fast for 10 s, then four times as fast.
+    # It runs twice as fast for 10 s, then four times as fast.
     assert both["a"] == pytest.approx(10.0 + (100.0 - 20.0) / 4)
 
 
@@ -67,7 +67,7 @@ def test_one_on_two_devices_is_as_fast_as_the_fuller_lets_it() -> None:
         task("beside", milli=500, run_s=1000.0, arrive_s=1.0),
         devices=2,
     )
-    # 2.5 times as fast for a second, then as fast as 500 let it.
+    # It runs 2.5 times as fast for a second, then as fast as 500 milli allow.
     assert found["wide"] == pytest.approx(1.0 + (100.0 - 2.5) / 1.25, rel=0.01)
 
 

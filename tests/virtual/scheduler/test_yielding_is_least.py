@@ -1,4 +1,4 @@
-"""What is lost when others yield, against the least that could be: on one node, and over all of them."""
+"""Test what is lost when others yield against the least possible loss, on one node and over all nodes."""
 
 import random
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def fits(line: Timeline, pods: list[Pod], what: dict[str, str]) -> bool:
 
 
 def least(line: Timeline, pods: list[Pod], holders: list[Holder]) -> tuple[int, int] | None:
-    """Return the least work that has to be lost, and where none has to be the least milli that have to be paused."""
+    """Return the least work that must be lost, and if none must be, the least milli that must be paused."""
     pauses = [
         sum(holder.milli for holder in chosen)
         for chosen in subsets(holders)
@@ -134,7 +134,7 @@ def rest_of(running: list[Running], spec: NodeSpec = SPEC) -> Rest:
 
 
 def least_on(rest: Rest, ask: PodAsk, running: list[Running], looks_max: int = 2000) -> list[str]:
-    """Return the uids of the least time of devices that has to go."""
+    """Return the uids of the pods that must go, with the least device time in all."""
     found = least_set(Room(rest, ask).is_made_by, running, [one.ask.milli for one in running], looks_max)
     return [one.uid for one in found]
 

@@ -1,6 +1,6 @@
 /*
- * An interposer of somebody else, as small as one can be: every cuLaunchKernel begins PAUSE_US late. It finds its way
- * between a program and the driver as others do, by a dlsym of its own.
+ * A minimal foreign interposer: every cuLaunchKernel begins PAUSE_US late. It gets between a program and the driver as
+ * such tools do, by a dlsym of its own.
  */
 #include "../../hook/c/loader.h"
 

@@ -1,6 +1,7 @@
 /*
- * The gate's half of a revocation, step by step: what a launching thread has announced when it reads its grant's word,
- * when it waits and when it has left. gate.c itself, on a process of one thread and one device; prints a word per fact.
+ * Tests the gate's half of a revocation step by step: what a launching thread has announced when it reads its grant's
+ * word, when it waits and when it has left. It runs gate.c itself, on a process of one thread and one device, and
+ * prints a word per fact.
  */
 #define sp_grant_word looked_at
 #include "hook/gate/gate.c"
@@ -15,7 +16,7 @@ static struct sp_lane lane;
 static struct sp_unit unit = {.predicted_ns = 1000};
 static struct sp_slot_device slot;
 static struct sp_grant grant = {.word = 1, .budget_ns = 50000000, .pair_ns = 50000000};
-static bool crowded; /* all lanes are other streams' */
+static bool crowded; /* other streams have all lanes */
 static int looks, announced_at_looks, waits, announced_at_waits;
 
 uint32_t looked_at(const struct sp_grant *of) {
@@ -74,7 +75,7 @@ static void launch_once(const char *what) {
   printf(" left %u\n", thread.inside);
 }
 
-/* A launch behind work in flight, while others wait: when all of it will end, as the slot says afterwards. */
+/* Launches behind work in flight and prints when all of it will end, as the slot says after the launch. */
 static void launch_behind(const char *what, uint64_t in_flight_ns, uint64_t pending_ns, uint32_t unit_ns) {
   struct sp_device *device = &sp_guest.devices[0];
   struct sp_pass pass;
@@ -101,7 +102,7 @@ int main(void) {
   launch_once("crowded");
   crowded = false;
   launch_once("open");
-  grant.word = 2; /* closed, and another turn is granted while it waits */
+  grant.word = 2; /* closed; another turn is granted while the launch waits */
   launch_once("closed");
   launch_behind("alone-waits", 3000000, 200000, 700000);
   grant.flags = SP_GRANT_CONTENDED;

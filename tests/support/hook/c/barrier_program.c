@@ -1,4 +1,4 @@
-/* The barrier that the keeper passes all threads through, where the kernel refuses it later on. */
+/* Tests the barrier that the keeper imposes on all threads, when the kernel refuses the system call later on. */
 #define syscall refused_from
 #include "hook/gate/thread.c"
 #undef syscall

@@ -1,4 +1,4 @@
-/* Works for a moment and ends at once when it has waited for that: nobody looks in between. */
+/* Works for a moment, waits for the work and ends at once, so that nothing looks in between. */
 #include "client.h"
 
 int main(void) {

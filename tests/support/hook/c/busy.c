@@ -1,4 +1,4 @@
-/* Threads, allocations, the loader and a fork, as an ordinary program has them; no GPU. */
+/* Uses threads, allocations, the loader and a fork like an ordinary program, without a GPU. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

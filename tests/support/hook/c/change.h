@@ -1,10 +1,10 @@
-/* An executable graph with a node of each type whose parameters can be changed: a part of every.h. */
+/* Makes an executable graph with one node of each type that can have its parameters changed: a part of every.h. */
 #ifndef SHAREPOD_TEST_CHANGE_H
 #define SHAREPOD_TEST_CHANGE_H
 
 enum node_type { KERNEL_NODE, COPY_NODE, SET_NODE, HOST_NODE, CHILD_NODE, BATCH_NODE = 12, NODE_TYPES };
 
-/* CUgraphNodeParams of cuda.h: `of` begins what the call of that type alone wants. */
+/* CUgraphNodeParams of cuda.h. The arguments of the call for one node type alone begin at `of`. */
 struct node_params {
   int type;
   int reserved[3];
@@ -61,7 +61,7 @@ static void nothing(void *with) {
 
 static struct node_params *node_params(enum node_type type) {
   static struct node_params of[NODE_TYPES], *node;
-  static struct operation write = {.type = 2 /* a word of 32 bits */};
+  static struct operation write = {.type = 2 /* write a word of 32 bits */};
   node = &of[type];
   *node = (struct node_params){.type = type};
   switch (type) {
@@ -99,7 +99,7 @@ static struct node_params *node_params(enum node_type type) {
   return node;
 }
 
-/* Made when it is first asked for, and kept: it holds no memory of the device. */
+/* Returns the executable. It is made on the first call and kept, as it holds no memory of the device. */
 static CUgraphExec changeable(void) {
   static CUgraphExec executable;
   if (executable == NULL) {
@@ -114,7 +114,7 @@ static CUgraphExec changeable(void) {
   return executable;
 }
 
-/* As the calls of one type want their arguments; those of the node are there when the executable is. */
+/* Arguments for the calls of one node type. The nodes exist once the executable exists, so it is made first. */
 static CUgraphNode node_of(enum node_type type) {
   changeable();
   return nodes[type];

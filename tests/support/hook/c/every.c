@@ -1,15 +1,15 @@
 /*
- * Calls every wrapped symbol, with valid arguments (valid.def), by one route to the driver: on the simulated driver,
- * where each call does what it says. Prints a line for each, "name result shown", where `shown` is the size of the
- * device's memory as the call told it; waits for a line of input while it holds the memory that the calls have
- * obtained ("held"), and again when it has given it back ("freed").
+ * Calls every wrapped symbol, with valid arguments (valid.def), by one route to the driver. On the simulated driver
+ * each call does its work. Prints a line for each, "name result shown", where `shown` is the size of the device's
+ * memory as the call told it. It waits for a line of input while it holds the memory that the calls have obtained
+ * ("held"), and again when it has given that memory back ("freed").
  *
- * `runtime` asks as CUDA's own does: for everything at once, before the driver is started, of a cuGetProcAddress that
- * has been asked for itself; the per-thread forms by their flag.
+ * `runtime` asks as the CUDA runtime does: for everything at once, before the driver is initialised, by a
+ * cuGetProcAddress that it got from cuGetProcAddress. It asks for the per-thread forms by their flag.
  *
  *   every linked|default|soname|path|soname-deepbind|path-deepbind|gpa1|gpa2|gpa2-legacy|runtime
  *
- * PLUGIN=FILE does the same in a plugin, which is this source as a shared object, opened with RTLD_DEEPBIND.
+ * With PLUGIN=FILE a plugin does the same: this source as a shared object, opened with RTLD_DEEPBIND.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -57,10 +57,10 @@ static const struct symbol {
 #include "driver/wrapped.h"
 };
 
-static any_function *asked[sizeof(symbols) / sizeof(*symbols)]; /* the table of the route "runtime" */
+static any_function *asked[sizeof(symbols) / sizeof(*symbols)]; /* what the route "runtime" has got */
 
-/* Ask `lookup`, a cuGetProcAddress, as a program asks that was built for this symbol: by its name without the suffixes
- * of its version and of per-thread streams, which `flags` stand for instead (0, or 1 for "legacy"). */
+/* Ask `lookup`, a cuGetProcAddress, as a program does that was built for this symbol. The name has no suffix for its
+ * version or for per-thread streams; `flags` stand for these streams (0, or 1 for "legacy"). */
 static any_function *ask(any_function *lookup, const struct symbol *symbol, unsigned long long flags) {
   char base[64];
   void *found = NULL;

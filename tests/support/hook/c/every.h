@@ -1,4 +1,4 @@
-/* What the calls of valid.def are made with, and what is done after them. */
+/* Makes the arguments for the calls of valid.def, and cleans up after the calls. */
 #ifndef SHAREPOD_TEST_EVERY_H
 #define SHAREPOD_TEST_EVERY_H
 
@@ -12,12 +12,12 @@
 #include "driver/cuda.h"
 
 #define SIZE   ((size_t)4 << 20)
-#define LARGE  ((size_t)40 << 20) /* more than a pool grows by: each allocation is charged for */
+#define LARGE  ((size_t)40 << 20) /* more than a pool grows by, so that each allocation is charged */
 #define PIECE  ((size_t)4096)
 #define KERNEL world.kernel, 1, 1, 1, 32, 1, 1, 0
 #define BATCH  world.targets, world.sources, &world.piece, (size_t)1, &world.attributes, &world.zero, (size_t)1
 
-/* Called with arguments of exactly the types of its parameters. */
+/* Must be called with arguments of exactly the types of its parameters. */
 typedef CUresult any_function();
 
 static void called_back(void) {}
@@ -35,12 +35,12 @@ static struct {
   CUgraph made_graph;
   unsigned long long threshold;
   unsigned char zeroes[256];
-  unsigned long long verdict[3]; /* on the update of a graph */
+  unsigned long long verdict[3]; /* the result of a graph's update */
   CUarray array, made_array;
   void *mipmap;
   CUexternalMemory external;
   CUmemoryPool pool, made_pool;
-  unsigned long long handle; /* of memory without an address */
+  unsigned long long handle; /* a handle of memory without an address */
   CUdeviceptr reserved, allocated;
   CUdeviceptr a, b, targets[1], sources[1], held[16];
   void *host, *found;
@@ -51,7 +51,7 @@ static struct {
     int order;
     int hints[4];
     unsigned flags;
-  } attributes; /* of a copy */
+  } attributes; /* attributes of a copy */
 } world;
 
 static any_function *driver(const char *name) {
@@ -68,7 +68,7 @@ static void must(CUresult result, const char *what) {
 
 /* ---- arguments */
 
-/* For a word that has its value already. */
+/* A wait for a word that already has its value. */
 static CUstreamBatchMemOpParams *waits(void) {
   static CUstreamBatchMemOpParams operation;
   operation.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
@@ -116,7 +116,7 @@ BOX_OF(CUDA_MEMCPY2D_v1, area_v1, CUdeviceptr_v1, )
 BOX_OF(CUDA_MEMCPY3D, volume_of, CUdeviceptr, .Depth = 1, .srcHeight = 4, .dstHeight = 4)
 BOX_OF(CUDA_MEMCPY3D_v1, volume_v1, CUdeviceptr_v1, .Depth = 1, .srcHeight = 4, .dstHeight = 4)
 
-/* Of this context: what the copies between devices read, and the others do not. */
+/* With this context in the fields that only copies between devices read. */
 static CUDA_MEMCPY3D *volume(void) {
   CUDA_MEMCPY3D *copy = volume_of();
   copy->reserved0 = copy->reserved1 = world.context;
@@ -146,7 +146,7 @@ static CUmemDecompressParams *piece(void) {
   return &one;
 }
 
-/* One row of 64 KiB, and the same as a box. */
+/* Arrays of one row of 64 KiB, and of a box of that size. */
 #define ARRAY_OF(function, size, ...)                                                                                  \
   static void *function(void) {                                                                                        \
     static struct {                                                                                                    \
@@ -165,7 +165,7 @@ static CUmemPoolProps *pool_of_device(void) {
   return &pool;
 }
 
-/* The descriptor of a pool that another process could open; -1 where there are no pools. */
+/* The descriptor of a pool that another process could open; -1 if the driver has no pools. */
 static void *shared_pool(void) {
   int descriptor = -1;
   CUmemoryPool pool = NULL;
@@ -181,7 +181,7 @@ static void *allocation_node(void) {
   return &node;
 }
 
-/* For the generic calls: of the type that has no parameters. */
+/* For the generic calls: a node of the type that has no parameters. */
 static int *empty_node(void) {
   static int node[64] = {5};
   return node;
@@ -227,7 +227,7 @@ static CUstream capturing(CUstream stream) {
   return stream;
 }
 
-/* What the simulated driver may not have is left out: the call that wants it answers for itself. */
+/* The simulated driver may lack these calls. Their results are not checked: the call under test reports the failure. */
 static CUarray new_array(void) {
   world.made_array = NULL;
   driver("cuArrayCreate_v2")(&world.made_array, flat());
@@ -263,7 +263,7 @@ static CUdeviceptr mapped(void) {
   return world.reserved;
 }
 
-/* As another interface hands its memory over: the descriptor is the driver's when it has been taken. */
+/* Memory as another interface hands it over; once the driver has imported it, it owns the descriptor. */
 static CUDA_EXTERNAL_MEMORY_HANDLE_DESC *external_memory(void) {
   static CUDA_EXTERNAL_MEMORY_HANDLE_DESC memory;
   int descriptor = memfd_create("external", MFD_CLOEXEC);
@@ -315,7 +315,7 @@ static CUresult without_graph(CUresult result) {
   return result;
 }
 
-/* What the call has made goes again; after it, what it was made of. */
+/* Destroys what the call has made; `rest` then destroys what it was made of. */
 #define UNDONE(name, rest, ...)                                                                                        \
   static CUresult name(CUresult result) {                                                                              \
     if (result == CUDA_SUCCESS) {                                                                                      \
@@ -333,7 +333,7 @@ UNDONE(without_handle, result, cuMemRelease, world.handle)
 UNDONE(without_reserved, without_handle(result), cuMemAddressFree, world.reserved, SIZE)
 UNDONE(unmapped, without_reserved(result), cuMemUnmap, world.reserved, SIZE)
 UNDONE(without_external, result, cuDestroyExternalMemory, world.external)
-/* A reference more, and what it was made with. */
+/* Releases one more reference, and then what the handle was made with. */
 UNDONE(not_retained, unmapped(result), cuMemRelease, world.handle)
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Asks the real driver's library for every name on standard input, by dlsym and by cuGetProcAddress in both forms with
- * many versions and all flags, and prints for each answer the library it lies in and the offset there.
+ * Asks the real driver's library for every name on standard input: by dlsym, and by both forms of cuGetProcAddress with
+ * many versions and all flags. Prints for each answer the library that holds the address and the offset in it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

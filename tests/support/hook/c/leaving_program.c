@@ -1,6 +1,6 @@
 /*
- * The keeper's half of a revocation, step by step: what it does before it says that a turn is drained. keeper.c itself,
- * on a process of one device whose launching thread and whose streams are played; prints a line per case.
+ * Tests the keeper's half of a revocation step by step: what it does before it reports that a turn has drained. It runs
+ * keeper.c itself, on a process of one device; the launching thread and the streams are played. Prints a line per case.
  */
 #define sp_barrier        passed_barrier
 #define sp_threads_inside asked_inside
@@ -18,7 +18,7 @@ enum { TURN = 5 };
 struct sp_guest sp_guest;
 static struct sp_grant grant;
 static struct sp_slot_device slot;
-static int inside_for, pending_for; /* so many answers are yes */
+static int inside_for, pending_for; /* how many more answers are yes */
 static bool cleared, behind_barrier, early, marked;
 static int barriers, asked, drained, rings;
 
@@ -39,7 +39,7 @@ bool asked_pending(const struct sp_device *device) {
   (void)device;
   return pending_for-- > 0;
 }
-/* Nothing of it waits for more than the device. */
+/* No work of the process waits for anything but the device. */
 bool sp_stands(struct sp_device *device) {
   (void)device;
   return false;
@@ -98,10 +98,10 @@ int main(void) {
   begin(0, 0, TURN + 1);
   drain(device, TURN);
   end("drain");
-  begin(3, 0, TURN + 1); /* a thread is in the driver, where it stays for a while */
+  begin(3, 0, TURN + 1); /* a thread stays in the driver for a while */
   drain(device, TURN);
   end("drain-inside");
-  begin(0, 1, TURN + 1); /* of what cannot be marked now nobody knows when it ends */
+  begin(0, 1, TURN + 1); /* some work cannot be marked now, so its end is not known */
   drain(device, TURN);
   end("drain-pending");
   begin(0, 0, TURN);
@@ -114,7 +114,7 @@ int main(void) {
   park(device, TURN, 7, true);
   end("park-pending");
   begin(0, 0, TURN);
-  park(device, TURN, 6, true); /* it has launched since */
+  park(device, TURN, 6, true); /* the program has launched since */
   end("park-launched");
   return 0;
 }

@@ -1,4 +1,4 @@
-/* For libraries that interpose on the loader itself: libc's own functions, by their version. Included first. */
+/* Finds libc's own loader functions by their version, for libraries that interpose on the loader. Included first. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

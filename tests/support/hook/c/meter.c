@@ -1,7 +1,8 @@
 /*
- * The meter in virtual time. gate.c, lane.c, wait.c, record.c, marker.c, clock.c, spans.c and predict.c are the hook's
- * own. The device below them is told how long each launch takes. Its clock is a day ahead, launches and records take a
- * while to arrive there, and the keeper wakes some time after an end. Each stream works by itself.
+ * Runs the meter in virtual time. gate.c, lane.c, wait.c, record.c, marker.c, clock.c, spans.c and predict.c are the
+ * hook's own. A test tells the device below them how long each launch takes. The device's clock is a day ahead,
+ * launches and records take a while to arrive at the device, and the keeper wakes some time after an end. Each stream
+ * works by itself.
  */
 #include <time.h>
 
@@ -25,10 +26,10 @@ static struct sp_grant grant = {.word = 1, .budget_ns = 4000000, .pair_ns = 4000
 static struct sp_slot_device slot;
 static struct sp_thread thread;
 static struct sp_driver driver;
-static double drift;                /* of the device's clock, as a part of the time */
-static int64_t now_ns = 1000000000; /* no stream had an edge lately */
+static double drift;                /* the drift of the device's clock, as a fraction of the time */
+static int64_t now_ns = 1000000000; /* late enough that no stream had an edge lately */
 static int64_t free_ns[STREAMS], stamps[EVENTS], launch_ns, record_ns, event_ns, late_ns, slept_ns;
-static int64_t call_ns; /* of the program's time, for each call of the driver */
+static int64_t call_ns; /* the program's time that each call of the driver takes */
 static uint32_t event_count;
 
 static struct sp_device *device(void) {
@@ -63,7 +64,7 @@ static CUresult event_record(CUevent event, CUstream stream) {
 
 static CUresult event_elapsed(float *ms, CUevent from, CUevent to) {
   if (*(int64_t *)(void *)from == GONE || *(int64_t *)(void *)to == GONE)
-    __builtin_trap(); /* it was destroyed with its context: a driver may do anything */
+    __builtin_trap(); /* the event was destroyed with its context: a real driver may do anything here */
   *ms = (float)((double)(*(int64_t *)(void *)to - *(int64_t *)(void *)from) / 1e6);
   return CUDA_SUCCESS;
 }
@@ -99,7 +100,7 @@ uint32_t sp_thread_index(const struct sp_thread *of) {
 }
 
 void sp_captures_end_with(struct sp_lane *lane) {
-  (void)lane; /* there are none */
+  (void)lane; /* there are no captures */
 }
 
 struct sp_thread *sp_thread_self(void) {
@@ -133,11 +134,11 @@ int sp_slot_enter(struct sp_slot_device *of, const struct sp_report *report, con
 
 bool sp_context_enter(CUcontext context) {
   (void)context;
-  return false; /* it is current */
+  return false; /* the context is already current */
 }
 
 void sp_keeper_kick(struct sp_device *of) {
-  (void)of; /* it sees all by itself */
+  (void)of; /* this keeper sees everything without a kick */
 }
 
 void sp_keeper_pause(struct sp_device *of) {
@@ -152,7 +153,7 @@ static int64_t wakes_ns(int64_t *began_ns) {
   return later(host_ns(marker->event), *began_ns) + late_ns;
 }
 
-/* The keeper does what it can until then. */
+/* Let time pass until then; the keeper does what is due meanwhile. */
 void meter_until(int64_t until_ns) {
   while (device()->queue_head != device()->queue_tail) {
     int64_t began_ns, woken_ns = wakes_ns(&began_ns);
@@ -258,12 +259,12 @@ void meter_destroy(uint32_t stream) {
   current = before;
 }
 
-/* The next launch into it stands behind a wait. */
+/* The next launch into the stream stands behind a wait. */
 void meter_await(uint32_t stream) {
   lane_of(stream)->awaits = true;
 }
 
-/* Launch into a stream what takes so long; returns when it begins. */
+/* Launch work of this length into a stream; returns when it begins. */
 int64_t meter_launch(uint32_t stream, uint64_t key, int64_t takes_ns) {
   struct sp_pass pass;
   sp_gate_enter(&pass, (void *)(uintptr_t)(stream + 3), false, key);
@@ -274,7 +275,7 @@ int64_t meter_launch(uint32_t stream, uint64_t key, int64_t takes_ns) {
   return begin_ns;
 }
 
-/* Marks what is pending, as a thread does that waits for all its contexts; returns when all of it has ended. */
+/* Mark all pending work, as a thread does that waits for all its contexts; returns when all of it has ended. */
 int64_t meter_close(void) {
   int64_t end_ns = now_ns;
   CUcontext before = current;
@@ -292,7 +293,7 @@ void meter_current(uint64_t context) {
   current = (CUcontext)(void *)(uintptr_t)context;
 }
 
-/* The thread waits for a stream's work, and for what else a call of that kind waits for; -1: the default stream. */
+/* The thread waits for a stream's work and whatever else a call of that kind waits for; -1: the default stream. */
 void meter_sync(int64_t stream, int64_t kind) {
   CUstream handle = stream < 0 ? NULL : (void *)(uintptr_t)(stream + 3);
   sp_gate_syncing(handle, false, (enum sp_sync)kind);
@@ -304,12 +305,12 @@ void meter_sync(int64_t stream, int64_t kind) {
   sp_gate_synced((enum sp_sync)kind);
 }
 
-/* What is launched into the stream and not marked. */
+/* The predicted time of the work that is launched into the stream and not marked. */
 int64_t meter_unmarked(uint32_t stream) {
   return (int64_t)lane_of(stream)->pending_ns;
 }
 
-/* Markers that the keeper has not finished. */
+/* How many markers the keeper has not finished. */
 int64_t meter_pending(void) {
   return device()->queue_tail - device()->queue_head;
 }

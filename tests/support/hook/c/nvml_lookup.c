@@ -1,4 +1,4 @@
-/* Asks for three functions of NVML by handle, and says in which library each lies and what the first answers. */
+/* Looks up NVML names by handle; prints which library holds each, and what the first function answers. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

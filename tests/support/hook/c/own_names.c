@@ -1,12 +1,12 @@
 /*
- * A program, or a library of one, that has names of the driver's functions itself. It is built of these parts:
+ * A program, or a library of one, that itself defines names of the driver's functions. It is built of these parts:
  *
- *   VARIABLES  pointers with those names, and what fills them
+ *   VARIABLES  pointers with those names, and a function that fills them
  *   STUBS      functions with those names that load the driver when they are first called
- *   IDLE       a driver whose functions do nothing
- *   WORK       what uses either: three memsets
- *   EARLY      the same in a constructor, before the program has begun; FILLS: which fills the variables anew
- *   MAIN       a main that calls the work; OPENS: of the library that it is given, "global" or privately
+ *   IDLE       a driver with functions that do nothing
+ *   WORK       the work, three memsets, which calls these pointers or functions
+ *   EARLY      the same work in a constructor, before main; FILLS: the constructor fills the variables anew
+ *   MAIN       a main that calls the work; OPENS: the work of a library that it opens, "global" or privately
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -73,7 +73,7 @@ int work(void) {
   void *context;
   unsigned long long address = 0;
 #if !defined(STUBS) && !defined(CALLS)
-  if (cuInit == NULL) { /* it is filled once, so it must be empty before */
+  if (cuInit == NULL) { /* the variables are filled once and must be empty before */
     load();
   }
 #endif

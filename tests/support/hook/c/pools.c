@@ -1,9 +1,9 @@
-/* memory/pool.c and memory/account.c above a driver whose pools hold what a test says, and a share whose account a test
- * reads. */
+/* Builds memory/pool.c and memory/account.c upon a driver with pools that hold what a test says; the test reads the
+ * share's account. */
 #include "hook/memory/graph.h"
 
 int64_t account, cap;
-uint64_t held[4], kept[4]; /* what each pool has reserved, and what would remain of that after a trim; 0: the graphs' */
+uint64_t held[4], kept[4]; /* what each pool has reserved, and what a trim would leave of it; 0: the graphs' memory */
 static struct sp_driver driver;
 
 static CUresult of_pool(CUmemoryPool pool, int attribute, void *bytes) {

@@ -1,5 +1,6 @@
 /*
- * What correct programs do, and few expect: `rude_program MODE [FILE]`, see `modes` below. Prints what it has come to.
+ * Does what correct programs may do and few people expect: `rude_program MODE [FILE]`, see `modes` below. Prints the
+ * outcome.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -11,7 +12,7 @@
 
 #include "client.h"
 
-#define STREAM_ROOM  1024 /* pieces of work that the driver takes before it waits for room */
+#define STREAM_ROOM  1024 /* pieces of work that the driver takes before a call waits for room */
 #define STREAM_QUEUE 1100
 #define ROUNDS       9
 #define BEYOND_STDIO 3
@@ -54,7 +55,7 @@ static void cancelled(const char *path) {
   printf("%d\n", count);
 }
 
-/* ---- descriptors are closed, and their numbers are the program's ---- */
+/* ---- the program closes all descriptors and uses their numbers ---- */
 
 static void check_file(int file) {
   struct stat status;
@@ -90,7 +91,7 @@ static void closed(const char *path) {
   work_beside(file, 2);
 }
 
-/* The same without a gap: every number becomes another file from one moment to the next. */
+/* The same without a gap: every number becomes another file in one step. */
 static void replaced(const char *path) {
   int file = open_own(path);
   work(usual, NULL, 4);
@@ -101,11 +102,12 @@ static void replaced(const char *path) {
   work_beside(file, 2);
 }
 
-/* ---- a stream that waits is full, and this thread will release it ---- */
+/* ---- a waiting stream is full, and this thread will release it ---- */
 
 static void *full_stream, *often;
 
-/* Once of launches alone; then of so much else that any one call of those that follow is the first without room. */
+/* Round 0 fills the stream with launches alone. Each other round fills it with so many event records that another one
+ * of the calls after them is the first without room. */
 static void *fill(void *round) {
   int rest = (int)(uintptr_t)round;
   use_context();
@@ -135,7 +137,7 @@ static void full(const char *path) {
     CALL(cuStreamWaitValue32, full_stream, at_device + 4 * round, 1, 0);
     pthread_create(&thread, NULL, fill, (void *)(uintptr_t)round);
     sleep_until(now_ns() + 30000000u);
-    /* All that is asked of the driver here is done without the full stream. */
+    /* None of these calls needs the full stream, so each must return. */
     work(usual, other, 3);
     CALL(cuEventSynchronize, event);
     CALL(cuStreamSynchronize, other);
@@ -175,7 +177,7 @@ static void alone(const char *limit) {
   printf("%d\n", launch_for(3));
 }
 
-/* ---- the program becomes another, which needs as much memory ---- */
+/* ---- the program executes another, which needs the same memory ---- */
 
 static void becomes(const char *generation) {
   device_pointer memory = 0;
@@ -187,7 +189,7 @@ static void becomes(const char *generation) {
   puts("three generations");
 }
 
-/* ---- the first thread ends, and with it nothing but itself ---- */
+/* ---- the first thread ends, and the other goes on ---- */
 
 static void *work_on(void *unused) {
   (void)unused;
@@ -206,7 +208,7 @@ static void ends_first(const char *path) {
   pthread_exit(NULL);
 }
 
-/* ---- a release of a primary context that somebody else holds, while it works ---- */
+/* ---- a primary context that has another reference is released while it works ---- */
 
 static void releases(const char *path) {
   (void)path;
@@ -224,7 +226,7 @@ static void releases(const char *path) {
   printf("%" PRIu64 "\n", longest_ns);
 }
 
-/* ---- a signal handler leaves a call into the driver by a jump ---- */
+/* ---- a signal handler jumps out of a call into the driver ---- */
 
 static sigjmp_buf back;
 static pthread_t first;
@@ -251,7 +253,7 @@ static void interrupt_soon(void) {
 
 static void *word; /* the stream waits until it is not 0, however late the signal comes */
 
-/* Further down the stack than the call that was left. */
+/* Works deeper in the stack than the call that was left. */
 static int goes_on(void) {
   volatile char deeper[10000];
   deeper[0] = 0;
@@ -288,7 +290,7 @@ static void jumps(const char *out_of) {
   printf("%d\n", goes_on());
 }
 
-/* The launch that is left waits for a turn; later ones come now and then. */
+/* Jumps out of a launch that waits for a turn; later launches come now and then. */
 static void jumps_from_gate(const char *path) {
   (void)path;
   work(usual, NULL, 1);

@@ -1,6 +1,6 @@
 /*
- * A tool that interposes on two functions of the driver, and on malloc, in the ordinary way: RTLD_NEXT. At the end it
- * says how often each of the two was called.
+ * A tool that interposes on two functions of the driver and on malloc, and finds the next ones by RTLD_NEXT, as usual.
+ * At the end it prints how often each of the two was called.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -14,7 +14,7 @@ typedef int any_function(P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8), P
 
 static int launches, waits, mallocs;
 
-/* It would be called by itself without end if RTLD_NEXT were another's. */
+/* If RTLD_NEXT were resolved for another library, this function would call itself without end. */
 EXPORT void *malloc(size_t bytes) {
   static void *(*next)(size_t);
   if (next == NULL) {
@@ -24,7 +24,7 @@ EXPORT void *malloc(size_t bytes) {
   return next(bytes);
 }
 
-/* This one calls the driver by handle: back through the hook's other door. */
+/* This one finds the driver's function by handle, which leads to the hook by a second way. */
 EXPORT int cuLaunchKernel(P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10));
 EXPORT int cuLaunchKernel(P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10)) {
   void *driver = dlopen("libcuda.so.1", RTLD_NOW);

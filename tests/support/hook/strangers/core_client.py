@@ -1,4 +1,4 @@
-"""cuda.core: a kernel that NVRTC compiles, memory of a pool, pinned memory, and a captured graph."""
+"""A program on cuda.core: a kernel that NVRTC compiles, memory of a pool, pinned memory, and a captured graph."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Dr.Jit: arrays to the device and back, kernels that it compiles, and reductions."""
+"""A program on Dr.Jit: arrays to the device and back, kernels that it compiles, and reductions."""
 
 import json
 

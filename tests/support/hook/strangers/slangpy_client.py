@@ -1,4 +1,4 @@
-"""slangpy on its CUDA device: a shader that NVRTC compiles, buffers to the device, between them and back."""
+"""A program on slangpy's CUDA device: a shader that NVRTC compiles; buffers copied to, on and from the device."""
 
 import json
 import sys

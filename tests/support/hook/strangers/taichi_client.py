@@ -1,4 +1,4 @@
-"""GsTaichi, or Quadrants, its successor: memory that is set, copied and read, and kernels; Quadrants' graphs too."""
+"""A program on GsTaichi or its successor Quadrants: memory set, copied and read, kernels, and Quadrants' graphs."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ ti = importlib.import_module(sys.argv[1])
 ti.init(arch=ti.cuda, offline_cache=False)
 arch = str(ti.lang.impl.current_cfg().arch)
 if arch != "Arch.cuda":
-    sys.exit(f"it fell back to {arch}")  # where its loop, which only a graph of the simulator leaves, would never end
+    sys.exit(f"it fell back to {arch}")  # there its loop would never end: only a graph of the simulator leaves it
 COUNT = 1 << 14
 Floats = ti.types.ndarray(dtype=ti.f32, ndim=1)
 
@@ -30,7 +30,7 @@ sent = np.arange(COUNT, dtype=np.float32)
 kept = sent.copy()
 for amount in range(10):
     add(first, amount)
-add(sent, 1.0)  # an array of the host goes to the device and comes back
+add(sent, 1.0)  # a host array goes to the device and comes back
 told = {"arch": arch, "read": read, "copied": bool((sent == kept).all())}
 
 if sys.argv[1] == "quadrants":

@@ -1,4 +1,4 @@
-"""tinygrad: an array to the device and back, and a compiled step, which it launches as a graph."""
+"""A program on tinygrad: an array to the device and back, and a compiled step, which it launches as a graph."""
 
 import json
 

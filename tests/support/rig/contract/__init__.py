@@ -1,6 +1,7 @@
-"""What our code takes for granted of an API server: each promise one test, for the double and for real servers alike.
+"""Tests of what our code takes for granted of an API server: one test per promise, for our double and real servers.
 
-`connection` says how one is reached, `there` what a test has of it; the other modules hold the promises, a class each.
+`connection` says how a server is reached, and `there` is what a test gets of it. Each other module holds promises in a
+class.
 A test module gives a fixture `connected` and imports all of this.
 """
 

@@ -1,4 +1,4 @@
-"""How an API server is reached, and what is asked of it: plain requests and their answers, whatever the status."""
+"""Reaches an API server and sends plain requests; every status is an answer, not an error."""
 
 import contextlib
 import json
@@ -20,19 +20,19 @@ MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One API server, and what can be done to it from where we are."""
+    """One API server, and what a test can do to it."""
 
     access: Access
     """Its address, authority and our credentials."""
     open: Callable[[aiohttp.AddrInfoType], socket.socket] | None = None
-    """Makes sockets where its address is reached; None: here."""
+    """Makes sockets in the network where the address can be reached; None: in this process's network."""
     compact: Callable[[], Awaitable[None]] | None = None
-    """Has it forget its history; None: we cannot."""
+    """Makes the server forget its history; None: a test cannot do that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was answered."""
+    """The answer to a request."""
 
     status: int
     body: Body
@@ -91,11 +91,11 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def watch(self, path: str, **parameters: str) -> AsyncIterator[AsyncIterator[Body]]:
-        """Open a watch; its lines come one by one, and it ends with the stream."""
+        """Open a watch; it yields the lines one by one and ends with the stream."""
         async with self._request("GET", path, {"watch": "true", "timeoutSeconds": "20", **parameters}) as response:
 
             async def lines() -> AsyncIterator[Body]:
-                if response.status != 200:  # as servers may say, in place of an error in the stream
+                if response.status != 200:  # servers may answer so instead of with an error in the stream
                     yield {"type": "ERROR", "object": json.loads(await response.read())}
                     return
                 async for line in response.content:

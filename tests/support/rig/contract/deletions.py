@@ -1,10 +1,10 @@
-"""How a pod ends: it stays until its kubelet has ended it."""
+"""Tests how a pod ends: its object stays until its kubelet has ended the pod."""
 
 from .there import There, promise
 
 
 class TestDeletions:
-    """Of pods on nodes."""
+    """Deletions of pods on nodes."""
 
     @promise
     async def test_who_watches_sees_a_pod_end_in_two_steps(self, there: There) -> None:
@@ -18,7 +18,7 @@ class TestDeletions:
             assert metadata["deletionTimestamp"] > metadata["creationTimestamp"]
             assert (await there.ask("GET", there.path("pods", "a"))).status == 200
             await there.done("DELETE", there.path("pods", "a"), {"gracePeriodSeconds": 0})
-            while line["type"] == "MODIFIED":  # its grace is shorter now, or its kubelet says something of it
+            while line["type"] == "MODIFIED":  # its grace period is shorter now, or its kubelet updates its status
                 assert line["object"]["metadata"]["deletionTimestamp"]
                 line = await anext(lines)
             assert line["type"] == "DELETED"

@@ -1,4 +1,4 @@
-"""Events of core/v1, as the device plugin and the controllers write them."""
+"""Tests Events of core/v1 as the device plugin and the controllers write them."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def event(there: There, name: str = "a.1", **more: Any) -> Body:
 
 
 class TestEvents:
-    """As events.py makes them."""
+    """Events as kube/events.py makes them."""
 
     @promise
     async def test_an_event_is_made_counts_and_is_told_from_another_of_its_name(self, there: There) -> None:

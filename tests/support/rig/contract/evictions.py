@@ -1,4 +1,4 @@
-"""Evictions, and the disruption budgets that they respect."""
+"""Tests evictions and the disruption budgets that they respect."""
 
 from rig.until import eventually
 
@@ -15,7 +15,7 @@ async def eviction(there: There, name: str, **options: Body) -> Answer:
 
 
 async def budget(there: There, least: int, healthy: int) -> None:
-    """Make a budget for at least so many, and wait until its controller has counted the healthy."""
+    """Make a budget with this minimum, and wait until its controller has counted this number of healthy pods."""
     spec = {"minAvailable": least, "selector": {"matchLabels": GUARDED}}
     body = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "budget"}, "spec": spec}
     await there.done("POST", there.path("poddisruptionbudgets", group="policy/v1"), body)
@@ -33,7 +33,7 @@ async def counted(there: There, healthy: int) -> None:
 
 
 class TestEvictions:
-    """As order_writer.py asks for them."""
+    """Evictions as the scheduler's action_writer.py asks for them."""
 
     @promise
     async def test_a_pod_without_a_budget_is_evicted_by_its_own_uid(self, there: There) -> None:

@@ -1,4 +1,4 @@
-"""Scheduling gates, and what may be tightened behind them: Kubernetes 1.27 and later, KEP-3521 and KEP-3838."""
+"""Tests scheduling gates and the fields that may be tightened behind them (Kubernetes 1.27, KEP-3521, KEP-3838)."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ async def patch(there: There, spec: Body, **metadata: Any) -> Answer:
 
 
 class TestGates:
-    """What the controller of gates leans on."""
+    """The promises that the gate controller relies on."""
 
     @promise
     async def test_a_gated_pod_says_so_and_is_released_by_one_patch_and_once_more_does_no_harm(

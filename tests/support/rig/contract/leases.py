@@ -1,4 +1,4 @@
-"""Leases, and what lets two that want one not both have it."""
+"""Tests leases: of two writers that want one, only one can get it."""
 
 from .connection import Body
 from .there import There, promise
@@ -13,7 +13,7 @@ def lease(holder: str) -> Body:
 
 
 class TestLeases:
-    """As lease.py reads and writes them."""
+    """Leases as kube/lease.py reads and writes them."""
 
     @promise
     async def test_of_two_that_write_a_lease_the_second_is_refused_and_one_of_no_version(self, there: There) -> None:

@@ -1,4 +1,4 @@
-"""What a list is."""
+"""Tests what the list of a kind holds, at which version, and how it continues."""
 
 import pytest
 
@@ -26,7 +26,7 @@ class TestLists:
             await there.pod(name)
         version = await there.version("pods")
         answer = await there.ask("GET", there.path("pods"), resourceVersion=version)
-        for _ in range(5):  # until the cache has caught up; on a busy server that may take longer than it waits
+        for _ in range(5):  # a busy server's cache may need longer to catch up than one request waits
             if answer.status == 504:
                 answer = await there.ask("GET", there.path("pods"), resourceVersion=version)
         assert len(answer.body["items"]) == 3
@@ -60,7 +60,7 @@ class TestLists:
         await there.connection.compact()
         token = first["metadata"]["continue"]
         answer = await there.ask("GET", there.path("configmaps"), **{"continue": token})
-        if answer.status == 200:  # since 1.34, as long as the API server has a snapshot of its own
+        if answer.status == 200:  # since 1.34, while the API server has a snapshot of its own
             assert answer.body["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
             assert "later" not in [item["metadata"]["name"] for item in answer.body["items"]]
         else:

@@ -1,10 +1,10 @@
-"""What patches do, and when they are refused."""
+"""Tests what patches do, and when they are refused."""
 
 from .there import There, promise
 
 
 class TestPatches:
-    """Merge patches. Strategic merge patches are in gates.py, which alone needs them."""
+    """Merge patches. Strategic merge patches are in gates.py, as only gates need them."""
 
     @promise
     async def test_a_merge_patch_changes_what_it_names_and_null_takes_away(self, there: There) -> None:

@@ -1,4 +1,4 @@
-"""Pods: how they begin, and what never changes."""
+"""Tests pods: how they begin, and what never changes."""
 
 import re
 from itertools import product
@@ -13,7 +13,7 @@ CHANGES: tuple[Body, ...] = (
 
 
 class TestPods:
-    """As every release since 1.20 has them."""
+    """Pods as every Kubernetes release since 1.20 has them."""
 
     @promise
     async def test_a_pod_begins_pending_with_a_uid_and_a_time(self, there: There) -> None:
@@ -38,7 +38,7 @@ class TestPods:
     @promise
     async def test_a_token_of_nobody_is_unauthorized_and_reviewed_as_such(self, there: There) -> None:
         answer = await there.ask("GET", there.path("pods"), headers={"Authorization": "Bearer nobody's"})
-        # Whoever has a certificate is believed for it.
+        # A client with a certificate is authenticated by that, whatever its token.
         configuration, _ = await there.connection.access.current()
         assert answer.status == 401 or configuration.cert_file is not None
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": "nobody's"}}

@@ -1,4 +1,4 @@
-"""What a test of the contract has: an API server, a namespace of its own there, and the objects that it makes in it."""
+"""Gives each contract test an API server, a namespace of its own there, and ways to make objects in it."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ Connected = Callable[[], contextlib.AbstractAsyncContextManager[Connection]]
 
 PATIENCE_S = 30.0
 NODE = "contract-no-node"
-"""No node has this name: no kubelet takes what is bound to it."""
+"""A name that no node has, so that no kubelet takes the pods that are bound to it."""
 SHARE = "sharepod.io/gpu"
 
 
@@ -26,7 +26,7 @@ class There:
         self.connection = client.connection
 
     def path(self, plural: str, name: str = "", group: str = "") -> str:
-        """Return the path of a kind, or of one object, in the namespace; `group` such as policy/v1."""
+        """Return the path of a kind, or of one object, in the namespace; `group` is, for example, policy/v1."""
         root = f"/apis/{group}" if group else "/api/v1"
         return f"{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
@@ -34,7 +34,7 @@ class There:
         return await self.client.ask(method, path, body, **more)
 
     async def done(self, method: str, path: str, body: object = None, **more: Any) -> Body:
-        """Return the body of an answer that has to be good."""
+        """Send a request that must succeed; return the answer's body."""
         answer = await self.ask(method, path, body, **more)
         assert answer.status in (200, 201), (method, path, answer)
         return answer.body
@@ -54,7 +54,7 @@ class There:
         return await self.done("POST", self.path("pods"), self.pod_body(name, spec, **metadata))
 
     async def running_pod(self, name: str, **metadata: Any) -> Body:
-        """Make a pod that is bound and, as its status says, runs and is ready."""
+        """Make a pod that is bound and that, by its status, runs and is ready."""
         await self.pod(name, **metadata)
         await self.bind(name)
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -79,7 +79,7 @@ class There:
 
 
 def promise(test: Callable[[Any, There], Coroutine[None, None, None]]) -> Callable[[Any, Connected], None]:
-    """Make a test of a coroutine: it runs in a loop of its own, with a namespace of its own."""
+    """Make a coroutine a test that runs in an event loop and a namespace of its own."""
 
     def run(self: object, connected: Connected) -> None:
         async def here() -> None:
@@ -107,6 +107,6 @@ async def _there(connection: Connection) -> AsyncIterator[There]:
             await eventually(has_account, "pods can be made")
             yield there
         finally:
-            # No kubelet would end what is bound.
+            # Bound pods must be deleted here: no kubelet would end them.
             await there.ask("DELETE", there.path("pods"), gracePeriodSeconds="0")
             await there.ask("DELETE", f"/api/v1/namespaces/{there.namespace}")

@@ -1,4 +1,4 @@
-"""What a watch says, and how it ends."""
+"""Tests what a watch says, and how it ends."""
 
 import time
 
@@ -70,12 +70,12 @@ class TestWatches:
         if there.connection.compact is None:
             pytest.skip("this API server's history cannot be compacted from here")
         version = await there.version("events")
-        for name in ("a", "b", "c"):  # a watch from the last version before what is kept still has its first change
+        for name in ("a", "b", "c"):  # one is too few: a watch can still start right before the kept history
             await there.config_map(name, {})
         await there.connection.compact()
-        # Events are watched where they are stored: no cache remembers more than the store.
+        # Events are watched in the store itself, so no cache remembers more than the store.
         async with there.client.watch(there.path("events"), resourceVersion=version) as lines:
             line = await anext(lines)
         assert line["type"] == "ERROR"
         assert (line["object"]["code"], line["object"]["reason"]) in ((410, "Expired"), (410, "Gone"))
-        assert await there.version("events")  # and a list goes on
+        assert await there.version("events")  # a list still works
