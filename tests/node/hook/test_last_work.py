@@ -72,6 +72,36 @@ for _ in range({CAPTURES // 3}):
     ok(cuda.cuStreamEndCapture(stream, byref(graph)))
 """
 
+# The same while a capture of another stream is open, which this stream does not join.
+BESIDE_A_CAPTURE = f"""
+function, captured, stream, graph = kernel(start(), "front_100us"), new_stream(), new_stream(), c_void_p()
+for _ in range(20):
+    ok(launch(function, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+for _ in range({CAPTURES // 3}):
+    ok(cuda.cuStreamBeginCapture_v2(captured, 2))
+    for _ in range(3):
+        ok(launch(function, stream))
+    time.sleep(0.12)
+    ok(cuda.cuStreamEndCapture(captured, byref(graph)))
+"""
+
+DESTROYED = 20
+# Each stream is destroyed with work in it that was too short to be marked at its launch. The first stream stays.
+IN_DESTROYED_STREAMS = f"""
+function, first = kernel(start(), "gone_300us"), new_stream()
+for _ in range(20):
+    ok(launch(function, first))
+    ok(cuda.cuStreamSynchronize(first))
+for _ in range({DESTROYED}):
+    streams = [new_stream() for _ in range(3)]
+    for stream in streams:
+        ok(launch(function, stream))
+    for stream in (streams[1], streams[2], streams[0]):
+        ok(cuda.cuStreamDestroy_v2(stream))
+    ok(cuda.cuCtxSynchronize())
+"""
+
 RUNS = 10
 
 
@@ -86,10 +116,16 @@ def test_work_beside_an_open_capture_is_billed_when_it_can_be_marked(make_simgpu
     assert done.usage[0].used_ns == pytest.approx(done.busy_ns[0], rel=0.25)
 
 
-def test_the_end_of_work_in_front_of_a_capture_is_told_while_that_is_open(
-    make_simgpu: MakeSimgpu, tmp_path: Path
-) -> None:
-    account = run_metered(make_simgpu(), tmp_path, IN_FRONT_OF_CAPTURES, beside=True).usage[0]
+def test_work_in_streams_that_are_destroyed_is_billed_and_not_passed(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    done = run_metered(make_simgpu(), tmp_path, IN_DESTROYED_STREAMS)
+    assert done.usage[0].launches == 20 + 3 * DESTROYED
+    assert done.usage[0].passed == 0
+    assert done.usage[0].used_ns == pytest.approx(done.busy_ns[0], rel=0.1)
+
+
+@pytest.mark.parametrize("program", [IN_FRONT_OF_CAPTURES, BESIDE_A_CAPTURE], ids=["in the stream", "in another one"])
+def test_the_end_of_work_is_told_while_a_capture_is_open(make_simgpu: MakeSimgpu, tmp_path: Path, program: str) -> None:
+    account = run_metered(make_simgpu(), tmp_path, program, beside=True).usage[0]
     assert account.launches == 20 + CAPTURES
     assert account.cogrants < CAPTURES // 6, "so often another share had waited in vain for the device"
 

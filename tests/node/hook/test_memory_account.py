@@ -324,6 +324,20 @@ assert memory()[0] == 100_000
     )
 
 
+def test_allocations_that_come_and_go_leave_the_process_no_larger(run: Run) -> None:
+    run("""
+def size_kib():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmSize"))
+ok(cuda.cuMemFree_v2(take(1)[1]))
+before = size_kib()
+for _ in range(200):
+    for address in [take(1)[1] for _ in range(100)]:
+        ok(cuda.cuMemFree_v2(address))
+assert size_kib() - before < 600, size_kib() - before  # a table for all that ever was would take twice as much
+""")
+
+
 def test_a_pool_beyond_what_the_table_holds_is_charged_as_it_is_asked(run: Run) -> None:
     run(
         """

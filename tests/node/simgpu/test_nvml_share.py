@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,30 @@ def test_a_program_that_never_uses_cuda_sees_its_share_by_every_route(
     bare = smi({}, route)[0]
     assert bare["memory"] == [H200, 1792 * MIB, H200 - 1792 * MIB]
     assert bare["lists"]["ComputeRunningProcesses_v3"] == said([first.pid, second.pid, other.pid])
+
+
+def test_a_program_that_asks_again_and_again_keeps_nothing_of_the_answers(
+    machine: Gpu, share: Shares, use: Use
+) -> None:
+    ours = share({0: CAP, 2: 0})
+    use(0, 1000, 9000, 512 * MIB, **ours)
+    questions, separator, asked = SMI.partition("nvml = opened")
+    ask = textwrap.indent(separator + asked, "    ")
+    again = """
+def kept():
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[0]), len(os.listdir("/proc/self/fd"))
+with contextlib.redirect_stdout(io.StringIO()):
+    ask()
+    before = kept()
+    for _ in range(20):
+        ask()
+print(json.dumps([before, kept()]))
+"""
+    program = f"import contextlib, io\n{questions}\ndef ask():\n    global nvml, gpu\n{ask}\n{again}"
+    before, after = json.loads(machine.play(program, "libnvidia-ml.so.1", **ours)[0])
+    assert after[0] - before[0] < 400, "pages of memory; a copy of the slots for each round would take more"
+    assert after[1] == before[1]
 
 
 @pytest.mark.parametrize("binding", [["-Wl,-z,lazy"], ["-Wl,-z,now", "-fno-plt"]])
