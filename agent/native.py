@@ -15,10 +15,10 @@ from sharepod.agent.devices.device import DeviceCounters
 from sharepod.agent.shares.share import (
     NUMBERS,
     Copies,
+    Diagnostic,
     Handle,
     Histogram,
     Holding,
-    Mishap,
     Process,
     ShareClass,
     ShareState,
@@ -62,7 +62,7 @@ class NativeArbiter:
         self._waits, self._turns = (self._ffi.new("struct sp_histogram *") for _ in range(2))
         self._processes = self._ffi.new("struct sp_process[]", self._lib.SP_SLOTS_MAX)
         self._holdings = self._ffi.new("struct sp_holding[]", self._lib.SP_SLOTS_MAX)
-        self._mishaps = self._ffi.new("struct sp_mishap[]", 16)
+        self._diagnostics = self._ffi.new("struct sp_diagnostic[]", 16)
         self._arbiter: Any = self._lib.sp_arbiter_new()
         if self._arbiter == self._ffi.NULL:
             raise OSError(errno.ENOMEM, "arbiter: out of memory")
@@ -184,12 +184,14 @@ class NativeArbiter:
         """Forget what contexts take: it was learned from another driver."""
         self._lib.sp_arbiter_forget_contexts(self._arbiter)
 
-    def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
-        """Return the last mishaps of the share's processes, oldest first."""
-        found, capacity = self._mishaps, len(self._mishaps)
-        count = _check(self._lib.sp_arbiter_read_mishaps(self._arbiter, share, 0, found, capacity), "read mishaps")
+    def read_diagnostics(self, share: Handle) -> tuple[Diagnostic, ...]:
+        """Return the last diagnostics of the share's processes, oldest first."""
+        found, capacity = self._diagnostics, len(self._diagnostics)
+        count = _check(
+            self._lib.sp_arbiter_read_diagnostics(self._arbiter, share, 0, found, capacity), "read diagnostics"
+        )
         return tuple(
-            Mishap(m.number, m.pid, m.kind, m.detail, self._ffi.string(self._lib.sp_function_of(m.detail)).decode())
+            Diagnostic(m.number, m.pid, m.kind, m.detail, self._ffi.string(self._lib.sp_function_of(m.detail)).decode())
             for m in found[0:count]
         )
 

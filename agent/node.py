@@ -90,7 +90,7 @@ class Node:
         self._state_directory = state_directory
         self._owners = Owners(self._owner_ended)
         self._devices = Devices(registry, arbiter, monitoring)
-        self._troubles = diagnostics.Troubles()
+        self._diagnostic_log = diagnostics.DiagnosticLog()
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
         self._leftovers = Leftovers(arbiter, registry.directory, state_directory, self._boot)
@@ -291,7 +291,7 @@ class Node:
         self._clear()
         self.publish()
         contexts = {info.uuid: self._devices.context_bytes(info.uuid) for info in self._registry.devices}
-        for line in self._troubles.step(self.published.shares, contexts):
+        for line in self._diagnostic_log.step(self.published.shares, contexts):
             log.warning(line.event, extra=self._registry.find(line.share).log_fields | line.fields)
 
     # ---- the checkpoint

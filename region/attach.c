@@ -80,7 +80,7 @@ static int claim_slot(struct sp_region *region) {
       continue;
     }
     memset(slot->devices, 0, sizeof slot->devices);
-    memset(slot->mishaps, 0, sizeof slot->mishaps);
+    memset(slot->diagnostics, 0, sizeof slot->diagnostics);
     slot->pid = region->pid = (int32_t)getpid();
     slot->claimed_ns = sp_now_ns();
     region->slot = slot;
@@ -108,7 +108,7 @@ static void *open_terms(const void *terms) {
   for (uint32_t index = 0; index < SP_DEVICES_MAX; index++) {
     grants[index].word = LOST_WORD;
     grants[index].flags = 0;
-    grants[index].budget_ns = grants[index].pair_ns = LOST_BUDGET_NS;
+    grants[index].budget_ns = grants[index].lookahead_ns = LOST_BUDGET_NS;
     grants[index].context_bytes = 0;
     grants[index].overhead_bytes = 0;
   }
@@ -169,29 +169,29 @@ static uint64_t name_of(const struct stat *status) {
 }
 
 /* A descriptor, or -errno. O_NONBLOCK: a full FIFO already tells the agent to look. ENXIO: no agent reads it now. */
-static int open_bell(struct sp_region *region) {
-  int fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
+static int open_doorbell(struct sp_region *region) {
+  int fd = open_in(region->directory, SP_DOORBELL_FILE, O_WRONLY | O_NONBLOCK);
   struct stat status;
   if (fd >= 0 && (fstat(fd, &status) || !S_ISFIFO(status.st_mode))) {
     close(fd); /* a regular file would grow with every ring, and no agent would read it */
     return -EPIPE;
   }
   if (fd >= 0)
-    __atomic_store_n(&region->bell_file, name_of(&status),
+    __atomic_store_n(&region->doorbell_file, name_of(&status),
                      __ATOMIC_RELEASE); /* threads may race here: all store the same value */
   return fd;
 }
 
 /* Is the descriptor still our doorbell? The program may have closed it, and opened a file with the same number. */
-static bool is_bell(const struct sp_region *region, int fd) {
+static bool is_doorbell(const struct sp_region *region, int fd) {
   struct stat status;
   return !fstat(fd, &status) && S_ISFIFO(status.st_mode) &&
-         name_of(&status) == __atomic_load_n(&region->bell_file, __ATOMIC_ACQUIRE);
+         name_of(&status) == __atomic_load_n(&region->doorbell_file, __ATOMIC_ACQUIRE);
 }
 
 static void reset(struct sp_region *region) {
   memset(region, 0, sizeof *region);
-  region->slots_fd = region->bell_fd = -1;
+  region->slots_fd = region->doorbell_fd = -1;
 }
 
 static void let_go(struct sp_region *region) {
@@ -203,8 +203,8 @@ static void let_go(struct sp_region *region) {
       munmap(region->guard.start[part], region->guard.bytes[part]);
   if (region->slots_fd >= 0)
     close(region->slots_fd);
-  if (region->bell_fd >= 0)
-    close(region->bell_fd);
+  if (region->doorbell_fd >= 0)
+    close(region->doorbell_fd);
   reset(region);
 }
 
@@ -212,16 +212,16 @@ static void let_go(struct sp_region *region) {
 static void ring(struct sp_region *region, uint8_t bell) {
   int saved = errno;
   SP_UNCANCELLED;
-  int fd = __atomic_load_n(&region->bell_fd, __ATOMIC_ACQUIRE);
-  if (fd < 0 || !is_bell(region, fd)) {
+  int fd = __atomic_load_n(&region->doorbell_fd, __ATOMIC_ACQUIRE);
+  if (fd < 0 || !is_doorbell(region, fd)) {
     /* Either no agent was reading when we attached (ENXIO), and perhaps one is by now. Or the program has closed the
      * descriptor: then the number is not ours any more, and not ours to close, and the slot's lock was lost, too. */
     int gone = fd;
     if (fd >= 0 && region->slot)
       sp_region_relock(region);
-    fd = open_bell(region);
+    fd = open_doorbell(region);
     if (fd >= 0 &&
-        !__atomic_compare_exchange_n(&region->bell_fd, &gone, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        !__atomic_compare_exchange_n(&region->doorbell_fd, &gone, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
       close(fd);
       fd = gone;
     }
@@ -252,17 +252,17 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   if (!error)
     error = map_slots(region);
   if (!error) {
-    int bell_fd = open_bell(region);
-    if (bell_fd < 0 && bell_fd != -ENXIO)
-      error = bell_fd;
-    region->bell_fd = bell_fd < 0 ? -1 : bell_fd; /* ENXIO: the next ring tries again */
+    int doorbell_fd = open_doorbell(region);
+    if (doorbell_fd < 0 && doorbell_fd != -ENXIO)
+      error = doorbell_fd;
+    region->doorbell_fd = doorbell_fd < 0 ? -1 : doorbell_fd; /* ENXIO: the next ring tries again */
   }
   if (!error) {
     error = claim_slot(region);
     if (!error ||
         error ==
             -EUSERS) /* so the agent knows this process before its first launch, or learns that there was no slot */
-      ring(region, error ? SP_BELL_FULL : (uint8_t)region->slot_index);
+      ring(region, error ? SP_DOORBELL_FULL : (uint8_t)region->slot_index);
   }
   if (error)
     let_go(region);

@@ -65,7 +65,7 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
     int slots_fd = error ? error : create_file(path, 0666, SP_SLOTS_BYTES);
     if (slots_fd >= 0)
       close(slots_fd);
-    error = slots_fd < 0 ? slots_fd : path_of(path, directory, SP_BELL_FILE);
+    error = slots_fd < 0 ? slots_fd : path_of(path, directory, SP_DOORBELL_FILE);
     if (!error && (mkfifo(path, 0622) || chmod(path, 0622)))
       error = -errno;
     if (!error && pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header)
@@ -109,7 +109,7 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
 
 int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count) {
   memset(owner, 0, sizeof *owner);
-  owner->slots_fd = owner->bell_fd = -1;
+  owner->slots_fd = owner->doorbell_fd = -1;
   if (grant_count == 0 || grant_count > SP_DEVICES_MAX)
     return -EINVAL;
   bool adopted = false;
@@ -124,9 +124,9 @@ int sp_region_create(struct sp_region_owner *owner, const char *directory, uint3
   }
   if (!error) {
     /* O_RDWR: the FIFO never reports hang-up, and opening it does not wait for a writer. */
-    owner->bell_fd = open_in(directory, SP_BELL_FILE, O_RDWR | O_NONBLOCK);
-    if (owner->bell_fd < 0)
-      error = owner->bell_fd;
+    owner->doorbell_fd = open_in(directory, SP_DOORBELL_FILE, O_RDWR | O_NONBLOCK);
+    if (owner->doorbell_fd < 0)
+      error = owner->doorbell_fd;
   }
   if (error) {
     sp_region_close(owner);
@@ -199,7 +199,7 @@ int sp_region_error(const char *directory) {
     return error;
   /* Only looked at: opening it would look as if an agent read it. */
   char bell[PATH_MAX];
-  error = path_of(bell, directory, SP_BELL_FILE);
+  error = path_of(bell, directory, SP_DOORBELL_FILE);
   if (error)
     return error;
   if (lstat(bell, &status))
@@ -213,8 +213,8 @@ void sp_region_close(struct sp_region_owner *owner) {
     munmap(owner->header, SP_TERMS_BYTES);
   if (owner->slots_fd >= 0)
     close(owner->slots_fd);
-  if (owner->bell_fd >= 0)
-    close(owner->bell_fd);
+  if (owner->doorbell_fd >= 0)
+    close(owner->doorbell_fd);
   memset(owner, 0, sizeof *owner);
-  owner->slots_fd = owner->bell_fd = -1;
+  owner->slots_fd = owner->doorbell_fd = -1;
 }

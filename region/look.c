@@ -31,7 +31,7 @@ static void *read_whole(int directory, const char *name, size_t bytes, int *erro
 int sp_region_look(struct sp_region *region, const char *path) {
   SP_UNCANCELLED;
   memset(region, 0, sizeof *region);
-  region->slots_fd = region->bell_fd = -1;
+  region->slots_fd = region->doorbell_fd = -1;
   int directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC); /* other users may pass through it, but not read it */
   if (directory < 0)
     return -errno;

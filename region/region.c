@@ -148,8 +148,8 @@ uint32_t sp_grant_flags(const struct sp_grant *grant) {
 uint64_t sp_grant_budget_ns(const struct sp_grant *grant) {
   return load_relaxed64(&grant->budget_ns);
 }
-uint64_t sp_grant_pair_ns(const struct sp_grant *grant) {
-  return load_relaxed64(&grant->pair_ns);
+uint64_t sp_grant_lookahead_ns(const struct sp_grant *grant) {
+  return load_relaxed64(&grant->lookahead_ns);
 }
 uint64_t sp_header_heartbeat_ns(const struct sp_header *header) {
   return load_relaxed64(&header->heartbeat_ns);
@@ -215,10 +215,10 @@ void sp_slot_wait_end(struct sp_slot_device *slot) {
   __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST);
 }
 
-void sp_region_mishap(struct sp_region *region, enum sp_mishap_kind kind, uint32_t detail) {
+void sp_region_diagnose(struct sp_region *region, enum sp_diagnostic_kind kind, uint32_t detail) {
   if (!region->slot || region->slot->pid != (int32_t)getpid() || detail == UINT32_MAX)
     return;
-  store_relaxed(&region->slot->mishaps[kind], detail + 1);
+  store_relaxed(&region->slot->diagnostics[kind], detail + 1);
 }
 
 uint32_t sp_slot_check(const uint64_t words[7]) {
@@ -340,8 +340,8 @@ void sp_grant_wake(struct sp_grant *grant) {
   futex(&grant->word, FUTEX_WAKE, INT_MAX, NULL);
 }
 
-void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags) {
-  store_relaxed64(&grant->pair_ns, pair_ns);
+void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags) {
+  store_relaxed64(&grant->lookahead_ns, lookahead_ns);
   store_relaxed64(&grant->budget_ns, budget_ns);
   store_release(&grant->flags, flags);
 }
@@ -359,9 +359,10 @@ void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t o
   store_relaxed64((uint64_t *)&grant->overhead_bytes, (uint64_t)overhead_bytes);
 }
 
-uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns) {
+uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags,
+                       uint64_t now_ns) {
   uint32_t word = grant->word | 1u; /* only the arbiter writes it */
-  sp_grant_set(grant, budget_ns, pair_ns, flags);
+  sp_grant_set(grant, budget_ns, lookahead_ns, flags);
   store_relaxed64(&grant->granted_ns, now_ns);
   store_release(&grant->word, word); /* pairs with sp_grant_word: budget and flags are there when the gate is open */
   return word;

@@ -9,7 +9,7 @@
  *           it reads with pread (coherent with mappings on tmpfs), so a tenant that truncates the file gives the agent
  *           a short read and not a SIGBUS. Everything read is range-checked; a lie harms only its author.
  *   bell    the doorbell, a FIFO of mode 0622. A process writes a byte to say "look at my slots": the index of its
- * slot, which is only a hint, or SP_BELL_FULL if it has found no free slot.
+ * slot, which is only a hint, or SP_DOORBELL_FULL if it has found no free slot.
  *
  * A process that maps one of these files is guarded against its truncation: guard.c.
  *
@@ -45,10 +45,10 @@
 #define SP_SLOTS_MAX   64u
 #define SP_UUID_BYTES  48u
 
-#define SP_TERMS_FILE "terms"
-#define SP_SLOTS_FILE "slots"
-#define SP_BELL_FILE  "bell"
-#define SP_BELL_FULL  0xffu
+#define SP_TERMS_FILE    "terms"
+#define SP_SLOTS_FILE    "slots"
+#define SP_DOORBELL_FILE "bell"
+#define SP_DOORBELL_FULL 0xffu
 
 /* The agent writes heartbeat_ns at least every 100 ms; a hook that sees none for this long opens its gates. It looks
  * every 100 ms, so the gates of a crashed agent are open within 1 s. */
@@ -79,10 +79,10 @@ struct sp_grant {
   uint32_t request_millipercent; /* the terms; for adoption and for tools, the gate does not read them */
   uint32_t limit_millipercent;
   /* second cache line: what the gate reads at every launch */
-  uint32_t word;      /* the turn: odd = open; also the futex that waiters sleep on */
-  uint32_t flags;     /* SP_GRANT_* */
-  uint64_t budget_ns; /* predicted work that may be in flight under this turn */
-  uint64_t pair_ns;   /* a second unit may follow the first while both are predicted to end within this */
+  uint32_t word;         /* the turn: odd = open; also the futex that waiters sleep on */
+  uint32_t flags;        /* SP_GRANT_* */
+  uint64_t budget_ns;    /* predicted work that may be in flight under this turn */
+  uint64_t lookahead_ns; /* a second unit may follow the first while both are predicted to end within this */
   uint64_t granted_ns;
   uint32_t share_class; /* enum sp_class of policy.h; information only */
   uint32_t reserved_word;
@@ -134,17 +134,17 @@ struct sp_slots_header {
 };
 
 /* What can go wrong in a process. The hook may not print it, so the agent logs it, once per process and kind. */
-enum sp_mishap_kind {
-  SP_MISHAP_INIT = 0,     /* cuInit failed with this CUresult */
-  SP_MISHAP_DEVICE = 1,   /* the program asked for this ordinal, and there is no such device */
-  SP_MISHAP_OUTSIDE = 2,  /* refused: a context on this ordinal, which the share does not hold (policy `closed`) */
-  SP_MISHAP_FUNCTION = 3, /* the program called a function that the driver lacks: sp_name_hash of it */
-  SP_MISHAP_DRIVER = 4,   /* not metered: the driver lacks this function, which the hook needs */
-  SP_MISHAP_VERSION = 5,  /* the driver is for this version of CUDA, older than what SharePod is tested with */
-  SP_MISHAP_FULL = 6,     /* turned away: none of this many slots is free. Not in a slot, as the process has none */
-  SP_MISHAP_KEEPER = 7,   /* not metered for now: its helper thread could not be started, with this errno */
-  SP_MISHAP_CROWDED = 8,  /* partly not metered: the process has more threads or streams than this */
-  SP_MISHAP_KINDS = 12,
+enum sp_diagnostic_kind {
+  SP_DIAGNOSTIC_INIT = 0,     /* cuInit failed with this CUresult */
+  SP_DIAGNOSTIC_DEVICE = 1,   /* the program asked for this ordinal, and there is no such device */
+  SP_DIAGNOSTIC_OUTSIDE = 2,  /* refused: a context on this ordinal, which the share does not hold (policy `closed`) */
+  SP_DIAGNOSTIC_FUNCTION = 3, /* the program called a function that the driver lacks: sp_name_hash of it */
+  SP_DIAGNOSTIC_DRIVER = 4,   /* not metered: the driver lacks this function, which the hook needs */
+  SP_DIAGNOSTIC_VERSION = 5,  /* the driver is for this version of CUDA, older than what SharePod is tested with */
+  SP_DIAGNOSTIC_FULL = 6,     /* turned away: none of this many slots is free. Not in a slot, as the process has none */
+  SP_DIAGNOSTIC_KEEPER = 7,   /* not metered for now: its helper thread could not be started, with this errno */
+  SP_DIAGNOSTIC_CROWDED = 8,  /* partly not metered: the process has more threads or streams than this */
+  SP_DIAGNOSTIC_KINDS = 12,
 };
 #define SP_OLDEST_DRIVER 11080 /* the oldest version of CUDA in driver/driver.def */
 
@@ -152,7 +152,7 @@ struct sp_slot {
   uint32_t index;
   int32_t pid; /* in the tenant's pid namespace; the record lock is what counts */
   uint64_t claimed_ns;
-  uint32_t mishaps[SP_MISHAP_KINDS]; /* the detail of each kind, plus one; 0: it has not happened */
+  uint32_t diagnostics[SP_DIAGNOSTIC_KINDS]; /* the detail of each kind, plus one; 0: it has not happened */
   struct sp_slot_device devices[SP_DEVICES_MAX];
   struct sp_slot_copies copies[SP_DEVICES_MAX];
 };
@@ -176,7 +176,7 @@ SP_ASSERT_OFFSET(sp_grant, limit_millipercent, 60);
 SP_ASSERT_OFFSET(sp_grant, word, 64);
 SP_ASSERT_OFFSET(sp_grant, flags, 68);
 SP_ASSERT_OFFSET(sp_grant, budget_ns, 72);
-SP_ASSERT_OFFSET(sp_grant, pair_ns, 80);
+SP_ASSERT_OFFSET(sp_grant, lookahead_ns, 80);
 SP_ASSERT_OFFSET(sp_grant, granted_ns, 88);
 SP_ASSERT_OFFSET(sp_grant, share_class, 96);
 SP_ASSERT_OFFSET(sp_grant, used_ns, 104);
@@ -215,7 +215,7 @@ _Static_assert(sizeof(struct sp_slots_header) == SP_SLOTS_MAX, "ABI 1: sp_slots_
 SP_ASSERT_OFFSET(sp_slot, index, 0);
 SP_ASSERT_OFFSET(sp_slot, pid, 4);
 SP_ASSERT_OFFSET(sp_slot, claimed_ns, 8);
-SP_ASSERT_OFFSET(sp_slot, mishaps, 16);
+SP_ASSERT_OFFSET(sp_slot, diagnostics, 16);
 SP_ASSERT_OFFSET(sp_slot, devices, 64);
 SP_ASSERT_OFFSET(sp_slot, copies, 2112);
 _Static_assert(sizeof(struct sp_slot) == 64 + (128 + 64) * SP_DEVICES_MAX, "ABI 1: sp_slot");
@@ -254,11 +254,11 @@ struct sp_region {
   struct sp_slot *slots;
   struct sp_slot *slot; /* our own */
   int slots_fd;         /* holds the record lock: never closed while the slot is ours */
-  int bell_fd;
-  uint64_t
-      bell_file; /* identifies the doorbell: the program may close our descriptor and get its number for another file */
-  int32_t pid;   /* the process that claimed the slot: a forked child has a copy of this struct, but no slot */
-  struct {       /* this process's memory account, from which a wiped slot is restored */
+  int doorbell_fd;
+  uint64_t doorbell_file; /* identifies the doorbell: the program may close our descriptor and get its number for
+                             another file */
+  int32_t pid;            /* the process that claimed the slot: a forked child has a copy of this struct, but no slot */
+  struct {                /* this process's memory account, from which a wiped slot is restored */
     uint64_t memory_bytes, context_bytes;
   } charged[SP_DEVICES_MAX];
   uint32_t slot_index;
@@ -289,7 +289,7 @@ bool sp_region_has_pid(const struct sp_region *region, int32_t pid);
 uint32_t sp_grant_word(const struct sp_grant *grant); /* acquire */
 uint32_t sp_grant_flags(const struct sp_grant *grant);
 uint64_t sp_grant_budget_ns(const struct sp_grant *grant);
-uint64_t sp_grant_pair_ns(const struct sp_grant *grant);
+uint64_t sp_grant_lookahead_ns(const struct sp_grant *grant);
 /* Sleep until the word is no longer `word`, a wake-up, or `timeout_ns`. */
 void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns);
 /* As above, and until *local is no longer `value` (Linux 5.16; before, the wait is cut into 500 µs pieces). */
@@ -297,9 +297,10 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
                       uint64_t timeout_ns);
 uint64_t sp_header_heartbeat_ns(const struct sp_header *header);
 
-/* Report a mishap to the agent; a later one of the same kind replaces it. Does nothing if another process has the slot.
+/* Report a diagnostic to the agent; a later one of the same kind replaces it. Does nothing if another process has the
+ * slot.
  */
-void sp_region_mishap(struct sp_region *region, enum sp_mishap_kind kind, uint32_t detail);
+void sp_region_diagnose(struct sp_region *region, enum sp_diagnostic_kind kind, uint32_t detail);
 /* The name of a driver's function as a detail: FNV-1a. */
 static inline uint32_t sp_name_hash(const char *name) {
   uint32_t hash = 2166136261u;
@@ -353,7 +354,7 @@ struct sp_region_owner {
   struct sp_header *header; /* writable mapping of `terms` */
   struct sp_grant *grants;
   int slots_fd;
-  int bell_fd; /* read end, non-blocking */
+  int doorbell_fd; /* read end, non-blocking */
   struct sp_guard guard;
 };
 
@@ -368,11 +369,12 @@ void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns);
 
 /* Open: set the next odd word. Close: set the next even one, then a full fence. Both return the new word. Waiters
  * notice it, or a change of flags or budget, only after sp_grant_wake. */
-uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns);
+uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags,
+                       uint64_t now_ns);
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags);
 /* Restore a damaged word. */
 void sp_grant_mend(struct sp_grant *grant, uint32_t word);
-void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags);
+void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags);
 void sp_grant_wake(struct sp_grant *grant);
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns);
 void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes);
@@ -391,14 +393,14 @@ struct sp_slots_look {
 int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look);
 /* The pid, in the agent's namespace, of the process that holds the record lock of `slot`; 0: none. */
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);
-/* Read the mishaps of the process in `slot`, SP_MISHAP_KINDS words. 0 or -errno. */
-int sp_slot_mishaps(const struct sp_region_owner *owner, uint32_t slot, uint32_t mishaps[]);
+/* Read the diagnostics of the process in `slot`, SP_DIAGNOSTIC_KINDS words. 0 or -errno. */
+int sp_slot_diagnostics(const struct sp_region_owner *owner, uint32_t slot, uint32_t diagnostics[]);
 /* Restore the file's length, and the claims of the slots in the mask `live`. */
 void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live);
 /* Clear the slot of a process that is gone. */
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot);
 /* Read everything from the doorbell. Returns a mask of the slots that claim to have rung it: a hint, for a tenant may
  * lie. *full: a process claims that it found no free slot. */
-uint64_t sp_bell_drain(const struct sp_region_owner *owner, bool *full);
+uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full);
 
 #endif

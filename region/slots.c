@@ -69,9 +69,10 @@ int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
   return lock.l_type == F_UNLCK ? 0 : (int32_t)lock.l_pid;
 }
 
-int sp_slot_mishaps(const struct sp_region_owner *owner, uint32_t slot, uint32_t mishaps[]) {
-  const size_t bytes = sizeof(uint32_t) * SP_MISHAP_KINDS;
-  ssize_t got = pread(owner->slots_fd, mishaps, bytes, slot_offset(slot) + (off_t)offsetof(struct sp_slot, mishaps));
+int sp_slot_diagnostics(const struct sp_region_owner *owner, uint32_t slot, uint32_t diagnostics[]) {
+  const size_t bytes = sizeof(uint32_t) * SP_DIAGNOSTIC_KINDS;
+  ssize_t got =
+      pread(owner->slots_fd, diagnostics, bytes, slot_offset(slot) + (off_t)offsetof(struct sp_slot, diagnostics));
   return got == (ssize_t)bytes ? 0 : got < 0 ? -errno : -EIO;
 }
 
@@ -96,7 +97,7 @@ int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
   return pwrite(owner->slots_fd, &free_slot, 1, (off_t)slot) == 1 ? 0 : -EIO;
 }
 
-uint64_t sp_bell_drain(const struct sp_region_owner *owner, bool *full) {
+uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full) {
   uint8_t buffer[4096];
   uint64_t rung = 0;
   ssize_t got = sizeof buffer;
@@ -104,9 +105,9 @@ uint64_t sp_bell_drain(const struct sp_region_owner *owner, bool *full) {
   /* Read as much as a FIFO holds, but no more: a tenant that writes faster than we read must not keep us here. What is
    * left may stay unread, because the slots are read after this. */
   for (int pieces = 0; pieces < 16 && got == (ssize_t)sizeof buffer; pieces++) {
-    got = read(owner->bell_fd, buffer, sizeof buffer);
+    got = read(owner->doorbell_fd, buffer, sizeof buffer);
     for (ssize_t index = 0; index < got; index++) {
-      if (buffer[index] == SP_BELL_FULL)
+      if (buffer[index] == SP_DOORBELL_FULL)
         *full = true;
       else
         rung |= (uint64_t)1 << (buffer[index] % SP_SLOTS_MAX);

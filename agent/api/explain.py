@@ -188,11 +188,11 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
         facts.append(cause)
     facts += [
         f"its process {process.name} ({process.pid}) runs unmetered: {process.unmetered_cause}"
-        for process in device.foreign
+        for process in device.unmanaged
         if process.unmetered_cause and process.region == status.share.directory
     ]
-    if device.foreign:
-        names = ", ".join(f"{process.name} ({process.pid})" for process in device.foreign)
+    if device.unmanaged:
+        names = ", ".join(f"{process.name} ({process.pid})" for process in device.unmanaged)
         facts.append(f"unmetered processes use the device: {names}")
     return tuple(facts)
 
@@ -204,6 +204,6 @@ def _strays(node: NodeStatus, status: ShareStatus) -> list[str]:
         f"its process {process.name} ({process.pid}) runs unmetered on device {device.info.index}: "
         f"{process.unmetered_cause}"
         for device in node.devices
-        for process in device.foreign
+        for process in device.unmanaged
         if device.info.uuid not in held and process.unmetered_cause and process.region == status.share.directory
     ]

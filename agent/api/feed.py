@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from sharepod.agent.api.snapshot import Painter, Picture, message
+from sharepod.agent.api.snapshot import Snapshot, SnapshotBuilder, message
 from sharepod.agent.devices.on_thread import on_thread
 from sharepod.process.credentials import read_token
 from sharepod.proto import v1_pb2 as pb
@@ -78,12 +78,12 @@ class _Spread:
     """The last snapshot, and a way for the streams to wait for the next one."""
 
     def __init__(self) -> None:
-        self.picture: Picture | None = None
+        self.snapshot: Snapshot | None = None
         self._next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def show(self, picture: Picture) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Take the next snapshot, and wake all streams that wait for it."""
-        self.picture = picture
+        self.snapshot = snapshot
         shown, self._next = self._next, asyncio.get_running_loop().create_future()
         shown.set_result(None)
 
@@ -99,7 +99,7 @@ class Feed:
         self._target = target
         self._node = pb.ReportingNode(name=node_name, version=version)
         self._tally = tally
-        self._painter = Painter()
+        self._builder = SnapshotBuilder()
         self._spread = _Spread()
         self._streams: dict[Address, asyncio.Task[None]] = {}
         self._failure = ""
@@ -107,7 +107,7 @@ class Feed:
 
     def tell(self, status: NodeStatus) -> None:
         """Take the node's present status. Called every second."""
-        self._spread.show(self._painter.paint(status))
+        self._spread.show(self._builder.build(status))
 
     async def close(self) -> None:
         """End all streams."""
@@ -240,18 +240,18 @@ class _Stream:
         raise _Failed(f"{code.name}: {' '.join((details or 'the stream was ended').split())[:300]}")
 
     async def _send(self, call: Call) -> None:
-        sent: Picture | None = None
+        sent: Snapshot | None = None
         quiet = 0
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the call ended: _listen knows why
             while True:
-                picture = self._spread.picture
-                if picture is not None:
-                    told = message(self._node, sent, picture)
+                snapshot = self._spread.snapshot
+                if snapshot is not None:
+                    told = message(self._node, sent, snapshot)
                     quiet = 0 if told.ListFields() else quiet + 1
                     if not quiet or quiet % HEARTBEAT_TELLS == 0:
                         await call.write(told)
                         self._tally.messages += 1
-                    sent = picture
+                    sent = snapshot
                 await self._spread.wait()
                 if time.monotonic() - self._answered_s > ANSWER_S:
                     raise _Failed(f"no answer for {ANSWER_S:g} s")

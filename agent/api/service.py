@@ -324,7 +324,7 @@ def _device(status: DeviceStatus) -> pb.Device:
         decisions=status.counters.decisions,
         decision_ns=status.counters.decision_ns,
         foreign_processes=[
-            pb.ForeignProcess(pid=p.pid, name=p.name, memory_used_bytes=p.memory_used_bytes) for p in status.foreign
+            pb.ForeignProcess(pid=p.pid, name=p.name, memory_used_bytes=p.memory_used_bytes) for p in status.unmanaged
         ],
     )
 

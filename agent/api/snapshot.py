@@ -29,21 +29,21 @@ WAITED_MAX: Final = 1000 * WHOLE_MILLIPERCENT
 TEXT_MAX: Final = 253
 """The longest text that is sent, characters."""
 
-Picture = pb.ReportUsageRequest
+Snapshot = pb.ReportUsageRequest
 Part = TypeVar("Part", bound="Message")
 
 
-def message(node: pb.ReportingNode, before: Picture | None, after: Picture) -> Picture:
+def message(node: pb.ReportingNode, before: Snapshot | None, after: Snapshot) -> Snapshot:
     """Return the difference from `before` to `after`; if `before` is None, the whole snapshot with the node's name."""
     indices = {device.index for device in after.devices}
     if before is None or any(device.index not in indices for device in before.devices):
-        everything = Picture(node=node)
+        everything = Snapshot(node=node)
         everything.MergeFrom(after)
         return everything
     # A share that is released and registered again with its id may be on another device: send its end, then all of it.
     places = {(share.id, share.device_index) for share in after.shares}
     ended = {share.id for share in before.shares if (share.id, share.device_index) not in places}
-    return Picture(
+    return Snapshot(
         devices=_new(before.devices, after.devices),
         device_numbers=_new(before.device_numbers, after.device_numbers),
         shares=_new((share for share in before.shares if share.id not in ended), after.shares),
@@ -58,7 +58,7 @@ def _new(before: Iterable[Part], after: Iterable[Part]) -> list[Part]:
     return [part for part in after if part.SerializeToString() not in known]
 
 
-class Painter:
+class SnapshotBuilder:
     """Makes the snapshots of one node, one after the other."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Painter:
         self._shares: dict[tuple[str, int], pb.ShareNumbers] = {}
         """The numbers that were last sent, by id of the share and index of the device."""
 
-    def paint(self, status: NodeStatus) -> Picture:
+    def build(self, status: NodeStatus) -> Snapshot:
         """Return the snapshot of `status`. Called about every second, with a later status each time."""
         # A plugin that does not report its resources offers none.
         offered = frozenset(status.plugin.offer.device_uuids) if status.plugin else frozenset()
@@ -90,7 +90,7 @@ class Painter:
             self._accounts.setdefault(uuid, DeviceAccount()).add(status.now_ns, used_ns[uuid])
             device_numbers[device.info.index] = self._device_numbers(device, status.now_ns, waited[uuid])
         self._devices, self._shares = device_numbers, share_numbers
-        return Picture(
+        return Snapshot(
             devices=[_device(device, offered=device.info.uuid in offered) for device in status.devices],
             device_numbers=device_numbers.values(),
             shares=shares,

@@ -15,11 +15,11 @@
 #include "agent/arbiter/node.h"
 
 /* What an epoll event belongs to: the two top bits of its tag. */
-enum { TAG_LOOP = 0, TAG_BELL = 1, TAG_PIDFD = 2 };
+enum { TAG_LOOP = 0, TAG_DOORBELL = 1, TAG_PIDFD = 2 };
 #define EVENTS 64
 
-static uint64_t bell_tag(int share) {
-  return (uint64_t)TAG_BELL << 62 | (uint64_t)share << 8;
+static uint64_t doorbell_tag(int share) {
+  return (uint64_t)TAG_DOORBELL << 62 | (uint64_t)share << 8;
 }
 
 void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
@@ -27,15 +27,15 @@ void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
   pthread_mutex_unlock(&arbiter->lock);
 }
 
-static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
+static void on_doorbell(struct sp_arbiter *arbiter, struct sp_share *share) {
   bool full;
-  uint64_t rung = sp_bell_drain(&share->region, &full); /* before the scan: a change after it rings again */
+  uint64_t rung = sp_doorbell_drain(&share->region, &full); /* before the scan: a change after it rings again */
   uint64_t now_ns = sp_now_ns();
-  sp_slots_hear(share, rung);
+  sp_slots_mark_responsive(share, rung);
   if (rung & ~share->watched || full) /* a new process */
     sp_slots_watch(arbiter, share, now_ns);
   if (full)
-    sp_mishap_full(share);
+    sp_diagnostic_full(share);
   sp_step_share(arbiter, share, now_ns);
 }
 
@@ -51,14 +51,14 @@ static void go_on(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
 
 static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
   arbiter->ticked_ns = now_ns;
-  bool beat = now_ns - arbiter->beaten_ns > SP_BEAT_NS;
+  bool beat = now_ns - arbiter->heartbeat_ns > SP_BEAT_NS;
   if (beat) {
-    arbiter->beaten_ns = now_ns;
+    arbiter->heartbeat_ns = now_ns;
     for (uint32_t index = 0; index < arbiter->device_count; index++) {
       struct sp_node_device *device = &arbiter->devices[index];
-      if (device->beaten_ns && now_ns - device->beaten_ns > SP_STALE_NS)
+      if (device->heartbeat_ns && now_ns - device->heartbeat_ns > SP_STALE_NS)
         go_on(arbiter, device, now_ns);
-      device->beaten_ns = now_ns;
+      device->heartbeat_ns = now_ns;
     }
   }
   for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
@@ -80,7 +80,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     if (look) {
       share->watched_ns = now_ns;
       sp_slots_watch(arbiter, share, now_ns);
-      sp_slots_hear(share, UINT64_MAX);
+      sp_slots_mark_responsive(share, UINT64_MAX);
     }
     for (uint32_t index = 0; index < share->member_count; index++) {
       struct sp_member *member = &share->members[index];
@@ -105,8 +105,8 @@ static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) 
   struct sp_share *share = arbiter->shares[(tag >> 8) & 0xffffff];
   if (!share)
     return; /* removed in this batch */
-  if (tag >> 62 == TAG_BELL) {
-    on_bell(arbiter, share);
+  if (tag >> 62 == TAG_DOORBELL) {
+    on_doorbell(arbiter, share);
   } else {
     uint64_t now_ns = sp_now_ns();
     sp_slots_died(arbiter, share, (uint32_t)(tag & 0xff), now_ns);
@@ -142,7 +142,7 @@ static void *run(void *argument) {
     if (now_ns >= armed_ns)
       armed_ns = 0; /* the timer has run out */
     pthread_mutex_lock(&arbiter->lock);
-    if (now_ns - arbiter->beaten_ns > SP_STALE_NS)
+    if (now_ns - arbiter->heartbeat_ns > SP_STALE_NS)
       tick(arbiter, now_ns); /* before an event bills what passed meanwhile */
     for (int index = 0; index < count; index++)
       handle(arbiter, &events[index]);
@@ -378,7 +378,7 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     }
   }
   if (!error)
-    error = watch(arbiter, share->region.bell_fd, bell_tag(handle));
+    error = watch(arbiter, share->region.doorbell_fd, doorbell_tag(handle));
   if (!error) {
     arbiter->shares[handle] = share;
     if (share->paused)
@@ -458,7 +458,7 @@ int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
     for (uint32_t index = 0; index < found->member_count; index++)
       sp_grant_set(found->members[index].grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);
     let_go(found);
-    epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, found->region.bell_fd, NULL);
+    epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, found->region.doorbell_fd, NULL);
     arbiter->shares[share] = NULL;
   }
   sp_arbiter_unlock(arbiter);

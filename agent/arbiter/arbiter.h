@@ -76,10 +76,10 @@ struct sp_holding {
 };
 
 /* Something that went wrong in a process of a share. */
-struct sp_mishap {
+struct sp_diagnostic {
   uint64_t number; /* counts from 1 in each share */
   int32_t pid;     /* in the agent's pid namespace; 0: not known, for example because the process was gone */
-  uint32_t kind;   /* enum sp_mishap_kind of region/region.h */
+  uint32_t kind;   /* enum sp_diagnostic_kind of region/region.h */
   uint32_t detail;
 };
 
@@ -130,10 +130,10 @@ int sp_arbiter_read_hand_offs(struct sp_arbiter *arbiter, int device, struct sp_
 int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity);
 /* Up to `capacity` finished turns with a sequence above `after`, oldest first; the last 65,536 are kept. */
 int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity);
-/* Up to `capacity` of the share's last mishaps with a number above `after`, oldest first. */
-int sp_arbiter_read_mishaps(struct sp_arbiter *arbiter, int share, uint64_t after, struct sp_mishap *mishaps,
-                            uint32_t capacity);
-/* The name of the driver function that a mishap's detail stands for; "" if it is not known here. */
+/* Up to `capacity` of the share's last diagnostics with a number above `after`, oldest first. */
+int sp_arbiter_read_diagnostics(struct sp_arbiter *arbiter, int share, uint64_t after,
+                                struct sp_diagnostic *diagnostics, uint32_t capacity);
+/* The name of the driver function that a diagnostic's detail stands for; "" if it is not known here. */
 const char *sp_function_of(uint32_t detail);
 /* Since the start, for the whole device: time charged to shares, decisions made, and the time that these took. */
 int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,

@@ -206,8 +206,8 @@ static void skip(struct sp_node_device *device, struct sp_member *member, uint64
 /* From SP_STALE_NS after the agent's last heartbeat on, all gates were open. Which share's work ran then is not known,
  * so no share pays for that time. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
-  uint64_t open_ns = device->beaten_ns + SP_STALE_NS;
-  if (!device->beaten_ns || until_ns <= open_ns || !is_shared(device)) {
+  uint64_t open_ns = device->heartbeat_ns + SP_STALE_NS;
+  if (!device->heartbeat_ns || until_ns <= open_ns || !is_shared(device)) {
     bill(device, until_ns);
     return;
   }
@@ -222,10 +222,10 @@ void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
 
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns) {
   struct sp_member *holder = device->holder;
-  if (holder && holder != member && member->foretold_ns && drained_ns > member->foretold_ns + CUT_NS &&
-      drained_ns < member->foretold_ns + CUT_MAX_NS) {
+  if (holder && holder != member && member->predicted_end_ns && drained_ns > member->predicted_end_ns + CUT_NS &&
+      drained_ns < member->predicted_end_ns + CUT_MAX_NS) {
     holder->cut = member;
-    holder->cut_ns = (int64_t)(drained_ns - member->foretold_ns);
+    holder->cut_ns = (int64_t)(drained_ns - member->predicted_end_ns);
   }
 }
 

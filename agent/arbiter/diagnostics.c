@@ -20,42 +20,42 @@ const char *sp_function_of(uint32_t detail) {
 }
 
 static void keep(struct sp_share *share, int32_t pid, uint32_t kind, uint32_t detail) {
-  struct sp_mishap *mishap = &share->mishaps[share->mishap_count % SP_MISHAPS_KEPT];
-  share->mishap_count++;
-  *mishap = (struct sp_mishap){.number = share->mishap_count, .pid = pid, .kind = kind, .detail = detail};
+  struct sp_diagnostic *diagnostic = &share->diagnostics[share->diagnostic_count % SP_DIAGNOSTICS_KEPT];
+  share->diagnostic_count++;
+  *diagnostic = (struct sp_diagnostic){.number = share->diagnostic_count, .pid = pid, .kind = kind, .detail = detail};
 }
 
-void sp_mishaps_take(struct sp_share *share, uint32_t slot) {
+void sp_diagnostics_take(struct sp_share *share, uint32_t slot) {
   struct sp_tenant *tenant = &share->tenants[slot];
-  uint32_t said[SP_MISHAP_KINDS];
-  if (sp_slot_mishaps(&share->region, slot, said))
+  uint32_t said[SP_DIAGNOSTIC_KINDS];
+  if (sp_slot_diagnostics(&share->region, slot, said))
     return;
-  for (uint32_t kind = 0; kind <= SP_MISHAP_CROWDED; kind++) {
-    if (!said[kind] || kind == SP_MISHAP_FULL || tenant->mishaps_told >> kind & 1)
+  for (uint32_t kind = 0; kind <= SP_DIAGNOSTIC_CROWDED; kind++) {
+    if (!said[kind] || kind == SP_DIAGNOSTIC_FULL || tenant->diagnostics_told >> kind & 1)
       continue;
-    tenant->mishaps_told |= 1u << kind;
+    tenant->diagnostics_told |= 1u << kind;
     keep(share, tenant->pid, kind, said[kind] - 1);
   }
 }
 
-void sp_mishap_full(struct sp_share *share) {
+void sp_diagnostic_full(struct sp_share *share) {
   if (~share->claimed || share->full_told)
     return;
   share->full_told = true;
-  keep(share, 0, SP_MISHAP_FULL, SP_SLOTS_MAX);
+  keep(share, 0, SP_DIAGNOSTIC_FULL, SP_SLOTS_MAX);
 }
 
-int sp_arbiter_read_mishaps(struct sp_arbiter *arbiter, int share, uint64_t after, struct sp_mishap *mishaps,
-                            uint32_t capacity) {
+int sp_arbiter_read_diagnostics(struct sp_arbiter *arbiter, int share, uint64_t after,
+                                struct sp_diagnostic *diagnostics, uint32_t capacity) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
   uint32_t count = 0;
   if (found) {
     for (uint64_t rest = found->claimed; rest; rest &= rest - 1)
-      sp_mishaps_take(found, (uint32_t)__builtin_ctzll(rest));
-    uint64_t oldest = found->mishap_count > SP_MISHAPS_KEPT ? found->mishap_count - SP_MISHAPS_KEPT : 0;
-    for (uint64_t next = after > oldest ? after : oldest; next < found->mishap_count && count < capacity; next++)
-      mishaps[count++] = found->mishaps[next % SP_MISHAPS_KEPT];
+      sp_diagnostics_take(found, (uint32_t)__builtin_ctzll(rest));
+    uint64_t oldest = found->diagnostic_count > SP_DIAGNOSTICS_KEPT ? found->diagnostic_count - SP_DIAGNOSTICS_KEPT : 0;
+    for (uint64_t next = after > oldest ? after : oldest; next < found->diagnostic_count && count < capacity; next++)
+      diagnostics[count++] = found->diagnostics[next % SP_DIAGNOSTICS_KEPT];
   }
   sp_arbiter_unlock(arbiter);
   return found ? (int)count : -ENOENT;

@@ -3,15 +3,15 @@
  *
  * A gang wants those of its devices on which it waits. When the policy of one device has chosen the gang, the gang
  * *reserves* that device. A reserved device is lent to other shares in short turns, until the policies of the gang's
- * other devices have chosen it, too. Then the gang is *complete* and *calls* its devices: from there on they are not
+ * other devices have chosen it, too. Then the gang is *complete* and *commits* its devices: from there on they are not
  * lent, and when all of them are free, their grants open together, in the order of the devices' names. So on each
  * device the gang gets what that device's policy gives it. What it cannot use, because it waits for its slowest device,
  * goes to the other shares.
  *
  * Invariants, which together mean that gangs never wait for each other in a circle:
- *   a gang calls all of its devices at once, or none;
- *   a device is called by one gang at most;
- *   a gang does not call while an older gang is complete and wants one of its devices: so the oldest always can.
+ *   a gang commits all of its devices at once, or none;
+ *   a device is committed to one gang at most;
+ *   a gang does not commit while an older gang is complete and wants one of its devices: so the oldest always can.
  *
  * The turns of a gang end together, too (step.c), but its work does not: a kernel of one rank may spin for a kernel of
  * another rank, which waits at the gate of its device. So when the drain of one member is late and another member
@@ -71,8 +71,8 @@ static bool is_complete(const struct sp_gang *gang) {
   return true;
 }
 
-/* A gang that has called some devices keeps them, even if another of its members begins to wait after that. */
-static bool may_call(const struct sp_arbiter *arbiter, const struct sp_gang *gang) {
+/* A gang that has committed some devices keeps them, even if another of its members begins to wait after that. */
+static bool may_commit(const struct sp_arbiter *arbiter, const struct sp_gang *gang) {
   if (!is_complete(gang))
     return false;
   uint64_t devices = reserved_by(gang);
@@ -81,16 +81,16 @@ static bool may_call(const struct sp_arbiter *arbiter, const struct sp_gang *gan
       return false;
   for (uint32_t index = 0; index < gang->count; index++) {
     const struct sp_node_device *device = gang->members[index]->device;
-    if (gang->members[index]->reserves && (device->called_by || (device->holder && !device->holder->lent)))
+    if (gang->members[index]->reserves && (device->committed_to || (device->holder && !device->holder->lent)))
       return false;
   }
   return true;
 }
 
-static void call(struct sp_arbiter *arbiter, struct sp_gang *gang) {
+static void commit(struct sp_arbiter *arbiter, struct sp_gang *gang) {
   for (uint32_t index = 0; index < gang->count; index++)
     if (gang->members[index]->reserves)
-      gang->members[index]->device->called_by = gang;
+      gang->members[index]->device->committed_to = gang;
   arbiter->stirred |= reserved_by(gang); /* turns for which a device was lent end now */
 }
 
@@ -110,8 +110,8 @@ static void unreserve(struct sp_arbiter *arbiter, struct sp_member *member) {
   struct sp_gang *gang = member->gang;
   member->reserves = false;
   member->device->reserved--;
-  if (member->device->called_by == gang)
-    member->device->called_by = NULL;
+  if (member->device->committed_to == gang)
+    member->device->committed_to = NULL;
   if (!reserved_by(gang))
     forget_gang(arbiter, gang);
 }
@@ -121,7 +121,7 @@ void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     return;
   struct sp_gang *gang = member->gang;
   unreserve(arbiter, member);
-  sp_gang_stir(arbiter, gang); /* without this member the gang may be complete, or another one may call */
+  sp_gang_stir(arbiter, gang); /* without this member the gang may be complete, or another one may commit */
   if (waits(member))
     sp_policy_wait(&member->device->policy, member->policy, true, now_ns);
 }
@@ -149,33 +149,34 @@ bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint6
   return true;
 }
 
-static bool is_called(const struct sp_member *member) {
-  return member->reserves && member->device->called_by == member->gang;
+static bool is_committed(const struct sp_member *member) {
+  return member->reserves && member->device->committed_to == member->gang;
 }
 
-/* The next member after `last`, in the order of the devices' names, for which the device is called; NULL: none. */
-static struct sp_member *next_called(struct sp_gang *gang, const struct sp_member *last) {
+/* The next member after `last`, in the order of the devices' names, for which the device is committed; NULL: none. */
+static struct sp_member *next_committed(struct sp_gang *gang, const struct sp_member *last) {
   struct sp_member *next = NULL;
   for (uint32_t index = 0; index < gang->count; index++) {
     struct sp_member *member = gang->members[index];
-    if (is_called(member) && (!last || memcmp(member->device->uuid, last->device->uuid, SP_UUID_BYTES) > 0) &&
+    if (is_committed(member) && (!last || memcmp(member->device->uuid, last->device->uuid, SP_UUID_BYTES) > 0) &&
         (!next || memcmp(member->device->uuid, next->device->uuid, SP_UUID_BYTES) < 0))
       next = member;
   }
   return next;
 }
 
-/* Grant all devices that the gang has called, if all are free. Those that it has reserved since are for a later call.
+/* Grant all devices that the gang has committed, if all are free. Those that it has reserved since are for a later
+ * commit.
  * */
-static void grant_called(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
+static void grant_committed(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   for (uint32_t index = 0; index < gang->count; index++)
-    if (is_called(gang->members[index]) && !sp_step_is_free(arbiter, gang->members[index]->device, now_ns))
+    if (is_committed(gang->members[index]) && !sp_step_is_free(arbiter, gang->members[index]->device, now_ns))
       return;
   uint64_t end_ns = sp_gang_deadline_ns(gang);
   uint64_t quantum_ns = end_ns <= now_ns ? 0 : end_ns == UINT64_MAX ? LONGEST_NS : end_ns - now_ns;
-  for (struct sp_member *member = NULL; (member = next_called(gang, member));) {
+  for (struct sp_member *member = NULL; (member = next_committed(gang, member));) {
     sp_step_settle(arbiter, member->device, now_ns);
-    if (!is_called(member))
+    if (!is_committed(member))
       continue; /* the settling has found that it waits no longer */
     struct sp_choice choice = sp_policy_take(&member->device->policy, member->policy, now_ns);
     if (choice.share < 0)
@@ -183,7 +184,7 @@ static void grant_called(struct sp_arbiter *arbiter, struct sp_gang *gang, uint6
     else if (choice.quantum_ns < quantum_ns)
       quantum_ns = choice.quantum_ns;
   }
-  for (struct sp_member *member; (member = next_called(gang, NULL));) {
+  for (struct sp_member *member; (member = next_committed(gang, NULL));) {
     unreserve(arbiter, member);
     sp_turn_grant(arbiter, member, quantum_ns, now_ns);
   }
@@ -297,7 +298,7 @@ static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   return false;
 }
 
-/* A latency share below its request goes before a gang that has called the device. */
+/* A latency share below its request goes before a gang that has committed the device. */
 static bool latency_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->latency_waiting)
     return false;
@@ -313,10 +314,10 @@ static bool latency_first(struct sp_arbiter *arbiter, struct sp_node_device *dev
   return true;
 }
 
-void sp_gang_call(struct sp_arbiter *arbiter) {
+void sp_gang_commit(struct sp_arbiter *arbiter) {
   for (uint32_t index = 0; index < arbiter->gang_count; index++)
-    if (may_call(arbiter, arbiter->gangs[index]))
-      call(arbiter, arbiter->gangs[index]);
+    if (may_commit(arbiter, arbiter->gangs[index]))
+      commit(arbiter, arbiter->gangs[index]);
 }
 
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
@@ -324,17 +325,17 @@ bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
     return false;
   if (follow(arbiter, device, now_ns) || drains_elsewhere(device, now_ns))
     return true;
-  sp_gang_call(arbiter);
-  if (!device->called_by)
+  sp_gang_commit(arbiter);
+  if (!device->committed_to)
     return false;
   if (!latency_first(arbiter, device, now_ns))
-    grant_called(arbiter, device->called_by, now_ns);
+    grant_committed(arbiter, device->committed_to, now_ns);
   return true;
 }
 
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns) {
   const struct sp_member *holder = device->holder;
-  if (holder->lent && device->called_by)
+  if (holder->lent && device->committed_to)
     return true;
   if (holder->follows)
     return !is_outlived(holder) || now_ns >= holder->deadline_ns;
@@ -389,7 +390,7 @@ int32_t sp_gang_waits_for(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   for (uint32_t index = 0; member->reserves && index < gang->count; index++) {
     const struct sp_member *other = gang->members[index];
-    bool called = is_called(other);
+    bool called = is_committed(other);
     if (other != member && waits(other) &&
         (called ? other->device->holder || other->device->draining : !other->reserves))
       return other->device->handle;

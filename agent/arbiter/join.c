@@ -78,7 +78,7 @@ static void pause_member(struct sp_member *member, uint64_t now_ns) {
   sp_policy_pause(&member->device->policy, member->policy, paused, now_ns);
   sp_member_count(member, true);
   if (!member->holding)
-    sp_grant_set(member->grant, SP_BUDGET_SHARED_NS, SP_PAIR_NS, paused ? SP_GRANT_PAUSED : 0);
+    sp_grant_set(member->grant, SP_BUDGET_SHARED_NS, SP_LOOKAHEAD_NS, paused ? SP_GRANT_PAUSED : 0);
 }
 
 void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {

@@ -54,9 +54,9 @@ void sp_lead_granted(struct sp_node_device *device) {
     struct sp_member *member = device->drains[index];
     if (member->cogranted)
       continue;
-    member->foretold_ns = member->view.residue_until_ns;
-    if (member->foretold_ns > device->holder->slices_ns)
-      device->holder->slices_ns = member->foretold_ns;
+    member->predicted_end_ns = member->view.residue_until_ns;
+    if (member->predicted_end_ns > device->holder->slices_ns)
+      device->holder->slices_ns = member->predicted_end_ns;
     if (member->lead_max_ns < device->lead_ns)
       device->holder->lead_cut = true;
   }
@@ -64,7 +64,7 @@ void sp_lead_granted(struct sp_node_device *device) {
 }
 
 void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
-  if (!member->foretold_ns)
+  if (!member->predicted_end_ns)
     return; /* the next share was not granted before that */
   struct sp_member *holder = member->device->holder;
   if (holder && drained_ns > holder->slices_ns) {
@@ -72,12 +72,12 @@ void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
     sp_lead_aim(holder);
   }
   uint64_t lead_ns = sp_lead_ns(member);
-  member->cuts = drained_ns > member->foretold_ns + CUT_NS ? member->cuts + 1 : 0;
+  member->cuts = drained_ns > member->predicted_end_ns + CUT_NS ? member->cuts + 1 : 0;
   if (!member->cuts)
     member->lead_max_ns = bounded(member->lead_max_ns + GROW_NS);
   else if (member->cuts >= CUTS)
     member->lead_max_ns = bounded(lead_ns - lead_ns / 3);
-  member->foretold_ns = 0;
+  member->predicted_end_ns = 0;
 }
 
 void sp_lead_closed(struct sp_member *member) {

@@ -44,7 +44,7 @@ static bool mend_turn(struct sp_member *member) {
       return false;
     sp_grant_mend(grant, member->turn);
     if (grant->flags & SP_GRANT_PAUSED)
-      sp_grant_set(grant, grant->budget_ns, grant->pair_ns, grant->flags & ~SP_GRANT_PAUSED);
+      sp_grant_set(grant, grant->budget_ns, grant->lookahead_ns, grant->flags & ~SP_GRANT_PAUSED);
     return true;
   }
   if (!(word & 1u) && word != 0 && (grant->flags & SP_GRANT_PAUSED) == closed_flags)

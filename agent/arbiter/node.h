@@ -33,28 +33,28 @@
 #define SP_TURNS_KEPT       65536
 #define SP_WAKES_MAX        64
 
-#define SP_TICK_NS           100000000u         /* the period of the scan that needs no ring */
-#define SP_BEAT_NS           150000000u         /* heartbeat: at the first tick after this; see SP_STALE_NS */
-#define SP_BUDGET_ALONE_NS   50000000u          /* most predicted work in flight while no other share waits */
-#define SP_BUDGET_SHARED_NS  4000000u           /* … while others wait */
-#define SP_BUDGET_END_NS     1000000u           /* … at the end of a turn */
-#define SP_BUDGET_LIMITED_NS 2000000u           /* … of a share with a limit */
-#define SP_BUDGET_LATENCY_NS 200000u            /* … beside a latency share */
-#define SP_BUDGET_FOLLOW_NS  200000u            /* … of a follower: the launch that another device spins for is short */
-#define SP_LENT_NS           2000000u           /* a turn on a device that a gang has reserved */
-#define SP_PAIR_NS           16000000u          /* two units may be in flight when both end within this */
-#define SP_PAIR_LATENCY_NS   1100000u           /* … beside a latency share */
-#define SP_ADOPTED_MAX_BYTES ((int64_t)1 << 50) /* no device has as much: such a number is damaged */
-#define SP_MISHAPS_KEPT      16u                /* per share */
-#define SP_WATCH_NS          1000000000u        /* how often a share is looked at that rings no doorbell */
-#define SP_DRAIN_MIN_NS      20000000u          /* the least and the most that a drain's bound may be */
-#define SP_DRAIN_MAX_NS      100000000u
-#define SP_STUCK_NS          10000000u  /* the turn of a share that waits although its drain is late */
-#define SP_STUCK_AFTER_NS    50000000u  /* … it gets one when this has passed since the drain's bound */
-#define SP_FREE_NS           500000     /* idle time of a turn that is not charged: a wake-up, a pause of the host */
-#define SP_GRACE_NS          10000000   /* … saved up over turns, up to this */
-#define SP_RECENT_NS         100000000u /* a share that had a turn this recently is expected to want another soon */
-#define SP_ENTER_NS          10000000u  /* a granted share that has not entered by then loses the turn */
+#define SP_TICK_NS              100000000u /* the period of the scan that needs no ring */
+#define SP_BEAT_NS              150000000u /* heartbeat: at the first tick after this; see SP_STALE_NS */
+#define SP_BUDGET_ALONE_NS      50000000u  /* most predicted work in flight while no other share waits */
+#define SP_BUDGET_SHARED_NS     4000000u   /* … while others wait */
+#define SP_BUDGET_END_NS        1000000u   /* … at the end of a turn */
+#define SP_BUDGET_LIMITED_NS    2000000u   /* … of a share with a limit */
+#define SP_BUDGET_LATENCY_NS    200000u    /* … beside a latency share */
+#define SP_BUDGET_FOLLOW_NS     200000u    /* … of a follower: the launch that another device spins for is short */
+#define SP_LENT_NS              2000000u   /* a turn on a device that a gang has reserved */
+#define SP_LOOKAHEAD_NS         16000000u  /* two units may be in flight when both end within this */
+#define SP_LOOKAHEAD_LATENCY_NS 1100000u   /* … beside a latency share */
+#define SP_ADOPTED_MAX_BYTES    ((int64_t)1 << 50) /* no device has as much: such a number is damaged */
+#define SP_DIAGNOSTICS_KEPT     16u                /* per share */
+#define SP_WATCH_NS             1000000000u        /* how often a share is looked at that rings no doorbell */
+#define SP_DRAIN_MIN_NS         20000000u          /* the least and the most that a drain's bound may be */
+#define SP_DRAIN_MAX_NS         100000000u
+#define SP_STUCK_NS             10000000u  /* the turn of a share that waits although its drain is late */
+#define SP_STUCK_AFTER_NS       50000000u  /* … it gets one when this has passed since the drain's bound */
+#define SP_FREE_NS              500000     /* idle time of a turn that is not charged: a wake-up, a pause of the host */
+#define SP_GRACE_NS             10000000   /* … saved up over turns, up to this */
+#define SP_RECENT_NS            100000000u /* a share that had a turn this recently is expected to want another soon */
+#define SP_ENTER_NS             10000000u  /* a granted share that has not entered by then loses the turn */
 
 enum sp_state { SP_IDLE = 0, SP_WAITING = 1, SP_HOLDING = 2, SP_DRAINING = 3, SP_PAUSED = 4 };
 
@@ -94,7 +94,7 @@ struct sp_said {
   int64_t overhead_bytes; /* NVML's figure for the process, less `memory_bytes` */
   uint32_t passed, refusals, put_off_us;
   uint64_t writing_ns; /* since when its report has been found half written; 0: it was whole */
-  bool deaf;           /* it reported that it waits, but did not enter the turn it got: ignored until it rings again */
+  bool unresponsive;   /* it reported that it waits, but did not enter the turn it got: ignored until it rings again */
 };
 
 struct sp_member {
@@ -143,12 +143,12 @@ struct sp_member {
   bool by_clock;                         /* its processes' reports do not cover the turn: the time that passes counts */
   struct sp_member *cut;                 /* the predecessor, if its drain overran its predicted end into this turn */
   int64_t cut_ns;                        /* … by how much */
-  uint64_t predecessor_ns; /* when the predecessor had drained, if this turn was granted before that; else 0 */
-  uint64_t foretold_ns;    /* the predicted end of its drain, when a successor was granted early; 0: none was */
-  uint64_t lead_max_ns;    /* with a longer lead its residue is cut in two; learned, see lead.c */
-  uint32_t cuts;           /* how many residues in a row were cut */
-  bool lead_cut;           /* its grant came later than the device's lead: the predecessor's own lead is shorter */
-  uint64_t refused_ns;     /* it was too far ahead of its target to follow; asked again at that time */
+  uint64_t predecessor_ns;   /* when the predecessor had drained, if this turn was granted before that; else 0 */
+  uint64_t predicted_end_ns; /* the predicted end of its drain, when a successor was granted early; 0: none was */
+  uint64_t lead_max_ns;      /* with a longer lead its residue is cut in two; learned, see lead.c */
+  uint32_t cuts;             /* how many residues in a row were cut */
+  bool lead_cut;             /* its grant came later than the device's lead: the predecessor's own lead is shorter */
+  uint64_t refused_ns;       /* it was too far ahead of its target to follow; asked again at that time */
   uint32_t reason;
   uint64_t waiting_ns;                                         /* since when the wait is counted; 0: it does not wait */
   uint64_t retired_launches, retired_passed, retired_refusals; /* sums of the processes that are gone */
@@ -161,8 +161,8 @@ struct sp_member {
 struct sp_tenant {
   int pidfd; /* -1: none */
   int32_t pid;
-  uint64_t orphaned_ns;  /* since when the slot is claimed but no process holds its lock */
-  uint32_t mishaps_told; /* a bit per kind: each kind is taken once from a process */
+  uint64_t orphaned_ns;      /* since when the slot is claimed but no process holds its lock */
+  uint32_t diagnostics_told; /* a bit per kind: each kind is taken once from a process */
 };
 
 /* The members that get their devices together: those of one share, or of several. Each is on a device of its own. */
@@ -176,8 +176,8 @@ struct sp_gang {
 
 /* What a turn needs stands together, at the end: a node with many shares finds little of the rest in its caches. */
 struct sp_share {
-  uint64_t mishap_count; /* taken so far */
-  struct sp_mishap mishaps[SP_MISHAPS_KEPT];
+  uint64_t diagnostic_count; /* taken so far */
+  struct sp_diagnostic diagnostics[SP_DIAGNOSTICS_KEPT];
   struct sp_tenant tenants[SP_SLOTS_MAX];
   bool paused;
   bool full_told; /* a process was turned away and that was recorded; cleared when a slot becomes free */
@@ -211,14 +211,14 @@ struct sp_node_device {
     const struct sp_member *member;
     uint64_t ended_ns;
   } recent[2];
-  uint32_t gang_members;     /* members of gangs that have several devices */
-  uint32_t reserved;         /* members that reserve the device */
-  struct sp_gang *called_by; /* the reserving gang that the device is kept free for; NULL: it is lent to others */
+  uint32_t gang_members;        /* members of gangs that have several devices */
+  uint32_t reserved;            /* members that reserve the device */
+  struct sp_gang *committed_to; /* the reserving gang that the device is kept free for; NULL: it is lent to others */
   /* Members with a turn that is closed but not drained, the oldest first. Nearly always none or one. */
   struct sp_member *drains[SP_POLICY_SHARES];
   uint32_t draining;
   uint64_t billed_until_ns;
-  uint64_t beaten_ns;            /* the last heartbeat of this agent; 0: none yet */
+  uint64_t heartbeat_ns;         /* the last heartbeat of this agent; 0: none yet */
   uint64_t lead_ns;              /* learned, see lead.c */
   uint64_t retry_ns;             /* when a limit first lets a waiting share run again; UINT64_MAX: never */
   uint64_t drained_ns, ended_ns; /* when the last turn drained, and the best guess of when its work ended */
@@ -236,7 +236,7 @@ struct sp_arbiter {
   int identity_next;
   uint64_t serial;
   int epoll_fd, timer_fd, wake_fd;
-  uint64_t ticked_ns, beaten_ns;
+  uint64_t ticked_ns, heartbeat_ns;
   uint32_t device_count;
   struct sp_node_device devices[SP_NODE_DEVICES_MAX];
   struct sp_share *shares[SP_SHARES_MAX];
@@ -270,9 +270,9 @@ void sp_member_count(struct sp_member *member, bool there);
 /* Count a fault: the share's tenant has damaged the slots. */
 void sp_slots_fault(struct sp_share *share);
 /* No process has entered the turn. Those that report that they wait are stopped or dying: ignore them. */
-void sp_slots_deafen(struct sp_member *member);
+void sp_slots_mark_unresponsive(struct sp_member *member);
 /* The processes in the slots `rung`, a bit each, have rung: believe them again. */
-void sp_slots_hear(struct sp_share *share, uint64_t rung);
+void sp_slots_mark_responsive(struct sp_share *share, uint64_t rung);
 void sp_slots_close(struct sp_share *share);
 
 /* identity.c */
@@ -294,10 +294,10 @@ void sp_copies_retire(struct sp_member *member, uint32_t slot);
 void sp_holdings_changed(struct sp_share *share);
 
 /* diagnostics.c */
-/* Keep the mishaps that the process in `slot` reports and that are new. */
-void sp_mishaps_take(struct sp_share *share, uint32_t slot);
+/* Keep the diagnostics that the process in `slot` reports and that are new. */
+void sp_diagnostics_take(struct sp_share *share, uint32_t slot);
 /* A process reports that the share had no slot for it. Believed while no slot is free, and kept once until one was. */
-void sp_mishap_full(struct sp_share *share);
+void sp_diagnostic_full(struct sp_share *share);
 
 /* mend.c */
 /* Write again whatever in `terms` differs from what the agent knows: only the agent writes there. */
@@ -397,8 +397,8 @@ void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t no
 void sp_gang_stir(struct sp_arbiter *arbiter, const struct sp_gang *gang);
 /* Offer the device, which is free, to the gangs. True: one of them got it, or it is kept for one. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
-/* Let every gang that is complete, and may, call its devices. Any change on any device can make a gang complete. */
-void sp_gang_call(struct sp_arbiter *arbiter);
+/* Let every gang that is complete, and may, commit its devices. Any change on any device can make a gang complete. */
+void sp_gang_commit(struct sp_arbiter *arbiter);
 /* The policy has chosen `member`. True: it reserves the device and waits for the rest of its gang. */
 bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 /* Give up the member's reservation, if it has one. */

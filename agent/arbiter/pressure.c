@@ -19,7 +19,7 @@ static bool beside_latency(const struct sp_node_device *device, const struct sp_
 
 /* What a grant tells the gate about the others on the device. */
 struct pressure {
-  uint64_t budget_ns, pair_ns;
+  uint64_t budget_ns, lookahead_ns;
   uint32_t flags;
 };
 
@@ -31,23 +31,23 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
     pressure.flags |= SP_GRANT_LIMITED;
   if (contended || sp_others_recent(device, member, now_ns)) {
     pressure.budget_ns = SP_BUDGET_SHARED_NS;
-    pressure.pair_ns = SP_PAIR_NS;
+    pressure.lookahead_ns = SP_LOOKAHEAD_NS;
   }
   if (pressure.flags & SP_GRANT_LIMITED) { /* its quanta are short even alone, and queued work overruns them */
     pressure.budget_ns = SP_BUDGET_LIMITED_NS;
-    pressure.pair_ns = SP_PAIR_NS;
+    pressure.lookahead_ns = SP_LOOKAHEAD_NS;
   }
   if (member->follows) {
-    pressure.budget_ns = pressure.pair_ns = SP_BUDGET_FOLLOW_NS;
+    pressure.budget_ns = pressure.lookahead_ns = SP_BUDGET_FOLLOW_NS;
   } else if (beside_latency(device, member)) {
     pressure.budget_ns = SP_BUDGET_LATENCY_NS;
-    pressure.pair_ns = SP_PAIR_LATENCY_NS;
+    pressure.lookahead_ns = SP_LOOKAHEAD_LATENCY_NS;
   }
   /* Work in flight at the deadline outlives the turn. So from sp_pressure_due_ns on the budget is so small that this
    * work ends soon after the deadline; the work that was launched before keeps the device busy until then. */
   if (sp_turn_ends(device, member) && pressure.budget_ns > SP_BUDGET_END_NS) {
     if (now_ns + pressure.budget_ns >= member->deadline_ns + SP_BUDGET_END_NS)
-      pressure.budget_ns = pressure.pair_ns = SP_BUDGET_END_NS;
+      pressure.budget_ns = pressure.lookahead_ns = SP_BUDGET_END_NS;
   }
   return pressure;
 }
@@ -62,7 +62,7 @@ uint64_t sp_pressure_due_ns(const struct sp_node_device *device) {
 
 uint32_t sp_pressure_open(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   struct pressure pressure = pressure_on(device, member, now_ns);
-  return sp_grant_open(member->grant, pressure.budget_ns, pressure.pair_ns, pressure.flags, now_ns);
+  return sp_grant_open(member->grant, pressure.budget_ns, pressure.lookahead_ns, pressure.flags, now_ns);
 }
 
 void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
@@ -80,7 +80,7 @@ void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *devic
     if (holder->granted_ns + quantum_ns < holder->deadline_ns)
       holder->deadline_ns = holder->granted_ns + quantum_ns;
   }
-  sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
+  sp_grant_set(holder->grant, now.budget_ns, now.lookahead_ns, now.flags);
   if (raised & SP_GRANT_CONTENDED) {         /* it may have parked meanwhile, without ringing */
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with park_locked in keeper.c */
     sp_slots_scan(holder, now_ns);

@@ -43,19 +43,19 @@ static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_
     sp_identity_ask(arbiter, share, now_ns);
 }
 
-void sp_slots_deafen(struct sp_member *member) {
+void sp_slots_mark_unresponsive(struct sp_member *member) {
   for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
     struct sp_slot_device said;
     if (sp_slot_read(&member->share->region, slot, member->index, &said) == 0 && said.waiting)
-      member->said[slot].deaf = true;
+      member->said[slot].unresponsive = true;
   }
 }
 
-void sp_slots_hear(struct sp_share *share, uint64_t rung) {
+void sp_slots_mark_responsive(struct sp_share *share, uint64_t rung) {
   for (uint64_t rest = rung; rest; rest &= rest - 1)
     for (uint32_t index = 0; index < share->member_count; index++)
-      share->members[index].said[__builtin_ctzll(rest)].deaf = false;
+      share->members[index].said[__builtin_ctzll(rest)].unresponsive = false;
 }
 
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
@@ -100,8 +100,8 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     close(tenant->pidfd);
   }
   tenant->pidfd = -1;
-  sp_mishaps_take(share, slot); /* before its slot is cleared */
-  tenant->mishaps_told = 0;
+  sp_diagnostics_take(share, slot); /* before its slot is cleared */
+  tenant->diagnostics_told = 0;
   share->full_told = false;
   share->watched &= ~((uint64_t)1 << slot);
   tenant->pid = 0;
@@ -156,7 +156,7 @@ static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low,
 /* Add that a process waits, and since when. These two fields are valid even if the report beside them is not. */
 static void add_waiting(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said,
                         struct sp_view *view, uint64_t now_ns) {
-  if (said->waiting == 0 || said->waiting >= SP_WAITING_MAX || member->said[slot].deaf)
+  if (said->waiting == 0 || said->waiting >= SP_WAITING_MAX || member->said[slot].unresponsive)
     return;
   view->waiting = true;
   /* Either it waited already at the last scan, or it began after that; and its last grant ended all waiting. */

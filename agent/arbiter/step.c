@@ -35,8 +35,8 @@ static bool extend(struct sp_node_device *device, struct sp_member *holder, uint
 /* … and with it its gang: all of the gang's turns are extended, or none. */
 static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
   const struct sp_gang *gang = holder->gang;
-  if (gang->count == 1) /* a device that a gang has called goes to that gang, even from a latency share */
-    return !holder->device->called_by && extend(holder->device, holder, now_ns);
+  if (gang->count == 1) /* a device that a gang has committed goes to that gang, even from a latency share */
+    return !holder->device->committed_to && extend(holder->device, holder, now_ns);
   uint64_t deadline_ns = UINT64_MAX;
   for (uint32_t index = 0; index < gang->count; index++) {
     struct sp_member *member = gang->members[index];
@@ -80,7 +80,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
   } else if (!holder->share->claimed) {
     sp_turn_close(arbiter, holder, SP_REASON_DEAD, now_ns);
   } else if (!view->entered && now_ns - holder->granted_ns > SP_ENTER_NS) {
-    sp_slots_deafen(holder);
+    sp_slots_mark_unresponsive(holder);
     sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
   } else if ((contended || holder->by_clock) && view->entered && !view->busy && !view->waiting) {
     sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
@@ -176,7 +176,7 @@ static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
     struct sp_member *member = device->members[choice.share];
     if (member->gang->count > 1) {
       if (sp_gang_reserve(arbiter, member, now_ns))
-        continue; /* until the gang calls the device it is lent to the other shares */
+        continue; /* until the gang commits the device it is lent to the other shares */
       uint64_t end_ns = sp_gang_deadline_ns(member->gang);
       if (end_ns < now_ns + choice.quantum_ns)
         choice.quantum_ns = end_ns > now_ns ? end_ns - now_ns : 0;
@@ -245,7 +245,7 @@ uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns) {
   uint64_t due_ns = UINT64_MAX;
   for (int round = 0; round == 0 || (arbiter->stirred && round < ROUNDS); round++) {
     due_ns = UINT64_MAX;
-    sp_gang_call(arbiter);
+    sp_gang_commit(arbiter);
     for (uint32_t index = 0; index < arbiter->device_count; index++) {
       struct sp_node_device *device = &arbiter->devices[index];
       uint64_t device_due_ns = due_ns_of(device), bit = (uint64_t)1 << index;

@@ -134,7 +134,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   member->cogranted = false;
   member->reason = reason;
   member->closed_ns = now_ns;
-  member->foretold_ns = 0;
+  member->predicted_end_ns = 0;
   device->holder = NULL;
   /* The scan comes after the close and its fence: so what a slot says now is either final, or busy. The claims are read
    * again, too: a new process may have found the gate open. */

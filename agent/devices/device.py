@@ -102,8 +102,8 @@ class DeviceStatus:
     """Requests of shares that yield."""
     memory_promised_bytes: int = 0
     counters: DeviceCounters = DeviceCounters()
-    foreign: tuple[DeviceProcess, ...] = ()
-    foreign_seen: int = 0
+    unmanaged: tuple[DeviceProcess, ...] = ()
+    unmanaged_seen: int = 0
     """Processes without a share found since the agent started."""
     unmetered_seen: int = 0
     """The number of those that were started in a share of this node."""

@@ -39,7 +39,7 @@ class Devices:
         self._health = {info.uuid: health.Health() for info in registry.devices}
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._looked_ns: dict[DeviceUuid, int] = {}
-        self._foreign = unmanaged.ForeignProcesses(monitoring)
+        self._unmanaged = unmanaged.UnmanagedProcesses(monitoring)
         self._overheads = overhead.Overheads()
         self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         self.missing: list[DeviceUuid] = []
@@ -79,9 +79,9 @@ class Devices:
                     yielded_millipercent=rooms[info.uuid].yielded_millipercent,
                     memory_promised_bytes=rooms[info.uuid].memory_promised_bytes,
                     counters=self._arbiter.read_device(self._registry.device_handle(info.uuid)),
-                    foreign=self._foreign.current(info.uuid),
-                    foreign_seen=self._foreign.seen(info.uuid),
-                    unmetered_seen=self._foreign.unmetered_seen(info.uuid),
+                    unmanaged=self._unmanaged.current(info.uuid),
+                    unmanaged_seen=self._unmanaged.seen(info.uuid),
+                    unmetered_seen=self._unmanaged.unmetered_seen(info.uuid),
                     context_bytes=self.context_bytes(info.uuid),
                     xids_seen=verdict.xids_seen,
                 )
@@ -141,7 +141,7 @@ class Devices:
                 for process in look.processes
                 if process.pid not in here
             }
-            for found in self._foreign.step(look.uuid, look.processes, here, now_ns, causes):
+            for found in self._unmanaged.step(look.uuid, look.processes, here, now_ns, causes):
                 _tell_found(found)
             self._settle(look)
 

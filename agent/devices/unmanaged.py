@@ -66,7 +66,7 @@ class Finding:
     process: DeviceProcess
 
 
-class ForeignProcesses:
+class UnmanagedProcesses:
     """The unmanaged processes on each device, and since when they have been seen.
 
     Invariants: `_since` holds exactly the unmanaged processes of the last look; `_reported` is a subset of its keys.

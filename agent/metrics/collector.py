@@ -161,11 +161,11 @@ DEVICE_ROWS: Final[tuple[Row[DeviceStatus] | HistogramRow[DeviceStatus], ...]] =
         "sharepod_device_memory_used_bytes", "Memory in use by everybody, as NVML says.", lambda d: d.memory_used_bytes
     ),
     Row("sharepod_device_memory_promised_bytes", "Sum of the memory caps.", lambda d: d.memory_promised_bytes),
-    Row("sharepod_device_foreign_processes", "Processes on the device without a share.", lambda d: len(d.foreign)),
+    Row("sharepod_device_foreign_processes", "Processes on the device without a share.", lambda d: len(d.unmanaged)),
     Row(
         "sharepod_device_foreign_processes_seen_total",
         "Processes without a share found so far.",
-        lambda d: d.foreign_seen,
+        lambda d: d.unmanaged_seen,
     ),
     Row(
         "sharepod_device_unmetered_processes_seen_total",

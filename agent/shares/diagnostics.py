@@ -1,7 +1,7 @@
 """Log lines for an operator about a share's programs: bad input, damage, missing driver functions. Pure.
 
-This file has the sentences, and remembers which have been logged: `Troubles.step` turns a status into the lines that
-are new. The values come from tenants, so each is a number or a name of our own table, never a tenant's text.
+This file has the sentences, and remembers which have been logged: `DiagnosticLog.step` turns a status into the new
+lines. The values come from tenants, so each is a number or a name of our own table, never a tenant's text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sharepod.agent.shares.share import bytes_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sharepod.agent.shares.share import DeviceUuid, Mishap, ShareId, ShareStatus
+    from sharepod.agent.shares.share import DeviceUuid, Diagnostic, ShareId, ShareStatus
 
 REGION_REMEDY: Final = "programs that start now run unmetered, or not at all on a closed node: register the share anew"
 _FAULTS_FACTOR: Final = 10
@@ -34,7 +34,7 @@ _INIT_CAUSES: Final[Mapping[int, str]] = {
 
 
 class Kind(IntEnum):
-    """`enum sp_mishap_kind` of region/region.h."""
+    """`enum sp_diagnostic_kind` of region/region.h."""
 
     INIT = 0
     DEVICE = 1
@@ -60,17 +60,18 @@ def _init_cause(error: int) -> str:
     return _INIT_CAUSES.get(error, "the driver does not start: `sharepod doctor` looks at it")
 
 
-def describe(mishap: Mishap, devices: int) -> tuple[int, str]:
+def describe(diagnostic: Diagnostic, devices: int) -> tuple[int, str]:
     """Return the CUDA error that the program got (0: none), and its cause; `devices`: how many its share holds."""
-    function = mishap.function or "a function that is not known here"
-    version = f"{mishap.detail // 1000}.{mishap.detail % 1000 // 10}"
+    function = diagnostic.function or "a function that is not known here"
+    detail = diagnostic.detail
+    version = f"{detail // 1000}.{detail % 1000 // 10}"
     sees = "one device, number 0" if devices == 1 else f"{devices} devices, numbered from 0"
     texts: dict[int, tuple[int, str]] = {
-        Kind.INIT: (mishap.detail, _init_cause(mishap.detail)),
-        Kind.DEVICE: (101, f"it asked for device {mishap.detail}: its share has {sees}"),
+        Kind.INIT: (detail, _init_cause(detail)),
+        Kind.DEVICE: (101, f"it asked for device {detail}: its share has {sees}"),
         Kind.OUTSIDE: (
             101,
-            f"its share does not hold the device that it calls {mishap.detail}, and this node is closed: {_FROM_LIST}",
+            f"its share does not hold the device that it calls {detail}, and this node is closed: {_FROM_LIST}",
         ),
         Kind.FUNCTION: (
             500,
@@ -79,27 +80,27 @@ def describe(mishap: Mishap, devices: int) -> tuple[int, str]:
         Kind.DRIVER: (0, f"the driver lacks {function}: {_UNMETERED}"),
         Kind.FULL: (
             0,
-            f"it was turned away, for all {mishap.detail} slots of its share are taken: {_TURNED_AWAY}",
+            f"it was turned away, for all {detail} slots of its share are taken: {_TURNED_AWAY}",
         ),
         Kind.KEEPER: (
             0,
-            f"its helper thread could not be started (errno {mishap.detail}): {_NO_THREAD}",
+            f"its helper thread could not be started (errno {detail}): {_NO_THREAD}",
         ),
         Kind.CROWDED: (
             0,
-            f"it has more than {mishap.detail} threads or streams that launch: what the others launch is not metered",
+            f"it has more than {detail} threads or streams that launch: what the others launch is not metered",
         ),
         Kind.VERSION: (0, f"the driver is for CUDA {version}, and SharePod is tested from 11.8 on: upgrade the driver"),
     }
-    return texts.get(mishap.kind, (0, f"mishap {mishap.kind} of a newer hook"))
+    return texts.get(diagnostic.kind, (0, f"diagnostic {diagnostic.kind} of a newer hook"))
 
 
 def facts(status: ShareStatus) -> list[str]:
-    """Return a sentence for the last mishap of each kind, and for a region that cannot be used."""
+    """Return a sentence for the last diagnostic of each kind, and for a region that cannot be used."""
     told: list[str] = []
-    for mishap in {mishap.kind: mishap for mishap in status.mishaps}.values():
-        error, cause = describe(mishap, len(status.share.devices))
-        process = f"its process {mishap.pid}" if mishap.pid else "one of its processes"
+    for diagnostic in {diagnostic.kind: diagnostic for diagnostic in status.diagnostics}.values():
+        error, cause = describe(diagnostic, len(status.share.devices))
+        process = f"its process {diagnostic.pid}" if diagnostic.pid else "one of its processes"
         told.append(f"{process} got CUDA error {error}: {cause}" if error else f"{process}: {cause}")
     if status.region_fault:
         told.append(f"{status.region_fault}: {REGION_REMEDY}")
@@ -120,13 +121,13 @@ def small_cap(memory_limit_bytes: int, context_bytes: int) -> str:
 class _Told:
     """The lines that have been logged about one share."""
 
-    mishap: int = 0
+    diagnostic: int = 0
     faults: int = 0
     region_fault: str = ""
     caps: frozenset[DeviceUuid] = frozenset()
 
 
-class Troubles:
+class DiagnosticLog:
     """The lines that have been logged, by share. Invariant: `_told` holds exactly the shares of the last step."""
 
     def __init__(self) -> None:
@@ -137,21 +138,21 @@ class Troubles:
         before, self._told, lines = self._told, {}, []
         for status in shares:
             told = self._told[status.share.id] = before.get(status.share.id) or _Told()
-            lines += self._mishaps(status, told)
+            lines += self._diagnostics(status, told)
             lines += self._region(status, told)
             lines += self._caps(status, told, context_bytes)
         return lines
 
     @staticmethod
-    def _mishaps(status: ShareStatus, told: _Told) -> list[Line]:
+    def _diagnostics(status: ShareStatus, told: _Told) -> list[Line]:
         lines: list[Line] = []
-        for mishap in status.mishaps:
-            if mishap.number <= told.mishap:
+        for diagnostic in status.diagnostics:
+            if diagnostic.number <= told.diagnostic:
                 continue
-            told.mishap = mishap.number
-            error, cause = describe(mishap, len(status.share.devices))
+            told.diagnostic = diagnostic.number
+            error, cause = describe(diagnostic, len(status.share.devices))
             fields: dict[str, object] = {
-                **({"pid": mishap.pid} if mishap.pid else {}),
+                **({"pid": diagnostic.pid} if diagnostic.pid else {}),
                 **({"cuda_error": error} if error else {}),
                 "cause": cause,
             }

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from sharepod.agent.shares.checkpoint import Record
 
 _OWNED_NAMES: Final = ("slots", "bell")
-"""SP_SLOTS_FILE and SP_BELL_FILE of region/region.h: what programs of the share write."""
+"""SP_SLOTS_FILE and SP_DOORBELL_FILE of region/region.h: what programs of the share write."""
 _REMEMBERED_PER_HANDLE: Final = 64
 """How many released shares are kept per handle of the arbiter: traces still show their names."""
 
@@ -419,8 +419,11 @@ class Registry:
             total = ledger.total(carried, usage)
             rates = (second, minute, quarter, waited)
             usages.append(DeviceUsage(held.device, total, *rates, gang_device, waits, turns))
-        processes, mishaps = self._arbiter.read_processes(entry.handle), self._arbiter.read_mishaps(entry.handle)
-        return ShareStatus(entry.share, tuple(usages), processes, mishaps, entry.region_fault)
+        processes, diagnostics = (
+            self._arbiter.read_processes(entry.handle),
+            self._arbiter.read_diagnostics(entry.handle),
+        )
+        return ShareStatus(entry.share, tuple(usages), processes, diagnostics, entry.region_fault)
 
     def _terms(self, devices: Sequence[DeviceTerms]) -> list[tuple[Handle, Terms]]:
         return [(self._handles[held.device], held.terms) for held in devices]

@@ -353,15 +353,15 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Mishap:
-    """Something that went wrong in a process of a share: `struct sp_mishap`. Its hook reports it: a tenant's word."""
+class Diagnostic:
+    """Something that went wrong in a process, as its hook reports it (`struct sp_diagnostic`): a tenant's word."""
 
     number: int
     """Counts from 1 in each share."""
     pid: int
     """0: not known, for example because the process was gone."""
     kind: int
-    """`enum sp_mishap_kind` of region/region.h."""
+    """`enum sp_diagnostic_kind` of region/region.h."""
     detail: int
     function: str = ""
     """The name of the driver function that the detail stands for; empty if it stands for none that is known."""
@@ -374,8 +374,8 @@ class ShareStatus:
     share: Share
     usages: tuple[DeviceUsage, ...]
     processes: tuple[Process, ...]
-    mishaps: tuple[Mishap, ...] = ()
-    """The last mishaps of its processes, oldest first."""
+    diagnostics: tuple[Diagnostic, ...] = ()
+    """The last diagnostics of its processes, oldest first."""
     region_fault: str = ""
     """Why programs that start now cannot use its region; empty if they can."""
 

@@ -44,6 +44,6 @@ static inline uint64_t size_class(uint64_t bytes) {
   } while (0)
 
 /* Copies and memsets have no function handle: the address of the driver's function serves as one. */
-#define KEY_OF(bytes) sp_unit_key((const void *)real, size_class(bytes), 0)
+#define KEY_OF(bytes) sp_work_key((const void *)real, size_class(bytes), 0)
 
 #endif

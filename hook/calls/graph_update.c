@@ -11,7 +11,7 @@
     CUresult result;                                                                                                   \
     SP_CALL(result, real arguments);                                                                                   \
     if (result == CUDA_SUCCESS) {                                                                                      \
-      sp_gate_unit_changed(sp_unit_key(executable, 0, 0), false);                                                      \
+      sp_gate_work_changed(sp_work_key(executable, 0, 0), false);                                                      \
     }                                                                                                                  \
     return result;                                                                                                     \
   }

@@ -19,7 +19,7 @@ static inline uint64_t pack_block(unsigned int x, unsigned int y, unsigned int z
              (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,       \
               unsigned int bz, unsigned int shared_bytes, CUstream stream, void **parameters, void **extra),           \
              (f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters, extra)) {                                   \
-    GATED(stream, per_thread, sp_unit_key(f, pack_grid(gx, gy, gz), pack_block(bx, by, bz)),                           \
+    GATED(stream, per_thread, sp_work_key(f, pack_grid(gx, gy, gz), pack_block(bx, by, bz)),                           \
           real(f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters, extra));                                   \
   }
 KERNEL(cuLaunchKernel, false)
@@ -32,7 +32,7 @@ KERNEL(cuLaunchKernel_ptsz, true)
       return real(config, f, parameters, extra);                                                                       \
     }                                                                                                                  \
     GATED(config->hStream, per_thread,                                                                                 \
-          sp_unit_key(f, pack_grid(config->gridDimX, config->gridDimY, config->gridDimZ),                              \
+          sp_work_key(f, pack_grid(config->gridDimX, config->gridDimY, config->gridDimZ),                              \
                       pack_block(config->blockDimX, config->blockDimY, config->blockDimZ)),                            \
           real(config, f, parameters, extra));                                                                         \
   }
@@ -44,7 +44,7 @@ KERNEL_EX(cuLaunchKernelEx_ptsz, true)
              (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,       \
               unsigned int bz, unsigned int shared_bytes, CUstream stream, void **parameters),                         \
              (f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters)) {                                          \
-    GATED(stream, per_thread, sp_unit_key(f, pack_grid(gx, gy, gz), pack_block(bx, by, bz)),                           \
+    GATED(stream, per_thread, sp_work_key(f, pack_grid(gx, gy, gz), pack_block(bx, by, bz)),                           \
           real(f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters));                                          \
   }
 COOPERATIVE(cuLaunchCooperativeKernel, false)
@@ -70,7 +70,7 @@ SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (void *list, unsigned int devic
       return CUDA_ERROR_OUT_OF_MEMORY;                                                                                 \
     }                                                                                                                  \
     sp_outermost_begin();                                                                                              \
-    sp_gate_enter(&pass, stream, per_thread, sp_unit_key(graph, 0, 0));                                                \
+    sp_gate_enter(&pass, stream, per_thread, sp_work_key(graph, 0, 0));                                                \
     result = real(graph, stream);                                                                                      \
     sp_gate_leave(&pass, result);                                                                                      \
     sp_outermost_end();                                                                                                \
@@ -82,16 +82,16 @@ GRAPH(cuGraphLaunch_ptsz, true)
 
 /* The launch functions of CUDA 2, where the block size is part of the function's state. */
 SP_WRAPPER(cuLaunch, (CUfunction f), (f)) {
-  GATED(NULL, false, sp_unit_key(f, 1, 0), real(f));
+  GATED(NULL, false, sp_work_key(f, 1, 0), real(f));
 }
 
 SP_WRAPPER(cuLaunchGrid, (CUfunction f, int width, int height), (f, width, height)) {
-  GATED(NULL, false, sp_unit_key(f, pack_grid((unsigned int)width, (unsigned int)height, 1), 0),
+  GATED(NULL, false, sp_work_key(f, pack_grid((unsigned int)width, (unsigned int)height, 1), 0),
         real(f, width, height));
 }
 
 SP_WRAPPER(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream stream), (f, width, height, stream)) {
-  GATED(stream, false, sp_unit_key(f, pack_grid((unsigned int)width, (unsigned int)height, 1), 0),
+  GATED(stream, false, sp_work_key(f, pack_grid((unsigned int)width, (unsigned int)height, 1), 0),
         real(f, width, height, stream));
 }
 

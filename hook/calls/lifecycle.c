@@ -39,7 +39,7 @@ SP_WRAPPER(cuDeviceGet, (CUdevice * device, int ordinal), (device, ordinal)) {
   return result;
 }
 
-/* The thread's device and its cached lanes belong to the current context, as the default streams do. */
+/* The thread's device and its cached stream states belong to the current context, as the default streams do. */
 #define CONTEXT_CHANGE(name, parameters, arguments)                                                                    \
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     CUresult result;                                                                                                   \
@@ -67,7 +67,7 @@ static void conclude_context(CUresult result, CUdevice device, CUcontext context
     return;
   }
   sp_slot_context_memory(device, (int64_t)bytes);
-  struct sp_place place = {.context = (uint64_t)(uintptr_t)context, .device = device};
+  struct sp_location place = {.context = (uint64_t)(uintptr_t)context, .device = device};
   struct sp_allocation made = sp_allocation_of(SP_MEMORY_CONTEXT, place.context, bytes, &place);
   sp_memory_commit(&made);
 }
@@ -143,7 +143,7 @@ SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (co
 static void context_gone(CUcontext context) {
   sp_gate_context_gone(context);
   sp_memory_forget_context(context);
-  sp_places_changed();
+  sp_locations_changed();
   sp_pools_look();
 }
 

@@ -8,14 +8,14 @@
 #include <unistd.h>
 
 #include "hook/gate/gate.h"
-#include "hook/gate/guest.h"
 #include "hook/gate/mps.h"
+#include "hook/gate/process.h"
 #include "hook/memory/memory.h"
 #include "region/uncancelled.h"
 
 #define DEFAULT_DIRECTORY "/run/sharepod/share"
 
-struct sp_guest sp_guest;
+struct sp_this_process sp_this_process;
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* glibc has the first function (its pthread_atfork is a static stub that calls it), musl the second. Both are weak, so
@@ -26,7 +26,7 @@ extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (
 
 /* A forked child cannot use CUDA and does not hold the slot's record lock, so it is not attached. */
 static void after_fork_in_child(void) {
-  sp_guest.attached = 0;
+  sp_this_process.attached = 0;
 }
 
 /* The 32 hexadecimal digits of an NVML UUID ("GPU-…", "MIG-…") as 16 bytes. */
@@ -58,17 +58,18 @@ static void map_devices(void) {
   int count = 0;
   if (driver->cuDeviceGetCount)
     driver->cuDeviceGetCount(&count);
-  uint32_t grants = sp_guest.region.header->grant_count; /* read once: it may have changed since it was checked */
-  sp_guest.device_count = grants < SP_DEVICES_MAX ? grants : SP_DEVICES_MAX;
-  sp_guest.single_device = count == 1;
-  for (uint32_t index = 0; index < sp_guest.device_count; index++) {
-    struct sp_device *device = &sp_guest.devices[index];
+  uint32_t grants =
+      sp_this_process.region.header->grant_count; /* read once: it may have changed since it was checked */
+  sp_this_process.device_count = grants < SP_DEVICES_MAX ? grants : SP_DEVICES_MAX;
+  sp_this_process.single_device = count == 1;
+  for (uint32_t index = 0; index < sp_this_process.device_count; index++) {
+    struct sp_device *device = &sp_this_process.devices[index];
     device->index = index;
     device->bit = 1u << index;
     device->ordinal = -1;
-    device->grant = &sp_guest.region.grants[index];
-    device->slot = &sp_guest.region.slot->devices[index];
-    device->copies = &sp_guest.region.slot->copies[index];
+    device->grant = &sp_this_process.region.grants[index];
+    device->slot = &sp_this_process.region.slot->devices[index];
+    device->copies = &sp_this_process.region.slot->copies[index];
     pthread_mutex_init(&device->turn_lock, NULL);
     pthread_mutex_init(&device->queue_lock, NULL);
     unsigned char wanted[16];
@@ -93,18 +94,18 @@ const char *sp_share_directory(void) {
 /* Map the region and claim a slot, once. This is done even if nothing can be metered: the reason is told in the slot.
  */
 static int join(void) {
-  const struct sp_slot *slot = sp_guest.region.slot;
+  const struct sp_slot *slot = sp_this_process.region.slot;
   if (slot && slot->pid == (int32_t)getpid()) /* if the pid differs, it is the slot of a parent that could not attach */
     return 0;
-  return sp_region_attach(&sp_guest.region, sp_share_directory());
+  return sp_region_attach(&sp_this_process.region, sp_share_directory());
 }
 
-/* Report a mishap in the slot, for the agent. */
-static void tell(enum sp_mishap_kind kind, uint32_t detail) {
-  if (!sp_guest.region.slot)
+/* Report a diagnostic in the slot, for the agent. */
+static void tell(enum sp_diagnostic_kind kind, uint32_t detail) {
+  if (!sp_this_process.region.slot)
     return;
-  sp_region_mishap(&sp_guest.region, kind, detail);
-  sp_region_ring(&sp_guest.region);
+  sp_region_diagnose(&sp_this_process.region, kind, detail);
+  sp_region_ring(&sp_this_process.region);
 }
 
 /* The name of a function that the driver lacks and metering needs; NULL: it has them all. */
@@ -138,21 +139,21 @@ static int attach(void) {
   const struct sp_driver *driver = sp_driver();
   const char *lacks = lacking(driver);
   if (lacks) {
-    tell(SP_MISHAP_DRIVER, sp_name_hash(lacks));
+    tell(SP_DIAGNOSTIC_DRIVER, sp_name_hash(lacks));
     return -ENOSYS;
   }
   int version;
   if (driver->cuDriverGetVersion && !driver->cuDriverGetVersion(&version) && version < SP_OLDEST_DRIVER)
-    tell(SP_MISHAP_VERSION, (uint32_t)version & INT32_MAX);
+    tell(SP_DIAGNOSTIC_VERSION, (uint32_t)version & INT32_MAX);
   if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0))
-    sp_guest.no_membarrier = 1;
+    sp_this_process.no_membarrier = 1;
   map_devices();
   if (__register_atfork) {
     __register_atfork(NULL, NULL, after_fork_in_child, NULL);
   } else if (pthread_atfork) {
     pthread_atfork(NULL, NULL, after_fork_in_child);
   }
-  __atomic_store_n(&sp_guest.attached, 1, __ATOMIC_RELEASE);
+  __atomic_store_n(&sp_this_process.attached, 1, __ATOMIC_RELEASE);
   return 0;
 }
 
@@ -180,11 +181,11 @@ bool sp_attach(void) {
 struct sp_device *sp_device_current(void) {
   const struct sp_driver *driver = sp_driver();
   CUdevice ordinal = 0;
-  if (!sp_guest.single_device && (!driver->cuCtxGetDevice || driver->cuCtxGetDevice(&ordinal)))
+  if (!sp_this_process.single_device && (!driver->cuCtxGetDevice || driver->cuCtxGetDevice(&ordinal)))
     return NULL;
-  for (uint32_t index = 0; index < sp_guest.device_count; index++)
-    if (sp_guest.devices[index].ordinal == ordinal)
-      return &sp_guest.devices[index];
+  for (uint32_t index = 0; index < sp_this_process.device_count; index++)
+    if (sp_this_process.devices[index].ordinal == ordinal)
+      return &sp_this_process.devices[index];
   return NULL;
 }
 
@@ -206,36 +207,36 @@ void sp_attach_failed(int result) {
   int saved = errno;
   pthread_mutex_lock(&attach_lock);
   if (!sp_mps_client() && join() == 0)
-    tell(SP_MISHAP_INIT, (uint32_t)result & INT32_MAX);
+    tell(SP_DIAGNOSTIC_INIT, (uint32_t)result & INT32_MAX);
   pthread_mutex_unlock(&attach_lock);
   errno = saved;
 }
 
 void sp_share_no_device(int ordinal) {
-  tell(SP_MISHAP_DEVICE, (uint32_t)ordinal & INT32_MAX);
+  tell(SP_DIAGNOSTIC_DEVICE, (uint32_t)ordinal & INT32_MAX);
 }
 
 void sp_share_crowded(uint32_t most) {
-  tell(SP_MISHAP_CROWDED, most);
+  tell(SP_DIAGNOSTIC_CROWDED, most);
 }
 
 void sp_share_no_keeper(int error) {
-  tell(SP_MISHAP_KEEPER, (uint32_t)error & INT32_MAX);
+  tell(SP_DIAGNOSTIC_KEEPER, (uint32_t)error & INT32_MAX);
 }
 
 void sp_share_no_function(const char *name) {
-  tell(SP_MISHAP_FUNCTION, sp_name_hash(name));
+  tell(SP_DIAGNOSTIC_FUNCTION, sp_name_hash(name));
 }
 
 bool sp_share_refuses(int ordinal) {
-  if (!sp_load(&sp_guest.attached) || !closed())
+  if (!sp_load(&sp_this_process.attached) || !closed())
     return false;
-  for (uint32_t index = 0; index < sp_guest.device_count; index++)
-    if (sp_guest.devices[index].ordinal == ordinal)
+  for (uint32_t index = 0; index < sp_this_process.device_count; index++)
+    if (sp_this_process.devices[index].ordinal == ordinal)
       return false;
   CUdevice same;
   if (sp_driver()->cuDeviceGet(&same, ordinal) != CUDA_SUCCESS)
     return false; /* there is no such device: the driver itself returns an error */
-  tell(SP_MISHAP_OUTSIDE, (uint32_t)ordinal & INT32_MAX);
+  tell(SP_DIAGNOSTIC_OUTSIDE, (uint32_t)ordinal & INT32_MAX);
   return true;
 }

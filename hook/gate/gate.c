@@ -11,9 +11,9 @@
 
 #include "hook/gate/wait.h"
 
-#define LONG_NS     200000u /* for a unit at least this long, the predicted end is told at its launch */
-#define FORETOLD_NS 50000u  /* a published end may be this much too early: publishing costs time */
-#define MARKERS     8u      /* a lane's unmarked work stays below the budget divided by this */
+#define LONG_NS      200000u /* for a unit at least this long, the predicted end is told at its launch */
+#define ETA_SLACK_NS 50000u  /* a published end may be this much too early: publishing costs time */
+#define MARKERS      8u      /* a stream's unmarked work stays below the budget divided by this */
 /* How often a launch is measured alone. Behind other launches of its stream: one in 1,024; one in 256 if its unit is
  * not known exactly or lies between launches of other units; one in 16 of a unit's first 512. Into an empty stream: one
  * in 256 of a unit that is known exactly, which shows how long a launch takes to arrive. The golden ratio spreads the
@@ -40,79 +40,81 @@ static uint64_t unknown_ns(const struct sp_device *device) {
 /* May a launch of `predicted_ns` be in flight, too? Yes, if less than the budget is in flight then. Also if only one
  * unit is in flight, it is longer than the budget, and the second one behind it ends soon enough: with only one, the
  * device would idle until the news of its end has come. */
-static inline bool fits(const struct sp_device *device, const struct sp_lane *lane, uint64_t predicted_ns) {
-  uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&lane->pending_ns);
+static inline bool fits(const struct sp_device *device, const struct sp_stream_state *state, uint64_t predicted_ns) {
+  uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&state->pending_ns);
   if (sp_likely(in_flight_ns < sp_grant_budget_ns(device->grant))) {
     return true;
   }
-  return sp_one_in_flight(in_flight_ns, predicted_ns) && in_flight_ns + predicted_ns <= sp_grant_pair_ns(device->grant);
+  return sp_one_in_flight(in_flight_ns, predicted_ns) &&
+         in_flight_ns + predicted_ns <= sp_grant_lookahead_ns(device->grant);
 }
 
 static inline void announce(struct sp_thread *thread, const struct sp_device *device) {
   sp_store(&thread->inside, device->bit);
-  if (sp_unlikely(sp_load(&sp_guest.no_membarrier)))
+  if (sp_unlikely(sp_load(&sp_this_process.no_membarrier)))
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
   else
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
 }
 
-/* If no lane is free, that is not remembered: one may become free at any time. */
-static struct sp_lane *look_up(struct sp_known_lane pair[2], struct sp_known_lane sought, struct sp_thread *thread,
-                               struct sp_device *device, bool per_thread) {
-  sought.lane = sp_lane_find(device, thread, sought.stream, per_thread);
-  if (sought.lane) {
+/* If no state is free, that is not remembered: one may become free at any time. */
+static struct sp_stream_state *look_up(struct sp_known_stream pair[2], struct sp_known_stream sought,
+                                       struct sp_thread *thread, struct sp_device *device, bool per_thread) {
+  sought.state = sp_stream_find(device, thread, sought.stream, per_thread);
+  if (sought.state) {
     pair[1] = pair[0];
     pair[0] = sought;
   }
-  return sought.lane;
+  return sought.state;
 }
 
-/* The lane of the stream, from the thread's cache or looked up. `device`: the thread's. */
-static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_thread *thread, void *stream,
-                                          bool per_thread) {
-  uint64_t generation = __atomic_load_n(&sp_guest.lane_generation, __ATOMIC_ACQUIRE);
+/* The state of the stream, from the thread's cache or looked up. `device`: the thread's. */
+static inline struct sp_stream_state *cached_state(struct sp_device *device, struct sp_thread *thread, void *stream,
+                                                   bool per_thread) {
+  uint64_t generation = __atomic_load_n(&sp_this_process.stream_generation, __ATOMIC_ACQUIRE);
   uint64_t key =
       generation << 32 | thread->looks << 2 | (uint32_t)per_thread << 1 | 1; /* never 0: that marks an empty place */
   uint64_t spread = (uint64_t)(uintptr_t)stream * 0x9e3779b97f4a7c15u; /* 2^64 / the golden ratio: spreads neighbours */
-  struct sp_known_lane *pair = thread->known[spread >> (64 - SP_PAIRS_BITS)];
+  struct sp_known_stream *pair = thread->known[spread >> (64 - SP_PAIRS_BITS)];
   if (sp_likely(pair[0].stream == stream && pair[0].key == key))
-    return pair[0].lane;
+    return pair[0].state;
   if (pair[1].stream == stream && pair[1].key == key)
-    return pair[1].lane;
-  return look_up(pair, (struct sp_known_lane){stream, key, NULL}, thread, device, per_thread);
+    return pair[1].state;
+  return look_up(pair, (struct sp_known_stream){stream, key, NULL}, thread, device, per_thread);
 }
 
 /* Is this launch to be measured alone? `first`: it is the first of a turn, which shows when the device was free for us
  * (marker.c). */
-static bool is_measured(const struct sp_lane *lane, const struct sp_unit *unit, uint16_t launches, uint16_t spread,
-                        bool first) {
-  bool exact = sp_unit_exact(unit);
-  if (!sp_load(&lane->pending_ns) && exact)
-    return first || (spread < SELDOM && !sp_load(&lane->outstanding));
-  if (!sp_load(&lane->pending_ns) && !sp_load(&lane->outstanding))
+static bool is_measured(const struct sp_stream_state *state, const struct sp_work_profile *profile, uint16_t launches,
+                        uint16_t spread, bool first) {
+  bool exact = sp_profile_is_exact(profile);
+  if (!sp_load(&state->pending_ns) && exact)
+    return first || (spread < SELDOM && !sp_load(&state->outstanding));
+  if (!sp_load(&state->pending_ns) && !sp_load(&state->outstanding))
     return false; /* the measurement would include the time that a launch takes to arrive */
-  return spread < (exact && sp_load(&lane->batch_unit) == unit ? RARELY : launches < FIRST ? OFTEN : SELDOM);
+  return spread < (exact && sp_load(&state->batch_profile) == profile ? RARELY : launches < FIRST ? OFTEN : SELDOM);
 }
 
 static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, struct sp_thread *thread,
-                                                        struct sp_device *device, struct sp_lane *lane, uint64_t key) {
-  struct sp_unit *unit = sp_unit_find(key);
+                                                        struct sp_device *device, struct sp_stream_state *state,
+                                                        uint64_t key) {
+  struct sp_work_profile *profile = sp_profile_find(key);
   uint64_t predicted_ns;
   bool entered = false, asked = false, guessed;
   for (;;) {
-    predicted_ns = sp_device_predicts(device, sp_load(&unit->predicted_ns));
+    predicted_ns = sp_device_predicts(device, sp_load(&profile->predicted_ns));
     guessed = predicted_ns == 0;
     if (sp_unlikely(guessed))
       predicted_ns = unknown_ns(device);
     announce(thread, device);
     uint32_t word = sp_grant_word(device->grant);
     if (sp_likely(word == __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE))) {
-      if (sp_likely(fits(device, lane, predicted_ns))) {
+      if (sp_likely(fits(device, state, predicted_ns))) {
         break;
       }
       __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
       enum sp_progress progress =
-          sp_wait_progress(device, thread, lane, sp_load(&unit->predicted_ns) ? predicted_ns : 0);
+          sp_wait_progress(device, thread, state, sp_load(&profile->predicted_ns) ? predicted_ns : 0);
       if (progress == SP_MADE)
         continue;
       announce(thread, device);
@@ -131,7 +133,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
     if (!asked) /* the wait for a turn is no pause of the program */
       sp_keeper_pause(device);
     asked = true;
-    if (sp_wait_turn(device, thread, lane, &entered)) {
+    if (sp_wait_turn(device, thread, state, &entered)) {
       announce(thread, device);
       __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
       break;
@@ -139,54 +141,54 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   }
   pass->device = device;
   pass->entered = entered;
-  pass->lane = lane;
-  pass->unit = unit;
+  pass->state = state;
+  pass->profile = profile;
   pass->predicted_ns = predicted_ns ? predicted_ns : 1;
   if (sp_unlikely(guessed))
-    sp_store(&lane->batch_guessed, true);
-  uint16_t launches = (uint16_t)(sp_load(&unit->launches) + 1), spread = (uint16_t)(launches * SPREAD);
-  sp_store(&unit->launches, launches);
+    sp_store(&state->batch_guessed, true);
+  uint16_t launches = (uint16_t)(sp_load(&profile->launches) + 1), spread = (uint16_t)(launches * SPREAD);
+  sp_store(&profile->launches, launches);
   pass->measured =
-      sp_unlikely(!sp_load(&unit->predicted_ns)) || sp_unlikely(sp_unit_stale(unit)) ||
-      ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) && is_measured(lane, unit, launches, spread, entered));
+      sp_unlikely(!sp_load(&profile->predicted_ns)) || sp_unlikely(sp_profile_is_stale(profile)) ||
+      ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) && is_measured(state, profile, launches, spread, entered));
   pass->edged = false;
-  if (sp_unlikely(sp_load(&lane->awaits))) {
-    pass->edged = sp_lane_measure(lane, false); /* it shows when the wait was over */
+  if (sp_unlikely(sp_load(&state->awaits))) {
+    pass->edged = sp_stream_measure(state, false); /* it shows when the wait was over */
     if (pass->edged)
-      sp_store(&lane->awaits, false);
-  } else if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit))) {
-    pass->edged = sp_lane_measure(lane, false); /* the left edge */
+      sp_store(&state->awaits, false);
+  } else if (sp_unlikely(pass->measured) && (sp_load(&state->pending_ns) || !sp_profile_is_exact(profile))) {
+    pass->edged = sp_stream_measure(state, false); /* the left edge */
   }
-  if (sp_unlikely(!sp_load(&lane->pending_ns))) {
+  if (sp_unlikely(!sp_load(&state->pending_ns))) {
     uint64_t now_ns = sp_now_ns();
-    if (sp_unlikely(now_ns - sp_load(&lane->edged_ns) > EDGE_NS) && !pass->edged && !sp_load(&lane->outstanding)) {
-      sp_store(&lane->edged_ns, now_ns);
-      pass->edged = sp_lane_measure(lane, false);
+    if (sp_unlikely(now_ns - sp_load(&state->edged_ns) > EDGE_NS) && !pass->edged && !sp_load(&state->outstanding)) {
+      sp_store(&state->edged_ns, now_ns);
+      pass->edged = sp_stream_measure(state, false);
       now_ns = sp_now_ns();
     }
-    sp_store(&lane->batch_ns, now_ns);
+    sp_store(&state->batch_ns, now_ns);
   }
 }
 
 bool sp_gate_attached(void) {
-  return sp_load(&sp_guest.attached);
+  return sp_load(&sp_this_process.attached);
 }
 
 /* Publish the predicted end of a long unit, or of a unit behind one, if others wait: the arbiter must know it when it
  * closes the grant. The keeper may be inside the driver until then; short units give it time enough. This is done
  * before the launch, which takes a while: if the grant were closed meanwhile, the arbiter would not reckon with this
  * unit. */
-static void foretell(struct sp_device *device, const struct sp_lane *lane, uint64_t predicted_ns) {
+static void publish_drain_eta(struct sp_device *device, const struct sp_stream_state *state, uint64_t predicted_ns) {
   pthread_mutex_lock(&device->turn_lock);
   struct sp_report *report = &device->report;
   if (report->held_turn == sp_load(&device->entered) && report->drained_turn != report->held_turn) {
-    uint64_t before_ns = sp_device_in_flight(device) + sp_load(&lane->pending_ns);
+    uint64_t before_ns = sp_device_in_flight(device) + sp_load(&state->pending_ns);
     if (before_ns == 0)
       sp_store(&device->began_ns, sp_now_ns()); /* it finds the device empty */
     uint64_t until_ns = sp_load(&device->began_ns) + before_ns + predicted_ns;
-    if (predicted_ns >= LONG_NS || until_ns > report->residue_until_ns + FORETOLD_NS) {
+    if (predicted_ns >= LONG_NS || until_ns > report->residue_until_ns + ETA_SLACK_NS) {
       report->residue_until_ns = until_ns;
-      sp_store(&device->foretold, 1);
+      sp_store(&device->eta_published, 1);
       sp_slot_publish(device->slot, report);
     }
   }
@@ -213,7 +215,7 @@ static void pass_crowded(struct sp_device *device, uint32_t most) {
 
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
   pass->device = NULL;
-  if (sp_unlikely(!sp_load(&sp_guest.attached)))
+  if (sp_unlikely(!sp_load(&sp_this_process.attached)))
     return;
   struct sp_thread *thread = sp_thread_self();
   if (sp_unlikely(!thread)) {
@@ -223,52 +225,52 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
   if (sp_unlikely(sp_load(&thread->inside)))
     return; /* the driver has called its own export, which is our wrapper */
   struct sp_device *device = thread->device;
-  if (sp_unlikely(!device || !sp_guest.single_device)) {
+  if (sp_unlikely(!device || !sp_this_process.single_device)) {
     device = sp_device_current();
     if (!device)
       return;
     sp_thread_on(thread, device);
   }
-  if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread))
+  if (sp_unlikely(sp_load(&sp_this_process.captures)) && sp_stream_capturing(stream, per_thread))
     return;
-  struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
-  if (sp_unlikely(!lane)) {
-    pass_crowded(device, SP_LANES_MAX);
+  struct sp_stream_state *state = cached_state(device, thread, stream, per_thread);
+  if (sp_unlikely(!state)) {
+    pass_crowded(device, SP_STREAMS_MAX);
     return;
   }
-  device = lane->device; /* the stream's device, which may differ from the current one */
+  device = state->device; /* the stream's device, which may differ from the current one */
   if (sp_unlikely(!sp_load(&device->keeper_started)) && !sp_keeper_start(device)) {
     publish_pass(device); /* without a keeper its turns would never end */
     return;
   }
-  enter(pass, thread, device, lane, key);
-  bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->foretold);
+  enter(pass, thread, device, state, key);
+  bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->eta_published);
   if (sp_unlikely(says) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED && sp_device_foresees(device))
-    foretell(device, lane, pass->predicted_ns);
+    publish_drain_eta(device, state, pass->predicted_ns);
 }
 
-/* The driver has accepted the launch: count it for the lane, before the announce is withdrawn. */
+/* The driver has accepted the launch: count it for the stream, before the announce is withdrawn. */
 static inline __attribute__((always_inline)) void account(const struct sp_pass *pass, struct sp_thread *thread) {
   struct sp_device *device = pass->device;
-  struct sp_lane *lane = pass->lane;
-  struct sp_unit *unit = sp_load(&lane->batch_unit);
-  uint8_t version = sp_load(&pass->unit->version);
-  if (!unit) {
-    sp_store(&lane->batch_version, version);
-    sp_store(&lane->batch_unit, pass->unit);
-  } else if (sp_unlikely(unit != pass->unit || sp_load(&lane->batch_version) != version)) {
-    sp_store(&lane->batch_mixed, true);
+  struct sp_stream_state *state = pass->state;
+  struct sp_work_profile *profile = sp_load(&state->batch_profile);
+  uint8_t version = sp_load(&pass->profile->version);
+  if (!profile) {
+    sp_store(&state->batch_version, version);
+    sp_store(&state->batch_profile, pass->profile);
+  } else if (sp_unlikely(profile != pass->profile || sp_load(&state->batch_version) != version)) {
+    sp_store(&state->batch_mixed, true);
   }
-  sp_store(&lane->batch_launches, sp_load(&lane->batch_launches) + 1);
-  uint64_t pending_ns = __atomic_add_fetch(&lane->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
+  sp_store(&state->batch_launches, sp_load(&state->batch_launches) + 1);
+  uint64_t pending_ns = __atomic_add_fetch(&state->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
   sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
   if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
-      sp_unlikely(!sp_load(&pass->unit->predicted_ns)) || sp_unlikely(sp_unit_stale(pass->unit)) ||
+      sp_unlikely(!sp_load(&pass->profile->predicted_ns)) || sp_unlikely(sp_profile_is_stale(pass->profile)) ||
       /* no other thread may record there while a capture is open */
-      (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_is_legacy(lane)))
-    sp_lane_mark(lane, true, pass->edged);
-  else if (sp_unlikely(pass->measured) && sp_lane_measure(lane, pass->edged) && pass->edged)
-    sp_lane_measure(lane, false); /* a second one: it shows what an event takes, which is not part of the unit */
+      (sp_unlikely(sp_load(&sp_this_process.captures)) && sp_stream_is_legacy(state)))
+    sp_stream_mark(state, true, pass->edged);
+  else if (sp_unlikely(pass->measured) && sp_stream_measure(state, pass->edged) && pass->edged)
+    sp_stream_measure(state, false); /* a second one: it shows what an event takes, which is not part of the unit */
 }
 
 void sp_gate_leave(struct sp_pass *pass, int result) {
@@ -284,115 +286,115 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
 }
 
 void sp_gate_left(void) {
-  struct sp_thread *thread = sp_load(&sp_guest.attached) ? sp_thread_self() : NULL;
+  struct sp_thread *thread = sp_load(&sp_this_process.attached) ? sp_thread_self() : NULL;
   if (!thread)
     return;
   sp_wait_left(thread);
   uint32_t inside = sp_load(&thread->inside);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
   for (; inside; inside &= inside - 1) /* the thread may have entered a turn for a launch that it never made */
-    sp_keeper_kick(&sp_guest.devices[__builtin_ctz(inside)]);
+    sp_keeper_kick(&sp_this_process.devices[__builtin_ctz(inside)]);
 }
 
 void sp_gate_passed(void) {
-  struct sp_device *device = sp_load(&sp_guest.attached) ? sp_device_current() : NULL;
+  struct sp_device *device = sp_load(&sp_this_process.attached) ? sp_device_current() : NULL;
   if (device)
     publish_pass(device);
 }
 
 void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
-  if (sp_likely(!sp_load(&sp_guest.attached)))
+  if (sp_likely(!sp_load(&sp_this_process.attached)))
     return;
   struct sp_thread *thread = sp_thread_self();
   if (!thread || sp_load(&thread->inside))
     return;
   /* A wait for an event can be a wait for work of this device, unless some stream here waits for the host. */
   if (awaited == SP_AWAITS_HOST)
-    sp_store(&sp_guest.host_awaited, 1);
-  else if (sp_guest.single_device && !sp_load(&sp_guest.host_awaited))
+    sp_store(&sp_this_process.host_awaited, 1);
+  else if (sp_this_process.single_device && !sp_load(&sp_this_process.host_awaited))
     return;
-  struct sp_device *device = thread->device && sp_guest.single_device ? thread->device : sp_device_current();
-  if (!device || (sp_load(&sp_guest.captures) && sp_lane_capturing(stream, per_thread)))
+  struct sp_device *device = thread->device && sp_this_process.single_device ? thread->device : sp_device_current();
+  if (!device || (sp_load(&sp_this_process.captures) && sp_stream_capturing(stream, per_thread)))
     return;
   sp_thread_on(thread, device);
-  struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
-  if (!lane)
+  struct sp_stream_state *state = cached_state(device, thread, stream, per_thread);
+  if (!state)
     return;
-  if (sp_load(&lane->pending_ns) && !sp_lane_over(lane, thread))
-    sp_lane_mark(lane, true, false); /* now: behind the wait its end would not be seen in time */
-  sp_store(&lane->awaits, true);
+  if (sp_load(&state->pending_ns) && !sp_stream_over(state, thread))
+    sp_stream_mark(state, true, false); /* now: behind the wait its end would not be seen in time */
+  sp_store(&state->awaits, true);
 }
 
 void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
-  if (!sp_load(&sp_guest.attached) || sp_load(&sp_guest.captures))
+  if (!sp_load(&sp_this_process.attached) || sp_load(&sp_this_process.captures))
     return; /* a record could disturb a capture, even one of another thread */
   struct sp_thread *thread = sp_thread_self();
   if (thread && thread->device)
-    sp_lanes_close(thread->device, thread, stream, per_thread, sync);
+    sp_streams_close(thread->device, thread, stream, per_thread, sync);
 }
 
 void sp_gate_synced(enum sp_sync sync) {
-  if (!sp_load(&sp_guest.attached))
+  if (!sp_load(&sp_this_process.attached))
     return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? thread->device : NULL;
   if (device)
-    sp_lanes_closed(device, thread, sync);
+    sp_streams_closed(device, thread, sync);
   uint32_t flags = device ? sp_grant_flags(device->grant) : 0;
   if (flags & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED))
     sp_keeper_synced(device, flags & SP_GRANT_CONTENDED);
 }
 
 void sp_gate_context_changed(void) {
-  if (!sp_load(&sp_guest.attached))
+  if (!sp_load(&sp_this_process.attached))
     return;
   struct sp_thread *thread = sp_thread_self();
   if (!thread)
     return;
   thread->device = NULL;
-  sp_thread_forget_lanes(thread);
+  sp_thread_forget_streams(thread);
 }
 
 void sp_gate_capture_begin(void *stream, bool per_thread) {
-  if (!sp_load(&sp_guest.attached))
+  if (!sp_load(&sp_this_process.attached))
     return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? sp_device_current() : NULL;
   CUcontext context = NULL;
   /* Markers behind earlier work must be recorded before the capture begins: later they would become part of it. That
    * holds for other streams, too: they may join the capture, and then the keeper cannot use the legacy stream. */
-  if (device && !sp_lane_capturing(stream, per_thread) && sp_driver()->cuCtxGetCurrent(&context) == CUDA_SUCCESS) {
-    sp_lane_find(device, thread, stream, per_thread); /* so that its captures are counted */
-    sp_lanes_mark_all(device, context, SP_BY_OTHER);
+  if (device && !sp_stream_capturing(stream, per_thread) && sp_driver()->cuCtxGetCurrent(&context) == CUDA_SUCCESS) {
+    sp_stream_find(device, thread, stream, per_thread); /* so that its captures are counted */
+    sp_streams_mark_all(device, context, SP_BY_OTHER);
   }
-  sp_lanes_capture_begin(stream);
+  sp_streams_capture_begin(stream);
 }
 
 void sp_gate_capture_end(void *stream, bool per_thread) {
   (void)per_thread;
-  sp_lanes_capture_end(stream);
+  sp_streams_capture_end(stream);
 }
 
 bool sp_gate_captures(void) {
-  return sp_load(&sp_guest.attached) && sp_load(&sp_guest.captures);
+  return sp_load(&sp_this_process.attached) && sp_load(&sp_this_process.captures);
 }
 
-void sp_gate_unit_changed(uint64_t key, bool gone) {
-  if (sp_load(&sp_guest.attached))
-    sp_unit_changed(key, gone);
+void sp_gate_work_changed(uint64_t key, bool gone) {
+  if (sp_load(&sp_this_process.attached))
+    sp_profile_changed(key, gone);
 }
 
 void sp_gate_forget_stream(void *stream) {
-  if (sp_load(&sp_guest.attached))
-    sp_lanes_forget(stream, NULL);
+  if (sp_load(&sp_this_process.attached))
+    sp_streams_forget(stream, NULL);
 }
 
 void sp_gate_forget_context(void *context) {
-  if (sp_load(&sp_guest.attached) && context)
-    sp_lanes_forget(NULL, context);
+  if (sp_load(&sp_this_process.attached) && context)
+    sp_streams_forget(NULL, context);
 }
 
 void sp_gate_context_gone(const void *context) {
-  if (sp_load(&sp_guest.attached))
-    sp_lanes_gone(context);
+  if (sp_load(&sp_this_process.attached))
+    sp_streams_gone(context);
 }

@@ -4,7 +4,7 @@
  * A wrapper of a launch calls it around the driver's own function:
  *
  *     struct sp_pass pass;
- *     sp_gate_enter(&pass, stream, per_thread, sp_unit_key(function, grid, block));
+ *     sp_gate_enter(&pass, stream, per_thread, sp_work_key(function, grid, block));
  *     result = driver(...);
  *     sp_gate_leave(&pass, result);
  *
@@ -18,22 +18,22 @@
 #include <stdint.h>
 
 struct sp_device;
-struct sp_lane;
-struct sp_unit;
+struct sp_stream_state;
+struct sp_work_profile;
 
 /* The state of one launch between enter and leave. It lives on the caller's stack. */
 struct sp_pass {
-  struct sp_device *device; /* NULL: not metered (no region, capture, unknown device) */
-  struct sp_lane *lane;     /* the stream's state */
-  struct sp_unit *unit;     /* the prediction row of this function and grid */
-  uint64_t predicted_ns;    /* what was added to the work in flight */
-  bool entered;             /* the first launch of its turn: the keeper must be told */
-  bool measured;            /* measured alone: a marker is recorded behind it … */
-  bool edged;               /* … and another one was recorded before it */
+  struct sp_device *device;        /* NULL: not metered (no region, capture, unknown device) */
+  struct sp_stream_state *state;   /* the stream's state */
+  struct sp_work_profile *profile; /* the prediction row of this function and grid */
+  uint64_t predicted_ns;           /* what was added to the work in flight */
+  bool entered;                    /* the first launch of its turn: the keeper must be told */
+  bool measured;                   /* measured alone: a marker is recorded behind it … */
+  bool edged;                      /* … and another one was recorded before it */
 };
 
 /* The identity under which durations are learned: a function with its grid and block, or an executable graph. */
-static inline uint64_t sp_unit_key(const void *handle, uint64_t grid, uint64_t block) {
+static inline uint64_t sp_work_key(const void *handle, uint64_t grid, uint64_t block) {
   uint64_t key = (uint64_t)(uintptr_t)handle * 0x9e3779b97f4a7c15u;
   key ^= grid * 0xc2b2ae3d27d4eb4fu;
   key ^= block * 0x165667b19e3779f9u;
@@ -87,7 +87,7 @@ void sp_gate_capture_end(void *stream, bool per_thread);
 bool sp_gate_captures(void);
 
 /* The work that is launched under this key is different from now on (an executable graph was updated), or is gone. */
-void sp_gate_unit_changed(uint64_t key, bool gone);
+void sp_gate_work_changed(uint64_t key, bool gone);
 
 /* A stream or context is about to be destroyed: forget its markers. The driver may give the handle out again. */
 void sp_gate_forget_stream(void *stream);
@@ -95,8 +95,8 @@ void sp_gate_forget_context(void *context);
 /* The context is gone, and so are the captures that were open in its streams. */
 void sp_gate_context_gone(const void *context);
 
-/* The calling thread's current context has changed (cuCtxSetCurrent, push, pop, create, destroy): its device and lanes
- * must be looked up again. */
+/* The calling thread's current context has changed (cuCtxSetCurrent, push, pop, create, destroy): its device and
+ * stream states must be looked up again. */
 void sp_gate_context_changed(void);
 
 /* The driver's cuInit succeeded: map the region and claim a slot. Returns false if the node's policy is `closed` and

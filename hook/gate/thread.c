@@ -19,9 +19,9 @@ static uint32_t exit_key_made;
 static pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
 static __thread struct sp_thread *self;
 
-void sp_thread_forget_lanes(struct sp_thread *thread) {
+void sp_thread_forget_streams(struct sp_thread *thread) {
   thread->looks++;
-  if (thread->looks << 2 == 0) /* the counter has wrapped: lanes remembered one round ago would be found again */
+  if (thread->looks << 2 == 0) /* the counter has wrapped: states remembered one round ago would be found again */
     memset(thread->known, 0, sizeof thread->known);
 }
 
@@ -34,7 +34,7 @@ static void release_record(void *pointer) {
   self = NULL;
   sp_wait_left(thread); /* the thread may have been ended while it waited */
   thread->device = NULL;
-  sp_thread_forget_lanes(thread);
+  sp_thread_forget_streams(thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
   __atomic_store_n(&thread->used, 0, __ATOMIC_RELEASE);
 }
@@ -87,12 +87,12 @@ uint64_t sp_threads_launches(uint32_t device_index) {
 
 void sp_barrier(void) {
   /* Pairs with the announce in gate.c: if we do not see a thread's announce after this, that thread sees our stores. */
-  if (!sp_load(&sp_guest.no_membarrier)) {
+  if (!sp_load(&sp_this_process.no_membarrier)) {
     if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0)
       return;
     /* The program has entered a sandbox that forbids membarrier. From now on each announce has its own fence. Announces
      * that were made without one reach all cores long before this wait is over. */
-    __atomic_store_n(&sp_guest.no_membarrier, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&sp_this_process.no_membarrier, 1, __ATOMIC_SEQ_CST);
     nanosleep(&(struct timespec){.tv_nsec = SEEN_NS}, NULL);
   }
   __atomic_thread_fence(__ATOMIC_SEQ_CST);

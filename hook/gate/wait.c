@@ -27,7 +27,7 @@ static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t ti
  * damage, and a living agent would overwrite it. */
 static bool agent_gone(void) {
   static uint64_t seen_ns, moved_ns;
-  uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_guest.region.header);
+  uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_this_process.region.header);
   if (heartbeat_ns == 0)
     return true; /* a planned stop sets it to 0 */
   uint64_t now_ns = sp_now_ns();
@@ -40,17 +40,17 @@ static bool agent_gone(void) {
 }
 
 /* Enter the open turn `word`. False: it has closed meanwhile. */
-static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t word) {
+static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, uint32_t word) {
   SP_UNCANCELLED;
   /* Before the lock: the stream may be full of work that the hook does not count, and then the driver waits for room.
    * If several threads come here at once, only one enters, and only its event counts. */
   bool started = !sp_device_in_flight(device);
   if (started)
-    sp_lane_start(lane);
+    sp_stream_start(state);
   pthread_mutex_lock(&device->turn_lock);
   bool entered = sp_load(&device->entered) == word;
   if (entered && started)
-    __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
+    __atomic_store_n(&device->start_state, NULL, __ATOMIC_RELEASE);
   /* Another thread may have entered a later turn meanwhile: its report must not be overwritten. */
   if (!entered && sp_grant_word(device->grant) == word) {
     struct sp_report *report = &device->report;
@@ -83,11 +83,11 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
     if (report->drained_turn == word)
       report->drained_turn = 0;
     report->residue_until_ns = 0;
-    sp_store(&device->foretold, 0);
+    sp_store(&device->eta_published, 0);
     entered = sp_slot_enter(device->slot, report, device->grant);
     if (entered) {
       if (!empty || !started)
-        __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
+        __atomic_store_n(&device->start_state, NULL, __ATOMIC_RELEASE);
       __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
     } else {
       /* Nothing was launched: an earlier turn may still drain, so publish its report again. */
@@ -97,7 +97,7 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
       if (report->held_turn == 0)
         report->held_turn = report->drained_turn = word;
       sp_slot_publish(device->slot, report);
-      sp_region_ring(&sp_guest.region);
+      sp_region_ring(&sp_this_process.region);
     }
   }
   pthread_mutex_unlock(&device->turn_lock);
@@ -113,15 +113,15 @@ void sp_wait_left(struct sp_thread *thread) {
     __atomic_fetch_sub(&progress->gate_waiters, 1, __ATOMIC_SEQ_CST);
 }
 
-bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane, bool *entered) {
+bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state, bool *entered) {
   uint32_t word = sp_grant_word(device->grant);
   if (word & 1u) {
-    *entered = enter_turn(device, lane, word);
+    *entered = enter_turn(device, state, word);
     return false; /* the caller looks again */
   }
   sp_slot_wait_begin(device->slot);
   thread->awaits_turn = device;
-  sp_region_ring(&sp_guest.region);
+  sp_region_ring(&sp_this_process.region);
   bool pass = false;
   while (sp_grant_word(device->grant) == word) {
     if (!(sp_grant_flags(device->grant) & SP_GRANT_PAUSED) && agent_gone()) {
@@ -130,16 +130,16 @@ bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_
     }
     sp_grant_wait(device->grant, word, STALE_LOOK_NS);
     if (sp_slot_wait_again(device->slot))
-      sp_region_ring(&sp_guest.region);
+      sp_region_ring(&sp_this_process.region);
   }
   sp_wait_left(thread);
   return pass;
 }
 
-enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane,
+enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state,
                                   uint64_t predicted_ns) {
-  if (sp_load(&lane->pending_ns))
-    sp_lane_mark(lane, true, false); /* so that progress can be seen */
+  if (sp_load(&state->pending_ns))
+    sp_stream_mark(state, true, false); /* so that progress can be seen */
   uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
   uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
   if (in_flight_ns == 0)

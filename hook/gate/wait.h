@@ -2,7 +2,7 @@
 #ifndef SHAREPOD_WAIT_H
 #define SHAREPOD_WAIT_H
 
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 
 /* Is at most one unit of the predicted length in flight? */
 static inline bool sp_one_in_flight(uint64_t in_flight_ns, uint64_t predicted_ns) {
@@ -17,10 +17,10 @@ enum sp_progress {
 
 /* Wait until this process may launch. True: pass although the gate is closed, because no agent could open it.
  * `*entered`: the turn has just been entered, and the keeper must be told once the launch is made. */
-bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane, bool *entered);
+bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state, bool *entered);
 /* Wait until less work is in flight. A thread's patience continues across turns: the work that it waits for may need
  * more than one turn, or this very launch. */
-enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane,
+enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state,
                                   uint64_t predicted_ns);
 /* The thread does not wait any more, however its wait has ended. */
 void sp_wait_left(struct sp_thread *thread);

@@ -12,7 +12,7 @@ bool sp_memory_reserve(int device_ordinal, uint64_t bytes) {
     return true;
   }
   int saved_errno = errno;
-  bool granted = sp_rows_room();
+  bool granted = sp_allocations_room();
   if (granted && !charge(device_ordinal, bytes) &&
       !(sp_pools_shrink(device_ordinal) && charge(device_ordinal, bytes))) {
     sp_slot_memory_refused(device_ordinal, bytes);
@@ -48,23 +48,23 @@ void sp_memory_commit(const struct sp_allocation *allocation) {
     sp_memory_rollback(allocation->device_ordinal, allocation->bytes);
     return;
   }
-  struct sp_rows *rows = sp_rows_lock();
-  if (rows != NULL) {
-    sp_rows_insert(rows, allocation);
-    sp_rows_unlock(rows);
+  struct sp_allocation_table *table = sp_allocations_lock();
+  if (table != NULL) {
+    sp_allocations_insert(table, allocation);
+    sp_allocations_unlock(table);
   }
 }
 
 bool sp_memory_take(enum sp_memory_kind kind, uint64_t key, struct sp_allocation *taken) {
-  struct sp_rows *rows = sp_rows_lock();
-  if (rows == NULL) {
+  struct sp_allocation_table *table = sp_allocations_lock();
+  if (table == NULL) {
     return false;
   }
-  struct sp_allocation *row = sp_rows_find(rows, kind, key);
+  struct sp_allocation *row = sp_allocations_find(table, kind, key);
   if (row != NULL) {
-    sp_rows_take(rows, row, taken);
+    sp_allocations_take(table, row, taken);
   }
-  sp_rows_unlock(rows);
+  sp_allocations_unlock(table);
   return row != NULL;
 }
 
@@ -100,20 +100,20 @@ static bool dies_with_context(const struct sp_allocation *row) {
 }
 
 void sp_memory_forget_context(const void *context) {
-  struct sp_rows *rows = context != NULL ? sp_rows_lock() : NULL;
-  if (rows == NULL) {
+  struct sp_allocation_table *table = context != NULL ? sp_allocations_lock() : NULL;
+  if (table == NULL) {
     return;
   }
-  for (uint64_t i = 0; i < rows->row_count;) {
-    struct sp_allocation *row = &rows->rows[i], taken;
+  for (uint64_t i = 0; i < table->row_count;) {
+    struct sp_allocation *row = &table->rows[i], taken;
     if (row->key != 0 && row->owner == (uint64_t)(uintptr_t)context && dies_with_context(row)) {
-      sp_rows_take(rows, row, &taken); /* may move another row into this place: look at it again */
+      sp_allocations_take(table, row, &taken); /* may move another row into this place: look at it again */
       sp_memory_uncharge(&taken);
     } else {
       i++;
     }
   }
-  sp_rows_unlock(rows);
+  sp_allocations_unlock(table);
 }
 
 bool sp_memory_view(int device_ordinal, uint64_t *free_bytes, uint64_t *total_bytes) {

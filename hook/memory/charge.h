@@ -8,18 +8,18 @@
 #include "hook/memory/memory.h"
 
 /* The device and context in which an allocation of the calling thread is made. */
-struct sp_place {
+struct sp_location {
   uint64_t context;
   int device;
 };
 
-/* memory/place.c */
-struct sp_place sp_place_current(void);
+/* memory/location.c */
+struct sp_location sp_location_current(void);
 int sp_place_of_stream(CUstream stream);
 /* Is the stream capturing? Then a stream-ordered call makes a graph node, and allocates nothing. */
-bool sp_place_captures(CUstream stream, bool per_thread);
+bool sp_location_captures(CUstream stream, bool per_thread);
 /* A context is gone: its handle may be given out again for another device. */
-void sp_places_changed(void);
+void sp_locations_changed(void);
 
 static inline uint64_t sp_times(uint64_t left, uint64_t right) {
   uint64_t product;
@@ -27,11 +27,11 @@ static inline uint64_t sp_times(uint64_t left, uint64_t right) {
 }
 
 static inline struct sp_allocation sp_allocation_of(enum sp_memory_kind kind, uint64_t key, uint64_t bytes,
-                                                    const struct sp_place *place) {
+                                                    const struct sp_location *location) {
   return (struct sp_allocation){.key = key,
                                 .bytes = bytes,
-                                .owner = place->context,
-                                .device_ordinal = (int16_t)place->device,
+                                .owner = location->context,
+                                .device_ordinal = (int16_t)location->device,
                                 .kind = (uint16_t)kind};
 }
 
@@ -52,18 +52,18 @@ static inline CUresult sp_memory_refusal(void) {
 /* Reserve `size`, make `call`, and keep the charge under `key`, which the call has set. Over the cap it is not made. */
 #define CHARGED(memory_kind, size, key, call)                                                                          \
   do {                                                                                                                 \
-    struct sp_place place = sp_place_current();                                                                        \
+    struct sp_location location = sp_location_current();                                                               \
     uint64_t charged = (size);                                                                                         \
     CUresult result;                                                                                                   \
-    if (!sp_memory_reserve(place.device, charged)) {                                                                   \
+    if (!sp_memory_reserve(location.device, charged)) {                                                                \
       return (memory_kind) == SP_MEMORY_IMPORT ? CUDA_ERROR_OUT_OF_MEMORY : sp_memory_refusal();                       \
     }                                                                                                                  \
     SP_CALL(result, (call));                                                                                           \
     if (result == CUDA_SUCCESS) {                                                                                      \
-      struct sp_allocation made = sp_allocation_of((memory_kind), (uint64_t)(key), charged, &place);                   \
+      struct sp_allocation made = sp_allocation_of((memory_kind), (uint64_t)(key), charged, &location);                \
       sp_memory_commit(&made);                                                                                         \
     } else {                                                                                                           \
-      sp_memory_rollback(place.device, charged);                                                                       \
+      sp_memory_rollback(location.device, charged);                                                                    \
     }                                                                                                                  \
     return result;                                                                                                     \
   } while (0)

@@ -78,14 +78,14 @@ static uint64_t allocates(CUgraph graph, int *device) {
 static void instantiated(CUgraphExec executable, CUgraph graph) {
   int saved_errno = errno, device;
   uint64_t bytes = allocates(graph, &device);
-  struct sp_rows *rows = bytes != 0 && sp_rows_room() ? sp_rows_lock() : NULL;
-  if (rows != NULL) {
+  struct sp_allocation_table *table = bytes != 0 && sp_allocations_room() ? sp_allocations_lock() : NULL;
+  if (table != NULL) {
     struct sp_allocation row = {.key = (uint64_t)(uintptr_t)executable,
                                 .bytes = bytes,
                                 .device_ordinal = (int16_t)device,
                                 .kind = SP_MEMORY_GRAPH};
-    sp_rows_insert(rows, &row);
-    sp_rows_unlock(rows);
+    sp_allocations_insert(table, &row);
+    sp_allocations_unlock(table);
   }
   errno = saved_errno;
 }
@@ -97,14 +97,14 @@ static bool begin(int device, uint64_t bytes, struct sp_growth *growth) {
 
 bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
   growth->pool = NULL;
-  struct sp_rows *rows = sp_rows_lock();
-  if (rows == NULL) {
+  struct sp_allocation_table *table = sp_allocations_lock();
+  if (table == NULL) {
     return true;
   }
-  struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable);
+  struct sp_allocation *row = sp_allocations_find(table, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable);
   uint64_t bytes = row != NULL && row->owner != __atomic_load_n(&trims, __ATOMIC_RELAXED) ? row->bytes : 0;
   int device = row != NULL ? row->device_ordinal : SP_NO_DEVICE;
-  sp_rows_unlock(rows);
+  sp_allocations_unlock(table);
   return begin(device, bytes, growth);
 }
 
@@ -117,14 +117,14 @@ void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult res
     return;
   }
   sp_pool_grown(growth); /* it has its memory: charge what the pool has rounded it up to */
-  struct sp_rows *rows = sp_rows_lock();
+  struct sp_allocation_table *table = sp_allocations_lock();
   struct sp_allocation *row =
-      rows != NULL ? sp_rows_find(rows, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable) : NULL;
+      table != NULL ? sp_allocations_find(table, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable) : NULL;
   if (row != NULL) {
     row->owner = __atomic_load_n(&trims, __ATOMIC_RELAXED);
   }
-  if (rows != NULL) {
-    sp_rows_unlock(rows);
+  if (table != NULL) {
+    sp_allocations_unlock(table);
   }
 }
 
@@ -191,7 +191,7 @@ SP_WRAPPER(cuGraphExecDestroy, (CUgraphExec executable), (executable)) {
   CUresult result;
   SP_CALL(result, real(executable));
   if (result == CUDA_SUCCESS) {
-    sp_gate_unit_changed(sp_unit_key(executable, 0, 0), true); /* another graph may get the same handle */
+    sp_gate_work_changed(sp_work_key(executable, 0, 0), true); /* another graph may get the same handle */
   }
   if (ours && result == CUDA_SUCCESS) {
     sp_memory_uncharge(&taken);

@@ -25,15 +25,15 @@ static uint64_t pitched(uint64_t width) {
 #define PITCHED(name, address_type, size, free_row)                                                                    \
   SP_WRAPPER(name, (address_type * address, size * pitch, size width, size height, unsigned int element),              \
              (address, pitch, width, height, element)) {                                                               \
-    struct sp_place place = sp_place_current();                                                                        \
+    struct sp_location location = sp_location_current();                                                               \
     uint64_t charged = sp_times(pitched(width), height);                                                               \
     CUresult result;                                                                                                   \
-    if (!sp_memory_reserve(place.device, charged)) {                                                                   \
+    if (!sp_memory_reserve(location.device, charged)) {                                                                \
       return sp_memory_refusal();                                                                                      \
     }                                                                                                                  \
     SP_CALL(result, real(address, pitch, width, height, element));                                                     \
     uint64_t taken = result == CUDA_SUCCESS ? sp_times(*pitch, height) : charged;                                      \
-    if (result == CUDA_SUCCESS && !sp_memory_resize(place.device, charged, taken)) {                                   \
+    if (result == CUDA_SUCCESS && !sp_memory_resize(location.device, charged, taken)) {                                \
       CUresult (*give_back)(address_type) = (CUresult (*)(address_type))sp_real_of(free_row);                          \
       if (give_back != NULL) {                                                                                         \
         give_back(*address);                                                                                           \
@@ -41,10 +41,10 @@ static uint64_t pitched(uint64_t width) {
       result = CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
     }                                                                                                                  \
     if (result == CUDA_SUCCESS) {                                                                                      \
-      struct sp_allocation made = sp_allocation_of(SP_MEMORY_ADDRESS, *address, taken, &place);                        \
+      struct sp_allocation made = sp_allocation_of(SP_MEMORY_ADDRESS, *address, taken, &location);                     \
       sp_memory_commit(&made);                                                                                         \
     } else {                                                                                                           \
-      sp_memory_rollback(place.device, charged);                                                                       \
+      sp_memory_rollback(location.device, charged);                                                                    \
     }                                                                                                                  \
     return result;                                                                                                     \
   }
@@ -63,7 +63,7 @@ SP_WRAPPER(cuMemFree_v2, (CUdeviceptr address), (address)) {
   SP_WRAPPER(name, (size * free_bytes, size * total_bytes), (free_bytes, total_bytes)) {                               \
     CUresult result;                                                                                                   \
     SP_CALL(result, real(free_bytes, total_bytes));                                                                    \
-    int device = result == CUDA_SUCCESS ? sp_place_current().device : SP_NO_DEVICE;                                    \
+    int device = result == CUDA_SUCCESS ? sp_location_current().device : SP_NO_DEVICE;                                 \
     if (device != SP_NO_DEVICE && free_bytes != NULL && total_bytes != NULL) {                                         \
       uint64_t seen_free = *free_bytes;                                                                                \
       uint64_t seen_total = *total_bytes;                                                                              \

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "hook/memory/rows.h"
+#include "hook/memory/allocation_table.h"
 
 /* memory/account.c; device_ordinal is the CUdevice. errno survives all of them. */
 

@@ -9,29 +9,29 @@
 #include "hook/memory/charge.h"
 
 /* Drop a reference to the memory with that number; the last one ends its charge. The caller holds the lock. */
-static void drop_reference(struct sp_rows *rows, uint64_t number) {
-  struct sp_allocation *chunk = sp_rows_find(rows, SP_MEMORY_CHUNK, number), taken;
+static void drop_reference(struct sp_allocation_table *table, uint64_t number) {
+  struct sp_allocation *chunk = sp_allocations_find(table, SP_MEMORY_CHUNK, number), taken;
   if (chunk != NULL && --chunk->references == 0) {
-    sp_rows_take(rows, chunk, &taken);
+    sp_allocations_take(table, chunk, &taken);
     sp_memory_uncharge(&taken);
   }
 }
 
 static void made(uint64_t handle, uint64_t bytes, int device) {
-  struct sp_rows *rows = sp_rows_lock();
-  if (rows == NULL) {
+  struct sp_allocation_table *table = sp_allocations_lock();
+  if (table == NULL) {
     return;
   }
-  struct sp_allocation chunk = {.key = ++rows->next_number,
+  struct sp_allocation chunk = {.key = ++table->next_number,
                                 .bytes = bytes,
                                 .references = 1,
                                 .device_ordinal = (int16_t)device,
                                 .kind = SP_MEMORY_CHUNK};
   struct sp_allocation named = {
       .key = handle, .owner = chunk.key, .references = 1, .device_ordinal = (int16_t)device, .kind = SP_MEMORY_HANDLE};
-  sp_rows_insert(rows, &chunk);
-  sp_rows_insert(rows, &named);
-  sp_rows_unlock(rows);
+  sp_allocations_insert(table, &chunk);
+  sp_allocations_insert(table, &named);
+  sp_allocations_unlock(table);
 }
 
 SP_WRAPPER(cuMemCreate,
@@ -56,38 +56,38 @@ SP_WRAPPER(cuMemCreate,
 /* Drop a reference to the handle; false: we do not know it. The last one removes its row, before the driver can give
  * the number to another thread. */
 static bool release_handle(uint64_t handle, struct sp_allocation *released) {
-  struct sp_rows *rows = sp_rows_lock();
-  if (rows == NULL) {
+  struct sp_allocation_table *table = sp_allocations_lock();
+  if (table == NULL) {
     return false;
   }
-  struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_HANDLE, handle);
+  struct sp_allocation *row = sp_allocations_find(table, SP_MEMORY_HANDLE, handle);
   if (row != NULL && --row->references == 0) {
-    sp_rows_take(rows, row, released);
+    sp_allocations_take(table, row, released);
   } else if (row != NULL) {
     *released = *row;
   }
-  sp_rows_unlock(rows);
+  sp_allocations_unlock(table);
   return row != NULL;
 }
 
 static void conclude_release(struct sp_allocation *released, bool success) {
-  struct sp_rows *rows = sp_rows_lock();
-  if (rows == NULL) {
+  struct sp_allocation_table *table = sp_allocations_lock();
+  if (table == NULL) {
     return;
   }
   bool last = released->references == 0;
   if (last && success) {
-    drop_reference(rows, released->owner);
+    drop_reference(table, released->owner);
   } else if (last) {
     released->references = 1;
-    sp_rows_insert(rows, released);
+    sp_allocations_insert(table, released);
   } else if (!success) {
-    struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_HANDLE, released->key);
+    struct sp_allocation *row = sp_allocations_find(table, SP_MEMORY_HANDLE, released->key);
     if (row != NULL) {
       row->references++;
     }
   }
-  sp_rows_unlock(rows);
+  sp_allocations_unlock(table);
 }
 
 SP_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle)) {
@@ -102,26 +102,26 @@ SP_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle)) {
 }
 
 static void mapped(uint64_t address, uint64_t bytes, uint64_t handle) {
-  struct sp_rows *rows = sp_rows_lock();
-  if (rows == NULL) {
+  struct sp_allocation_table *table = sp_allocations_lock();
+  if (table == NULL) {
     return;
   }
-  struct sp_allocation *named = sp_rows_find(rows, SP_MEMORY_HANDLE, handle);
+  struct sp_allocation *named = sp_allocations_find(table, SP_MEMORY_HANDLE, handle);
   struct sp_allocation mapping = {
       .key = address, .bytes = bytes, .owner = named != NULL ? named->owner : 0, .kind = SP_MEMORY_MAPPING};
-  struct sp_allocation *chunk = sp_rows_find(rows, SP_MEMORY_CHUNK, mapping.owner);
+  struct sp_allocation *chunk = sp_allocations_find(table, SP_MEMORY_CHUNK, mapping.owner);
   if (chunk != NULL) {
     chunk->references++;
   }
-  sp_rows_insert(rows, &mapping);
-  sp_rows_unlock(rows);
+  sp_allocations_insert(table, &mapping);
+  sp_allocations_unlock(table);
 }
 
 SP_WRAPPER(cuMemMap,
            (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
             unsigned long long flags),
            (address, bytes, offset, handle, flags)) {
-  bool remembered = sp_rows_room();
+  bool remembered = sp_allocations_room();
   CUresult result;
   SP_CALL(result, real(address, bytes, offset, handle, flags));
   if (remembered && result == CUDA_SUCCESS) {
@@ -132,9 +132,9 @@ SP_WRAPPER(cuMemMap,
 
 /* Any mapping in [from, end), or NULL. Searched only if no known mapping begins at an address, because we have not seen
  * the call that made it. */
-static struct sp_allocation *mapping_in(struct sp_rows *rows, uint64_t from, uint64_t end) {
-  for (uint64_t index = 0; index < rows->row_count; index++) {
-    struct sp_allocation *row = &rows->rows[index];
+static struct sp_allocation *mapping_in(struct sp_allocation_table *table, uint64_t from, uint64_t end) {
+  for (uint64_t index = 0; index < table->row_count; index++) {
+    struct sp_allocation *row = &table->rows[index];
     if (row->key >= from && row->key < end && row->kind == SP_MEMORY_MAPPING) {
       return row;
     }
@@ -145,24 +145,24 @@ static struct sp_allocation *mapping_in(struct sp_rows *rows, uint64_t from, uin
 /* Remove the rows of a range, which may have several whole mappings. The program chooses its addresses and maps nothing
  * there before it knows that they are free, so the rows may be removed after the driver has unmapped. */
 static void unmapped(uint64_t from, uint64_t end) {
-  struct sp_rows *rows = sp_rows_lock();
-  if (rows == NULL) {
+  struct sp_allocation_table *table = sp_allocations_lock();
+  if (table == NULL) {
     return;
   }
   for (uint64_t at = from; at < end;) {
-    struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_MAPPING, at), taken;
-    if (row == NULL && (row = mapping_in(rows, from, end)) == NULL) {
+    struct sp_allocation *row = sp_allocations_find(table, SP_MEMORY_MAPPING, at), taken;
+    if (row == NULL && (row = mapping_in(table, from, end)) == NULL) {
       break;
     }
-    sp_rows_take(rows, row, &taken);
+    sp_allocations_take(table, row, &taken);
     if (taken.owner != 0) {
-      drop_reference(rows, taken.owner);
+      drop_reference(table, taken.owner);
     }
     if (taken.key == at) {
       at += taken.bytes != 0 ? taken.bytes : 1;
     }
   }
-  sp_rows_unlock(rows);
+  sp_allocations_unlock(table);
 }
 
 SP_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t bytes), (address, bytes)) {
@@ -176,24 +176,24 @@ SP_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t bytes), (address, bytes)) {
 
 /* Add a reference: to a handle that we know, or to a new handle for memory that is mapped. */
 static void retained(uint64_t handle, uint64_t address) {
-  struct sp_rows *rows = sp_rows_lock();
-  if (rows == NULL) {
+  struct sp_allocation_table *table = sp_allocations_lock();
+  if (table == NULL) {
     return;
   }
-  struct sp_allocation *row = sp_rows_find(rows, SP_MEMORY_HANDLE, handle);
+  struct sp_allocation *row = sp_allocations_find(table, SP_MEMORY_HANDLE, handle);
   if (row != NULL) {
     row->references++;
-    sp_rows_unlock(rows);
+    sp_allocations_unlock(table);
     return;
   }
-  struct sp_allocation *mapping = sp_rows_find(rows, SP_MEMORY_MAPPING, address);
-  for (uint64_t index = 0; mapping == NULL && index < rows->row_count; index++) {
-    struct sp_allocation *other = &rows->rows[index];
+  struct sp_allocation *mapping = sp_allocations_find(table, SP_MEMORY_MAPPING, address);
+  for (uint64_t index = 0; mapping == NULL && index < table->row_count; index++) {
+    struct sp_allocation *other = &table->rows[index];
     if (other->kind == SP_MEMORY_MAPPING && other->key != 0 && address - other->key < other->bytes) {
       mapping = other;
     }
   }
-  struct sp_allocation *chunk = mapping != NULL ? sp_rows_find(rows, SP_MEMORY_CHUNK, mapping->owner) : NULL;
+  struct sp_allocation *chunk = mapping != NULL ? sp_allocations_find(table, SP_MEMORY_CHUNK, mapping->owner) : NULL;
   if (chunk != NULL) {
     chunk->references++;
     struct sp_allocation named = {.key = handle,
@@ -201,13 +201,13 @@ static void retained(uint64_t handle, uint64_t address) {
                                   .references = 1,
                                   .device_ordinal = chunk->device_ordinal,
                                   .kind = SP_MEMORY_HANDLE};
-    sp_rows_insert(rows, &named);
+    sp_allocations_insert(table, &named);
   }
-  sp_rows_unlock(rows);
+  sp_allocations_unlock(table);
 }
 
 SP_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address), (handle, address)) {
-  bool remembered = sp_rows_room();
+  bool remembered = sp_allocations_room();
   CUresult result;
   SP_CALL(result, real(handle, address));
   if (remembered && result == CUDA_SUCCESS) {

@@ -1,13 +1,13 @@
 /* The share's side of the account: the sum over its slots in the region, and the cap. */
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 #include "hook/memory/memory.h"
 
 static struct sp_device *device_of(int ordinal) {
-  if (!sp_load(&sp_guest.attached))
+  if (!sp_load(&sp_this_process.attached))
     return NULL;
-  for (uint32_t index = 0; index < sp_guest.device_count; index++)
-    if (sp_guest.devices[index].ordinal == ordinal)
-      return &sp_guest.devices[index];
+  for (uint32_t index = 0; index < sp_this_process.device_count; index++)
+    if (sp_this_process.devices[index].ordinal == ordinal)
+      return &sp_this_process.devices[index];
   return NULL;
 }
 
@@ -17,8 +17,8 @@ int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
     return 0;
   uint64_t limit_bytes = sp_load(&device->grant->memory_limit_bytes);
   /* Try twice: two processes that race may refuse each other although one of them would fit. */
-  return sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes) &&
-                 sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes)
+  return sp_region_memory_try(&sp_this_process.region, device->index, bytes, limit_bytes) &&
+                 sp_region_memory_try(&sp_this_process.region, device->index, bytes, limit_bytes)
              ? -1
              : 0;
 }
@@ -28,13 +28,13 @@ void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
   if (!device || !delta_bytes)
     return;
   /* Two's complement: subtracting a negative adds. */
-  sp_region_memory_sub(&sp_guest.region, device->index, (uint64_t)-delta_bytes);
+  sp_region_memory_sub(&sp_this_process.region, device->index, (uint64_t)-delta_bytes);
 }
 
 void sp_slot_context_memory(int device_ordinal, int64_t delta_bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (device)
-    sp_region_context_add(&sp_guest.region, device->index, delta_bytes);
+    sp_region_context_add(&sp_this_process.region, device->index, delta_bytes);
 }
 
 void sp_slot_memory_refused(int device_ordinal, uint64_t bytes) {
@@ -53,7 +53,7 @@ uint64_t sp_share_memory_limit(int device_ordinal) {
 
 uint64_t sp_share_memory_shown(int device_ordinal) {
   struct sp_device *device = device_of(device_ordinal);
-  return device ? sp_region_memory_shown(&sp_guest.region, device->index) : 0;
+  return device ? sp_region_memory_shown(&sp_this_process.region, device->index) : 0;
 }
 
 uint64_t sp_share_context_bytes(int device_ordinal) {

@@ -52,7 +52,7 @@ static CUresult allocate_bytes(const struct request *request, int device) {
     sp_memory_rollback(device, request->bytes);
     return result;
   }
-  struct sp_place nowhere = {.device = device};
+  struct sp_location nowhere = {.device = device};
   struct sp_allocation made = sp_allocation_of(SP_MEMORY_ADDRESS, *request->address, request->bytes, &nowhere);
   sp_memory_commit(&made);
   return result;
@@ -99,7 +99,7 @@ static CUresult allocate(const struct request *request, int device, CUmemoryPool
   SP_WRAPPER(name, (CUdeviceptr * address, size_t bytes, CUstream stream), (address, bytes, stream)) {                 \
     struct request request = {                                                                                         \
         .from_current = real, .address = address, .bytes = bytes, .stream = stream, .per_thread = own_stream};         \
-    if (sp_place_captures(stream, own_stream)) {                                                                       \
+    if (sp_location_captures(stream, own_stream)) {                                                                    \
       sp_graphs_allocate();                                                                                            \
       return call(&request);                                                                                           \
     }                                                                                                                  \
@@ -120,7 +120,7 @@ STREAM_ORDERED(cuMemAllocAsync_ptsz, true)
                               .pool = pool,                                                                            \
                               .stream = stream,                                                                        \
                               .per_thread = own_stream};                                                               \
-    if (sp_place_captures(stream, own_stream)) {                                                                       \
+    if (sp_location_captures(stream, own_stream)) {                                                                    \
       sp_graphs_allocate();                                                                                            \
       return call(&request);                                                                                           \
     }                                                                                                                  \
@@ -131,7 +131,7 @@ FROM_POOL(cuMemAllocFromPoolAsync_ptsz, true)
 
 #define FREE_ASYNC(name, per_thread)                                                                                   \
   SP_WRAPPER(name, (CUdeviceptr address, CUstream stream), (address, stream)) {                                        \
-    if (sp_place_captures(stream, per_thread)) {                                                                       \
+    if (sp_location_captures(stream, per_thread)) {                                                                    \
       return real(address, stream);                                                                                    \
     }                                                                                                                  \
     FREED(SP_MEMORY_ADDRESS, address, false, real(address, stream));                                                   \

@@ -5,12 +5,12 @@
 #define _GNU_SOURCE
 #include <time.h>
 
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 #include "region/uncancelled.h"
 
 static _Alignas(64) uint32_t recording; /* how many threads are inside the driver to record an event of ours */
 
-bool sp_lane_capturing(void *stream, bool per_thread) {
+bool sp_stream_capturing(void *stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
   CUresult result = CUDA_SUCCESS;
@@ -30,35 +30,35 @@ static bool decrement(uint32_t *count) {
   return before != 0;
 }
 
-void sp_lanes_capture_begin(void *stream) {
+void sp_streams_capture_begin(void *stream) {
   SP_UNCANCELLED;
-  struct sp_lane *lane = sp_lane_of_handle(stream);
-  __atomic_fetch_add(&sp_guest.captures, 1, __ATOMIC_SEQ_CST);
-  if (lane)
-    __atomic_fetch_add(&lane->captures, 1, __ATOMIC_RELAXED);
+  struct sp_stream_state *state = sp_stream_of_handle(stream);
+  __atomic_fetch_add(&sp_this_process.captures, 1, __ATOMIC_SEQ_CST);
+  if (state)
+    __atomic_fetch_add(&state->captures, 1, __ATOMIC_RELAXED);
   /* A thread that has not seen the new count must finish its record before the capture begins. It may be waiting for
-   * room in its stream, so wait for it, but for 100 ms at most. Pairs with sp_lane_record. */
+   * room in its stream, so wait for it, but for 100 ms at most. Pairs with sp_stream_record. */
   for (int look = 0; look < 2000 && __atomic_load_n(&recording, __ATOMIC_SEQ_CST); look++)
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 
-void sp_lanes_capture_end(void *stream) {
-  struct sp_lane *lane = sp_lane_of_handle(stream);
-  if (lane)
-    decrement(&lane->captures);
-  decrement(&sp_guest.captures);
+void sp_streams_capture_end(void *stream) {
+  struct sp_stream_state *state = sp_stream_of_handle(stream);
+  if (state)
+    decrement(&state->captures);
+  decrement(&sp_this_process.captures);
 }
 
-void sp_captures_end_with(struct sp_lane *lane) {
-  while (decrement(&lane->captures))
-    decrement(&sp_guest.captures);
+void sp_captures_end_with(struct sp_stream_state *state) {
+  while (decrement(&state->captures))
+    decrement(&sp_this_process.captures);
 }
 
-bool sp_lane_is_legacy(const struct sp_lane *lane) {
-  return lane->owner_thread || ((lane->stream == NULL || lane->stream == CU_STREAM_LEGACY) && !lane->per_thread);
+bool sp_stream_is_legacy(const struct sp_stream_state *state) {
+  return state->owner_thread || ((state->stream == NULL || state->stream == CU_STREAM_LEGACY) && !state->per_thread);
 }
 
-/* Record. The caller knows that this disturbs no capture: see sp_lane_record. */
+/* Record. The caller knows that this disturbs no capture: see sp_stream_record. */
 static CUresult record_now(CUevent event, void *stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
   if (per_thread && driver->cuEventRecord_ptsz)
@@ -70,26 +70,27 @@ static CUresult record_now(CUevent event, void *stream, bool per_thread) {
  * invalidate the capture, so only a thread that launches there anyway may record. In another stream the event would
  * become part of the capture, and must not be waited for: so after the record the stream is checked again. */
 static CUresult record_beside_captures(CUevent event, void *stream, bool per_thread, bool allowed) {
-  if (!allowed || sp_lane_capturing(stream, per_thread))
+  if (!allowed || sp_stream_capturing(stream, per_thread))
     return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   CUresult result = record_now(event, stream, per_thread);
-  return result == CUDA_SUCCESS && sp_lane_capturing(stream, per_thread) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : result;
+  return result == CUDA_SUCCESS && sp_stream_capturing(stream, per_thread) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+                                                                           : result;
 }
 
-/* Record into the lane's stream. If that is another thread's own stream, record into the legacy stream, which waits for
- * it. */
-CUresult sp_lane_record(const struct sp_lane *lane, CUevent event, bool launching) {
-  void *stream = lane->stream;
-  bool per_thread = lane->per_thread;
-  struct sp_thread *self = lane->owner_thread ? sp_thread_self() : NULL;
-  if (lane->owner_thread && (!self || sp_thread_index(self) + 1 != lane->owner_thread)) {
+/* Record into the stream. If that is another thread's own stream, record into the legacy stream, which waits
+ * for it. */
+CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bool launching) {
+  void *stream = state->stream;
+  bool per_thread = state->per_thread;
+  struct sp_thread *self = state->owner_thread ? sp_thread_self() : NULL;
+  if (state->owner_thread && (!self || sp_thread_index(self) + 1 != state->owner_thread)) {
     stream = CU_STREAM_LEGACY;
     per_thread = false;
     launching = false;
   }
   bool legacy = !per_thread && (stream == NULL || stream == CU_STREAM_LEGACY);
-  __atomic_fetch_add(&recording, 1, __ATOMIC_SEQ_CST); /* pairs with sp_lanes_capture_begin */
-  CUresult result = __atomic_load_n(&sp_guest.captures, __ATOMIC_SEQ_CST)
+  __atomic_fetch_add(&recording, 1, __ATOMIC_SEQ_CST); /* pairs with sp_streams_capture_begin */
+  CUresult result = __atomic_load_n(&sp_this_process.captures, __ATOMIC_SEQ_CST)
                         ? record_beside_captures(event, stream, per_thread, launching || !legacy)
                         : record_now(event, stream, per_thread);
   __atomic_fetch_sub(&recording, 1, __ATOMIC_RELEASE);

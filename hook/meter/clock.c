@@ -16,7 +16,7 @@
  */
 #include <string.h>
 
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 
 #define WINDOW_NS 1000000000u
 #define EARLY_NS  2000    /* the bounds of the clocks are wrong by at most this */
@@ -73,9 +73,9 @@ static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device
 
 /* Was the stream idle when this edge was recorded? It was if the edge is stamped well after the stream's last work. */
 static bool was_idle(const struct sp_clock *clock, const struct sp_marker *marker) {
-  const struct sp_lane *lane = marker->lane;
+  const struct sp_stream_state *state = marker->state;
   return !marker->launches && !marker->awaits &&
-         (lane->scale != clock->scale || clock->device_ns - lane->ended_ns > SP_EVENT_NS);
+         (state->scale != clock->scale || clock->device_ns - state->ended_ns > SP_EVENT_NS);
 }
 
 static bool knows_arrival(const struct sp_clock *clock, uint64_t launched_ns) {
@@ -118,14 +118,14 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
   uint64_t now_ns = sp_now_ns(), seen_ns = sp_load(&device->seen_ns[device->queue_head % SP_MARKERS_MAX]),
            before_ns = sp_load(&device->finished_ns);
   int64_t span_ns = 0, start_ns = 0;
-  struct sp_lane *start = __atomic_exchange_n(&device->start_lane, NULL, __ATOMIC_ACQUIRE);
+  struct sp_stream_state *start = __atomic_exchange_n(&device->start_state, NULL, __ATOMIC_ACQUIRE);
   if (__atomic_exchange_n(&device->stale, false, __ATOMIC_ACQUIRE)) {
     memset(device->clocks, 0, sizeof device->clocks);
     clock->event = NULL;
     device->scale = 0; /* the end of the work that was in flight cannot be known */
   }
-  if (clock->context != marker->lane->context)
-    take_up(device, marker->lane->context);
+  if (clock->context != marker->state->context)
+    take_up(device, marker->state->context);
   bool chained = clock->event && sp_clock_elapsed_ns(clock->event, marker->event, &span_ns);
   clock->event = marker->event;
   if (chained) {

@@ -4,21 +4,21 @@
  *
  * A copy costs two relaxed additions to a cache line of the process's slot: no lock, no clock, no system call.
  */
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 
 void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, uint64_t count) {
-  if (sp_unlikely(!sp_load(&sp_guest.attached)) || count == 0)
+  if (sp_unlikely(!sp_load(&sp_this_process.attached)) || count == 0)
     return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? thread->device : NULL;
-  if (sp_unlikely(!device || !sp_guest.single_device)) {
+  if (sp_unlikely(!device || !sp_this_process.single_device)) {
     device = sp_device_current();
     if (!device)
       return;
     if (thread)
       sp_thread_on(thread, device);
   }
-  if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread))
+  if (sp_unlikely(sp_load(&sp_this_process.captures)) && sp_stream_capturing(stream, per_thread))
     return;
   if (way == SP_TO_DEVICE)
     sp_slot_copied_to_device(device->copies, bytes, count);

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 #include "region/uncancelled.h"
 
 #define LINGER_MIN_NS     50000u
@@ -83,23 +83,23 @@ static bool queue_empty(const struct sp_device *device) {
 static bool wait_for_marker(struct sp_device *device) {
   const struct sp_driver *driver = sp_driver();
   struct sp_marker *marker = &device->queue[device->queue_head % SP_MARKERS_MAX];
-  struct sp_lane *lane = marker->lane;
+  struct sp_stream_state *state = marker->state;
   bool waited = false;
   uint64_t began_ns = sp_now_ns();
-  __atomic_store_n(&device->waiting_lane, lane, __ATOMIC_SEQ_CST); /* pairs with await_keeper in lane.c */
+  __atomic_store_n(&device->waiting_state, state, __ATOMIC_SEQ_CST); /* pairs with await_keeper in stream_state.c */
   if (sp_stands_first(device)) {
-    __atomic_store_n(&device->waiting_lane, NULL, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&device->waiting_state, NULL, __ATOMIC_SEQ_CST);
     return false;
   }
-  if (!__atomic_load_n(&lane->dead, __ATOMIC_SEQ_CST)) {
+  if (!__atomic_load_n(&state->dead, __ATOMIC_SEQ_CST)) {
     if (driver->cuCtxSetCurrent) {
-      driver->cuCtxSetCurrent(lane->context); /* a driver may refuse an event of a context that is not current */
+      driver->cuCtxSetCurrent(state->context); /* a driver may refuse an event of a context that is not current */
     }
     /* Any error counts as finished: the context is lost or the driver is being torn down. */
     waited = driver->cuEventSynchronize(marker->event) == CUDA_SUCCESS;
   }
   sp_marker_finish(device, waited, sp_now_ns() - began_ns > BLOCKED_NS);
-  __atomic_store_n(&device->waiting_lane, NULL, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&device->waiting_state, NULL, __ATOMIC_SEQ_CST);
   __atomic_fetch_add(&device->progress, 1, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&device->gate_waiters, __ATOMIC_SEQ_CST))
     syscall(SYS_futex, &device->progress, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
@@ -167,7 +167,7 @@ static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_count
   uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
   if (finished_ns < device->entry_ns) /* no work has run since the entry */
     finished_ns = device->entry_ns;
-  device->aside = sp_lanes_pending(device);
+  device->aside = sp_streams_pending(device);
   device->report.drained_turn = turn;
   device->report.drained_ns = idle_counts || device->aside || finished_ns > now_ns ? now_ns : finished_ns;
   uint64_t ended_ns = sp_load(&device->ended_ns);
@@ -177,7 +177,7 @@ static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_count
 }
 
 static bool works(const struct sp_device *device) {
-  return !queue_empty(device) || sp_lanes_pending(device);
+  return !queue_empty(device) || sp_streams_pending(device);
 }
 
 static bool runs(struct sp_device *device) {
@@ -189,28 +189,28 @@ static void drain(struct sp_device *device, uint32_t turn) {
   if (!leave_turn(device))
     return;
   bool stands = sp_stands(device);
-  sp_lanes_mark_all(device, NULL, stands ? SP_BY_OTHER : SP_BY_KEEPER);
+  sp_streams_mark_all(device, NULL, stands ? SP_BY_OTHER : SP_BY_KEEPER);
   uint64_t in_flight_ns = sp_device_in_flight(device);
   if (in_flight_ns && !stands && sp_device_foresees(device)) {
     uint64_t now_ns = sp_now_ns(), end_ns = sp_load(&device->began_ns) + in_flight_ns;
     uint64_t residue_ns = end_ns > now_ns ? end_ns - now_ns : 0;
     pthread_mutex_lock(&device->turn_lock);
-    uint64_t foretold_ns = device->report.residue_until_ns;
+    uint64_t published_ns = device->report.residue_until_ns;
     if (device->report.held_turn == turn) {
       device->report.residue_until_ns = now_ns + residue_ns;
       publish(device);
     }
     pthread_mutex_unlock(&device->turn_lock);
     /* Do not wake the arbiter for what it knows: at this moment the next share is being woken. */
-    bool known = foretold_ns + SAME_END_NS > end_ns && foretold_ns < end_ns + SAME_END_NS;
+    bool known = published_ns + SAME_END_NS > end_ns && published_ns < end_ns + SAME_END_NS;
     if (residue_ns && !known)
-      sp_region_ring(&sp_guest.region);
+      sp_region_ring(&sp_this_process.region);
   }
   while (!queue_empty(device)) {
     if (!wait_for_marker(device)) {
       if (sp_stands(device))
         break;
-      sleep_ns(LOOK_MIN_NS); /* another lane has work: its marker is behind this wait in the queue */
+      sleep_ns(LOOK_MIN_NS); /* another stream has work: its marker is behind this wait in the queue */
     }
     if (sp_load(&device->entered))
       return; /* the share got its next turn, and a thread has entered it: this turn is over */
@@ -223,7 +223,7 @@ static void drain(struct sp_device *device, uint32_t turn) {
   bool said = say_drained(device, turn, false); /* idle time need not count: the arbiter bills up to its close */
   pthread_mutex_unlock(&device->turn_lock);
   if (said)
-    sp_region_ring(&sp_guest.region);
+    sp_region_ring(&sp_this_process.region);
 }
 
 /* Return the turn if none of our work runs and nothing was launched since `launches`. The gate may enter the turn
@@ -238,7 +238,7 @@ static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launch
   } else if (say_drained(device, turn, contended)) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with sp_pressure_update: one of the two sees the other */
     if (sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
-      sp_region_ring(&sp_guest.region);
+      sp_region_ring(&sp_this_process.region);
   }
 }
 
@@ -251,10 +251,10 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
 /* The process ends: publish its last counts and return its turn. Else it would be billed for the time in which the
  * kernel takes it apart. A thread that still runs may hold the lock for ever: then the last report stays. */
 __attribute__((destructor)) static void say_last(void) {
-  if (!sp_load(&sp_guest.attached) || sp_guest.region.slot->pid != (int32_t)getpid())
+  if (!sp_load(&sp_this_process.attached) || sp_this_process.region.slot->pid != (int32_t)getpid())
     return; /* a child that was cloned without our fork handler: the slot belongs to its parent */
-  for (uint32_t index = 0; index < sp_guest.device_count; index++) {
-    struct sp_device *device = &sp_guest.devices[index];
+  for (uint32_t index = 0; index < sp_this_process.device_count; index++) {
+    struct sp_device *device = &sp_this_process.devices[index];
     for (int look = 0; look < LAST_LOOKS && works(device); look++) {
       sp_keeper_kick(device);   /* without a kick it looks every 4 ms only */
       sleep_ns(INSIDE_POLL_NS); /* the keeper is about to see the end of work that the program has waited for */
@@ -268,7 +268,7 @@ __attribute__((destructor)) static void say_last(void) {
     uint32_t turn = sp_load(&device->entered);
     if (turn) {
       park_locked(device, turn, sp_threads_launches(device->index), sp_grant_flags(device->grant) & SP_GRANT_CONTENDED);
-      sp_region_ring(&sp_guest.region); /* the grant may have been closed meanwhile */
+      sp_region_ring(&sp_this_process.region); /* the grant may have been closed meanwhile */
     }
     pthread_mutex_unlock(&device->turn_lock);
   }
@@ -314,7 +314,7 @@ void *sp_keeper_run(void *argument) {
   uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), told_ns = 0,
            beside_told_ns = 0, marked_ns = 0;
   bool believed = false; /* that the program pauses: believed once for each piece of work */
-  while (sp_load(&sp_guest.attached)) {
+  while (sp_load(&sp_this_process.attached)) {
     /* Read before the state that a kick announces: so a later kick ends the sleep below at once. */
     uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
     bool standing = false;
@@ -332,16 +332,16 @@ void *sp_keeper_run(void *argument) {
     if (!holding) {
       uint64_t now_ns = sp_now_ns();
       if (now_ns - locked_ns > ASLEEP_NS) {
-        sp_region_relock(&sp_guest.region);
+        sp_region_relock(&sp_this_process.region);
         locked_ns = now_ns;
         sp_keeper_last();
       }
       if (device->beside_ns != beside_told_ns) { /* no report of a turn has published it */
         beside_told_ns = device->beside_ns;
-        sp_region_ring(&sp_guest.region);
+        sp_region_ring(&sp_this_process.region);
       }
-      if (queue_empty(device) && sp_lanes_pending(device)) /* work stood, and its stream was full */
-        sp_lanes_mark_all(device, NULL, SP_BY_KEEPER);
+      if (queue_empty(device) && sp_streams_pending(device)) /* work stood, and its stream was full */
+        sp_streams_mark_all(device, NULL, SP_BY_KEEPER);
       if (queue_empty(device) || standing)
         sleep_until_kicked(device, kick, false, word, standing ? LOOK_STANDING_NS : ASLEEP_NS);
       continue;
@@ -374,13 +374,13 @@ void *sp_keeper_run(void *argument) {
       idle_since_ns = 0;
       tell(device, &told_ns);
       uint64_t now_ns = sp_now_ns();
-      if (now_ns - marked_ns > SPARSE_NS && queue_empty(device) && sp_lanes_sparse(device, now_ns)) {
+      if (now_ns - marked_ns > SPARSE_NS && queue_empty(device) && sp_streams_sparse(device, now_ns)) {
         marked_ns = now_ns;
-        sp_lanes_mark_all(device, NULL, SP_BY_KEEPER); /* its idle time has not been published yet */
+        sp_streams_mark_all(device, NULL, SP_BY_KEEPER); /* its idle time has not been published yet */
       }
       sleep_until_kicked(device, kick, true, word, look_ns);
-    } else if (!standing && sp_lanes_pending(device)) {
-      sp_lanes_mark_all(device, NULL, SP_BY_KEEPER);
+    } else if (!standing && sp_streams_pending(device)) {
+      sp_streams_mark_all(device, NULL, SP_BY_KEEPER);
       if (queue_empty(device))
         sleep_ns(LOOK_CONTENDED_NS); /* the markers were refused: a capture is open */
     } else {
@@ -388,12 +388,12 @@ void *sp_keeper_run(void *argument) {
       if (!idle_since_ns)
         idle_since_ns = now_ns;
       look_ns = LOOK_MIN_NS;
-      if (standing && !sp_stands(device)) { /* the marker of work in another lane is behind it in the queue */
+      if (standing && !sp_stands(device)) { /* the marker of work in another stream is behind it in the queue */
         idle_since_ns = 0;
         sleep_until_kicked(device, kick, true, word, LOOK_CONTENDED_NS);
       } else if (at_once || now_ns - idle_since_ns >= linger) {
         if (standing)
-          sp_lanes_mark_all(device, NULL, SP_BY_OTHER); /* so that its end is seen */
+          sp_streams_mark_all(device, NULL, SP_BY_OTHER); /* so that its end is seen */
         park(device, turn, launches, contended);
         sp_store(&device->synced, 0);
         believed = false;

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 #include "region/uncancelled.h"
 
 #define RETRY_NS 1000000000u

@@ -9,7 +9,7 @@
  * never counts as idle. Only the first work of a turn may, after its launch, have waited for another share's work:
  * there an exactly known length is believed, as far as such a wait can be long.
  */
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 
 #define LATE_NS     15000  /* an event that is stamped this soon after its recording was recorded behind ended work */
 #define LOOSE_NS    50000  /* the mapping of the clocks may be wrong by this, unless it is tight */
@@ -36,12 +36,12 @@ struct sp_bounds {
 
 /* Is the length of the work known exactly? */
 static bool is_exact(const struct sp_marker *marker) {
-  return marker->unit && !marker->stretch && sp_unit_exact(marker->unit);
+  return marker->profile && !marker->stretch && sp_profile_is_exact(marker->profile);
 }
 
 /* If not, is at least the shortest time known that such work has ever taken? */
 static bool is_seen(const struct sp_marker *marker) {
-  return marker->unit && !marker->stretch && !marker->guessed;
+  return marker->profile && !marker->stretch && !marker->guessed;
 }
 
 static int64_t within(int64_t value, int64_t least, int64_t most) {
@@ -50,17 +50,17 @@ static int64_t within(int64_t value, int64_t least, int64_t most) {
 
 static struct sp_bounds bounds_of(const struct sp_device *device, const struct sp_marker *marker) {
   const struct sp_clock *clock = &device->clock;
-  const struct sp_lane *lane = marker->lane;
+  const struct sp_stream_state *state = marker->state;
   bool exact = is_exact(marker);
   int64_t first_ns = (int64_t)marker->first_ns - clock->guess_ns;
   int64_t recorded_ns = (int64_t)marker->recorded_ns - clock->low_ns;
   struct sp_bounds bounds = {
       .from_ns = sp_clock_arrived_ns(clock, marker->first_ns), .end_ns = clock->device_ns, .empty = true};
   bounds.least_ns = exact ? (int64_t)marker->first_ns - sp_clock_most_ns(clock) : first_ns;
-  if (lane->scale == clock->scale) {
-    bounds.dense = clock->sure && recorded_ns + (clock->tight ? 0 : LOOSE_NS) <= lane->ended_ns;
-    int64_t free_ns = lane->ended_ns + clock->event_ns;
-    if (lane->ended_ns >= first_ns) {
+  if (state->scale == clock->scale) {
+    bounds.dense = clock->sure && recorded_ns + (clock->tight ? 0 : LOOSE_NS) <= state->ended_ns;
+    int64_t free_ns = state->ended_ns + clock->event_ns;
+    if (state->ended_ns >= first_ns) {
       bounds.from_ns = bounds.least_ns = free_ns;
       bounds.empty = false;
     } else if (bounds.least_ns < free_ns) {
@@ -77,16 +77,15 @@ static struct sp_bounds bounds_of(const struct sp_device *device, const struct s
 }
 
 /* Add the work to the device's spans. Returns what this adds to the device's idle time. */
-static int64_t add(struct sp_spans *spans, const struct sp_bounds *bounds, int64_t work_ns) {
+static int64_t add(struct sp_busy_intervals *busy, const struct sp_bounds *bounds, int64_t work_ns) {
   int64_t from_ns = bounds->from_ns, end_ns = bounds->end_ns, launched_ns = end_ns - bounds->rest_ns;
   if (work_ns <= bounds->rest_ns) /* it took longer than predicted, or it waited for other work */
-    return sp_spans_add(spans, from_ns, end_ns);
+    return sp_busy_add(busy, from_ns, end_ns);
   if (bounds->late) /* it ran at once, as far as is known */
-    return sp_spans_add(spans, from_ns, within(from_ns + work_ns, from_ns, end_ns));
+    return sp_busy_add(busy, from_ns, within(from_ns + work_ns, from_ns, end_ns));
   if (launched_ns - from_ns > SPARSE_NS && work_ns < end_ns - from_ns) /* it ran with pauses */
-    return sp_spans_add(spans, launched_ns, end_ns) +
-           sp_spans_fill(spans, from_ns, launched_ns, work_ns - bounds->rest_ns);
-  return sp_spans_add(spans, within(end_ns - work_ns, bounds->least_ns, end_ns), end_ns);
+    return sp_busy_add(busy, launched_ns, end_ns) + sp_busy_fill(busy, from_ns, launched_ns, work_ns - bounds->rest_ns);
+  return sp_busy_add(busy, within(end_ns - work_ns, bounds->least_ns, end_ns), end_ns);
 }
 
 /* A turn may be granted before its predecessor's work has ended, and then the turn's first work waits for that. If the
@@ -114,14 +113,14 @@ static void await_device(struct sp_device *device, const struct sp_marker *marke
  * kernel that spins: beside one other share it had half of the time, give or take a slice. */
 static void account_beside(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                            int64_t back_ns) {
-  struct sp_spans *spans = &device->spans;
+  struct sp_busy_intervals *busy = &device->busy;
   int64_t work_ns = (int64_t)marker->work_ns, end_ns = within(bounds->end_ns, INT64_MIN, back_ns);
   int64_t span_ns = bounds->end_ns - bounds->from_ns, least_ns = span_ns / 2 - SLICE_NS;
   if (is_seen(marker) && work_ns < span_ns)
     bounds->from_ns = bounds->least_ns = bounds->end_ns - (work_ns < least_ns ? least_ns : work_ns);
   if (bounds->from_ns < end_ns) {
-    int64_t until_ns = spans->until_ns, idle_ns = sp_spans_add(spans, bounds->from_ns, end_ns);
-    device->beside_ns += (uint64_t)(spans->until_ns - until_ns - idle_ns);
+    int64_t until_ns = busy->until_ns, idle_ns = sp_busy_add(busy, bounds->from_ns, end_ns);
+    device->beside_ns += (uint64_t)(busy->until_ns - until_ns - idle_ns);
     sp_store(&device->slot->beside_until_us, (uint32_t)((uint64_t)(end_ns + device->clock.guess_ns) / 1000));
     __atomic_store_n(&device->slot->beside_ns, device->beside_ns, __ATOMIC_RELEASE);
   }
@@ -135,7 +134,7 @@ static void account_beside(struct sp_device *device, const struct sp_marker *mar
  * it and back. The arbiter knows whether another share had work then. */
 static void account_put_off(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   int64_t put_off_ns = bounds->end_ns - bounds->from_ns - (int64_t)marker->work_ns;
-  if (!device->clock.sure || bounds->late || !is_exact(marker) || device->sole != marker->lane ||
+  if (!device->clock.sure || bounds->late || !is_exact(marker) || device->sole != marker->state ||
       put_off_ns < PUT_OFF_NS)
     return;
   device->put_off_ns += (uint64_t)put_off_ns;
@@ -150,13 +149,13 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
   uint64_t back_ns = __atomic_load_n(&device->back_ns, __ATOMIC_ACQUIRE);
   int64_t idle_ns = 0;
   if (fresh_ns) {
-    sp_spans_begin(&device->spans, (int64_t)fresh_ns - clock->guess_ns);
+    sp_busy_begin(&device->busy, (int64_t)fresh_ns - clock->guess_ns);
   } else if (device->scale == 0) {
-    sp_spans_begin(&device->spans, bounds.end_ns);
+    sp_busy_begin(&device->busy, bounds.end_ns);
     device->ours_ns = INT64_MIN;
   } else if (device->scale !=
              clock->scale) { /* the spans are on another context's scale: the host's clock connects the two */
-    sp_spans_shift(&device->spans, device->told_guess_ns - clock->guess_ns);
+    sp_busy_shift(&device->busy, device->told_guess_ns - clock->guess_ns);
     if (device->ours_ns != INT64_MIN)
       device->ours_ns += device->told_guess_ns - clock->guess_ns;
   } else {
@@ -172,16 +171,16 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
     device->ours_ns = INT64_MIN;
     /* More work that ended before may follow: the turn's own work begins with the first that did not end before. */
     if (!aside && bounds.end_ns > at_ns) {
-      sp_spans_begin(&device->spans, at_ns);
+      sp_busy_begin(&device->busy, at_ns);
       __atomic_compare_exchange_n(&device->back_ns, &back_ns, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }
   } else {
     await_device(device, marker, &bounds, fresh_ns != 0);
     account_put_off(device, marker, &bounds);
   }
-  idle_ns += add(&device->spans, &bounds, (int64_t)marker->work_ns);
+  idle_ns += add(&device->busy, &bounds, (int64_t)marker->work_ns);
   __atomic_fetch_add(&device->starved_ns, idle_ns, __ATOMIC_RELAXED);
-  uint64_t ended_ns = (uint64_t)(device->spans.until_ns + clock->guess_ns), finished_ns = sp_load(&device->finished_ns);
+  uint64_t ended_ns = (uint64_t)(device->busy.until_ns + clock->guess_ns), finished_ns = sp_load(&device->finished_ns);
   sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
 }
 
@@ -191,45 +190,45 @@ static void learn_arrival(struct sp_device *device, const struct sp_marker *mark
   struct sp_clock *clock = &device->clock;
   int64_t began_ns = bounds->end_ns - (int64_t)marker->work_ns, latency_ns = began_ns - bounds->from_ns;
   if (bounds->empty && !bounds->late && clock->sure && !sp_load(&device->fresh_ns) && is_exact(marker) &&
-      !marker->foreign && !marker->lane->foreign && latency_ns > -LATENCY_NS && latency_ns < LATENCY_NS)
+      !marker->foreign && !marker->state->foreign && latency_ns > -LATENCY_NS && latency_ns < LATENCY_NS)
     sp_clock_learn_arrival(clock, marker->first_ns, began_ns);
 }
 
 /* Learn a unit's length. Not between markers of the keeper: a launch that was under way while one was recorded may be
  * in front of the marker but counted behind it, so the number of launches in between is not known. */
 static void learn_unit(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
-  if (marker->foreign || marker->lane->foreign)
+  if (marker->foreign || marker->state->foreign)
     return;
-  sp_unit_learn(marker->unit, marker->version, marker->launches, (uint64_t)(bounds->end_ns - bounds->least_ns),
-                bounds->dense && marker->alone);
-  uint64_t unit_ns = sp_device_predicts(device, sp_load(&marker->unit->predicted_ns));
+  sp_profile_learn(marker->profile, marker->version, marker->launches, (uint64_t)(bounds->end_ns - bounds->least_ns),
+                   bounds->dense && marker->alone);
+  uint64_t unit_ns = sp_device_predicts(device, sp_load(&marker->profile->predicted_ns));
   uint64_t longest_ns = device->longest_ns -
                         device->longest_ns / 1024; /* decays, so that units which do not come any more are forgotten */
   sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
 }
 
-/* Does any other lane have work in flight? */
-static bool others(const struct sp_device *device, const struct sp_lane *lane) {
+/* Does any other stream have work in flight? */
+static bool others(const struct sp_device *device, const struct sp_stream_state *state) {
   uint32_t tail = __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE);
   for (uint32_t place = device->queue_head; place != tail; place++)
-    if (device->queue[place % SP_MARKERS_MAX].lane != lane)
+    if (device->queue[place % SP_MARKERS_MAX].state != state)
       return true;
-  return sp_lanes_unmarked(device);
+  return sp_streams_unmarked(device);
 }
 
 /* If a unit's length depends on its data, its prediction comes from its short runs, so too much of it would be in
- * flight. So predictions are stretched by the ratio of what the work of a lane takes on average to what was predicted.
- * Only a lane that has the device to itself counts: beside another lane a kernel may spin until the other's kernel has
- * run, and a stretch from that would hold that kernel back. */
+ * flight. So predictions are stretched by the ratio of what the work of a stream takes on average to what was
+ * predicted. Only a stream that has the device to itself counts: beside another stream a kernel may spin until the
+ * other's kernel has run, and a stretch from that would hold that kernel back. */
 static void learn_stretch(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
-  const struct sp_lane *lane = marker->lane;
-  bool sole = device->sole == lane,
-       ours = lane->ended_ns + device->clock.guess_ns > (int64_t)sp_load(&device->entry_ns);
-  device->sole = others(device, lane) ? NULL : lane;
-  if (!sole || !device->sole || !ours || !marker->unit || marker->guessed)
+  const struct sp_stream_state *state = marker->state;
+  bool sole = device->sole == state,
+       ours = state->ended_ns + device->clock.guess_ns > (int64_t)sp_load(&device->entry_ns);
+  device->sole = others(device, state) ? NULL : state;
+  if (!sole || !device->sole || !ours || !marker->profile || marker->guessed)
     return;
   uint64_t thought_ns = marker->work_ns * SP_STRETCH / (SP_STRETCH + marker->stretch);
-  uint64_t took_ns = (uint64_t)(bounds->end_ns - (bounds->dense ? lane->ended_ns : bounds->least_ns));
+  uint64_t took_ns = (uint64_t)(bounds->end_ns - (bounds->dense ? state->ended_ns : bounds->least_ns));
   bool longer = took_ns > sp_device_predicts(device, thought_ns);
   /* With a long stretch only one unit is in flight, and the stream runs empty after each. Such a unit took at most the
    * time since its launch; this bound can still show that the stretch is too long. */
@@ -261,14 +260,14 @@ static void learn_record(struct sp_clock *clock, int64_t took_ns) {
  * device, which is not work. */
 static void learn_edge(struct sp_device *device, const struct sp_marker *marker) {
   struct sp_clock *clock = &device->clock;
-  const struct sp_lane *lane = marker->lane;
+  const struct sp_stream_state *state = marker->state;
   int64_t recorded_ns = (int64_t)marker->recorded_ns - clock->guess_ns, took_ns = clock->device_ns - recorded_ns;
-  if (!clock->tight || lane->scale != clock->scale)
+  if (!clock->tight || state->scale != clock->scale)
     return;
-  if (recorded_ns > lane->ended_ns && took_ns >= 0 && took_ns < LATE_NS)
+  if (recorded_ns > state->ended_ns && took_ns >= 0 && took_ns < LATE_NS)
     learn_record(clock, took_ns);
-  took_ns = clock->device_ns - lane->ended_ns;
-  if (recorded_ns < lane->ended_ns && marker->pieces == sp_load(&lane->pieces_done) + 1 && took_ns < SP_EVENT_NS)
+  took_ns = clock->device_ns - state->ended_ns;
+  if (recorded_ns < state->ended_ns && marker->pieces == sp_load(&state->pieces_done) + 1 && took_ns < SP_EVENT_NS)
     clock->event_ns = clock->event_ns ? clock->event_ns + (took_ns - clock->event_ns) / 8 : took_ns;
 }
 
@@ -280,8 +279,8 @@ static void learn_wait(struct sp_device *device, const struct sp_marker *marker)
 
 void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
-  struct sp_lane *lane = marker.lane;
-  if (waited && !sp_load(&lane->dead)) {
+  struct sp_stream_state *state = marker.state;
+  if (waited && !sp_load(&state->dead)) {
     sp_clock_finish(device, &marker, blocked);
     if (marker.launches) { /* if there are none, it is an edge alone */
       struct sp_bounds bounds = bounds_of(device, &marker);
@@ -292,21 +291,21 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
         learn_record(&device->clock, bounds.rest_ns);
       account(device, &marker, bounds);
       learn_stretch(device, &marker, &bounds);
-      if (marker.unit)
+      if (marker.profile)
         learn_unit(device, &marker, &bounds);
     }
     if (marker.awaits)
       learn_wait(device, &marker);
     else if (!marker.launches)
       learn_edge(device, &marker);
-    lane->ended_ns = device->clock.device_ns;
-    lane->scale = device->clock.scale;
-    lane->foreign = marker.foreign;
+    state->ended_ns = device->clock.device_ns;
+    state->scale = device->clock.scale;
+    state->foreign = marker.foreign;
   }
-  sp_store(&lane->pieces_done, marker.pieces);
+  sp_store(&state->pieces_done, marker.pieces);
   pthread_mutex_lock(&device->queue_lock);
   __atomic_store_n(&device->queue_head, device->queue_head + 1, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&device->queue_lock);
-  __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+  __atomic_fetch_sub(&state->outstanding, 1, __ATOMIC_ACQ_REL);
   __atomic_fetch_add(&device->completed_ns, marker.work_ns, __ATOMIC_ACQ_REL);
 }

@@ -1,21 +1,21 @@
 /* Predicts durations, with one row for each function and grid, or executable graph. Predictions bound the work in
- * flight and foretell the end of a drain; they are never billed. Rows are read and written without a lock: a torn or
- * lost update costs one imprecise prediction. */
-#include "hook/gate/guest.h"
+ * flight and publish_drain_eta the end of a drain; they are never billed. Rows are read and written without a lock: a
+ * torn or lost update costs one imprecise prediction. */
+#include "hook/gate/process.h"
 
 #define ROWS   16384u /* a power of two; 256 KiB, touched as used */
 #define PROBES 4u
 
-static struct sp_unit rows[ROWS];
+static struct sp_work_profile rows[ROWS];
 
 static inline uint64_t hash_of(uint64_t key) {
   return key * 0x9e3779b97f4a7c15u >> 40;
 }
 
-struct sp_unit *sp_unit_find(uint64_t key) {
+struct sp_work_profile *sp_profile_find(uint64_t key) {
   uint64_t hash = hash_of(key);
   for (uint64_t probe = 0; probe < PROBES; probe++) {
-    struct sp_unit *row = &rows[(hash + probe) & (ROWS - 1)];
+    struct sp_work_profile *row = &rows[(hash + probe) & (ROWS - 1)];
     uint64_t found = sp_load(&row->key);
     if (sp_likely(found == key))
       return row;
@@ -27,17 +27,17 @@ struct sp_unit *sp_unit_find(uint64_t key) {
     }
   }
   /* No row is free here: the new unit takes over the first row and learns anew. */
-  struct sp_unit *row = &rows[hash & (ROWS - 1)];
+  struct sp_work_profile *row = &rows[hash & (ROWS - 1)];
   sp_store(&row->key, key);
   sp_store(&row->predicted_ns, 0);
   sp_store(&row->learned, sp_load(&row->version));
   return row;
 }
 
-void sp_unit_changed(uint64_t key, bool gone) {
+void sp_profile_changed(uint64_t key, bool gone) {
   uint64_t hash = hash_of(key);
   for (uint64_t probe = 0; probe < PROBES; probe++) {
-    struct sp_unit *row = &rows[(hash + probe) & (ROWS - 1)];
+    struct sp_work_profile *row = &rows[(hash + probe) & (ROWS - 1)];
     if (sp_load(&row->key) != key)
       continue;
     uint8_t version = (uint8_t)(sp_load(&row->version) + 2);
@@ -50,11 +50,12 @@ void sp_unit_changed(uint64_t key, bool gone) {
   }
 }
 
-void sp_unit_learn(struct sp_unit *unit, uint8_t version, uint32_t launches, uint64_t elapsed_ns, bool exact) {
-  if (launches == 0 || version != sp_load(&unit->version))
+void sp_profile_learn(struct sp_work_profile *profile, uint8_t version, uint32_t launches, uint64_t elapsed_ns,
+                      bool exact) {
+  if (launches == 0 || version != sp_load(&profile->version))
     return;
-  uint64_t known = sp_unit_stale(unit) ? 0 : sp_load(&unit->predicted_ns), measured = elapsed_ns / launches;
-  bool was_exact = known && sp_unit_exact(unit);
+  uint64_t known = sp_profile_is_stale(profile) ? 0 : sp_load(&profile->predicted_ns), measured = elapsed_ns / launches;
+  bool was_exact = known && sp_profile_is_exact(profile);
   if (exact && !was_exact)
     known = 0; /* the known length included the time that a launch takes to arrive */
   if (known && !exact && measured >= known)
@@ -67,6 +68,6 @@ void sp_unit_learn(struct sp_unit *unit, uint8_t version, uint32_t launches, uin
     measured = 1;
   if (measured > UINT32_MAX)
     measured = UINT32_MAX;
-  sp_store(&unit->predicted_ns, (uint32_t)measured);
-  sp_store(&unit->learned, (uint8_t)(version | (exact || was_exact)));
+  sp_store(&profile->predicted_ns, (uint32_t)measured);
+  sp_store(&profile->learned, (uint8_t)(version | (exact || was_exact)));
 }

@@ -2,21 +2,21 @@
  * Records markers behind the work of a stream.
  *
  * A marker is a timing event behind the work. It gives both answers that the gate needs: progress (the keeper waits for
- * the marker and wakes the gate) and durations (the elapsed device time between two markers of a lane). Launching
+ * the marker and wakes the gate) and durations (the elapsed device time between two markers of a stream). Launching
  * threads record markers, but never query or wait for one. A record may wait for room in its stream, so no lock that
  * other threads need is held meanwhile.
  */
 #include <string.h>
 
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 #include "region/uncancelled.h"
 
 #define PIECES_MAX 512u /* half of what the driver's queue for a stream holds; copies and waits are not counted */
 
 /* If the stream may be full, only the thread that launches into it may record there. For in a full stream the driver
  * waits for room, and the stream may wait for a thread of the program: another recorder could be that very thread. */
-static bool may_be_full(const struct sp_lane *lane) {
-  return lane->pieces + sp_load(&lane->batch_launches) - sp_load(&lane->pieces_done) > PIECES_MAX;
+static bool may_be_full(const struct sp_stream_state *state) {
+  return state->pieces + sp_load(&state->batch_launches) - sp_load(&state->pieces_done) > PIECES_MAX;
 }
 
 /* Reserve a place in the queue, before the driver is called: so the queue need not be locked during the call. */
@@ -43,50 +43,51 @@ static uint32_t use_place(struct sp_device *device, const struct sp_marker *mark
   return place + 1;
 }
 
-/* Move the lane's pending work into the marker. The work is always visible somewhere: `outstanding` rises before the
- * pending work vanishes into the marker (pairs with sp_lanes_pending), and `marked` rises before the event can finish.
+/* Move the stream's pending work into the marker. The work is always visible somewhere: `outstanding` rises before the
+ * pending work vanishes into the marker (pairs with sp_streams_pending), and `marked` rises before the event can
+ * finish.
  */
-static void take_pending(struct sp_lane *lane, struct sp_marker *marker) {
-  marker->first_ns = sp_load(&lane->batch_ns);
-  marker->unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
-  marker->version = sp_load(&lane->batch_version);
-  marker->guessed = sp_load(&lane->batch_guessed);
-  marker->launches = sp_load(&lane->batch_launches);
-  __atomic_fetch_add(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
-  marker->work_ns = __atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL);
-  sp_store(&lane->batch_unit, NULL);
-  sp_store(&lane->batch_mixed, false);
-  sp_store(&lane->batch_guessed, false);
-  sp_store(&lane->batch_launches, 0);
-  __atomic_fetch_add(&lane->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
-  marker->stretch = sp_load(&lane->device->stretch);
+static void take_pending(struct sp_stream_state *state, struct sp_marker *marker) {
+  marker->first_ns = sp_load(&state->batch_ns);
+  marker->profile = sp_load(&state->batch_mixed) ? NULL : sp_load(&state->batch_profile);
+  marker->version = sp_load(&state->batch_version);
+  marker->guessed = sp_load(&state->batch_guessed);
+  marker->launches = sp_load(&state->batch_launches);
+  __atomic_fetch_add(&state->outstanding, 1, __ATOMIC_ACQ_REL);
+  marker->work_ns = __atomic_exchange_n(&state->pending_ns, 0, __ATOMIC_ACQ_REL);
+  sp_store(&state->batch_profile, NULL);
+  sp_store(&state->batch_mixed, false);
+  sp_store(&state->batch_guessed, false);
+  sp_store(&state->batch_launches, 0);
+  __atomic_fetch_add(&state->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
+  marker->stretch = sp_load(&state->device->stretch);
   marker->recorded_ns = sp_now_ns();
-  marker->pieces = lane->pieces + marker->launches + 1;
+  marker->pieces = state->pieces + marker->launches + 1;
 }
 
 /* Move the work back, in the opposite order, in front of what has been launched since. */
-static void put_back(struct sp_lane *lane, const struct sp_marker *marker) {
-  if (sp_load(&lane->batch_unit) || !marker->unit) {
-    sp_store(&lane->batch_mixed, true); /* nothing is learned from it, even if it is all of one unit */
+static void put_back(struct sp_stream_state *state, const struct sp_marker *marker) {
+  if (sp_load(&state->batch_profile) || !marker->profile) {
+    sp_store(&state->batch_mixed, true); /* nothing is learned from it, even if it is all of one unit */
   } else {
-    sp_store(&lane->batch_version, marker->version);
-    sp_store(&lane->batch_unit, marker->unit);
+    sp_store(&state->batch_version, marker->version);
+    sp_store(&state->batch_profile, marker->profile);
   }
   if (marker->guessed)
-    sp_store(&lane->batch_guessed, true);
-  sp_store(&lane->batch_ns, marker->first_ns);
-  sp_store(&lane->batch_launches, sp_load(&lane->batch_launches) + marker->launches);
-  __atomic_fetch_add(&lane->pending_ns, marker->work_ns, __ATOMIC_ACQ_REL);
-  __atomic_fetch_sub(&lane->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
-  __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+    sp_store(&state->batch_guessed, true);
+  sp_store(&state->batch_ns, marker->first_ns);
+  sp_store(&state->batch_launches, sp_load(&state->batch_launches) + marker->launches);
+  __atomic_fetch_add(&state->pending_ns, marker->work_ns, __ATOMIC_ACQ_REL);
+  __atomic_fetch_sub(&state->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
+  __atomic_fetch_sub(&state->outstanding, 1, __ATOMIC_ACQ_REL);
 }
 
 /* Give up work that will never get a marker, because its context has failed for good, or its stream was destroyed
  * unseen. It counts as finished, and as passed. */
-static void give_up(struct sp_lane *lane, const struct sp_marker *marker) {
-  __atomic_fetch_add(&lane->device->passed, marker->launches, __ATOMIC_RELAXED);
-  __atomic_fetch_sub(&lane->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
-  __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+static void give_up(struct sp_stream_state *state, const struct sp_marker *marker) {
+  __atomic_fetch_add(&state->device->passed, marker->launches, __ATOMIC_RELAXED);
+  __atomic_fetch_sub(&state->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
+  __atomic_fetch_sub(&state->outstanding, 1, __ATOMIC_ACQ_REL);
 }
 
 /* Is the driver's error permanent? Errors about captures and for want of memory are not. */
@@ -96,78 +97,78 @@ static bool is_final(CUresult result) {
          (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
 }
 
-/* Record a marker, with the lane locked. Returns the place in the queue + 1; 0: not recorded. */
-static uint32_t mark_locked(struct sp_lane *lane, enum sp_recorder recorder, bool edged) {
+/* Record a marker, with the state locked. Returns the place in the queue + 1; 0: not recorded. */
+static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged) {
   const struct sp_driver *driver = sp_driver();
-  struct sp_device *device = lane->device;
-  CUevent *event = &lane->events[lane->next_event];
+  struct sp_device *device = state->device;
+  CUevent *event = &state->events[state->next_event];
   /* Two events stay out of reuse: the last finished, which the clock goes on from, and the one to come. */
-  if (!lane->live || lane->dead || sp_load(&lane->outstanding) >= SP_LANE_EVENTS - 2 || !keep_place(device))
+  if (!state->live || state->dead || sp_load(&state->outstanding) >= SP_STREAM_EVENTS - 2 || !keep_place(device))
     return 0;
-  bool entered = sp_context_enter(lane->context);
+  bool entered = sp_context_enter(state->context);
   CUresult result = *event ? CUDA_SUCCESS : driver->cuEventCreate(event, CU_EVENT_BLOCKING_SYNC);
   struct sp_marker marker = {
-      .lane = lane, .event = *event, .foreign = recorder == SP_BY_OTHER || recorder == SP_BY_KEEPER};
-  take_pending(lane, &marker);
+      .state = state, .event = *event, .foreign = recorder == SP_BY_OTHER || recorder == SP_BY_KEEPER};
+  take_pending(state, &marker);
   marker.alone = edged && marker.launches == 1;
-  marker.awaits = recorder == SP_BY_LAUNCHER && marker.launches == 0 && sp_load(&lane->awaits);
+  marker.awaits = recorder == SP_BY_LAUNCHER && marker.launches == 0 && sp_load(&state->awaits);
   if (result == CUDA_SUCCESS)
-    result = sp_lane_record(lane, *event, recorder == SP_BY_LAUNCHER);
+    result = sp_stream_record(state, *event, recorder == SP_BY_LAUNCHER);
   if (entered)
     sp_context_leave();
   if (result == CUDA_SUCCESS) {
-    lane->pieces = marker.pieces;
-    lane->next_event = (lane->next_event + 1) % SP_LANE_EVENTS;
+    state->pieces = marker.pieces;
+    state->next_event = (state->next_event + 1) % SP_STREAM_EVENTS;
     return use_place(device, &marker);
   }
   use_place(device, NULL);
   if (is_final(result))
-    give_up(lane, &marker);
+    give_up(state, &marker);
   else
-    put_back(lane, &marker);
+    put_back(state, &marker);
   return 0;
 }
 
-uint32_t sp_lane_mark_by(struct sp_lane *lane, enum sp_recorder recorder, bool edged) {
+uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recorder, bool edged) {
   const struct sp_driver *driver = sp_driver();
   if (!driver->cuEventCreate || !driver->cuEventRecord)
     return 0;
   SP_UNCANCELLED;
-  if (pthread_mutex_trylock(&lane->lock))
+  if (pthread_mutex_trylock(&state->lock))
     return 0; /* another thread is recording a marker at this moment */
-  uint32_t place = recorder > SP_BY_LAUNCHER && recorder < SP_BY_KEEPER && may_be_full(lane)
+  uint32_t place = recorder > SP_BY_LAUNCHER && recorder < SP_BY_KEEPER && may_be_full(state)
                        ? 0
-                       : mark_locked(lane, recorder, edged);
-  pthread_mutex_unlock(&lane->lock);
+                       : mark_locked(state, recorder, edged);
+  pthread_mutex_unlock(&state->lock);
   return place;
 }
 
-bool sp_lane_mark(struct sp_lane *lane, bool launching, bool edged) {
-  bool marked = sp_lane_mark_by(lane, launching ? SP_BY_LAUNCHER : SP_BY_CALLER, edged) != 0;
+bool sp_stream_mark(struct sp_stream_state *state, bool launching, bool edged) {
+  bool marked = sp_stream_mark_by(state, launching ? SP_BY_LAUNCHER : SP_BY_CALLER, edged) != 0;
   if (marked)
-    sp_keeper_kick(lane->device);
+    sp_keeper_kick(state->device);
   return marked;
 }
 
-bool sp_lane_measure(struct sp_lane *lane, bool edged) {
-  return sp_lane_mark_by(lane, SP_BY_LAUNCHER, edged) != 0;
+bool sp_stream_measure(struct sp_stream_state *state, bool edged) {
+  return sp_stream_mark_by(state, SP_BY_LAUNCHER, edged) != 0;
 }
 
-void sp_lane_start(struct sp_lane *lane) {
+void sp_stream_start(struct sp_stream_state *state) {
   const struct sp_driver *driver = sp_driver();
-  struct sp_device *device = lane->device;
+  struct sp_device *device = state->device;
   SP_UNCANCELLED;
-  __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
-  if (!driver->cuEventCreate || !driver->cuEventRecord || pthread_mutex_trylock(&lane->lock))
+  __atomic_store_n(&device->start_state, NULL, __ATOMIC_RELEASE);
+  if (!driver->cuEventCreate || !driver->cuEventRecord || pthread_mutex_trylock(&state->lock))
     return;
-  bool entered = sp_context_enter(lane->context);
-  lane->start_idle = !sp_load(&lane->awaits);
-  lane->start_ns = sp_now_ns();
-  if (lane->live && !lane->dead &&
-      (lane->start_event || driver->cuEventCreate(&lane->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&
-      sp_lane_record(lane, lane->start_event, true) == CUDA_SUCCESS)
-    __atomic_store_n(&device->start_lane, lane, __ATOMIC_RELEASE);
+  bool entered = sp_context_enter(state->context);
+  state->start_idle = !sp_load(&state->awaits);
+  state->start_ns = sp_now_ns();
+  if (state->live && !state->dead &&
+      (state->start_event || driver->cuEventCreate(&state->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&
+      sp_stream_record(state, state->start_event, true) == CUDA_SUCCESS)
+    __atomic_store_n(&device->start_state, state, __ATOMIC_RELEASE);
   if (entered)
     sp_context_leave();
-  pthread_mutex_unlock(&lane->lock);
+  pthread_mutex_unlock(&state->lock);
 }

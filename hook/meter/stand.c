@@ -3,15 +3,15 @@
  * in flight but does not run, so another share can have the device meanwhile. The launch behind such a wait records an
  * edge in front of itself (ADR 29), which tells when the wait is over.
  */
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 
 /* Is the marker's wait over? The keeper asks instead of waiting in the driver, where it could not return the turn. */
 static bool is_over(const struct sp_marker *marker) {
   const struct sp_driver *driver = sp_driver();
-  if (!driver->cuEventQuery || sp_load(&marker->lane->dead))
+  if (!driver->cuEventQuery || sp_load(&marker->state->dead))
     return true;
   if (driver->cuCtxSetCurrent)
-    driver->cuCtxSetCurrent(marker->lane->context); /* a driver may refuse an event of another context */
+    driver->cuCtxSetCurrent(marker->state->context); /* a driver may refuse an event of another context */
   return driver->cuEventQuery(marker->event) != CUDA_ERROR_NOT_READY;
 }
 
@@ -26,13 +26,13 @@ bool sp_stands_first(const struct sp_device *device) {
 
 bool sp_stands(struct sp_device *device) {
   uint32_t tail = __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE), look = ++device->looks;
-  if (device->queue_head == tail || sp_lanes_unmarked(device))
+  if (device->queue_head == tail || sp_streams_unmarked(device))
     return false;
   for (uint32_t place = device->queue_head; place != tail; place++) {
     const struct sp_marker *marker = marker_at(device, place);
-    if (marker->lane->looked == look)
-      continue; /* it is behind the first marker of its lane */
-    marker->lane->looked = look;
+    if (marker->state->looked == look)
+      continue; /* it is behind the first marker of its stream */
+    marker->state->looked = look;
     if (!marker->awaits || is_over(marker))
       return false;
   }

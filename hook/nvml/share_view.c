@@ -2,12 +2,12 @@
 #include <errno.h>
 #include <string.h>
 
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 #include "hook/nvml/nvml.h"
 
 bool sp_view_open(struct sp_view *view) {
-  if (__atomic_load_n(&sp_guest.attached, __ATOMIC_ACQUIRE)) {
-    view->region = &sp_guest.region;
+  if (__atomic_load_n(&sp_this_process.attached, __ATOMIC_ACQUIRE)) {
+    view->region = &sp_this_process.region;
     return true;
   }
   int saved = errno;

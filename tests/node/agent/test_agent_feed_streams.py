@@ -74,9 +74,9 @@ async def feeding(
     devices: int = 2,
     shown: list[NodeStatus] | None = None,
 ) -> AsyncIterator[Tally]:
-    """Run a feed with ten times as many pictures, of changing numbers, that looks for its schedulers all the time.
+    """Run a feed with ten times as many snapshots, of changing numbers, that looks for its schedulers all the time.
 
-    The pictures that the feed gets also go to `shown`.
+    The snapshots that the feed gets also go to `shown`.
     """
     known = [replace(H200, uuid=f"GPU-{number}", index=number) for number in range(devices)]
 

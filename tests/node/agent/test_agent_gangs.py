@@ -254,7 +254,7 @@ def test_the_arbiter_joins_and_parts_shares_in_any_order(tmp_path: Path) -> None
                 lambda gone=gone: arbiter.read_turn_times(gone, 0),
                 lambda gone=gone: arbiter.read_processes(gone),
                 lambda gone=gone: arbiter.read_holdings(gone, 0),
-                lambda gone=gone: arbiter.read_mishaps(gone),
+                lambda gone=gone: arbiter.read_diagnostics(gone),
             ):
                 with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno is what is asked for
                     call()

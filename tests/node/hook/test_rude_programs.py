@@ -81,7 +81,7 @@ def test_without_its_helper_thread_a_program_runs_on_and_is_metered_when_it_can_
     assert usage.passed >= without
     assert 0 < usage.launches <= metered
     assert usage.used_ns < metered * 700_000
-    told = {mishap.kind for mishap in arbiter.native.read_mishaps(share.handle)}
+    told = {diagnostic.kind for diagnostic in arbiter.native.read_diagnostics(share.handle)}
     assert Kind.KEEPER in told
 
 

@@ -155,5 +155,5 @@ def test_what_is_beyond_the_tables_of_streams_and_threads_passes_and_is_counted_
     )
     until(lambda: share.usage().passed + share.usage().launches == launches)
     assert share.usage().passed == passed
-    assert Kind.CROWDED in {mishap.kind for mishap in arbiter.native.read_mishaps(share.handle)}
+    assert Kind.CROWDED in {diagnostic.kind for diagnostic in arbiter.native.read_diagnostics(share.handle)}
     assert program.lines() == []

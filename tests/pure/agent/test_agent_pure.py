@@ -20,7 +20,7 @@ from sharepod.agent.devices import health
 from sharepod.agent.devices.device import MPS_REASON, DeviceLook, DeviceProcess, DeviceStatus, NodeStatus
 from sharepod.agent.devices.monitor import Devices
 from sharepod.agent.devices.nvml import XidEvents
-from sharepod.agent.devices.unmanaged import ForeignProcesses, unmetered_cause
+from sharepod.agent.devices.unmanaged import UnmanagedProcesses, unmetered_cause
 from sharepod.agent.errors import UnknownShare
 from sharepod.agent.shares.environ import names_mps, region_in
 from sharepod.agent.shares.ledger import MINUTE_NS, SECOND_NS, Account
@@ -163,7 +163,7 @@ def test_only_a_named_pipe_directory_sends_a_program_to_mps() -> None:
 
 
 def test_a_process_that_attaches_within_the_grace_is_not_foreign() -> None:
-    finder = ForeignProcesses([])
+    finder = UnmanagedProcesses([])
     process = DeviceProcess(7, "python", 100)
     assert finder.step(H200.uuid, [process], set(), 0) == []
     assert finder.step(H200.uuid, [process], {7}, SECOND_NS) == []
@@ -171,7 +171,7 @@ def test_a_process_that_attaches_within_the_grace_is_not_foreign() -> None:
 
 
 def test_a_process_of_a_share_that_runs_unmetered_is_told_once_with_its_cause_and_counted_apart() -> None:
-    finder = ForeignProcesses([])
+    finder = UnmanagedProcesses([])
     seen = [DeviceProcess(7, "python", 100, "/x"), DeviceProcess(8, "python", 100)]
     causes = {7: unmetered_cause(errno.ENOENT)}
     found = [found for second in range(10) for found in finder.step(H200.uuid, seen, {}, second * SECOND_NS, causes)]

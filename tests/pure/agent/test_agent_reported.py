@@ -1,4 +1,4 @@
-"""Test the pictures of the node that the scheduler is told, in virtual time: noise is no change, all else is told."""
+"""Test the snapshots of the node that the scheduler is told, in virtual time: noise is no change, all else is told."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharepod.agent.api.plugin import Report
-from sharepod.agent.api.snapshot import MEMORY_STEP_BYTES, Painter, Picture, message, settled
+from sharepod.agent.api.snapshot import MEMORY_STEP_BYTES, Snapshot, SnapshotBuilder, message, settled
 from sharepod.agent.devices.device import DeviceInfo, DeviceStatus, NodeStatus
 from sharepod.agent.shares.ledger import MINUTE_NS, OLD_NS, QUARTER_NS, SECOND_NS, Account, DeviceAccount
 from sharepod.agent.shares.share import (
@@ -63,32 +63,32 @@ def test_what_is_told_is_never_off_by_more_than_a_step(values: list[int]) -> Non
 
 def test_a_picture_has_what_there_is_of_devices_and_shares() -> None:
     plugin = Report(offer=pb.PluginOffer(device_uuids=[H200_B.uuid]))
-    painter = Painter()
+    builder = SnapshotBuilder()
     share = held(used_1m_millipercent=20_300, waited_1m_millipercent=5000)
     second = held("b", used_1m_millipercent=0, waited_1m_millipercent=97_000)
-    picture = painter.paint(status(1, share, second, memory=3 * GIB, plugin=plugin))
-    assert [device.offered for device in picture.devices] == [False, True]
-    assert picture.devices[0].uuid == H200.uuid
-    assert picture.device_numbers[0].waited_1m_millipercent == 102_000
-    assert abs(picture.device_numbers[0].memory_used_bytes - 3 * GIB) < H200.memory_total_bytes // 1000
-    told = picture.shares[0]
+    snapshot = builder.build(status(1, share, second, memory=3 * GIB, plugin=plugin))
+    assert [device.offered for device in snapshot.devices] == [False, True]
+    assert snapshot.devices[0].uuid == H200.uuid
+    assert snapshot.device_numbers[0].waited_1m_millipercent == 102_000
+    assert abs(snapshot.device_numbers[0].memory_used_bytes - 3 * GIB) < H200.memory_total_bytes // 1000
+    told = snapshot.shares[0]
     assert (told.pod_uid, told.namespace, told.pod, told.container) == ("u", "team", "pod-a", "main")
     assert (told.request_millipercent, told.limit_millipercent, told.memory_limit_bytes) == (30_000, 60_000, GIB)
-    assert picture.share_numbers[0].used_1m_millipercent == 20_000
+    assert snapshot.share_numbers[0].used_1m_millipercent == 20_000
 
 
 def test_noise_is_no_difference_and_an_idle_node_has_none() -> None:
-    painter = Painter()
-    before = painter.paint(status(1, held(used_1m_millipercent=20_000), memory=3 * GIB))
-    after = painter.paint(status(2, held(used_1m_millipercent=20_900), memory=3 * GIB + 2**20))
-    assert message(NODE, before, after) == Picture()
+    builder = SnapshotBuilder()
+    before = builder.build(status(1, held(used_1m_millipercent=20_000), memory=3 * GIB))
+    after = builder.build(status(2, held(used_1m_millipercent=20_900), memory=3 * GIB + 2**20))
+    assert message(NODE, before, after) == Snapshot()
     assert message(NODE, None, after).node == NODE
 
 
 def test_what_differs_is_told_and_nothing_else() -> None:
-    painter = Painter()
-    before = painter.paint(status(1, held("a"), held("b")))
-    told = message(NODE, before, painter.paint(status(2, held("a", used_1m_millipercent=50_000), held("c"))))
+    builder = SnapshotBuilder()
+    before = builder.build(status(1, held("a"), held("b")))
+    told = message(NODE, before, builder.build(status(2, held("a", used_1m_millipercent=50_000), held("c"))))
     assert [share.id for share in told.shares] == ["c"]
     assert (told.ended_share_ids, told.devices) == (["b"], [])
     assert {numbers.share_id for numbers in told.share_numbers} == {"a", "c"}
@@ -98,32 +98,32 @@ def test_what_the_driver_and_labels_say_is_made_fit_to_be_told() -> None:
     share = held()
     share = replace(share, share=replace(share.share, labels={"pod": "p" * 400, "namespace": "a\nb"}))
     device = DeviceStatus(replace(H200, name="H200\x00"), health_reason="r" * 1000)
-    picture = Painter().paint(NodeStatus(SECOND_NS, (share,), (device,)))
-    assert picture.devices[0].model == "H200?"
-    assert len(picture.devices[0].health_reason) == 253
-    told = picture.shares[0]
+    snapshot = SnapshotBuilder().build(NodeStatus(SECOND_NS, (share,), (device,)))
+    assert snapshot.devices[0].model == "H200?"
+    assert len(snapshot.devices[0].health_reason) == 253
+    told = snapshot.shares[0]
     assert (len(told.pod), told.namespace, told.pod_uid) == (253, "a?b", "")
 
 
 def test_a_device_that_does_not_tell_its_memory_has_steps_too() -> None:
     unified = DeviceInfo(DeviceUuid("GPU-x"), 0, "GB10", 0)
     device = DeviceStatus(unified, memory_used_bytes=MEMORY_STEP_BYTES * 5 // 2)
-    picture = Painter().paint(NodeStatus(SECOND_NS, (), (device,)))
-    assert picture.device_numbers[0].memory_used_bytes == 3 * MEMORY_STEP_BYTES
+    snapshot = SnapshotBuilder().build(NodeStatus(SECOND_NS, (), (device,)))
+    assert snapshot.device_numbers[0].memory_used_bytes == 3 * MEMORY_STEP_BYTES
 
 
 def test_a_device_keeps_what_shares_used_that_have_ended() -> None:
-    painter = Painter()
+    builder = SnapshotBuilder()
     for second in range(61):  # used half of the time, after five hours of use before this agent
-        picture = painter.paint(status(second, held(used_s=18_000 + second / 2)))
-    assert picture.device_numbers[0].used_1s_millipercent == 50_000
+        snapshot = builder.build(status(second, held(used_s=18_000 + second / 2)))
+    assert snapshot.device_numbers[0].used_1s_millipercent == 50_000
     for second in range(61, 91):
-        picture = painter.paint(status(second))
-    numbers = picture.device_numbers[0]
+        snapshot = builder.build(status(second))
+    numbers = snapshot.device_numbers[0]
     assert numbers.used_1s_millipercent == 0
     assert abs(numbers.used_1m_millipercent - 25_000) <= 2000
     assert abs(numbers.used_15m_millipercent - 33_000) <= 2000
-    assert picture.device_numbers[1].used_15m_millipercent == 0
+    assert snapshot.device_numbers[1].used_15m_millipercent == 0
 
 
 def test_a_share_that_is_new_counts_from_its_first_nanosecond() -> None:

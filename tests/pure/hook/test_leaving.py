@@ -28,8 +28,8 @@ def facts(directory: Path, program: str) -> dict[str, dict[str, list[int]]]:
 def test_a_launch_is_announced_before_its_thread_looks_at_the_grant_and_until_it_has_left(tmp_path: Path) -> None:
     found = facts(tmp_path, "announce_program")
     # While others wait, the predicted end of a long unit is behind all that is in flight and pending before it.
-    assert found["alone-waits"] == found["short"] == {"until": [0], "foretold": [0]}
-    assert found["long"] == {"until": [3_000_000 + 200_000 + 700_000], "foretold": [1]}
+    assert found["alone-waits"] == found["short"] == {"until": [0], "eta_published": [0]}
+    assert found["long"] == {"until": [3_000_000 + 200_000 + 700_000], "eta_published": [1]}
     # A launch into a stream without a lane passes; the stream's next launch looks for a lane again.
     assert found["crowded"] == {"looks": [0], "announced": [0, 0], "waits": [0], "inside": [0], "left": [0]}
     assert found["open"] == {"looks": [1], "announced": [1, 0], "waits": [0], "inside": [1], "left": [0]}

@@ -9,7 +9,7 @@ from hooklab import HOOK, load_c
 
 
 class Unit(ctypes.Structure):
-    """The first fields of struct sp_unit."""
+    """The first fields of struct sp_work_profile."""
 
     _fields_ = (("key", ctypes.c_uint64), ("predicted_ns", ctypes.c_uint32))
 
@@ -19,19 +19,19 @@ class Predictions:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._library.sp_unit_find.restype = ctypes.POINTER(Unit)
+        self._library.sp_profile_find.restype = ctypes.POINTER(Unit)
 
     def of(self, key: int) -> int:
-        return int(self._library.sp_unit_find(ctypes.c_uint64(key))[0].predicted_ns)
+        return int(self._library.sp_profile_find(ctypes.c_uint64(key))[0].predicted_ns)
 
     def learn(self, key: int, version: int, ns: int, *, exact: bool = True) -> int:
-        unit = self._library.sp_unit_find(ctypes.c_uint64(key))
+        unit = self._library.sp_profile_find(ctypes.c_uint64(key))
         launches, flag = ctypes.c_uint32(1), ctypes.c_bool(exact)
-        self._library.sp_unit_learn(unit, ctypes.c_uint8(version), launches, ctypes.c_uint64(ns), flag)
+        self._library.sp_profile_learn(unit, ctypes.c_uint8(version), launches, ctypes.c_uint64(ns), flag)
         return self.of(key)
 
     def changed(self, key: int, *, replaced: bool) -> None:
-        self._library.sp_unit_changed(ctypes.c_uint64(key), ctypes.c_bool(replaced))
+        self._library.sp_profile_changed(ctypes.c_uint64(key), ctypes.c_bool(replaced))
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ class MemoryArbiter:
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         return self.processes.get(share, ())
 
-    def read_mishaps(self, _: Handle) -> tuple[()]:
+    def read_diagnostics(self, _: Handle) -> tuple[()]:
         return ()
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:

@@ -248,7 +248,7 @@ static void tick(void) {
       struct sp_share *share = gang->ranks[rank].share;
       if (share == last)
         continue;
-      sp_slots_hear(share, UINT64_MAX);
+      sp_slots_mark_responsive(share, UINT64_MAX);
       sp_step_share(&world->arbiter, share, clock_ns);
       last = share;
     }

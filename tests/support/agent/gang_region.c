@@ -32,7 +32,7 @@ int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t 
   *out = (struct sp_slot_copies){0};
   return 0;
 }
-void sp_mishaps_take(struct sp_share *share, uint32_t slot) {}
+void sp_diagnostics_take(struct sp_share *share, uint32_t slot) {}
 void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t asked_ns) {
   share->mend = false;
 }

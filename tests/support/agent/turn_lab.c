@@ -49,7 +49,7 @@ int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t 
   *out = (struct sp_slot_copies){0};
   return 0;
 }
-void sp_mishaps_take(struct sp_share *share, uint32_t slot) {}
+void sp_diagnostics_take(struct sp_share *share, uint32_t slot) {}
 void sp_identity_ask(struct sp_arbiter *of, struct sp_share *share, uint64_t asked_ns) {}
 void sp_identity_clear(struct sp_arbiter *of, struct sp_share *share) {
   for (int number = 0; number < count; number++)
@@ -62,12 +62,12 @@ static void drain(int number, uint64_t drained_ns) {
   played[number].said.drained_turn = played[number].said.held_turn;
   played[number].said.drained_ns = played[number].said.residue_until_ns = drained_ns;
 }
-void __real_sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags);
-void __wrap_sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags) {
+void __real_sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags);
+void __wrap_sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags) {
   for (int number = 0; number < count; number++)
     if (grant == &played[number].grant && played[number].parks)
       drain(number, clock_ns);
-  __real_sp_grant_set(grant, budget_ns, pair_ns, flags);
+  __real_sp_grant_set(grant, budget_ns, lookahead_ns, flags);
 }
 
 /* ---- what tests do */
@@ -114,7 +114,7 @@ int lab_add(uint32_t request, uint32_t limit, uint32_t share_class, uint32_t wor
 uint64_t lab_ring(int number, uint64_t now_ns) {
   clock_ns = now_ns;
   if (number >= 0) {
-    sp_slots_hear(played[number].share, 1);
+    sp_slots_mark_responsive(played[number].share, 1);
     sp_slots_watch(&arbiter, played[number].share, now_ns);
     sp_step_share(&arbiter, played[number].share, now_ns);
   }
@@ -187,7 +187,7 @@ uint64_t lab_read(int number, const char *field) {
   } told[] = {
 #define FIELD(of, name) {#name, (uint64_t)(of)->name}
       FIELD(grant, word),          FIELD(grant, flags),
-      FIELD(grant, budget_ns),     FIELD(grant, pair_ns),
+      FIELD(grant, budget_ns),     FIELD(grant, lookahead_ns),
       FIELD(member, holding),      FIELD(member, draining),
       FIELD(member, cogranted),    FIELD(member, late),
       FIELD(member, overdue),      FIELD(member, granted_ns),

@@ -19,7 +19,7 @@
 
 #include "agent/arbiter/arbiter.h"
 #include "hook/gate/gate.h"
-#include "hook/gate/guest.h"
+#include "hook/gate/process.h"
 
 #define THREADS   3
 #define KERNEL_NS 30000u
@@ -132,7 +132,7 @@ static void *program(void *argument) {
   uint64_t count = 0;
   while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
     struct sp_pass pass;
-    sp_gate_enter(&pass, (void *)(0x1000 + number), false, sp_unit_key((void *)0x5000, number, 1));
+    sp_gate_enter(&pass, (void *)(0x1000 + number), false, sp_work_key((void *)0x5000, number, 1));
     /* From the gate to the drain the turn is this share's, so the other share must not hold an entered turn now. */
     if (pass.device && __atomic_load_n(&hand_turn_open, __ATOMIC_SEQ_CST) &&
         !__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) /* after the planned stop every launch passes */
@@ -208,7 +208,7 @@ int main(int count, char **arguments) {
   if (sp_arbiter_start(arbiter))
     return 5;
   setenv("SHAREPOD_REGION", directories[0], 1);
-  if (!sp_attach() || !sp_guest.attached)
+  if (!sp_attach() || !sp_this_process.attached)
     return 6;
   pthread_t threads[THREADS + 1];
   for (uintptr_t index = 0; index < THREADS; index++)

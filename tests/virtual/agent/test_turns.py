@@ -66,7 +66,7 @@ class Share:
     @property
     def grant(self) -> tuple[int, int, int]:
         """Return what the share's grant says: flags, budget and look-ahead."""
-        return self.flags, self.budget_ns, self.pair_ns
+        return self.flags, self.budget_ns, self.lookahead_ns
 
     @property
     def turn(self) -> tuple[int, int]:

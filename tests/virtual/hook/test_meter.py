@@ -12,24 +12,24 @@ from collections.abc import Sequence
 import pytest
 from hooklab import HOOK, C, load_c
 
-SOURCES = ("gate/gate.c", *(f"meter/{part}.c" for part in ("record", "marker", "clock", "spans", "predict")))
+SOURCES = ("gate/gate.c", *(f"meter/{part}.c" for part in ("record", "marker", "clock", "busy_intervals", "predict")))
 NEVER = (
     "sp_context_leave",
     "sp_grant_wait",
     "sp_header_heartbeat_ns",
     "sp_keeper_start",
     "sp_keeper_synced",
-    "sp_lane_capturing",
-    "sp_lane_is_legacy",
-    "sp_lanes_capture_begin",
-    "sp_lanes_capture_end",
+    "sp_stream_capturing",
+    "sp_stream_is_legacy",
+    "sp_streams_capture_begin",
+    "sp_streams_capture_end",
     "sp_region_ring",
     "sp_share_crowded",
     "sp_slot_publish",
     "sp_slot_wait_again",
     "sp_slot_wait_begin",
     "sp_slot_wait_end",
-    "sp_thread_forget_lanes",
+    "sp_thread_forget_streams",
 )
 """Functions of the rest of the hook that are not called here."""
 SYNC_STREAM, SYNC_CONTEXT, SYNC_BEFORE, SYNC_EVENT = range(4)

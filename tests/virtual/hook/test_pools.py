@@ -8,7 +8,7 @@ import pytest
 from hooklab import HOOK, C, load_c
 
 MIB = 1 << 20
-SOURCES = ("memory/pool.c", "memory/account.c", "memory/rows.c")
+SOURCES = ("memory/pool.c", "memory/account.c", "memory/allocation_table.c")
 NEVER = ("sp_slot_context_memory", "sp_share_memory_limit", "sp_share_memory_shown")
 GRAPHS = 0
 """The pool that graphs allocate from; the others are 1, 2 and 3."""

@@ -10,13 +10,13 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-struct sp_guest sp_guest;
+struct sp_this_process sp_this_process;
 static struct sp_thread thread;
-static struct sp_lane lane;
-static struct sp_unit unit = {.predicted_ns = 1000};
+static struct sp_stream_state state;
+static struct sp_work_profile profile = {.predicted_ns = 1000};
 static struct sp_slot_device slot;
-static struct sp_grant grant = {.word = 1, .budget_ns = 50000000, .pair_ns = 50000000};
-static bool crowded; /* other streams have all lanes */
+static struct sp_grant grant = {.word = 1, .budget_ns = 50000000, .lookahead_ns = 50000000};
+static bool crowded; /* other streams have all states */
 static int looks, announced_at_looks, waits, announced_at_waits;
 
 uint32_t looked_at(const struct sp_grant *of) {
@@ -28,24 +28,24 @@ struct sp_thread *sp_thread_self(void) {
   return &thread;
 }
 struct sp_device *sp_device_current(void) {
-  return &sp_guest.devices[0];
+  return &sp_this_process.devices[0];
 }
-struct sp_unit *sp_unit_find(uint64_t key) {
+struct sp_work_profile *sp_profile_find(uint64_t key) {
   (void)key;
-  return &unit;
+  return &profile;
 }
-void sp_thread_forget_lanes(struct sp_thread *one) {
+void sp_thread_forget_streams(struct sp_thread *one) {
   one->looks++;
 }
-struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *by, void *stream, bool per_thread) {
+struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_thread *by, void *stream, bool per_thread) {
   (void)by, (void)stream, (void)per_thread;
-  lane.device = device;
-  return crowded ? NULL : &lane;
+  state.device = device;
+  return crowded ? NULL : &state;
 }
 void sp_share_crowded(uint32_t most) {
   (void)most;
 }
-bool sp_wait_turn(struct sp_device *device, struct sp_thread *by, struct sp_lane *in, bool *entered) {
+bool sp_wait_turn(struct sp_device *device, struct sp_thread *by, struct sp_stream_state *in, bool *entered) {
   (void)by, (void)in;
   waits++;
   announced_at_waits += thread.inside != 0;
@@ -60,7 +60,7 @@ void sp_wait_left(struct sp_thread *by) {
 void sp_keeper_pause(struct sp_device *device) {
   (void)device;
 }
-bool sp_lane_measure(struct sp_lane *of, bool edged) {
+bool sp_stream_measure(struct sp_stream_state *of, bool edged) {
   (void)of;
   return edged;
 }
@@ -77,23 +77,23 @@ static void launch_once(const char *what) {
 
 /* Launches behind work in flight and prints when all of it will end, as the slot says after the launch. */
 static void launch_behind(const char *what, uint64_t in_flight_ns, uint64_t pending_ns, uint32_t unit_ns) {
-  struct sp_device *device = &sp_guest.devices[0];
+  struct sp_device *device = &sp_this_process.devices[0];
   struct sp_pass pass;
   device->report = (struct sp_report){.held_turn = device->entered};
   device->marked_ns = device->completed_ns + in_flight_ns;
   device->began_ns = 1000000000;
-  device->foretold = 0;
-  lane.pending_ns = pending_ns;
-  unit.predicted_ns = unit_ns;
+  device->eta_published = 0;
+  state.pending_ns = pending_ns;
+  profile.predicted_ns = unit_ns;
   sp_gate_enter(&pass, NULL, false, 1);
   uint64_t until_ns = device->report.residue_until_ns;
-  printf("%s until %" PRIu64 " foretold %u\n", what, until_ns ? until_ns - 1000000000 : 0, device->foretold);
+  printf("%s until %" PRIu64 " eta_published %u\n", what, until_ns ? until_ns - 1000000000 : 0, device->eta_published);
   thread.inside = 0;
 }
 
 int main(void) {
-  struct sp_device *device = &sp_guest.devices[0];
-  sp_guest.attached = sp_guest.single_device = sp_guest.device_count = 1;
+  struct sp_device *device = &sp_this_process.devices[0];
+  sp_this_process.attached = sp_this_process.single_device = sp_this_process.device_count = 1;
   device->grant = &grant;
   device->slot = &slot;
   device->bit = device->keeper_started = 1;

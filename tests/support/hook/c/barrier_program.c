@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-struct sp_guest sp_guest;
+struct sp_this_process sp_this_process;
 static int allowed = 2, asked;
 
 long refused_from(long number, ...) {
@@ -16,7 +16,7 @@ long refused_from(long number, ...) {
 int main(void) {
   for (int time = 0; time < 4; time++) {
     sp_barrier();
-    printf("%d asked %d fences %u\n", time, asked, sp_guest.no_membarrier);
+    printf("%d asked %d fences %u\n", time, asked, sp_this_process.no_membarrier);
   }
   return 0;
 }

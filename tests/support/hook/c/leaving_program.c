@@ -2,20 +2,20 @@
  * Tests the keeper's half of a revocation step by step: what it does before it reports that a turn has drained. It runs
  * keeper.c itself, on a process of one device; the launching thread and the streams are played. Prints a line per case.
  */
-#define sp_barrier        passed_barrier
-#define sp_threads_inside asked_inside
-#define sp_slot_publish   said
-#define sp_lanes_pending  asked_pending
-#define sp_lanes_mark_all marked_all
-#define sp_marker_finish  finished
-#define sp_region_ring    rung
+#define sp_barrier          passed_barrier
+#define sp_threads_inside   asked_inside
+#define sp_slot_publish     said
+#define sp_streams_pending  asked_pending
+#define sp_streams_mark_all marked_all
+#define sp_marker_finish    finished
+#define sp_region_ring      rung
 #include "hook/meter/keeper.c"
 #undef sp_slot_publish
 
 #include <stdio.h>
 
 enum { TURN = 5 };
-struct sp_guest sp_guest;
+struct sp_this_process sp_this_process;
 static struct sp_grant grant;
 static struct sp_slot_device slot;
 static int inside_for, pending_for; /* how many more answers are yes */
@@ -23,7 +23,7 @@ static bool cleared, behind_barrier, early, marked;
 static int barriers, asked, drained, rings;
 
 static struct sp_device *device_of(void) {
-  return &sp_guest.devices[0];
+  return &sp_this_process.devices[0];
 }
 void passed_barrier(void) {
   barriers++;

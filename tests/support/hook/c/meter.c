@@ -1,14 +1,14 @@
 /*
- * Runs the meter in virtual time. gate.c, lane.c, wait.c, record.c, marker.c, clock.c, spans.c and predict.c are the
- * hook's own. A test tells the device below them how long each launch takes. The device's clock is a day ahead,
- * launches and records take a while to arrive at the device, and the keeper wakes some time after an end. Each stream
- * works by itself.
+ * Runs the meter in virtual time. gate.c, stream_state.c, wait.c, record.c, marker.c, clock.c, busy_intervals.c and
+ * predict.c are the hook's own. A test tells the device below them how long each launch takes. The device's clock is a
+ * day ahead, launches and records take a while to arrive at the device, and the keeper wakes some time after an end.
+ * Each stream works by itself.
  */
 #include <time.h>
 
 static int sleep_virtually(const struct timespec *span, struct timespec *rest);
 #define nanosleep sleep_virtually
-#include "hook/meter/lane.c"
+#include "hook/meter/stream_state.c"
 #undef nanosleep
 #include "hook/gate/gate.h"
 #define sp_wait_progress wait_in_real_time
@@ -20,9 +20,9 @@ static int sleep_virtually(const struct timespec *span, struct timespec *rest);
 #define EVENTS  4096u
 #define GONE    INT64_MIN
 
-struct sp_guest sp_guest;
+struct sp_this_process sp_this_process;
 static CUcontext current, contexts[STREAMS];
-static struct sp_grant grant = {.word = 1, .budget_ns = 4000000, .pair_ns = 4000000};
+static struct sp_grant grant = {.word = 1, .budget_ns = 4000000, .lookahead_ns = 4000000};
 static struct sp_slot_device slot;
 static struct sp_thread thread;
 static struct sp_driver driver;
@@ -33,7 +33,7 @@ static int64_t call_ns; /* the program's time that each call of the driver takes
 static uint32_t event_count;
 
 static struct sp_device *device(void) {
-  return &sp_guest.devices[0];
+  return &sp_this_process.devices[0];
 }
 
 /* ---- the driver ---- */
@@ -77,9 +77,9 @@ uint64_t sp_now_ns(void) {
   return (uint64_t)now_ns;
 }
 
-CUresult sp_lane_record(const struct sp_lane *lane, CUevent event, bool launching) {
+CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bool launching) {
   (void)launching;
-  return event_record(event, lane->stream);
+  return event_record(event, state->stream);
 }
 
 static CUresult context_of(CUstream stream, CUcontext *context) {
@@ -99,8 +99,8 @@ uint32_t sp_thread_index(const struct sp_thread *of) {
   return 0;
 }
 
-void sp_captures_end_with(struct sp_lane *lane) {
-  (void)lane; /* there are no captures */
+void sp_captures_end_with(struct sp_stream_state *state) {
+  (void)state; /* there are no captures */
 }
 
 struct sp_thread *sp_thread_self(void) {
@@ -123,8 +123,8 @@ uint64_t sp_grant_budget_ns(const struct sp_grant *of) {
   return of->budget_ns;
 }
 
-uint64_t sp_grant_pair_ns(const struct sp_grant *of) {
-  return of->pair_ns;
+uint64_t sp_grant_lookahead_ns(const struct sp_grant *of) {
+  return of->lookahead_ns;
 }
 
 int sp_slot_enter(struct sp_slot_device *of, const struct sp_report *report, const struct sp_grant *granted) {
@@ -148,7 +148,7 @@ void sp_keeper_pause(struct sp_device *of) {
 static int64_t wakes_ns(int64_t *began_ns) {
   const struct sp_marker *marker = &device()->queue[device()->queue_head % SP_MARKERS_MAX];
   *began_ns = later(slept_ns, (int64_t)marker->recorded_ns);
-  if (marker->lane->dead)
+  if (marker->state->dead)
     return *began_ns;
   return later(host_ns(marker->event), *began_ns) + late_ns;
 }
@@ -172,12 +172,12 @@ static int sleep_virtually(const struct timespec *span, struct timespec *rest) {
   return 0;
 }
 
-enum sp_progress sp_wait_progress(struct sp_device *of, struct sp_thread *self, struct sp_lane *lane,
+enum sp_progress sp_wait_progress(struct sp_device *of, struct sp_thread *self, struct sp_stream_state *state,
                                   uint64_t predicted_ns) {
   (void)self, (void)predicted_ns;
   int64_t began_ns;
-  if (lane->pending_ns)
-    sp_lane_mark(lane, true, false);
+  if (state->pending_ns)
+    sp_stream_mark(state, true, false);
   if (of->queue_head == of->queue_tail)
     return SP_STUCK;
   meter_until(wakes_ns(&began_ns));
@@ -186,8 +186,8 @@ enum sp_progress sp_wait_progress(struct sp_device *of, struct sp_thread *self, 
 
 /* ---- what a test does ---- */
 
-static struct sp_lane *lane_of(uint32_t stream) {
-  return sp_lane_find(device(), &thread, (void *)(uintptr_t)(stream + 3), false);
+static struct sp_stream_state *state_of(uint32_t stream) {
+  return sp_stream_find(device(), &thread, (void *)(uintptr_t)(stream + 3), false);
 }
 
 void meter_start(int64_t launch, int64_t record, int64_t event, int64_t late) {
@@ -205,13 +205,13 @@ void meter_start(int64_t launch, int64_t record, int64_t event, int64_t late) {
   driver.cuCtxGetCurrent = context_current;
   driver.cuStreamGetCtx = context_of;
   current = (CUcontext)(void *)(uintptr_t)1;
-  sp_guest = (struct sp_guest){.attached = 1, .device_count = 1, .single_device = 1};
+  sp_this_process = (struct sp_this_process){.attached = 1, .device_count = 1, .single_device = 1};
   thread = (struct sp_thread){.device = device()};
   *device() = (struct sp_device){.grant = &grant, .slot = &slot, .bit = 1, .keeper_started = 1};
   pthread_mutex_init(&device()->turn_lock, NULL);
   pthread_mutex_init(&device()->queue_lock, NULL);
-  memset(lanes, 0, sizeof lanes);
-  lane_count = 0;
+  memset(states, 0, sizeof states);
+  state_count = 0;
   for (uint32_t stream = 0; stream < STREAMS; stream++) {
     contexts[stream] = current;
     free_ns[stream] = 0;
@@ -239,7 +239,7 @@ void meter_hold(uint32_t stream, int64_t until_ns) {
 
 /* The stream is destroyed, and its handle is one of another context's from now on. */
 void meter_context(uint32_t stream, uint64_t context) {
-  sp_lanes_forget((void *)(uintptr_t)(stream + 3), NULL);
+  sp_streams_forget((void *)(uintptr_t)(stream + 3), NULL);
   contexts[stream] = (CUcontext)(void *)(uintptr_t)context;
 }
 
@@ -247,21 +247,21 @@ void meter_context(uint32_t stream, uint64_t context) {
 void meter_destroy(uint32_t stream) {
   CUcontext before = current;
   current = contexts[stream];
-  sp_lanes_forget(NULL, current);
-  for (uint32_t index = 0; index < lane_count; index++) {
-    struct sp_lane *lane = &lanes[index];
-    for (uint32_t event = 0; lane->context == current && event < SP_LANE_EVENTS; event++)
-      if (lane->events[event])
-        *(int64_t *)(void *)lane->events[event] = GONE;
-    if (lane->context == current && lane->start_event)
-      *(int64_t *)(void *)lane->start_event = GONE;
+  sp_streams_forget(NULL, current);
+  for (uint32_t index = 0; index < state_count; index++) {
+    struct sp_stream_state *state = &states[index];
+    for (uint32_t event = 0; state->context == current && event < SP_STREAM_EVENTS; event++)
+      if (state->events[event])
+        *(int64_t *)(void *)state->events[event] = GONE;
+    if (state->context == current && state->start_event)
+      *(int64_t *)(void *)state->start_event = GONE;
   }
   current = before;
 }
 
 /* The next launch into the stream stands behind a wait. */
 void meter_await(uint32_t stream) {
-  lane_of(stream)->awaits = true;
+  state_of(stream)->awaits = true;
 }
 
 /* Launch work of this length into a stream; returns when it begins. */
@@ -281,7 +281,7 @@ int64_t meter_close(void) {
   CUcontext before = current;
   for (uint32_t stream = 0; stream < STREAMS; stream++) {
     current = contexts[stream];
-    sp_lanes_close(device(), &thread, NULL, false, SP_SYNC_CONTEXT);
+    sp_streams_close(device(), &thread, NULL, false, SP_SYNC_CONTEXT);
     end_ns = later(end_ns, free_ns[stream]);
   }
   current = before;
@@ -307,7 +307,7 @@ void meter_sync(int64_t stream, int64_t kind) {
 
 /* The predicted time of the work that is launched into the stream and not marked. */
 int64_t meter_unmarked(uint32_t stream) {
-  return (int64_t)lane_of(stream)->pending_ns;
+  return (int64_t)state_of(stream)->pending_ns;
 }
 
 /* How many markers the keeper has not finished. */
@@ -364,7 +364,7 @@ int64_t meter_stretch(void) {
 }
 
 int64_t meter_predicted(uint64_t key) {
-  return (int64_t)sp_unit_find(key)->predicted_ns;
+  return (int64_t)sp_profile_find(key)->predicted_ns;
 }
 
 void meter_late(int64_t ns) {

@@ -9,7 +9,7 @@ static int device_now(void) {
   return driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : SP_NO_DEVICE;
 }
 
-struct sp_place sp_place_current(void) {
+struct sp_location sp_location_current(void) {
   static _Thread_local struct {
     CUcontext context;
     uint32_t generation;
@@ -19,24 +19,24 @@ struct sp_place sp_place_current(void) {
   uint32_t now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
   CUcontext context = NULL;
   if (driver->cuCtxGetCurrent == NULL || driver->cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL) {
-    return (struct sp_place){.context = 0, .device = device_now()};
+    return (struct sp_location){.context = 0, .device = device_now()};
   }
   if (known.context != context || known.generation != now) {
     known.device = device_now();
     known.context = context;
     known.generation = now;
   }
-  return (struct sp_place){.context = (uint64_t)(uintptr_t)context, .device = known.device};
+  return (struct sp_location){.context = (uint64_t)(uintptr_t)context, .device = known.device};
 }
 
-void sp_places_changed(void) {
+void sp_locations_changed(void) {
   __atomic_fetch_add(&generation, 1, __ATOMIC_ACQ_REL);
 }
 
 int sp_place_of_stream(CUstream stream) {
   const struct sp_driver *driver = sp_driver();
   CUcontext context = NULL;
-  struct sp_place here = sp_place_current();
+  struct sp_location here = sp_location_current();
   if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD ||
       driver->cuStreamGetCtx == NULL || driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
       (uint64_t)(uintptr_t)context == here.context || driver->cuCtxPushCurrent == NULL ||
@@ -48,7 +48,7 @@ int sp_place_of_stream(CUstream stream) {
   return device;
 }
 
-bool sp_place_captures(CUstream stream, bool per_thread) {
+bool sp_location_captures(CUstream stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
   CUresult (*ask)(CUstream, int *) = per_thread ? driver->cuStreamIsCapturing_ptsz : driver->cuStreamIsCapturing;
   int status = CU_STREAM_CAPTURE_STATUS_NONE;

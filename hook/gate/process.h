@@ -1,14 +1,14 @@
 /*
  * The hook's state in one process: its region, devices, threads and streams.
  *
- *   device   one for each grant of the region that this process uses; each has a keeper thread
- *   lane     one for each stream that launches: its unmarked work, its timing events
- *   marker   an event recorded behind work in a lane; the keeper waits for markers in order
- *   unit     one row of predictions: for a function with its grid, or for an executable graph
- *   thread   one record for each launching thread: is it between the gate and the driver's return?
+ *   device        one for each grant of the region that this process uses; each has a keeper thread
+ *   stream_state  one for each stream that launches: its unmarked work, its timing events
+ *   marker        an event recorded behind work in a stream; the keeper waits for markers in order
+ *   work_profile  how long a unit of work takes: a function with its grid, or an executable graph
+ *   thread        one record for each launching thread: is it between the gate and the driver's return?
  */
-#ifndef SHAREPOD_GUEST_H
-#define SHAREPOD_GUEST_H
+#ifndef SHAREPOD_PROCESS_H
+#define SHAREPOD_PROCESS_H
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -19,9 +19,9 @@
 #include "region/region.h"
 
 #define SP_THREADS_MAX      1024
-#define SP_LANES_MAX        1024
+#define SP_STREAMS_MAX      1024
 #define SP_MARKERS_MAX      1024
-#define SP_LANE_EVENTS      32
+#define SP_STREAM_EVENTS    32
 #define SP_STRETCH          256u
 #define SP_UNKNOWN_ALONE_NS 1000000u /* the least that an unknown unit counts for while no other share waits */
 
@@ -30,48 +30,48 @@
 #define sp_load(pointer)         __atomic_load_n(pointer, __ATOMIC_RELAXED)
 #define sp_store(pointer, value) __atomic_store_n(pointer, value, __ATOMIC_RELAXED)
 
-struct sp_unit {
+struct sp_work_profile {
   uint64_t key;          /* 0: empty row */
   uint32_t predicted_ns; /* 0: not known yet */
   uint16_t launches;     /* wraps; picks the launches that are measured alone */
   uint8_t version;       /* changes in steps of two when the unit's work changes: an executable graph can be updated */
   uint8_t learned;       /* the version that the prediction is for, plus one if the prediction is exact */
 };
-_Static_assert(sizeof(struct sp_unit) == 16, "four to a cache line");
+_Static_assert(sizeof(struct sp_work_profile) == 16, "four to a cache line");
 
-static inline bool sp_unit_stale(const struct sp_unit *unit) {
-  return (sp_load(&unit->learned) & ~1) != sp_load(&unit->version);
+static inline bool sp_profile_is_stale(const struct sp_work_profile *profile) {
+  return (sp_load(&profile->learned) & ~1) != sp_load(&profile->version);
 }
 
 /* Was the unit measured alone, behind other work of its stream? If not, the prediction includes the time that a launch
  * takes to arrive. */
-static inline bool sp_unit_exact(const struct sp_unit *unit) {
-  return sp_load(&unit->learned) == (sp_load(&unit->version) | 1);
+static inline bool sp_profile_is_exact(const struct sp_work_profile *profile) {
+  return sp_load(&profile->learned) == (sp_load(&profile->version) | 1);
 }
 
 struct sp_marker {
-  struct sp_lane *lane;
+  struct sp_stream_state *state;
   CUevent event;
-  uint64_t first_ns;    /* when the first part of its work was launched */
-  uint64_t recorded_ns; /* when the marker was recorded: all of its work had been launched */
-  uint64_t work_ns;     /* predicted work between the lane's previous marker and this one */
-  uint32_t launches;    /* the number of launches in that work */
-  struct sp_unit *unit; /* the unit of that work, if it was all of one unit; else NULL */
-  uint32_t pieces;      /* the lane's count of pieces, up to this marker */
-  uint32_t stretch;     /* the device's `stretch` when it was recorded: work_ns was predicted with about this one */
-  uint8_t version;      /* of the unit */
-  bool guessed;         /* a part of work_ns is a guess */
-  bool foreign;         /* recorded by another thread than the one that launched */
-  bool alone;           /* a single launch, with an edge that its thread recorded just before it */
-  bool awaits; /* an edge behind a wait and nothing else: until it is passed, what follows in the lane stands */
+  uint64_t first_ns;               /* when the first part of its work was launched */
+  uint64_t recorded_ns;            /* when the marker was recorded: all of its work had been launched */
+  uint64_t work_ns;                /* predicted work between the stream's previous marker and this one */
+  uint32_t launches;               /* the number of launches in that work */
+  struct sp_work_profile *profile; /* the profile of that work, if it was all of one unit; else NULL */
+  uint32_t pieces;                 /* the stream's count of pieces, up to this marker */
+  uint32_t stretch; /* the device's `stretch` when it was recorded: work_ns was predicted with about this one */
+  uint8_t version;  /* of the unit */
+  bool guessed;     /* a part of work_ns is a guess */
+  bool foreign;     /* recorded by another thread than the one that launched */
+  bool alone;       /* a single launch, with an edge that its thread recorded just before it */
+  bool awaits;      /* an edge behind a wait and nothing else: until it is passed, what follows in the stream stands */
 };
 
-struct sp_lane {
-  _Alignas(64) uint64_t pending_ns; /* predicted work launched since the last marker */
-  struct sp_unit *batch_unit;       /* the unit of that work; NULL when nothing is pending */
+struct sp_stream_state {
+  _Alignas(64) uint64_t pending_ns;      /* predicted work launched since the last marker */
+  struct sp_work_profile *batch_profile; /* the profile of that work; NULL when nothing is pending */
   uint32_t batch_launches;
   uint64_t batch_ns; /* when the first part of it was about to be launched */
-  uint32_t captures; /* the part of sp_guest.captures that began in this stream and has not ended */
+  uint32_t captures; /* the part of sp_this_process.captures that began in this stream and has not ended */
   uint8_t batch_version;
   bool batch_mixed;
   bool batch_guessed; /* the length of some pending work is a guess */
@@ -82,12 +82,12 @@ struct sp_lane {
   /* the rest is guarded by lock; a launch needs only the fields above, which share one cache line */
   pthread_mutex_t lock;
   CUcontext context;
-  void *stream;                   /* the handle that the launching thread used */
-  bool per_thread;                /* record with the _ptsz twin */
-  uint32_t owner_thread;          /* per-thread streams: index of the thread's record + 1; else 0 */
-  bool live;                      /* lookups find it; if not, its stream may be gone, and nothing is recorded into it */
-  bool dead;                      /* its context is gone: its events must not be touched */
-  CUevent events[SP_LANE_EVENTS]; /* a ring: created on demand, reused in order */
+  void *stream;          /* the handle that the launching thread used */
+  bool per_thread;       /* record with the _ptsz twin */
+  uint32_t owner_thread; /* per-thread streams: index of the thread's record + 1; else 0 */
+  bool live;             /* lookups find it; if not, its stream may be gone, and nothing is recorded into it */
+  bool dead;             /* its context is gone: its events must not be touched */
+  CUevent events[SP_STREAM_EVENTS]; /* a ring: created on demand, reused in order */
   uint32_t next_event;
   uint32_t pieces;     /* the number of launches and markers given to the driver, up to the last marker */
   uint64_t start_ns;   /* when … */
@@ -98,12 +98,12 @@ struct sp_lane {
   int64_t ended_ns;     /* when its last finished marker finished, on a scale of the device's clock … */
   uint32_t scale;       /* … with this name */
   bool foreign;         /* that marker was recorded by another thread than the one that launched */
-  uint32_t looked;      /* the number of the last look for standing work that met this lane */
+  uint32_t looked;      /* the number of the last look for standing work that met this stream */
 };
 
 /* When the device ran work of ours, on the scale of its clock. Work of several streams at the same time counts once. */
 #define SP_GAPS_MAX 32
-struct sp_spans {
+struct sp_busy_intervals {
   int64_t until_ns; /* the latest end so far */
   uint32_t count;
   struct {
@@ -118,8 +118,8 @@ struct sp_device {
   /* read at every launch, written at turns and markers */
   _Alignas(64) uint32_t entered; /* the turn this process has entered; 0: every launch takes the slow path */
   uint32_t asleep;               /* the keeper sleeps and wants a kick */
-  uint32_t foretold; /* the arbiter has been told the predicted end of this turn's work: later launches delay it */
-  uint32_t stretch;  /* by how many 256ths work lately takes longer than predicted by its units; 0: none */
+  uint32_t eta_published; /* the arbiter has been told the predicted end of this turn's work: later launches delay it */
+  uint32_t stretch;       /* by how many 256ths work lately takes longer than predicted by its units; 0: none */
   const struct sp_grant *grant;
   uint64_t marked_ns;    /* predicted work behind recorded markers, all time */
   uint64_t completed_ns; /* the part of it behind finished markers */
@@ -148,9 +148,9 @@ struct sp_device {
   uint32_t queue_kept;             /* places of markers that are being recorded */
   uint64_t
       seen_ns[SP_MARKERS_MAX]; /* for each marker in the queue: when a thread of the program saw its end; 0: none has */
-  struct sp_lane *waiting_lane; /* the keeper waits inside the driver for a marker of this lane */
-  uint32_t synced;              /* a thread has just waited for all its work */
-  uint64_t gap_ns;              /* moving average of the pauses between work */
+  struct sp_stream_state *waiting_state; /* the keeper waits inside the driver for a marker of this stream */
+  uint32_t synced;                       /* a thread has just waited for all its work */
+  uint64_t gap_ns;                       /* moving average of the pauses between work */
   /* only the keeper uses the rest */
   uint64_t finished_ns; /* the best estimate of when the last marker finished on the device */
   uint64_t ended_ns;    /* … a closer guess of that, at most finished_ns: for the account */
@@ -159,18 +159,18 @@ struct sp_device {
   uint64_t closed_ns;  /* when the keeper was last woken for a marker ahead of a synchronise */
   uint64_t beside_ns;  /* work that ran outside every turn, in all */
   uint64_t put_off_ns; /* by how much our work ended later than it would have alone on the device, in all */
-  const struct sp_lane *sole;   /* the lane of the last finished marker, if nothing else was in flight */
-  uint64_t took_ns, thought_ns; /* recent work of such lanes: how long it took, and the prediction by its units */
+  const struct sp_stream_state *sole; /* the stream of the last finished marker, if nothing else was in flight */
+  uint64_t took_ns, thought_ns; /* recent work of such streams: how long it took, and the prediction by its units */
   uint32_t looks;               /* counts the looks for standing work */
   uint64_t stood_ns;            /* moving average of the time for which work stood behind a wait */
-  struct sp_spans spans;
+  struct sp_busy_intervals busy;
   uint32_t scale;        /* the name of the clock's scale that `spans` uses */
   int64_t ours_ns;       /* on that scale: until then this turn's work may have waited for another share's */
   int64_t told_guess_ns; /* the clock mapping with which the end of that work was last reported */
   uint64_t fresh_ns;     /* when the turn was entered with an empty device, since the last finish; else 0 */
   int64_t starved_ns;    /* time without work inside a turn, not reported yet; negative: a correction */
-  struct sp_lane
-      *start_lane; /* its start_event tells when the turn's work began; NULL: already known, or not recorded */
+  struct sp_stream_state
+      *start_state; /* its start_event tells when the turn's work began; NULL: already known, or not recorded */
   struct sp_clock {
     CUcontext context;
     CUevent event;            /* the event of the last finished marker */
@@ -199,22 +199,22 @@ struct sp_device {
   bool stale;                /* a context is gone: every scale must begin anew */
 };
 
-/* The lane of a stream, with the key that it was found by. */
-struct sp_known_lane {
+/* The state of a stream, with the key that it was found by. */
+struct sp_known_stream {
   void *stream;
   uint64_t
-      key; /* the generation of all lanes, the look of the thread, whether NULL is the per-thread stream; 0: empty */
-  struct sp_lane *lane;
+      key; /* the generation of all states, the look of the thread, whether NULL is the per-thread stream; 0: empty */
+  struct sp_stream_state *state;
 };
 
-#define SP_PAIRS_BITS 6 /* 2^6 pairs of known lanes: a thread that uses 64 streams in turn finds each of them again */
+#define SP_PAIRS_BITS 6 /* 2^6 pairs of known states: a thread that uses 64 streams in turn finds each again */
 
 struct sp_thread {
   _Alignas(64)
       uint32_t inside; /* a bit for each device at which the thread is between enter and leave; the keeper reads it */
   uint32_t used;
   struct sp_device *device; /* the device of the current context; NULL: look it up */
-  uint32_t looks;           /* changes whenever the known lanes must be looked up again */
+  uint32_t looks;           /* changes whenever the known states must be looked up again */
   uint32_t closed;          /* the marker that its synchronising call waits for: place in the queue + 1; 0: none */
   uint64_t launches[SP_DEVICES_MAX];
   uint64_t event_launches; /* the launches there + 1 when it last came back from waiting for an event; 0: never */
@@ -223,22 +223,22 @@ struct sp_thread {
   uint32_t progress_seen;
   uint64_t patience_ns;
   uint64_t passed_ns;
-  _Alignas(64) struct sp_known_lane known[1u << SP_PAIRS_BITS][2]; /* indexed by the stream's address */
+  _Alignas(64) struct sp_known_stream known[1u << SP_PAIRS_BITS][2]; /* indexed by the stream's address */
 };
 
-struct sp_guest {
-  uint32_t attached;        /* 1: the fields below may be used; 0 in a forked child */
-  uint32_t captures;        /* open captures that the hook has seen begin */
-  uint32_t host_awaited;    /* 1: some stream has waited for the host, so a stream that waits for that one does, too */
-  uint32_t lane_generation; /* changes when a lane is forgotten: cached lanes must be looked up again */
-  uint32_t no_membarrier;   /* 1: membarrier is missing, so every announce needs a full fence */
-  uint32_t device_count;    /* grants in the region */
-  uint32_t single_device;   /* 1: the process can see one device only */
+struct sp_this_process {
+  uint32_t attached;     /* 1: the fields below may be used; 0 in a forked child */
+  uint32_t captures;     /* open captures that the hook has seen begin */
+  uint32_t host_awaited; /* 1: some stream has waited for the host, so a stream that waits for that one does, too */
+  uint32_t stream_generation; /* changes when a stream is forgotten: cached states must be looked up again */
+  uint32_t no_membarrier;     /* 1: membarrier is missing, so every announce needs a full fence */
+  uint32_t device_count;      /* grants in the region */
+  uint32_t single_device;     /* 1: the process can see one device only */
   struct sp_region region;
   struct sp_device devices[SP_DEVICES_MAX];
 };
 
-extern struct sp_guest sp_guest;
+extern struct sp_this_process sp_this_process;
 
 /* attach.c */
 const char *sp_share_directory(void);      /* where the share's region lies, if this process is in a share */
@@ -249,13 +249,13 @@ void sp_context_leave(void);
 void sp_share_no_keeper(int error); /* tell the agent that a helper thread could not be started */
 
 /* thread.c */
-void sp_thread_forget_lanes(struct sp_thread *thread);
+void sp_thread_forget_streams(struct sp_thread *thread);
 /* The thread's current context is on this device. */
 static inline void sp_thread_on(struct sp_thread *thread, struct sp_device *device) {
   if (thread->device == device)
     return;
   thread->device = device;
-  sp_thread_forget_lanes(thread);
+  sp_thread_forget_streams(thread);
 }
 struct sp_thread *sp_thread_self(void); /* NULL when all records are taken: not metered */
 uint32_t sp_thread_index(const struct sp_thread *thread);
@@ -264,12 +264,13 @@ uint64_t sp_threads_launches(uint32_t device_index);
 void sp_barrier(void); /* every thread of the process passes a full barrier */
 
 /* predict.c */
-struct sp_unit *sp_unit_find(uint64_t key);
+struct sp_work_profile *sp_profile_find(uint64_t key);
 /* Learn that `launches` of the unit, in that version and one after the other, took `elapsed_ns` on the device; or at
  * most that, if it is not `exact`. */
-void sp_unit_learn(struct sp_unit *unit, uint8_t version, uint32_t launches, uint64_t elapsed_ns, bool exact);
+void sp_profile_learn(struct sp_work_profile *profile, uint8_t version, uint32_t launches, uint64_t elapsed_ns,
+                      bool exact);
 /* The unit's work is different from now on, so its prediction is only a guess; or the unit is gone. */
-void sp_unit_changed(uint64_t key, bool gone);
+void sp_profile_changed(uint64_t key, bool gone);
 
 /* Which thread records a marker. */
 enum sp_recorder {
@@ -279,46 +280,48 @@ enum sp_recorder {
   SP_BY_KEEPER,   /* the keeper. Only it may wait for room in the stream: no thread waits for the keeper for ever */
 };
 
-/* lane.c */
-/* The lane of a stream. Its device is that of the stream's own context, which may differ from `device`, the current
- * context's. NULL: no lane is free, or the share does not hold that device. */
-struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread);
-/* The lane of a stream handle, in any context; NULL for the default streams, which outlive every capture. */
-struct sp_lane *sp_lane_of_handle(const void *stream);
-/* Record a marker in every lane of the device that has pending work; `context`: only in lanes of this current context.
+/* stream_state.c */
+/* The state of a stream. Its device is that of the stream's own context, which may differ from `device`, the current
+ * context's. NULL: no state is free, or the share does not hold that device. */
+struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_thread *thread, void *stream,
+                                       bool per_thread);
+/* The state of a stream handle, in any context; NULL for the default streams, which outlive every capture. */
+struct sp_stream_state *sp_stream_of_handle(const void *stream);
+/* Record a marker in every stream of the device that has pending work; `context`: only in streams of this current
+ * context.
  */
-void sp_lanes_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder);
+void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder);
 /* The calling thread is about to wait for the work in `stream`, or for more: record a marker behind that work, if
  * possible, which tells when it ends. */
-void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
-                    enum sp_sync sync);
+void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
+                      enum sp_sync sync);
 /* The calling thread has come back from that wait. */
-void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread, enum sp_sync sync);
+void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum sp_sync sync);
 /* Has the thread seen the end of all work in the stream, by an event behind it? Then a marker would only show a later
  * time, and the program would wait for it. The driver is asked at most once for each event that was waited for. */
-bool sp_lane_over(const struct sp_lane *lane, const struct sp_thread *thread);
-bool sp_lanes_pending(const struct sp_device *device);
-/* Does any lane without a marker in the queue have unmarked work? */
-bool sp_lanes_unmarked(const struct sp_device *device);
-/* Does any such lane have unmarked work that is predicted to have ended by now? */
-bool sp_lanes_sparse(const struct sp_device *device, uint64_t now_ns);
-void sp_lanes_forget(void *stream, void *context);
-/* A context is really gone, after its lanes were forgotten: no capture in it is open any more. */
-void sp_lanes_gone(const void *context);
+bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread);
+bool sp_streams_pending(const struct sp_device *device);
+/* Does any stream without a marker in the queue have unmarked work? */
+bool sp_streams_unmarked(const struct sp_device *device);
+/* Does any such stream have unmarked work that is predicted to have ended by now? */
+bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns);
+void sp_streams_forget(void *stream, void *context);
+/* A context is really gone, after its streams were forgotten: no capture in it is open any more. */
+void sp_streams_gone(const void *context);
 
 /* record.c */
-/* Record a marker behind the lane's pending work. False: not possible now (no event is free, or the driver refused).
+/* Record a marker behind the stream's pending work. False: not possible now (no event is free, or the driver refused).
  * `launching`: the caller is about to launch into this stream, or has just done so; `edged`: and it has also recorded a
  * marker just before that launch. */
-bool sp_lane_mark(struct sp_lane *lane, bool launching, bool edged);
+bool sp_stream_mark(struct sp_stream_state *state, bool launching, bool edged);
 /* The same, by the launching thread, to measure the work on one side of the marker. The keeper is not woken. */
-bool sp_lane_measure(struct sp_lane *lane, bool edged);
+bool sp_stream_measure(struct sp_stream_state *state, bool edged);
 /* Record the event that shows when the next launch began to run: the turn may have been granted before its
  * predecessor's work had ended. */
-void sp_lane_start(struct sp_lane *lane);
+void sp_stream_start(struct sp_stream_state *state);
 /* Record a marker without waking the keeper, which looks from time to time. Returns the marker's place in the queue +
  * 1; 0: none was recorded. */
-uint32_t sp_lane_mark_by(struct sp_lane *lane, enum sp_recorder recorder, bool edged);
+uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recorder, bool edged);
 
 /* stand.c */
 /* Does everything in flight stand behind a wait that is not over? The keeper asks. */
@@ -331,30 +334,30 @@ bool sp_stands_first(const struct sp_device *device);
  */
 void sp_marker_finish(struct sp_device *device, bool waited, bool blocked);
 
-/* spans.c */
+/* busy_intervals.c */
 /* Begin anew: no work is known to have run before `from_ns`, or it belongs to another account. */
-void sp_spans_begin(struct sp_spans *spans, int64_t from_ns);
+void sp_busy_begin(struct sp_busy_intervals *busy, int64_t from_ns);
 /* Work ran from `from_ns` to `until_ns`. Returns the idle time that this adds to what was returned so far; negative: a
  * part of that was work. */
-int64_t sp_spans_add(struct sp_spans *spans, int64_t from_ns, int64_t until_ns);
+int64_t sp_busy_add(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns);
 /* Work of `work_ns` ran somewhere in between: put it where no other work is known to have run, as far as there is room.
  */
-int64_t sp_spans_fill(struct sp_spans *spans, int64_t from_ns, int64_t until_ns, int64_t work_ns);
+int64_t sp_busy_fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns, int64_t work_ns);
 /* Move to another scale, on which all times are larger by `by_ns`. */
-void sp_spans_shift(struct sp_spans *spans, int64_t by_ns);
+void sp_busy_shift(struct sp_busy_intervals *busy, int64_t by_ns);
 
 /* capture.c */
-bool sp_lane_capturing(void *stream, bool per_thread);
+bool sp_stream_capturing(void *stream, bool per_thread);
 /* Count a capture, also for its stream if that is one that can be destroyed. */
-void sp_lanes_capture_begin(void *stream);
-void sp_lanes_capture_end(void *stream);
-/* The lane's stream is destroyed, which ends the captures that began there. */
-void sp_captures_end_with(struct sp_lane *lane);
-/* Is it the lane of the legacy stream, or of a thread's own stream, which other threads reach only through the legacy
+void sp_streams_capture_begin(void *stream);
+void sp_streams_capture_end(void *stream);
+/* The stream is destroyed, which ends the captures that began there. */
+void sp_captures_end_with(struct sp_stream_state *state);
+/* Is it the legacy stream, or a thread's own stream, which other threads reach only through the legacy
  * stream? */
-bool sp_lane_is_legacy(const struct sp_lane *lane);
-/* Record an event into the lane's stream, unless that could disturb a capture. */
-CUresult sp_lane_record(const struct sp_lane *lane, CUevent event, bool launching);
+bool sp_stream_is_legacy(const struct sp_stream_state *state);
+/* Record an event into the stream, unless that could disturb a capture. */
+CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bool launching);
 
 /* clock.c */
 /* Device time from one event to another, negative if they finished in the other order; false: not known. */

@@ -5,8 +5,8 @@
  * Its pages are cleared in a forked child: the child owns none of its parent's device memory, and the lock cannot stay
  * held by a thread that the child does not have.
  */
-#ifndef SHAREPOD_MEMORY_ROWS_H
-#define SHAREPOD_MEMORY_ROWS_H
+#ifndef SHAREPOD_ALLOCATION_TABLE_H
+#define SHAREPOD_ALLOCATION_TABLE_H
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -37,7 +37,7 @@ struct sp_allocation {
   uint16_t kind;
 };
 
-struct sp_rows {
+struct sp_allocation_table {
   pthread_mutex_t lock; /* all bytes zero is an open lock in glibc and musl */
   struct sp_allocation *rows;
   uint64_t row_count; /* a power of two, or 0 */
@@ -49,19 +49,20 @@ struct sp_rows {
 void *sp_map_wiped(void **shared, size_t bytes);
 
 /* Lock the rows. NULL: there are none. */
-struct sp_rows *sp_rows_lock(void);
-void sp_rows_unlock(struct sp_rows *rows);
+struct sp_allocation_table *sp_allocations_lock(void);
+void sp_allocations_unlock(struct sp_allocation_table *table);
 
 /* Make room for another row. False: no memory. Afterwards half of the rows are empty, which are thousands: threads that
  * have asked for room and not inserted yet cannot fill them. */
-bool sp_rows_room(void);
+bool sp_allocations_room(void);
 
 /* The caller holds the lock. */
-struct sp_allocation *sp_rows_find(struct sp_rows *rows, enum sp_memory_kind kind, uint64_t key); /* or NULL */
+struct sp_allocation *sp_allocations_find(struct sp_allocation_table *table, enum sp_memory_kind kind,
+                                          uint64_t key); /* or NULL */
 /* Insert a row. If a row has the same key already, its charge ends: it was freed in a way that the hook does not see.
  * Does nothing in a child that was forked after the room was made. */
-void sp_rows_insert(struct sp_rows *rows, const struct sp_allocation *allocation);
+void sp_allocations_insert(struct sp_allocation_table *table, const struct sp_allocation *allocation);
 /* Take a row out. */
-void sp_rows_take(struct sp_rows *rows, struct sp_allocation *row, struct sp_allocation *taken);
+void sp_allocations_take(struct sp_allocation_table *table, struct sp_allocation *row, struct sp_allocation *taken);
 
 #endif

@@ -11,25 +11,25 @@ SPAN = st.tuples(st.integers(0, 60), st.integers(0, 25)).map(lambda span: (span[
 
 
 class Spans(ctypes.Structure):
-    """The fields of struct sp_spans."""
+    """The fields of struct sp_busy_intervals."""
 
     _fields_ = (("until_ns", ctypes.c_int64), ("count", ctypes.c_uint32), ("gaps", ctypes.c_int64 * 2 * 32))
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    loaded = load_c(tmp_path_factory.mktemp("spans") / "spans.so", HOOK / "meter" / "spans.c")
-    for name in ("sp_spans_add", "sp_spans_fill"):
+    loaded = load_c(tmp_path_factory.mktemp("spans") / "spans.so", HOOK / "meter" / "busy_intervals.c")
+    for name in ("sp_busy_add", "sp_busy_fill"):
         getattr(loaded, name).restype = ctypes.c_int64
-    loaded.sp_spans_begin.argtypes = (ctypes.POINTER(Spans), ctypes.c_int64)
-    loaded.sp_spans_add.argtypes = (ctypes.POINTER(Spans), ctypes.c_int64, ctypes.c_int64)
-    loaded.sp_spans_fill.argtypes = (ctypes.POINTER(Spans), ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    loaded.sp_busy_begin.argtypes = (ctypes.POINTER(Spans), ctypes.c_int64)
+    loaded.sp_busy_add.argtypes = (ctypes.POINTER(Spans), ctypes.c_int64, ctypes.c_int64)
+    loaded.sp_busy_fill.argtypes = (ctypes.POINTER(Spans), ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
     return loaded
 
 
 def begun(library: ctypes.CDLL) -> Spans:
     spans = Spans()
-    library.sp_spans_begin(ctypes.byref(spans), 0)
+    library.sp_busy_begin(ctypes.byref(spans), 0)
     return spans
 
 
@@ -40,7 +40,7 @@ def test_time_is_idle_that_no_stream_worked_in_whatever_the_order(
     spans = begun(library)
     idle, busy = 0, set[int]()
     for first, last in added:
-        idle += library.sp_spans_add(ctypes.byref(spans), first, last)
+        idle += library.sp_busy_add(ctypes.byref(spans), first, last)
         busy.update(range(first, last))
         until = max(last for _, last in added[: added.index((first, last)) + 1])
         assert spans.until_ns >= until
@@ -52,15 +52,15 @@ def test_work_at_an_unknown_time_takes_what_room_there_is(
     library: ctypes.CDLL, added: list[tuple[int, int]], window: tuple[int, int], work: int
 ) -> None:
     spans = begun(library)
-    idle = sum(library.sp_spans_add(ctypes.byref(spans), first, last) for first, last in added)
+    idle = sum(library.sp_busy_add(ctypes.byref(spans), first, last) for first, last in added)
     busy = {moment for first, last in added for moment in range(first, last)}
     room = len(set(range(*window)) - busy)
-    idle += library.sp_spans_fill(ctypes.byref(spans), *window, work)
+    idle += library.sp_busy_fill(ctypes.byref(spans), *window, work)
     assert idle == spans.until_ns - len(busy) - min(work, room)
 
 
 def test_more_gaps_than_are_kept_cost_the_oldest(library: ctypes.CDLL) -> None:
     spans = begun(library)
-    idle = sum(library.sp_spans_add(ctypes.byref(spans), 10 * n, 10 * n + 5) for n in range(1, 51))
+    idle = sum(library.sp_busy_add(ctypes.byref(spans), 10 * n, 10 * n + 5) for n in range(1, 51))
     assert idle == 10 + 49 * 5
-    assert library.sp_spans_add(ctypes.byref(spans), 0, 505) == -32 * 5
+    assert library.sp_busy_add(ctypes.byref(spans), 0, 505) == -32 * 5

@@ -1,0 +1,171 @@
+#include "hook/memory/allocation_table.h"
+
+#include <sys/mman.h>
+
+#include "hook/memory/memory.h"
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+#ifndef MADV_DONTFORK
+#define MADV_DONTFORK 10
+#endif
+
+#ifndef MADV_HUGEPAGE
+#define MADV_HUGEPAGE 14
+#endif
+
+#define ROWS_FIRST 4096u /* a power of two; pages are touched only when they are used */
+#define HUGE_BYTES (2u << 20)
+
+static void *shared_table;
+
+void *sp_map_wiped(void **shared, size_t bytes) {
+  void *found = __atomic_load_n(shared, __ATOMIC_ACQUIRE);
+  if (__builtin_expect(found != NULL, 1)) {
+    return found;
+  }
+  void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) {
+    return NULL;
+  }
+  madvise(page, bytes, MADV_WIPEONFORK); /* a kernel before 4.14 refuses: then the child keeps a copy */
+  if (!__atomic_compare_exchange_n(shared, &found, page, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    munmap(page, bytes);
+    return found;
+  }
+  return page;
+}
+
+struct sp_allocation_table *sp_allocations_lock(void) {
+  struct sp_allocation_table *table = __atomic_load_n(&shared_table, __ATOMIC_ACQUIRE);
+  if (table != NULL) {
+    pthread_mutex_lock(&table->lock);
+  }
+  return table;
+}
+
+void sp_allocations_unlock(struct sp_allocation_table *table) {
+  pthread_mutex_unlock(&table->lock);
+}
+
+/* The key space of a kind. Managed memory and pool memory share one, because the same call frees both. */
+static inline uint64_t space_of(uint64_t kind) {
+  return kind == SP_MEMORY_POOLED ? SP_MEMORY_ADDRESS : kind;
+}
+
+/* The home row of a key. Neighbouring allocations, by the driver's granularity, share a cache line. */
+static uint64_t home(const struct sp_allocation_table *table, uint64_t kind, uint64_t key) {
+  uint64_t group = ((key >> 10 ^ space_of(kind) << 59) * 0x9e3779b97f4a7c15u) >> 32;
+  return (group << 1 | (key >> 9 & 1)) & (table->row_count - 1);
+}
+
+static uint64_t after(const struct sp_allocation_table *table, uint64_t index) {
+  return (index + 1) & (table->row_count - 1);
+}
+
+/* The row of a key, or the empty row in which it would be inserted. There always is an empty row. */
+static struct sp_allocation *row_of(struct sp_allocation_table *table, uint64_t kind, uint64_t key) {
+  uint64_t index = home(table, kind, key);
+  for (;; index = after(table, index)) {
+    struct sp_allocation *row = &table->rows[index];
+    if (row->key == 0 || (row->key == key && space_of(row->kind) == space_of(kind))) {
+      return row;
+    }
+  }
+}
+
+struct sp_allocation *sp_allocations_find(struct sp_allocation_table *table, enum sp_memory_kind kind, uint64_t key) {
+  struct sp_allocation *row = table->row_count != 0 && key != 0 ? row_of(table, kind, key) : NULL;
+  return row != NULL && row->key != 0 ? row : NULL;
+}
+
+/* Map a table; a large one uses huge pages. A row of it is rarely in the cache, and a page table walk would cost as
+ * much again. */
+static struct sp_allocation *map_rows(size_t bytes) {
+  size_t slack = bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
+  char *at = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) {
+    return NULL;
+  }
+  if (slack != 0) {
+    size_t before = (HUGE_BYTES - (uintptr_t)at % HUGE_BYTES) % HUGE_BYTES;
+    if (before != 0) {
+      munmap(at, before);
+    }
+    if (slack != before) {
+      munmap(at + before + bytes, slack - before);
+    }
+    at += before;
+    madvise(at, bytes, MADV_HUGEPAGE);
+  }
+  madvise(at, bytes, MADV_DONTFORK);
+  return (struct sp_allocation *)(void *)at;
+}
+
+static bool grow(struct sp_allocation_table *table) {
+  struct sp_allocation_table larger = {.row_count = table->row_count == 0 ? ROWS_FIRST : 2 * table->row_count};
+  larger.rows = map_rows(larger.row_count * sizeof *larger.rows);
+  if (larger.rows == NULL) {
+    return false;
+  }
+  for (uint64_t i = 0; i < table->row_count; i++) {
+    if (table->rows[i].key != 0) {
+      *row_of(&larger, table->rows[i].kind, table->rows[i].key) = table->rows[i];
+    }
+  }
+  if (table->rows != NULL) {
+    munmap(table->rows, table->row_count * sizeof *table->rows);
+  }
+  table->rows = larger.rows;
+  __atomic_store_n(&table->row_count, larger.row_count, __ATOMIC_RELAXED);
+  return true;
+}
+
+static bool roomy(const struct sp_allocation_table *table) {
+  return 2 * __atomic_load_n(&table->used, __ATOMIC_RELAXED) < __atomic_load_n(&table->row_count, __ATOMIC_RELAXED);
+}
+
+bool sp_allocations_room(void) {
+  struct sp_allocation_table *table = sp_map_wiped(&shared_table, sizeof *table);
+  if (table == NULL || __builtin_expect(roomy(table), 1)) {
+    return table != NULL;
+  }
+  pthread_mutex_lock(&table->lock);
+  bool room = roomy(table) || grow(table);
+  pthread_mutex_unlock(&table->lock);
+  return room;
+}
+
+/* Remove a row and close the gap, so that no probe sequence is interrupted. */
+static void remove_row(struct sp_allocation_table *table, struct sp_allocation *row) {
+  uint64_t gap = (uint64_t)(row - table->rows), mask = table->row_count - 1;
+  for (uint64_t index = after(table, gap); table->rows[index].key != 0; index = after(table, index)) {
+    uint64_t wants = home(table, table->rows[index].kind, table->rows[index].key);
+    if (((index - wants) & mask) >=
+        ((index - gap) & mask)) { /* its home is not behind the gap, so it may move into the gap */
+      table->rows[gap] = table->rows[index];
+      gap = index;
+    }
+  }
+  table->rows[gap].key = 0;
+}
+
+void sp_allocations_insert(struct sp_allocation_table *table, const struct sp_allocation *allocation) {
+  if (table->used + 1 >= table->row_count) {
+    return;
+  }
+  struct sp_allocation *row = row_of(table, allocation->kind, allocation->key);
+  if (row->key != 0) {
+    sp_memory_uncharge(row);
+  } else {
+    __atomic_store_n(&table->used, table->used + 1, __ATOMIC_RELAXED);
+  }
+  *row = *allocation;
+}
+
+void sp_allocations_take(struct sp_allocation_table *table, struct sp_allocation *row, struct sp_allocation *taken) {
+  *taken = *row;
+  remove_row(table, row);
+  __atomic_store_n(&table->used, table->used - 1, __ATOMIC_RELAXED);
+}

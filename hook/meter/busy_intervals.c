@@ -1,0 +1,103 @@
+/*
+ * Spans: when the device had work of ours. Streams of a process run side by side, and time in which several have work
+ * counts once: the account is the length of the union of their spans.
+ *
+ * Markers finish in the order in which they were recorded. So the span of one stream can lie before a span of another
+ * stream that is known already, and a gap that was counted as idle turns out to be work. The last gaps are kept for
+ * that.
+ */
+#include <string.h>
+
+#include "hook/gate/process.h"
+
+void sp_busy_begin(struct sp_busy_intervals *busy, int64_t from_ns) {
+  busy->until_ns = from_ns;
+  busy->count = 0;
+}
+
+void sp_busy_shift(struct sp_busy_intervals *busy, int64_t by_ns) {
+  busy->until_ns += by_ns;
+  for (uint32_t index = 0; index < busy->count; index++) {
+    busy->gaps[index].from_ns += by_ns;
+    busy->gaps[index].until_ns += by_ns;
+  }
+}
+
+static void remember(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns) {
+  if (busy->count == SP_GAPS_MAX) {
+    busy->count--;
+    memmove(&busy->gaps[0], &busy->gaps[1], busy->count * sizeof busy->gaps[0]);
+  }
+  busy->gaps[busy->count].from_ns = from_ns;
+  busy->gaps[busy->count].until_ns = until_ns;
+  busy->count++;
+}
+
+/* Deduct work from the gaps. Returns how much was deducted. */
+static int64_t fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns) {
+  int64_t filled_ns = 0, rest_from_ns = 0, rest_until_ns = 0;
+  uint32_t kept = 0;
+  for (uint32_t index = 0; index < busy->count; index++) {
+    int64_t low_ns = busy->gaps[index].from_ns, high_ns = busy->gaps[index].until_ns;
+    int64_t first_ns = from_ns > low_ns ? from_ns : low_ns, last_ns = until_ns < high_ns ? until_ns : high_ns;
+    if (first_ns < last_ns) {
+      filled_ns += last_ns - first_ns;
+      if (low_ns < first_ns && last_ns < high_ns) { /* the work is in the middle of this gap, so in no other one */
+        rest_from_ns = last_ns;
+        rest_until_ns = high_ns;
+        high_ns = first_ns;
+      } else if (low_ns < first_ns) {
+        high_ns = first_ns;
+      } else {
+        low_ns = last_ns;
+      }
+    }
+    if (low_ns < high_ns) {
+      busy->gaps[kept].from_ns = low_ns;
+      busy->gaps[kept].until_ns = high_ns;
+      kept++;
+    }
+  }
+  busy->count = kept;
+  if (rest_from_ns < rest_until_ns)
+    remember(busy, rest_from_ns, rest_until_ns);
+  return filled_ns;
+}
+
+int64_t sp_busy_add(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns) {
+  int64_t idle_ns = 0;
+  if (from_ns > busy->until_ns) {
+    idle_ns = from_ns - busy->until_ns;
+    remember(busy, busy->until_ns, from_ns);
+  } else {
+    idle_ns = -fill(busy, from_ns, until_ns);
+  }
+  if (until_ns > busy->until_ns)
+    busy->until_ns = until_ns;
+  return idle_ns;
+}
+
+int64_t sp_busy_fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns, int64_t work_ns) {
+  int64_t idle_ns = 0;
+  if (until_ns > busy->until_ns) /* first make the time up to there a gap */
+    idle_ns = sp_busy_add(busy, until_ns, until_ns);
+  while (work_ns > 0) {
+    int64_t first_ns = 0, last_ns = INT64_MIN;
+    for (uint32_t index = 0; index < busy->count; index++) {
+      int64_t low_ns = busy->gaps[index].from_ns, high_ns = busy->gaps[index].until_ns;
+      low_ns = low_ns > from_ns ? low_ns : from_ns;
+      high_ns = high_ns < until_ns ? high_ns : until_ns;
+      if (low_ns < high_ns && high_ns > last_ns) {
+        first_ns = low_ns;
+        last_ns = high_ns;
+      }
+    }
+    if (last_ns == INT64_MIN)
+      break;
+    if (last_ns - first_ns > work_ns)
+      first_ns = last_ns - work_ns;
+    work_ns -= last_ns - first_ns;
+    idle_ns -= fill(busy, first_ns, last_ns);
+  }
+  return idle_ns;
+}

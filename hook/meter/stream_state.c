@@ -1,0 +1,341 @@
+/* Stream states: the state of each stream, from its first launch to the end of its context. */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "hook/gate/process.h"
+#include "region/uncancelled.h"
+
+#define CLOSED_MAX     8u       /* at most this many markers behind ended work wait for the keeper's next look */
+#define CLOSED_KICK_NS 1000000u /* the keeper is woken for one at most this often: a wake-up costs time */
+
+static struct sp_stream_state states[SP_STREAMS_MAX];
+static uint32_t state_count;
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the creation and forgetting of states */
+
+static bool default_stream(const void *stream) {
+  return (uintptr_t)stream <= 2;
+}
+
+static bool own_stream(const void *stream, bool per_thread) {
+  return stream == CU_STREAM_PER_THREAD || (per_thread && stream == NULL);
+}
+
+static bool state_matches(const struct sp_stream_state *state, const struct sp_device *device, const void *stream,
+                          bool per_thread, uint32_t owner, const void *context) {
+  if (!__atomic_load_n(&state->live, __ATOMIC_ACQUIRE))
+    return false;
+  if (state->device != device || state->owner_thread != owner)
+    return false;
+  if (owner)
+    return state->context == context;
+  if (state->stream != stream)
+    return false;
+  return !default_stream(stream) || (state->context == context && state->per_thread == per_thread);
+}
+
+/* Drop the events of a dead context: they were destroyed with it. */
+static void drop_events(struct sp_stream_state *state) {
+  memset(state->events, 0, sizeof state->events);
+  state->start_event = NULL;
+}
+
+/* A state to use for a stream of the context. A state of another living context cannot be taken: its events belong to
+ * that context, and the keeper's clock may hold one. */
+static struct sp_stream_state *free_state(const void *context) {
+  for (uint32_t index = 0; index < SP_STREAMS_MAX; index++) {
+    struct sp_stream_state *state = &states[index];
+    if (index < state_count && (state->live || state->outstanding || sp_load(&state->pending_ns) ||
+                                (state->context != context && !state->dead)))
+      continue;
+    if (index >= state_count) {
+      if (pthread_mutex_init(&state->lock, NULL))
+        return NULL;
+      __atomic_store_n(&state_count, index + 1, __ATOMIC_RELEASE);
+    }
+    return state;
+  }
+  return NULL;
+}
+
+/* Find a stream's own context and that context's device, where its work runs and its events are made. They may differ
+ * from the current ones. If the driver does not tell, the arguments stay, which is right for the default streams. */
+static void find_home(void *stream, CUcontext *context, struct sp_device **device) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext own = NULL, current = *context;
+  if (default_stream(stream) || !driver->cuStreamGetCtx || driver->cuStreamGetCtx(stream, &own) || !own ||
+      own == current)
+    return;
+  *context = own;
+  if (sp_this_process.single_device || !sp_context_enter(own))
+    return;
+  struct sp_device *found = sp_device_current();
+  sp_context_leave();
+  *device = found;
+}
+
+struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_thread *thread, void *stream,
+                                       bool per_thread) {
+  SP_UNCANCELLED;
+  if (stream == CU_STREAM_LEGACY) { /* both names of the legacy stream have the same state */
+    stream = per_thread ? stream : NULL;
+  }
+  uint32_t owner = own_stream(stream, per_thread) ? sp_thread_index(thread) + 1 : 0;
+  CUcontext context = NULL;
+  const struct sp_driver *driver = sp_driver();
+  if (!driver->cuCtxGetCurrent || driver->cuCtxGetCurrent(&context))
+    return NULL;
+  find_home(stream, &context, &device);
+  if (!device)
+    return NULL; /* the share does not hold this device */
+  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++)
+    if (state_matches(&states[index], device, stream, per_thread, owner, context))
+      return &states[index];
+  pthread_mutex_lock(&table_lock);
+  struct sp_stream_state *state = NULL;
+  for (uint32_t index = 0; index < state_count && !state; index++) /* another thread may have made it meanwhile */
+    if (state_matches(&states[index], device, stream, per_thread, owner, context))
+      state = &states[index];
+  if (!state && (state = free_state(context))) {
+    if (state->dead)
+      drop_events(state);
+    sp_store(&state->device, device); /* the keeper scans states that are being set up, too */
+    state->context = context;
+    state->stream = stream;
+    state->per_thread = per_thread;
+    state->owner_thread = owner;
+    state->scale = 0;
+    state->edged_ns = 0;
+    state->foreign = false;
+    state->pieces = 0;
+    sp_store(&state->pieces_done, 0);
+    sp_store(&state->batch_profile, NULL);
+    sp_store(&state->batch_mixed, false);
+    sp_store(&state->batch_guessed, false);
+    sp_store(&state->awaits, false);
+    sp_store(&state->batch_launches, 0);
+    sp_store(&state->captures, 0);
+    sp_store(&state->dead, false);
+    __atomic_store_n(&state->live, true, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&table_lock);
+  return state;
+}
+
+/* The state of a stream handle, in any context; NULL for the default streams, which outlive every capture. */
+struct sp_stream_state *sp_stream_of_handle(const void *stream) {
+  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count && !default_stream(stream); index++)
+    if (__atomic_load_n(&states[index].live, __ATOMIC_ACQUIRE) && states[index].stream == stream)
+      return &states[index];
+  return NULL;
+}
+
+bool sp_streams_pending(const struct sp_device *device) {
+  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++) {
+    const struct sp_stream_state *state = &states[index];
+    if (sp_load(&state->device) != device || sp_load(&state->dead))
+      continue;
+    /* In this order, because a thread that records a marker moves the work from the first counter to the second. */
+    if (__atomic_load_n(&state->pending_ns, __ATOMIC_ACQUIRE) || __atomic_load_n(&state->outstanding, __ATOMIC_ACQUIRE))
+      return true;
+  }
+  return false;
+}
+
+bool sp_streams_unmarked(const struct sp_device *device) {
+  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++)
+    if (sp_load(&states[index].device) == device && !sp_load(&states[index].dead) &&
+        __atomic_load_n(&states[index].pending_ns, __ATOMIC_ACQUIRE) &&
+        !__atomic_load_n(&states[index].outstanding, __ATOMIC_ACQUIRE))
+      return true;
+  return false;
+}
+
+bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns) {
+  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++) {
+    const struct sp_stream_state *state = &states[index];
+    uint64_t pending_ns = sp_load(&state->pending_ns);
+    if (pending_ns && sp_load(&state->device) == device && !sp_load(&state->dead) && !sp_load(&state->outstanding) &&
+        now_ns > sp_load(&state->batch_ns) + 2 * pending_ns)
+      return true;
+  }
+  return false;
+}
+
+void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder) {
+  const struct sp_driver *driver = sp_driver();
+  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++) {
+    struct sp_stream_state *state = &states[index];
+    if (sp_load(&state->device) != device || !sp_load(&state->pending_ns) || sp_load(&state->dead))
+      continue;
+    if (context && state->context != context)
+      continue;
+    if (!context && driver->cuCtxSetCurrent)
+      driver->cuCtxSetCurrent(state->context); /* an event is created in the current context */
+    if (sp_stream_mark_by(state, recorder, false))
+      sp_keeper_kick(device);
+  }
+}
+
+/* May a marker be recorded into the stream? Another thread's own stream could be reached only through the legacy
+ * stream, for which all other streams would wait. */
+static bool closes(struct sp_stream_state *state, const struct sp_device *device, const void *context, uint32_t owner) {
+  return sp_load(&state->pending_ns) && sp_load(&state->device) == device &&
+         __atomic_load_n(&state->live, __ATOMIC_ACQUIRE) && (void *)state->context == context &&
+         (!state->owner_thread || state->owner_thread == owner);
+}
+
+bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread) {
+  const struct sp_device *device = state->device;
+  return thread->event_launches == thread->launches[device->index] + 1 && !state->owner_thread &&
+         !(sp_grant_flags(device->grant) & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED)) && sp_driver()->cuStreamQuery &&
+         sp_driver()->cuStreamQuery(state->stream) == CUDA_SUCCESS;
+}
+
+void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
+                      enum sp_sync sync) {
+  SP_UNCANCELLED;
+  const struct sp_driver *driver = sp_driver();
+  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE), owner = sp_thread_index(thread) + 1, most = 0;
+  CUcontext context = NULL;
+  bool own = own_stream(stream, per_thread), marked = false;
+  thread->closed = 0;
+  for (uint32_t index = 0; index < count; index++) {
+    struct sp_stream_state *state = &states[index];
+    if (!sp_load(&state->pending_ns))
+      continue;
+    if (!context && (!driver->cuCtxGetCurrent || driver->cuCtxGetCurrent(&context) || !context))
+      return;
+    if (!closes(state, device, context, owner))
+      continue;
+    if (sync == SP_SYNC_STREAM && !(own ? state->owner_thread != 0 : default_stream(stream) || state->stream == stream))
+      continue;
+    if (sync == SP_SYNC_EVENT && sp_load(&state->outstanding))
+      continue; /* the stream seems to go on: it will be marked in its time */
+    if (sp_stream_over(state, thread))
+      continue;
+    uint32_t place = sp_stream_mark_by(state, SP_BY_CALLER, false);
+    if (!place)
+      continue;
+    marked = true;
+    bool all = sync == SP_SYNC_CONTEXT, this = own || state->stream == (default_stream(stream) ? NULL : stream);
+    if (all || (sync == SP_SYNC_STREAM && this))
+      thread->closed = place;
+    most = sp_load(&state->outstanding) > most ? sp_load(&state->outstanding) : most;
+  }
+  if (!marked)
+    return;
+  uint64_t now_ns = sp_now_ns();
+  if (most < CLOSED_MAX && !(sp_grant_flags(device->grant) & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED)) &&
+      now_ns - sp_load(&device->closed_ns) < CLOSED_KICK_NS &&
+      sp_device_in_flight(device) < sp_grant_budget_ns(device->grant) / CLOSED_MAX)
+    return;
+  sp_store(&device->closed_ns, now_ns);
+  sp_keeper_kick(device);
+}
+
+void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum sp_sync sync) {
+  if (sync == SP_SYNC_EVENT)
+    thread->event_launches = thread->launches[device->index] + 1;
+  uint32_t place = thread->closed - 1;
+  if (!thread->closed)
+    return;
+  uint64_t now_ns = sp_now_ns();
+  pthread_mutex_lock(&device->queue_lock);
+  if (device->queue_tail - place <= device->queue_tail - device->queue_head) /* the keeper has not come to it yet */
+    sp_store(&device->seen_ns[place % SP_MARKERS_MAX], now_ns);
+  pthread_mutex_unlock(&device->queue_lock);
+  thread->closed = 0;
+}
+
+/* Wait, for 100 ms at most, until the keeper is not inside the driver for this stream. */
+static void await_keeper(const struct sp_stream_state *state) {
+  for (int look = 0; look < 2000; look++) {
+    if (__atomic_load_n(&state->device->waiting_state, __ATOMIC_ACQUIRE) != state)
+      return;
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+  }
+}
+
+/* Wait, for 100 ms at most, until the keeper has seen the end of the stream's work. */
+static void await_work(const struct sp_stream_state *state) {
+  for (int look = 0; look < 2000 && __atomic_load_n(&state->outstanding, __ATOMIC_ACQUIRE); look++)
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+}
+
+/* Record a last marker behind the stream's work. While all its events are in use, wait, for 100 ms at most. */
+static void mark_last(struct sp_stream_state *state) {
+  for (int look = 0; look < 2000 && sp_load(&state->pending_ns) && !sp_stream_mark(state, false, false); look++) {
+    if (!sp_load(&state->outstanding))
+      return; /* an event is free, so the driver has refused */
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+  }
+}
+
+/* Take the lock, but wait for 100 ms at most: its holder may be waiting in the driver for room in the stream. */
+static bool lock_for_a_while(pthread_mutex_t *lock) {
+  for (int look = 0; look < 2000; look++) {
+    if (!pthread_mutex_trylock(lock))
+      return true;
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+  }
+  return false;
+}
+
+void sp_streams_forget(void *stream, void *context) {
+  SP_UNCANCELLED;
+  const struct sp_driver *driver = sp_driver();
+  CUcontext current = NULL;
+  if (context && driver->cuCtxGetCurrent)
+    driver->cuCtxGetCurrent(&current);
+  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++) {
+    struct sp_stream_state *state = &states[index];
+    /* If a context goes, states of destroyed streams count, too: the keeper may still wait for their last marker. */
+    if (context ? (void *)state->context != context || sp_load(&state->dead) : !state->live || state->stream != stream)
+      continue;
+    if (!context && default_stream(state->stream))
+      continue;
+    /* A marker needs an existing stream, and the stream's context must be current to create an event. */
+    if (state->live && (!context || current == context))
+      mark_last(state);
+    if (context)
+      await_work(state); /* the driver waits, too: work that runs on is on the device, so the turn is not drained */
+    /* A marker that a thread is just recording must be in the stream before the stream is destroyed. */
+    bool locked = lock_for_a_while(&state->lock);
+    pthread_mutex_lock(&table_lock);
+    __atomic_store_n(&state->live, false, __ATOMIC_RELEASE);
+    /* Before the waits below: the context may go on meanwhile, and launches into its streams need new states. */
+    __atomic_fetch_add(&sp_this_process.stream_generation, 1, __ATOMIC_ACQ_REL);
+    if (context)
+      __atomic_store_n(&state->dead, true, __ATOMIC_SEQ_CST); /* pairs with wait_for_marker in keeper.c */
+    /* Work that could not be marked counts as passed, because its end will never be known. */
+    if (__atomic_exchange_n(&state->pending_ns, 0, __ATOMIC_ACQ_REL))
+      __atomic_fetch_add(&state->device->passed, sp_load(&state->batch_launches), __ATOMIC_RELAXED);
+    /* A capture ends with its stream. But a context may stay after all (the release of a primary one), and so may its
+     * captures: if it does go, sp_streams_gone ends them. */
+    if (!context)
+      sp_captures_end_with(state);
+    pthread_mutex_unlock(&table_lock);
+    if (locked)
+      pthread_mutex_unlock(&state->lock);
+    if (context) {
+      await_keeper(state);
+      /* Another context may get the same handle. */
+      __atomic_store_n(&state->device->stale, true, __ATOMIC_RELEASE);
+    }
+  }
+}
+
+void sp_streams_gone(const void *context) {
+  pthread_mutex_lock(&table_lock);
+  for (uint32_t index = 0; index < state_count; index++)
+    if (states[index].context == context && sp_load(&states[index].dead))
+      sp_captures_end_with(&states[index]);
+  pthread_mutex_unlock(&table_lock);
+}
