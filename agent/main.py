@@ -34,7 +34,7 @@ from sharepod.agent.devices.releases import Releases
 from sharepod.agent.devices.session import is_restarted
 from sharepod.agent.errors import AgentUnavailable, ShareError
 from sharepod.agent.metrics import collector
-from sharepod.agent.metrics.feed import Tally
+from sharepod.agent.metrics.feed import Counters
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity, Node
 from sharepod.agent.settings import OPTIONS, Settings, check_on_tmpfs
@@ -123,7 +123,7 @@ class Agent:
         self._settings = settings
         self._stack = contextlib.ExitStack()
         self._environment = simulated_environment(settings)
-        self.feed_tally: Final = Tally()
+        self.feed_tally: Final = Counters()
 
     def open(self) -> tuple[Node, Inventory]:
         """Take the host's place and build the node. Raises a ShareError and leaves nothing behind."""
@@ -254,15 +254,17 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         agent.close()
 
 
-def _feed(node: Node, settings: Settings, tally: Tally) -> Feed | None:
+def _feed(node: Node, settings: Settings, counters: Counters) -> Feed | None:
     """Start the feed to the schedulers, if the settings name any."""
     if not settings.scheduler_address:
         return None
     target = Target.of(settings.scheduler_address, settings.scheduler_ca, settings.scheduler_token_file)
-    return Feed(target, node.identity.node_name, node.identity.version, tally)
+    return Feed(target, node.identity.node_name, node.identity.version, counters)
 
 
-async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event, tally: Tally) -> None:
+async def _answer(
+    node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event, counters: Counters
+) -> None:
     """Serve gRPC until `stopping` is set."""
     loop = asyncio.get_running_loop()
     releases = Releases(node.devices, inventory.session)
@@ -272,7 +274,7 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
         place = settings.users_socket_path, settings.users_socket_mode, settings.users_socket_group
         sockets.append((users, *place))
     servers = [grpc.aio.server() for _ in sockets]
-    feed = _feed(node, settings, tally)
+    feed = _feed(node, settings, counters)
     try:
         for server, (service, path, mode, group) in zip(servers, sockets, strict=True):
             rpc.add_NodeServiceServicer_to_server(service, server)

@@ -21,20 +21,20 @@ from sharepod.deviceplugin.cdi.injection import PRELOAD_TEXT, Injection, Place, 
 from sharepod.deviceplugin.core.agent import Agent, NodeView
 from sharepod.deviceplugin.core.allocation_table import Record
 from sharepod.deviceplugin.core.checkpoint import Store
-from sharepod.deviceplugin.core.device_filter import RIVAL_DOMAIN, Offer
+from sharepod.deviceplugin.core.device_filter import RIVAL_DOMAIN, DeviceFilter
 from sharepod.deviceplugin.core.placement import Placement
 from sharepod.deviceplugin.core.shares import Shares
 from sharepod.deviceplugin.core.unit import Units
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.metrics import Tally
+from sharepod.deviceplugin.metrics import Counters
 from sharepod.deviceplugin.metrics_report import Reporter
-from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
-from sharepod.deviceplugin.reconcile.garbage_collector import Sweeper
+from sharepod.deviceplugin.reconcile.annotation_reconciler import AnnotationReconciler
+from sharepod.deviceplugin.reconcile.garbage_collector import GarbageCollector
 from sharepod.deviceplugin.reconcile.pods import Pods
 from sharepod.deviceplugin.reconcile.processes import HostProcesses
-from sharepod.deviceplugin.reconcile.workload_monitor import Lookout
+from sharepod.deviceplugin.reconcile.workload_monitor import WorkloadMonitor
 from sharepod.deviceplugin.settings import OPTIONS, Settings
-from sharepod.deviceplugin.v1beta1.allocator import Binder, Policy
+from sharepod.deviceplugin.v1beta1.allocator import Allocator, Policy
 from sharepod.deviceplugin.v1beta1.podresources import KubeletUnavailable, PodResources
 from sharepod.deviceplugin.v1beta1.registration import Registration, State
 from sharepod.deviceplugin.v1beta1.service import PluginService
@@ -64,7 +64,7 @@ class Plugin:
     def __init__(self, settings: Settings, node: NodeView) -> None:
         self._settings = settings
         self._node = node
-        self.offer = Offer(settings.offer)
+        self.offer = DeviceFilter(settings.offer)
         self._unhealthy: dict[int, str] = {}
         """By index: the reason why a device is unhealthy, as last told."""
 
@@ -189,9 +189,9 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
             PodResources(settings.pod_resources_socket, resource=settings.resource)
         )
         processes = HostProcesses(settings.pod_resources_socket)
-        tally = Tally()
+        counters = Counters()
         agent.failed, pods.failed, kubelet.failed = (
-            functools.partial(tally.failed, side) for side in ("agent", "api_server", "kubelet")
+            functools.partial(counters.failed, side) for side in ("agent", "api_server", "kubelet")
         )
         # Report a wrong pid namespace now, not at the first pod.
         processes.check()
@@ -206,23 +206,23 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         record = Record(Store(settings.state_directory))
         cdi.remove_others(item.id for item in record.all())
         shares = Shares(record, agent, cdi)
-        follower = Follower(record, shares, agent, pods, limit_percent=settings.limit_percent)
-        sweeper = Sweeper(record, shares, follower, agent, pods, kubelet, processes)
-        placement = Placement(record, follower, plugin.offer)
-        binder = Binder(policy, record, shares, follower, agent, pods, kubelet, cdi, plugin.place, placement)
-        service = PluginService(binder, plugin.units(), tally=tally)
+        reconciler = AnnotationReconciler(record, shares, agent, pods, limit_percent=settings.limit_percent)
+        collector = GarbageCollector(record, shares, reconciler, agent, pods, kubelet, processes)
+        placement = Placement(record, reconciler, plugin.offer)
+        allocator = Allocator(policy, record, shares, reconciler, agent, pods, kubelet, cdi, plugin.place, placement)
+        service = PluginService(allocator, plugin.units(), counters=counters)
         record.changed = service.changed
         registration = Registration(service, settings.plugins_directory, resource=settings.resource)
-        registration.registered, registration.taking_over = tally.registered, record.reload
-        reporter = Reporter(tally, record, plugin.offer, agent)
+        registration.registered, registration.taking_over = counters.registered, record.reload
+        reporter = Reporter(counters, record, plugin.offer, agent)
         reporter.offered = plugin.offered
         reporter.serving = lambda: registration.state is State.REGISTERED
-        lookout = Lookout(
-            record, shares, follower, agent, pods, processes,
+        monitor = WorkloadMonitor(
+            record, shares, reconciler, agent, pods, processes,
             lambda note: pods.node_event(note.reason, note.message, warning=note.warning),
         )  # fmt: skip
         active = lambda: registration.state is not State.STANDING_BY  # noqa: E731 - one rule for all of them
-        record.active = follower.active = sweeper.active = reporter.active = lookout.active = active
+        record.active = reconciler.active = collector.active = reporter.active = monitor.active = active
         await stack.enter_async_context(registration)
         told = {"node": settings.node_name, "kubelet": runtime.kubelet, "runtime": runtime.container_runtime}
         log.info("device plugin started", extra=told)
@@ -230,11 +230,11 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         works = (
             plugin.look_for_ever(agent, service, pods),
             plugin.look_around_for_ever(kubelet),
-            follower.follow(),
-            follower.resume_for_ever(),
-            sweeper.sweep_for_ever(),
+            reconciler.follow(),
+            reconciler.resume_for_ever(),
+            collector.collect_for_ever(),
             reporter.report_for_ever(),
-            lookout.look_for_ever(),
+            monitor.look_for_ever(),
         )
         await work_until(stopping.wait(), works)
         log.info("device plugin stopping", extra={"allocations": len(record.all())})

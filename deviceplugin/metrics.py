@@ -25,7 +25,7 @@ class Times:
         self._told.sum_ns += took_ns
 
 
-class Tally:
+class Counters:
     """The counters of one plugin."""
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from sharepod.agent.shares.share import DeviceUuid
     from sharepod.deviceplugin.core.agent import Agent
     from sharepod.deviceplugin.core.allocation_table import Record
-    from sharepod.deviceplugin.core.device_filter import Offer
-    from sharepod.deviceplugin.metrics import Tally
+    from sharepod.deviceplugin.core.device_filter import DeviceFilter
+    from sharepod.deviceplugin.metrics import Counters
 
 REPORT_S: Final = 5.0
 """Several reports fit into the agent's STALE_NS."""
@@ -24,8 +24,8 @@ REPORT_S: Final = 5.0
 class Reporter:
     """Sends the counters every REPORT_S."""
 
-    def __init__(self, tally: Tally, record: Record, offer: Offer, agent: Agent) -> None:
-        self._tally = tally
+    def __init__(self, counters: Counters, record: Record, offer: DeviceFilter, agent: Agent) -> None:
+        self._counters = counters
         self._record = record
         self._offer = offer
         self._agent = agent
@@ -46,7 +46,7 @@ class Reporter:
 
     async def _report(self) -> None:
         held = self._record.all()
-        report = self._tally.report(
+        report = self._counters.report(
             serving=self.serving(),
             allocations=len(held),
             unbound=sum(item.binding is None for item in held),

@@ -1,6 +1,6 @@
 """Defines the gate controller's metrics, one row each: waiting jobs, yielding pods, decisions. Pure.
 
-`GateTally` holds the counters; the other values are read at each scrape. Queues are namespaces, which tenants name:
+`GateCounters` holds the counters; the other values are read at each scrape. Queues are namespaces, which tenants name:
 only QUEUES_MAX of them are reported by name (`QueueNames`), the others together.
 """
 
@@ -44,7 +44,7 @@ def band_of(priority: int) -> str:
 
 
 @dataclass(slots=True)
-class GateTally:
+class GateCounters:
     """The counters of what this replica has decided so far. Written and read on one event loop."""
 
     orders: Counter[tuple[str, ...]] = field(default_factory=Counter)
@@ -131,7 +131,7 @@ class GateSnapshot:
     """The values that a scrape shows of the gate controller."""
 
     look: GateLook
-    tally: GateTally
+    counters: GateCounters
     queues: Mapping[str, QueueLook]
     """By the names under which they are reported."""
 
@@ -206,10 +206,10 @@ _ROUNDS: Final[HistogramRow[Histogram]] = HistogramRow(
 
 
 def _counted(
-    known: Sequence[str], of: Callable[[GateTally], Mapping[str, int]]
+    known: Sequence[str], of: Callable[[GateCounters], Mapping[str, int]]
 ) -> Callable[[GateSnapshot], list[tuple[tuple[str], int]]]:
     """Return a function that finds the count of each known key in a snapshot, 0 before the first event."""
-    return lambda snapshot: [((key,), of(snapshot.tally).get(key, 0)) for key in known]
+    return lambda snapshot: [((key,), of(snapshot.counters).get(key, 0)) for key in known]
 
 
 TABLES: Final[tuple[AnyTable[GateSnapshot], ...]] = (
@@ -217,18 +217,18 @@ TABLES: Final[tuple[AnyTable[GateSnapshot], ...]] = (
     Table("Gates, by queue", {"queue": ()}, _OF_QUEUES, lambda s: [((name,), one) for name, one in s.queues.items()]),
     Table(
         "Orders", {"order": ORDERS, "result": RESULTS}, (_ORDERS,),
-        lambda s: [((order, result), s.tally.orders[order, result]) for order in ORDERS for result in RESULTS],
+        lambda s: [((order, result), s.counters.orders[order, result]) for order in ORDERS for result in RESULTS],
     ),
     Table("Pods that yield", {"kind": YIELDS}, (_YIELDS,), _counted(YIELDS, lambda t: t.yields)),
     Table("Evictions", {"cause": EVICTIONS}, (_EVICTIONS,), _counted(EVICTIONS, lambda t: t.evictions)),
     Table("Gangs", {"event": GANGS}, (_GANGS,), _counted(GANGS, lambda t: t.gangs)),
-    Table("Waits", {"class": CLASSES, "priority": BANDS}, (_WAITS,), lambda s: s.tally.waits.items()),
+    Table("Waits", {"class": CLASSES, "priority": BANDS}, (_WAITS,), lambda s: s.counters.waits.items()),
     Table(
         "Times of gangs", {"phase": PHASES}, (_GANG_TIMES,),
-        lambda s: [((phase,), found) for phase, found in s.tally.gang_times.items()],
+        lambda s: [((phase,), found) for phase, found in s.counters.gang_times.items()],
     ),
     Table(
         "Rounds", {"result": ROUNDS}, (_ROUNDS,),
-        lambda s: [((result,), found) for result, found in s.tally.rounds.items()],
+        lambda s: [((result,), found) for result, found in s.counters.rounds.items()],
     ),
 )  # fmt: skip

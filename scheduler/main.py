@@ -26,9 +26,9 @@ from sharepod.process.errors import EXIT_USAGE
 from sharepod.process.metrics import families
 from sharepod.process.run import drained, listening, run, take_open_files, work_until
 from sharepod.scheduler import gate_metrics, metrics
-from sharepod.scheduler.controller.action_writer import OrderWriter
-from sharepod.scheduler.controller.exit_status import Endings
-from sharepod.scheduler.controller.gate_controller import Gatekeeper
+from sharepod.scheduler.controller.action_writer import ActionWriter
+from sharepod.scheduler.controller.exit_status import ExitStatuses
+from sharepod.scheduler.controller.gate_controller import GateController
 from sharepod.scheduler.explain.gate_summary import summarise_gates
 from sharepod.scheduler.explain.pending_status import turn_of
 from sharepod.scheduler.explain.queue_view import view
@@ -104,10 +104,10 @@ def _serve_metrics(settings: Settings, collected: Callable[[], list[Metric]], st
 
 async def _listen_to_agents(
     settings: Settings, book: UsageBook, client: Client, stack: contextlib.AsyncExitStack
-) -> usage_server.Tally:
+) -> usage_server.Counters:
     """Serve the agents' reports into the book; return the counters. Raises SettingsError."""
     if settings.usage_listen == "off":
-        return usage_server.Tally()
+        return usage_server.Counters()
     certificate, node_of = None, None
     if settings.usage_certificate:
         certificate = Credentials(settings.usage_certificate, settings.usage_key, what="usage feed", reader="scheduler")
@@ -118,25 +118,25 @@ async def _listen_to_agents(
     port = await server.start(settings.usage_listen, certificate)
     stack.push_async_callback(server.stop)
     log.info("agents may report", extra={"listen": settings.usage_listen, "port": port})
-    return server.tally
+    return server.counters
 
 
-def _gatekeeper(
+def _gate_controller(
     settings: Settings,
     client: Client,
     cluster: Cluster,
     events: EventWriter,
     not_ready: Callable[[], str],
     stack: contextlib.AsyncExitStack,
-) -> tuple[Gatekeeper, Lease]:
+) -> tuple[GateController, Lease]:
     """Return the controller that releases pods and makes shares yield, and the lease that lets one replica decide."""
     namespace, _, name = settings.lease.partition("/")
     holder = f"{os.environ.get('HOSTNAME', COMPONENT)}_{secrets.token_hex(4)}"
     lease = Lease(client, namespace=namespace, name=name, holder=holder)
-    writer = OrderWriter(client, cluster, events)
+    writer = ActionWriter(client, cluster, events)
     stack.push_async_callback(writer.stop)
     stack.push_async_callback(lease.give_up)
-    return Gatekeeper(cluster, writer, lease, not_ready), lease
+    return GateController(cluster, writer, lease, not_ready), lease
 
 
 async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
@@ -156,7 +156,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         def not_ready() -> str:
             return observer.not_ready(time.monotonic())
 
-        keeper, lease = _gatekeeper(settings, client, cluster, events, not_ready, stack)
+        keeper, lease = _gate_controller(settings, client, cluster, events, not_ready, stack)
         memory = keeper.memory
         status = StatusServer(
             cluster, not_ready=not_ready,
@@ -175,7 +175,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
                 memory, keeper.queues, now_s, leading=lease.is_held(), turns=lease.turns,
                 rules_refused=bool(keeper.refusal),
             )  # fmt: skip
-            of_gates = gate_metrics.GateSnapshot(gates, memory.tally, names.told(gates))
+            of_gates = gate_metrics.GateSnapshot(gates, memory.counters, names.told(gates))
             return [*families(metrics.TABLES, found), *families(gate_metrics.TABLES, of_gates)]
 
         _serve_metrics(settings, collected, stack)
@@ -192,7 +192,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
             lease.keep_for_ever(),
             keeper.decide_for_ever(),
             keeper.follow_rules(client, settings.queues),
-            Endings(client, memory.restarts, lease).ask_for_ever(),
+            ExitStatuses(client, memory.restarts, lease).ask_for_ever(),
         )
         stops = {"drain_seconds": settings.drain_seconds}
         end = drained(stopping, settings.drain_seconds, lambda: log.info("scheduler stopping", extra=stops))

@@ -26,7 +26,7 @@ from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
     from sharepod.agent.devices.device import NodeStatus
-    from sharepod.agent.metrics.feed import Tally
+    from sharepod.agent.metrics.feed import Counters
 
 log = logging.getLogger("sharepod.agent.feed")
 
@@ -95,10 +95,10 @@ class _Spread:
 class Feed:
     """The streams of one node, from construction in a running loop to `close`."""
 
-    def __init__(self, target: Target, node_name: str, version: str, tally: Tally) -> None:
+    def __init__(self, target: Target, node_name: str, version: str, counters: Counters) -> None:
         self._target = target
         self._node = pb.ReportingNode(name=node_name, version=version)
-        self._tally = tally
+        self._counters = counters
         self._builder = SnapshotBuilder()
         self._spread = _Spread()
         self._streams: dict[Address, asyncio.Task[None]] = {}
@@ -142,20 +142,22 @@ class Feed:
         for address in self._streams.keys() - addresses:
             self._streams.pop(address).cancel()
         for address in addresses - self._streams.keys():
-            stream = _Stream(address, self._target, self._node, self._tally, self._spread)
+            stream = _Stream(address, self._target, self._node, self._counters, self._spread)
             self._streams[address] = asyncio.create_task(stream.run())
-        self._tally.schedulers = len(self._streams)
+        self._counters.schedulers = len(self._streams)
 
 
 class _Stream:
     """The stream to one scheduler, opened again whenever it ends."""
 
-    def __init__(self, address: Address, target: Target, node: pb.ReportingNode, tally: Tally, spread: _Spread) -> None:
+    def __init__(
+        self, address: Address, target: Target, node: pb.ReportingNode, counters: Counters, spread: _Spread
+    ) -> None:
         self._address = address
         self._name = f"{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}"
         self._target = target
         self._node = node
-        self._tally = tally
+        self._counters = counters
         self._spread = spread
         self._failure = ""
         self._answered_s = 0.0
@@ -166,7 +168,7 @@ class _Stream:
         while True:
             began_s = time.monotonic()
             failure = await self._once()
-            self._tally.failures += 1
+            self._counters.failures += 1
             if failure != self._failure:
                 log.warning("scheduler not told", extra={"scheduler": self._name, "cause": failure})
             self._failure = failure
@@ -232,10 +234,10 @@ class _Stream:
     async def _listen(self, call: Call) -> None:
         while await call.read() is not grpc.aio.EOF:
             self._answered_s = time.monotonic()
-            if self._failure or self._name not in self._tally.answered_ns:
+            if self._failure or self._name not in self._counters.answered_ns:
                 self._failure = ""
                 log.info("scheduler told", extra={"scheduler": self._name})
-            self._tally.answered_ns = {**self._tally.answered_ns, self._name: time.monotonic_ns()}
+            self._counters.answered_ns = {**self._counters.answered_ns, self._name: time.monotonic_ns()}
         code, details = await call.code(), await call.details()
         raise _Failed(f"{code.name}: {' '.join((details or 'the stream was ended').split())[:300]}")
 
@@ -250,14 +252,14 @@ class _Stream:
                     quiet = 0 if told.ListFields() else quiet + 1
                     if not quiet or quiet % HEARTBEAT_TELLS == 0:
                         await call.write(told)
-                        self._tally.messages += 1
+                        self._counters.messages += 1
                     sent = snapshot
                 await self._spread.wait()
                 if time.monotonic() - self._answered_s > ANSWER_S:
                     raise _Failed(f"no answer for {ANSWER_S:g} s")
 
     def _forget(self) -> None:
-        self._tally.answered_ns = {name: at for name, at in self._tally.answered_ns.items() if name != self._name}
+        self._counters.answered_ns = {name: at for name, at in self._counters.answered_ns.items() if name != self._name}
 
 
 def _addresses(host: str, port: int) -> frozenset[Address]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod.agent._native_usage import METRICS
 from sharepod.agent.metrics import feed, plugin
-from sharepod.agent.metrics.feed import Look, Tally
+from sharepod.agent.metrics.feed import Counters, Look
 from sharepod.agent.shares.share import (
     HAND_OFF_BOUNDS_NS,
     TURN_BOUNDS_NS,
@@ -247,10 +247,10 @@ TABLES: Final[tuple[AnyTable[Snapshot], ...]] = (
 class NodeMetrics:
     """The agent's collector. It asks the node for its status on the thread that scrapes."""
 
-    def __init__(self, node: Node, feed: Tally | None = None) -> None:
+    def __init__(self, node: Node, feed: Counters | None = None) -> None:
         """Take the node, and the counters of its usage feed; None: it has none."""
         self._node = node
-        self._feed = feed or Tally()
+        self._feed = feed or Counters()
 
     def collect(self) -> Iterator[Metric]:
         """Return all metrics as of now."""

@@ -1,4 +1,4 @@
-"""The metrics of the usage feed, one of the tables of `collector.py`. The feed keeps their counters in a `Tally`."""
+"""The metrics of the usage feed, one of the tables of `collector.py`. The feed keeps their counters in a `Counters`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """The counters and the present state of the feed. Written on the agent's event loop, read on any thread."""
 
     schedulers: int = 0
@@ -27,25 +27,27 @@ class Tally:
 class Look:
     """The feed at one moment."""
 
-    tally: Tally
+    counters: Counters
     now_ns: int
     """CLOCK_MONOTONIC."""
 
     @property
     def lag_s(self) -> float:
         """Return how long ago the slowest connected scheduler has last answered."""
-        return max([0.0, *((self.now_ns - answered) / 1e9 for answered in self.tally.answered_ns.values())])
+        return max([0.0, *((self.now_ns - answered) / 1e9 for answered in self.counters.answered_ns.values())])
 
 
 ROWS: Final[tuple[Row[Look], ...]] = (
     Row(
         "sharepod_feed_schedulers",
         "Schedulers to tell what the node uses: addresses found.",
-        lambda k: k.tally.schedulers,
+        lambda k: k.counters.schedulers,
     ),
-    Row("sharepod_feed_connected", "Those of them that take what they are told.", lambda k: len(k.tally.answered_ns)),
-    Row("sharepod_feed_messages_total", "Messages sent.", lambda k: k.tally.messages),
-    Row("sharepod_feed_failures_total", "Streams that failed, or could not be opened.", lambda k: k.tally.failures),
+    Row(
+        "sharepod_feed_connected", "Those of them that take what they are told.", lambda k: len(k.counters.answered_ns)
+    ),
+    Row("sharepod_feed_messages_total", "Messages sent.", lambda k: k.counters.messages),
+    Row("sharepod_feed_failures_total", "Streams that failed, or could not be opened.", lambda k: k.counters.failures),
     Row(
         "sharepod_feed_lag_seconds",
         "How long ago the slowest of the connected schedulers has answered: up to 11 s when all is well.",

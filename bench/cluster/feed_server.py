@@ -63,8 +63,8 @@ async def _serve(certificate: str, key: str) -> None:
     while await asyncio.to_thread(sys.stdin.readline):
         found = {
             "nodes": len(book),
-            "messages": server.tally.messages,
-            "ended": server.tally.ended,
+            "messages": server.counters.messages,
+            "ended": server.counters.ended,
             "pauses_s": sorted(pauses),
         }
         print(json.dumps(found), flush=True)

@@ -57,7 +57,7 @@ def rounds(waiting: int, nodes: int, count: int) -> list[float]:
     gc.collect()
     gc.freeze()  # as the scheduler does
     chance = random.Random(SEED)
-    running = [name for name, course in line.courses.items() if course.pace]
+    running = [name for name, job_run in line.job_runs.items() if job_run.pace]
     for _ in range(count):
         began = time.perf_counter()
         line.step()
@@ -81,7 +81,7 @@ def gangs(count: int, size: int, nodes: int) -> float:
         line.step()
         took += time.perf_counter() - began
         line.now_s += 1
-        if all(course.started_s is not None for course in line.courses.values()):
+        if all(job_run.started_s is not None for job_run in line.job_runs.values()):
             return took
     raise RuntimeError("not all gangs were released into a cluster that has room for them")
 

@@ -124,10 +124,10 @@ def _play(given: _Play) -> Played:
         nonlocal told_s
         if time.monotonic() - told_s > TOLD_S:
             told_s = time.monotonic()
-            ended = sum(course.ended_s is not None for course in line.courses.values())
+            ended = sum(run.ended_s is not None for run in line.job_runs.values())
             note(
                 f"{given.policy}: day {now_s / DAY_S:.1f} of {comes_s / DAY_S:.1f}, "
-                f"{len(line.courses)} of {len(given.tasks)} have come, {ended} have ended"
+                f"{len(line.job_runs)} of {len(given.tasks)} have come, {ended} have ended"
             )
 
     played = line.play(given.tasks, float("inf"), tell)

@@ -121,7 +121,7 @@ class Record:
         self.save()
 
     def drop(self, allocation_id: AllocationId) -> None:
-        """Forget an allocation. If the disk was full and it comes back, a later sweep finds again that it is over."""
+        """Forget an allocation. If the disk was full and it comes back, a later collection ends it again."""
         self._allocations.drop(allocation_id)
         self._moved.pop(allocation_id, None)
         self._try_to_save()
@@ -184,7 +184,7 @@ class Record:
         try:
             self.save()
         except PluginError:
-            return  # `save` has logged it, and it is tried again with the next change and every sweep
+            return  # `save` has logged it, and it is tried again with the next change and every collection
 
     def _move(self, allocation_id: AllocationId) -> None:
         self._moves += 1

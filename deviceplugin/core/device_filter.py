@@ -24,7 +24,7 @@ CLEAR_S: Final = 60.0
 """How long a device stays excluded: a plugin that restarts, for example with kubelet, lists nothing for a moment."""
 
 
-class Offer:
+class DeviceFilter:
     """Which devices of the node are offered."""
 
     def __init__(self, listed: Collection[str] = ()) -> None:

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.core.agent import NodeView
     from sharepod.deviceplugin.core.allocation import Allocation
     from sharepod.deviceplugin.core.allocation_table import Record
-    from sharepod.deviceplugin.core.device_filter import Offer
+    from sharepod.deviceplugin.core.device_filter import DeviceFilter
     from sharepod.deviceplugin.core.terms import PodTerms
-    from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
+    from sharepod.deviceplugin.reconcile.annotation_reconciler import AnnotationReconciler
     from sharepod.kube.pod import Pod
 
 
 class Placement:
     """Knows which pod is on which device; registers nothing."""
 
-    def __init__(self, record: Record, follower: Follower, offer: Offer) -> None:
+    def __init__(self, record: Record, reconciler: AnnotationReconciler, offer: DeviceFilter) -> None:
         self.offer = offer
         self._record = record
-        self._follower = follower
+        self._reconciler = reconciler
 
     def choices(self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView) -> Sequence[Sequence[str]]:
         """Return the devices that the share may have, best first; an empty choice: any device, the agent picks.
@@ -64,7 +64,7 @@ class Placement:
             other = item.binding
             if item.id != allocation.id and other and other.pod_uid == pod.uid and item.devices:
                 return item.devices[:1]
-        together = [name for name, units in pod.units if self._follower.read_terms(pod, name, units).same_device]
+        together = [name for name, units in pod.units if self._reconciler.read_terms(pod, name, units).same_device]
         needed = max(sum(units for name, units in pod.units if name in together) * 1000, terms.request_millipercent)
         fitting = [device for device in node.devices if device.healthy and free_millipercent(device) >= needed]
         if not fitting:

@@ -32,7 +32,7 @@ log = logging.getLogger("sharepod.deviceplugin")
 RESUME_S: Final = 1.0
 
 
-class Follower:
+class AnnotationReconciler:
     """Watches the node's pods and applies their changes."""
 
     def __init__(self, record: Record, shares: Shares, agent: Agent, api: ApiServer, *, limit_percent: int) -> None:

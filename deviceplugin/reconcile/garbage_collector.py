@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.core.shares import Shares
     from sharepod.deviceplugin.core.unit import UnitId
     from sharepod.deviceplugin.interfaces import ApiServer, Kubelet, Processes
-    from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
+    from sharepod.deviceplugin.reconcile.annotation_reconciler import AnnotationReconciler
     from sharepod.kube.pod import Pod
 
 log = logging.getLogger("sharepod.deviceplugin")
 
 UNBOUND_S: Final = 60.0
 """After this time without a start and without an entry in pod-resources, an allocation's pod counts as gone."""
-SWEEP_S: Final = 10.0
+COLLECT_S: Final = 10.0
 HURRY_S: Final = 1.0
-"""The interval while a share waits for room, and for up to SWEEP_S after a pod has ended, until its shares are gone."""
+"""The interval while a share waits for room, and for up to COLLECT_S after a pod's end, until its shares are gone."""
 NOTICE_S: Final = 0.2
 """Kubelet hears of a deleted pod from its own watch, and may list it for a moment after our watch has shown the end."""
 _LABELS: Final = ("namespace", "pod", "container", "pod_uid")
 
 
-class Sweeper:
-    """Looks when a pod ends, and otherwise every SWEEP_S or every HURRY_S."""
+class GarbageCollector:
+    """Looks when a pod ends, and otherwise every COLLECT_S or every HURRY_S."""
 
     def __init__(
         self,
         record: Record,
         shares: Shares,
-        follower: Follower,
+        reconciler: AnnotationReconciler,
         agent: Agent,
         api: ApiServer,
         kubelet: Kubelet,
@@ -58,7 +58,7 @@ class Sweeper:
     ) -> None:
         self._record = record
         self._shares = shares
-        self._follower = follower
+        self._reconciler = reconciler
         self._agent = agent
         self._api = api
         self._kubelet = kubelet
@@ -70,14 +70,14 @@ class Sweeper:
         self._hurry_until_s = 0.0
         self._said = ""
 
-    async def sweep_for_ever(self) -> None:
+    async def collect_for_ever(self) -> None:
         """Release what is over, and catch up on what could not be done in time, for ever."""
         while True:
-            if self.active() and self._follower.listed:
+            if self.active() and self._reconciler.listed:
                 try:
                     self._record.save()
-                    await self._follower.settle()
-                    await self.sweep()
+                    await self._reconciler.settle()
+                    await self.collect()
                     self._said = ""
                 except (PluginError, ApiUnavailable) as error:
                     # A source is away: nothing counts as over while that lasts.
@@ -88,8 +88,8 @@ class Sweeper:
 
     async def _until_due(self) -> None:
         """Wait for the next look. Two looks are at least HURRY_S apart."""
-        loop, ended = asyncio.get_running_loop(), self._follower.ended
-        due_s = loop.time() + SWEEP_S
+        loop, ended = asyncio.get_running_loop(), self._reconciler.ended
+        due_s = loop.time() + COLLECT_S
         await asyncio.sleep(HURRY_S)
         while loop.time() < due_s and not self._hurries(loop.time()):
             with contextlib.suppress(TimeoutError):
@@ -97,15 +97,15 @@ class Sweeper:
         if ended.is_set():
             ended.clear()
             await asyncio.sleep(NOTICE_S)
-            self._hurry_until_s = loop.time() + SWEEP_S
+            self._hurry_until_s = loop.time() + COLLECT_S
 
     def _hurries(self, now_s: float) -> bool:
-        if self._follower.ended.is_set() or self._follower.owes:
+        if self._reconciler.ended.is_set() or self._reconciler.owes:
             return True
         bound = (item for item in self._record.all() if item.binding is not None)
         return now_s < self._hurry_until_s and any(self._may_be_over(item) for item in bound)
 
-    async def sweep(self) -> None:
+    async def collect(self) -> None:
         """Release the shares of containers that are gone, and allocations that were never used.
 
         Raises PluginError or ApiUnavailable when a source cannot tell.
@@ -144,7 +144,7 @@ class Sweeper:
         ApiUnavailable.
         ApiUnavailable.
         """
-        pods = {pod.cgroup_uid for pod in self._follower.pods() if pod.phase not in FINISHED}
+        pods = {pod.cgroup_uid for pod in self._reconciler.pods() if pod.phase not in FINISHED}
         if not pods.issuperset(item.pod_uid for item in self._kubelet.recorded()):
             pods |= await self._api.uids()
         return {unit for item in self._kubelet.recorded() if item.pod_uid in pods for unit in item.units}
@@ -155,7 +155,7 @@ class Sweeper:
         The allocations stay: kubelet counts the units for the pod, and its init containers may run again.
         """
         for item in self._record.all():
-            pod = self._follower.pod(item.binding) if item.binding is not None and item.devices else None
+            pod = self._reconciler.pod(item.binding) if item.binding is not None and item.devices else None
             if pod is not None and self._was_the_last(item, pod):
                 share = await self._agent.share(item.id)
                 if share is not None and not share.processes:
@@ -181,7 +181,7 @@ class Sweeper:
         """Tell whether an allocation may be over and the sources should be asked: the watch alone does not decide."""
         if item.binding is not None:
             self._unbound_since.pop(item.id, None)
-            pod = self._follower.pod(item.binding)
+            pod = self._reconciler.pod(item.binding)
             return pod is None or pod.phase in FINISHED
         now = asyncio.get_running_loop().time()
         return now - self._unbound_since.setdefault(item.id, now) >= UNBOUND_S
@@ -202,7 +202,7 @@ class Sweeper:
         """
         return {
             (pod.namespace, pod.name)
-            for pod in self._follower.pods()
+            for pod in self._reconciler.pods()
             if pod.cgroup_uid == pod.uid and pod.phase not in FINISHED and not pod.deleting
         }
 
@@ -222,7 +222,7 @@ class Sweeper:
 
     async def _is_gone(self, binding: Binding) -> bool:
         """Tell whether the API server itself says that the pod is over. Raises ApiUnavailable."""
-        pod = self._follower.pod(binding)
+        pod = self._reconciler.pod(binding)
         if pod is None:
             pod = await self._api.get(binding.namespace, binding.pod)
         return pod is None or pod.phase in FINISHED or binding.cgroup_uid not in (pod.cgroup_uid, pod.uid)

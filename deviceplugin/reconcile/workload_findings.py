@@ -92,7 +92,7 @@ class _Known:
     denied_told_s: float | None = None
 
 
-class Watchman:
+class WorkloadFindings:
     """Remembers what was told. Invariant: `_known` and `_programs` hold only what the last look showed."""
 
     def __init__(self) -> None:

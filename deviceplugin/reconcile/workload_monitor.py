@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.reconcile.workload_findings import Note, Program, Seat, Watchman
+from sharepod.deviceplugin.reconcile.workload_findings import Note, Program, Seat, WorkloadFindings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.core.allocation_table import Record
     from sharepod.deviceplugin.core.shares import Shares
     from sharepod.deviceplugin.interfaces import ApiServer
-    from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
+    from sharepod.deviceplugin.reconcile.annotation_reconciler import AnnotationReconciler
     from sharepod.deviceplugin.reconcile.processes import HostProcesses
 
 log = logging.getLogger("sharepod.deviceplugin")
@@ -26,14 +26,14 @@ AWAY_S: Final = 30.0
 """An agent that restarts is back sooner than this."""
 
 
-class Lookout:
+class WorkloadMonitor:
     """Takes the looks, and writes the Events."""
 
     def __init__(
         self,
         record: Record,
         shares: Shares,
-        follower: Follower,
+        reconciler: AnnotationReconciler,
         agent: Agent,
         api: ApiServer,
         processes: HostProcesses,
@@ -41,14 +41,14 @@ class Lookout:
     ) -> None:
         self._record = record
         self._shares = shares
-        self._follower = follower
+        self._reconciler = reconciler
         self._agent = agent
         self._api = api
         self._processes = processes
         self._tell_node = tell_node
         self.active: Callable[[], bool] = lambda: True
         """False while another plugin serves the node: that one reports."""
-        self._watchman = Watchman()
+        self._findings = WorkloadFindings()
         self._before: set[str] = set()
         """Allocations that were bound before this plugin served."""
         self._serves = False
@@ -60,10 +60,10 @@ class Lookout:
         while True:
             is_active = self.active()
             if is_active and not self._serves:
-                self._watchman = Watchman()
+                self._findings = WorkloadFindings()
                 self._before = {item.id for item in self._record.all() if item.binding is not None}
             self._serves = is_active
-            if is_active and self._follower.listed:
+            if is_active and self._reconciler.listed:
                 await self.look()
             await asyncio.sleep(LOOK_S)
 
@@ -79,11 +79,11 @@ class Lookout:
         self._back()
         seats = []
         for item in self._record.all():
-            pod = self._follower.pod(item.binding) if item.binding is not None else None
+            pod = self._reconciler.pod(item.binding) if item.binding is not None else None
             if item.binding and pod and item.devices:
                 was_there, is_busy = item.id in self._before, self._shares.alone(item.id).locked()
                 seats.append(Seat(item.id, item.binding.container, pod, held.get(item.id), was_there, is_busy))
-        for note in self._watchman.step(seats, self._programs(node), now_s):
+        for note in self._findings.step(seats, self._programs(node), now_s):
             if note.pod is None:
                 self._tell_node(note)
             else:

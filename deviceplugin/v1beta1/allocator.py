@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.core.terms import PodTerms
     from sharepod.deviceplugin.core.unit import UnitId
     from sharepod.deviceplugin.interfaces import ApiServer, Kubelet
-    from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
+    from sharepod.deviceplugin.reconcile.annotation_reconciler import AnnotationReconciler
     from sharepod.kube.pod import Container, Pod
 
 log = logging.getLogger("sharepod.deviceplugin")
@@ -73,7 +73,7 @@ class _Start:
     """The share has yielded its device time and has not got it back: the container starts, and its programs wait."""
 
 
-class Binder:
+class Allocator:
     """Does what kubelet's two calls ask for."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Binder:
         policy: Policy,
         record: Record,
         shares: Shares,
-        follower: Follower,
+        reconciler: AnnotationReconciler,
         agent: Agent,
         api: ApiServer,
         kubelet: Kubelet,
@@ -92,7 +92,7 @@ class Binder:
         self._policy = policy
         self._record = record
         self._shares = shares
-        self._follower = follower
+        self._reconciler = reconciler
         self._agent = agent
         self._api = api
         self._kubelet = kubelet
@@ -142,7 +142,7 @@ class Binder:
         holder = await self._holder(units)
         title = f"{holder.namespace}/{holder.pod}"
         start.waits_for = f"the API server to show pod {title}"
-        views = {pod.uid: pod for pod in self._follower.pods()}
+        views = {pod.uid: pod for pod in self._reconciler.pods()}
         try:
             pod = await self._pod(holder, units)
         except ApiUnavailable as error:
@@ -150,7 +150,7 @@ class Binder:
         if pod is None:
             raise PluginError(f"pod {title} is not at the API server: it is tried again")
         start.pod, start.container = pod, self._container(holder, pod, units)
-        terms = self._follower.read_terms(pod, start.container, len(units))
+        terms = self._reconciler.read_terms(pod, start.container, len(units))
         binding = Binding(pod.namespace, pod.name, start.container, pod.uid, pod.cgroup_uid)
         claim = self._record.claim(units, binding)
         allocation = claim.allocation
@@ -163,9 +163,9 @@ class Binder:
                 raise PluginError(f"pod {title} was gone for a moment: it is tried again")
             share = await self._make(claim, binding, terms, pod, start)
             if start.stays_paused:
-                self._follower.owe(allocation)
+                self._reconciler.owe(allocation)
             else:
-                self._follower.gave(allocation, terms, views.get(pod.uid))
+                self._reconciler.gave(allocation, terms, views.get(pod.uid))
         indices = ", ".join(str(held.device_index) for held in share.devices)
         await self._api.event(pod, "ShareReady", f"container {binding.container}: share {share.id} on device {indices}")
 
@@ -252,7 +252,7 @@ class Binder:
 
     def _recorded(self, units: frozenset[UnitId]) -> tuple[Pod, Holder] | None:
         """Return the watch's pod that has exactly these units in kubelet's checkpoint, and its last container."""
-        pods = {pod.cgroup_uid: pod for pod in self._follower.pods() if pod.phase not in FINISHED}
+        pods = {pod.cgroup_uid: pod for pod in self._reconciler.pods() if pod.phase not in FINISHED}
         found = [
             (container.order, pods[item.pod_uid], container.name)
             for item in self._kubelet.recorded()

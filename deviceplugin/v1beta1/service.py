@@ -1,6 +1,6 @@
-"""Serves kubelet's device plugin protocol: messages come in and go out here. `unit` and the binder know their meaning.
+"""Serves kubelet's device plugin protocol: messages come in and go out here; `unit` and allocator know them.
 
-Every call turns ids into units, asks the binder, and turns its answer back. A PluginError becomes a status, with its
+Every call turns ids into units, asks the allocator, and turns its answer back. A PluginError becomes a status, with its
 text cut to what fits into a pod's status. Any other error is a bug: it is logged once and answered with INTERNAL.
 """
 
@@ -17,7 +17,7 @@ import grpc
 from sharepod.deviceplugin.core.agent import NoRoom
 from sharepod.deviceplugin.core.unit import UnitId, Units, pack
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.metrics import Tally
+from sharepod.deviceplugin.metrics import Counters
 from sharepod.proto import deviceplugin_pb2 as pb
 from sharepod.proto import deviceplugin_pb2_grpc as rpc
 
@@ -43,8 +43,8 @@ SOCKET_MODE: Final = 0o600
 OPTIONS: Final = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
 
-class Binder(Protocol):
-    """What the service asks the binder: see `allocator.py`. Errors are PluginErrors."""
+class Allocator(Protocol):
+    """What the service asks the allocator: see `allocator.py`. Errors are PluginErrors."""
 
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
         """Return the edits of the container that gets these units."""
@@ -88,14 +88,14 @@ class PluginService(rpc.DevicePluginServicer):
 
     def __init__(
         self,
-        binder: Binder,
+        allocator: Allocator,
         units: Units,
         *,
         debounce_s: float = DEBOUNCE_S,
-        tally: Tally | None = None,
+        counters: Counters | None = None,
     ) -> None:
-        self._binder = binder
-        self._tally = tally or Tally()
+        self._allocator = allocator
+        self._counters = counters or Counters()
         self._units = units
         self._debounce_s = debounce_s
         self._streams: set[_Stream] = set()
@@ -137,7 +137,7 @@ class PluginService(rpc.DevicePluginServicer):
             while not stream.ended:
                 stream.woken.clear()
                 # Every container start wakes this. Only starts that are new take units, and few change the list.
-                now = self._units, self._binder.taken()
+                now = self._units, self._allocator.taken()
                 if now != seen:
                     seen, listed = now, self._units.all(now[1])
                     if listed != sent:
@@ -167,9 +167,9 @@ class PluginService(rpc.DevicePluginServicer):
         """Make an allocation for each container."""
         begun_ns = time.monotonic_ns()
         try:
-            edits = [await self._binder.allocate(_units(ask.devices_ids)) for ask in request.container_requests]
+            edits = [await self._allocator.allocate(_units(ask.devices_ids)) for ask in request.container_requests]
         finally:
-            self._tally.allocate.add(time.monotonic_ns() - begun_ns)
+            self._counters.allocate.add(time.monotonic_ns() - begun_ns)
         return pb.AllocateResponse(container_responses=[_container(item) for item in edits])
 
     @_answered
@@ -179,13 +179,13 @@ class PluginService(rpc.DevicePluginServicer):
         """Bind the container's units."""
         begun_ns, result = time.monotonic_ns(), "failed"
         try:
-            await self._binder.pre_start(_units(request.devices_ids))
+            await self._allocator.pre_start(_units(request.devices_ids))
             result = "ready"
         except PluginError as error:
             result = "no_room" if isinstance(error, NoRoom) else "waiting" if error.retriable else "refused"
             raise
         finally:
-            self._tally.started(result, time.monotonic_ns() - begun_ns)
+            self._counters.started(result, time.monotonic_ns() - begun_ns)
         return pb.PreStartContainerResponse()
 
 

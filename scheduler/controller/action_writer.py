@@ -17,7 +17,7 @@ from sharepod.deviceplugin.core.terms import YIELD
 from sharepod.kube.client import MERGE, Answer, ApiUnavailable
 from sharepod.kube.events import Subject
 from sharepod.scheduler.controller.actions import Evict, Order, Release, Tell, Yield
-from sharepod.scheduler.gate_metrics import GateTally
+from sharepod.scheduler.gate_metrics import GateCounters
 from sharepod.scheduler.state.cluster import ASSUMED_S
 from sharepod.scheduler.state.pod import GATE, NODE, device_annotations
 
@@ -45,7 +45,7 @@ _NEWS_MAX: Final = 128
 """A Released Event is dropped while more Events than this wait to be written: others matter more."""
 
 
-class OrderWriter:
+class ActionWriter:
     """The writer of one controller."""
 
     def __init__(self, client: Client, cluster: Cluster, events: EventWriter) -> None:
@@ -57,7 +57,7 @@ class OrderWriter:
         """Called for a pod after its gate was removed."""
         self.leads: Callable[[], bool] = lambda: True
         """Tells whether this replica still decides. When it does not, no request is tried again."""
-        self.tally = GateTally()
+        self.counters = GateCounters()
 
     def write(self, orders: Iterable[Order]) -> None:
         """Start to write orders; those that make room come first."""
@@ -105,7 +105,7 @@ class OrderWriter:
         else:
             result = "budget" if answer is None else _result(answer)
             cause = "" if answer is None or answer.status in _DONE else str(self._client.refusal(answer))
-        self.tally.orders[kind, result] += 1
+        self.counters.orders[kind, result] += 1
         if result == "written":
             done()
         if cause:
@@ -124,12 +124,12 @@ class OrderWriter:
         self.tell(assumed.pod, "Released", text, warning=False)
 
     def _evicted(self, order: Evict) -> None:
-        self.tally.evictions[order.cause] += 1
-        self.tally.yields["evicted"] += order.cause == "yield"
+        self.counters.evictions[order.cause] += 1
+        self.counters.yields["evicted"] += order.cause == "yield"
         self.tell(order.pod, "Evicted", order.why, warning=True)
 
     def _yielded(self, kind: str) -> None:
-        self.tally.yields[kind] += 1
+        self.counters.yields[kind] += 1
 
     async def _release(self, assumed: Assumed) -> Answer | None:
         pod = assumed.pod

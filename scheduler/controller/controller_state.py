@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from sharepod.scheduler.controller.job import job_of, key_of
 from sharepod.scheduler.controller.job_order import Total, total_of
 from sharepod.scheduler.controller.restarts import Restarts
-from sharepod.scheduler.gate_metrics import GateTally
+from sharepod.scheduler.gate_metrics import GateCounters
 from sharepod.scheduler.preemption.preemption_units import holders_of
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from sharepod.scheduler.controller.job import Job, Key
     from sharepod.scheduler.controller.queues import Queue
-    from sharepod.scheduler.preemption.preemption_units import Holder
+    from sharepod.scheduler.preemption.preemption_units import PreemptionUnit
     from sharepod.scheduler.state.capacity import Capacity
     from sharepod.scheduler.state.cluster import Cluster
-    from sharepod.scheduler.state.node_index import Seats
+    from sharepod.scheduler.state.node_index import NodeIndex
     from sharepod.scheduler.state.pod import Pod
 
 LEAVE_S: Final = 60.0
@@ -59,7 +59,7 @@ class Memory:
         """Jobs that have a waiting or paused pod, or that are refused."""
         self._kinds: dict[object, int] = {}
         self._last_kind = 0
-        self.holders: dict[Key, tuple[Holder, ...]] = {}
+        self.holders: dict[Key, tuple[PreemptionUnit, ...]] = {}
         """By job; only jobs that have released pods."""
         self._by_namespace: defaultdict[str, dict[Key, Job]] = defaultdict(dict)
         self._held: dict[tuple[str, int], Total] = {}
@@ -93,12 +93,12 @@ class Memory:
         self.yields: dict[str, tuple[float, str]] = {}
         """By uid: since when a pod yields, and why, if this replica has decided it."""
         self.restarts = Restarts()
-        self.tally = GateTally()
+        self.counters = GateCounters()
         self.decides = False
         """This replica decides. False: another one does, and what its rounds note is not known here."""
         self._stale: set[Key] = set()
         """Jobs that have to be made anew."""
-        self.capacity: tuple[tuple[Seats, int, int], Capacity] | None = None
+        self.capacity: tuple[tuple[NodeIndex, int, int], Capacity] | None = None
         """What the nodes would take without pods, and the version of the nodes for which this holds (capacity.py)."""
 
     def note(self, pod: Pod, *, since_s: float, started_s: float | None = None) -> None:

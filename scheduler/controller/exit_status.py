@@ -30,7 +30,7 @@ ASKED_MAX: Final = 16
 """Pods that are asked about at a time."""
 
 
-class Endings:
+class ExitStatuses:
     """One replica's questions to the API server."""
 
     def __init__(self, client: Client, restarts: Restarts, lease: Lease) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sharepod.scheduler.placement.constraints import Demands
+    from sharepod.scheduler.placement.constraints import Constraints
     from sharepod.scheduler.state.cluster import Assumed, Cluster
     from sharepod.scheduler.state.pod import Pod
 
@@ -38,8 +38,8 @@ class Placer:
         self._cluster, self._now_s = cluster, now_s
         self.closed: frozenset[str] = frozenset()
         """Nodes on which no places are looked for."""
-        self._open: Indices = cluster.seats.indices()
-        self._suits: dict[Demands, NDArray[np.bool_]] = {}
+        self._open: Indices = cluster.node_index.indices()
+        self._suits: dict[Constraints, NDArray[np.bool_]] = {}
         """By what pods demand of their node: whether they may be bound to it, by the node's index."""
         self._avoided: defaultdict[str, list[str]] = defaultdict(list)
         for controller, node in avoided:
@@ -52,32 +52,34 @@ class Placer:
     def close(self, names: Collection[str]) -> None:
         """Look for places on all nodes but these, from now on."""
         self.closed = frozenset(names)
-        closed = np.array(self._cluster.seats.find(sorted(names))[1], dtype=np.int32)
-        self._open = np.setdiff1d(self._cluster.seats.indices(), closed)
+        closed = np.array(self._cluster.node_index.find(sorted(names))[1], dtype=np.int32)
+        self._open = np.setdiff1d(self._cluster.node_index.indices(), closed)
         self._levels = None
         self.reopened()
 
     def open_names(self, pod: Pod, more: Collection[str] = ()) -> list[str]:
         """Return the nodes on which places for a pod are looked for, and those of `more` that it may be bound to."""
-        seats = self._cluster.seats
-        area = np.union1d(self._open, np.array(seats.find(sorted(more))[1], dtype=np.int32)) if more else self._open
-        return [seats.name(index) for index in self._suited(pod, area).tolist()]
+        node_index = self._cluster.node_index
+        area = (
+            np.union1d(self._open, np.array(node_index.find(sorted(more))[1], dtype=np.int32)) if more else self._open
+        )
+        return [node_index.name(index) for index in self._suited(pod, area).tolist()]
 
     def _suited(self, pod: Pod, area: Indices) -> Indices:
         """Return those of these nodes that the pod may be bound to."""
-        suited = self._suits.get(pod.demands)
+        suited = self._suits.get(pod.constraints)
         if suited is None:
-            seats = self._cluster.seats
-            everybody = seats.indices()
+            node_index = self._cluster.node_index
+            everybody = node_index.indices()
             suited = np.zeros(1 + int(everybody.max(initial=0)), dtype=np.bool_)
             for index in everybody.tolist():
-                node = self._cluster.node(seats.name(index))
-                suited[index] = node is not None and node.suits(pod.demands)
-            self._suits[pod.demands] = suited
+                node = self._cluster.node(node_index.name(index))
+                suited[index] = node is not None and node.suits(pod.constraints)
+            self._suits[pod.constraints] = suited
         found = area[suited[area]]
         if not self.avoids(pod):
             return found
-        away = self._cluster.seats.find(sorted(self._avoided[pod.controller]))[1]
+        away = self._cluster.node_index.find(sorted(self._avoided[pod.controller]))[1]
         rest = np.setdiff1d(found, np.array(away, dtype=np.int32))
         return rest if rest.size else found  # all are avoided: perhaps kube-scheduler was only away
 
@@ -96,7 +98,7 @@ class Placer:
         `within`: only on these nodes, which may be closed to others.
         """
         if within:
-            return self._place_in(pods, np.array(self._cluster.seats.find(within)[1], dtype=np.int32))
+            return self._place_in(pods, np.array(self._cluster.node_index.find(within)[1], dtype=np.int32))
         alike = len({_class_of(pod) for pod in pods}) == 1
         apart = _depends_on_others(pods) or any(map(self.avoids, pods))
         key = _class_of(pods[0]) if alike and not apart else None
@@ -157,7 +159,7 @@ class Placer:
         area = self._suited(pod, area)
         allowed = cluster.allowed(pod, area)
         fits = cluster.board.fit_array(pod.ask, area, allowed) == Verdict.FITS
-        fits &= cluster.seats.units(area) >= pod.units
+        fits &= cluster.node_index.units(area) >= pod.units
         if not fits.any():
             return -1
         area, allowed = area[fits], allowed[fits]
@@ -173,9 +175,9 @@ class Placer:
         cluster = self._cluster
         one = np.array([node], dtype=np.int32)
         ranking = cluster.board.rank_array(pod.ask, cluster.policy.native, one, cluster.allowed(pod, one))
-        if ranking.best() < 0 or cluster.seats.units(one)[0] < pod.units:
+        if ranking.best() < 0 or cluster.node_index.units(one)[0] < pod.units:
             return None
-        name = cluster.seats.name(node)
+        name = cluster.node_index.name(node)
         assumed = cluster.assume(pod, name, cluster.named(name, ranking.devices(0)), self._now_s)
         cluster.settle(self._now_s)
         return assumed
@@ -199,7 +201,7 @@ class Placer:
         if self._levels is None:
             found: list[dict[str, list[int]]] = []
             for index in self._open.tolist():
-                node = self._cluster.node(self._cluster.seats.name(index))
+                node = self._cluster.node(self._cluster.node_index.name(index))
                 for level, domain in enumerate(node.domains if node else ()):
                     if level == len(found):
                         found.append({})
@@ -213,7 +215,7 @@ class Placer:
 
 def _class_of(pod: Pod) -> object:
     """Return what decides where a pod fits."""
-    return pod.ask, pod.demands, pod.namespace, pod.affinity, pod.anti_affinity
+    return pod.ask, pod.constraints, pod.namespace, pod.affinity, pod.anti_affinity
 
 
 def _depends_on_others(pods: Sequence[Pod]) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sharepod.kube.client import Client
     from sharepod.kube.lease import Lease
-    from sharepod.scheduler.controller.action_writer import OrderWriter
+    from sharepod.scheduler.controller.action_writer import ActionWriter
     from sharepod.scheduler.state.cluster import Cluster
     from sharepod.scheduler.state.pod import Pod
 
@@ -49,13 +49,13 @@ JUMP_S: Final = 5.0
 """If its offset changes by more than this between two looks, the wall clock was set, not slewed."""
 
 
-class Gatekeeper:
+class GateController:
     """The decisions of one replica."""
 
     def __init__(
         self,
         cluster: Cluster,
-        writer: OrderWriter,
+        writer: ActionWriter,
         lease: Lease,
         not_ready: Callable[[], str],
         *,
@@ -81,7 +81,7 @@ class Gatekeeper:
         """How far the wall clock has been set since this replica started."""
         self._over: frozenset[str] = frozenset()
         """Queues that hold more than their caps."""
-        writer.refused, writer.released, writer.tally = self._refused, self._released, self.memory.tally
+        writer.refused, writer.released, writer.counters = self._refused, self._released, self.memory.counters
         writer.leads = lease.is_held
 
     async def follow_rules(self, client: Client, where: str) -> None:
@@ -137,7 +137,7 @@ class Gatekeeper:
             result = "decided"
         finally:
             self.last_s = time.perf_counter() - began_s
-            self.memory.tally.rounds[result].observe(self.last_s)
+            self.memory.counters.rounds[result].observe(self.last_s)
         self.rounds += 1
         self._writer.write(orders)
         self._look_at_caps()
@@ -179,7 +179,7 @@ class Gatekeeper:
         waited_s = self.memory.waited_s(pod.uid, time.monotonic())
         if waited_s is not None:
             urgent = min((share.share_class for share in pod.ask.shares), key=CLASSES.index, default=CLASSES[-1])
-            self.memory.tally.released(urgent, pod.priority, waited_s)
+            self.memory.counters.released(urgent, pod.priority, waited_s)
 
     def _look_at_caps(self) -> None:
         """Report queues that hold more than their caps; none of their pods is ended for that."""

@@ -105,7 +105,7 @@ def job_of(
     released = tuple(pod for pod in members if is_released(pod))
     waiting = tuple(pod for pod in members if not is_released(pod))[: max(0, gang.size - len(released))]
     needed = waiting[: max(0, gang.least - len(released))]
-    asks = {(pod.ask, pod.demands) for pod in waiting}
+    asks = {(pod.ask, pod.constraints) for pod in waiting}
     alone = len(asks) == 1 and not any(pod.affinity or pod.anti_affinity for pod in waiting)
     return Job(
         key, gang.least, waiting, released, gang.timeout_s, gang.restart, refusal,

@@ -31,7 +31,7 @@ AGED_TWICE: Final = 2.0
 """In longest waits of its queue: after this a job gets a reservation in any case, closed to higher priorities too."""
 
 
-class Keeping:
+class Reservations:
     """The reservations in one round."""
 
     def __init__(

@@ -148,7 +148,7 @@ class Restarts:
         why = f"member {lost.pod.name} of its gang {what} ({lost.detail}): all start anew"
         self._ending[key] = _Ending(lost.at_s, why)
         memory.released.pop(key, None)
-        memory.tally.gangs["restarted"] += 1
+        memory.counters.gangs["restarted"] += 1
         pause = self._pause(key, now_s)
         text = f"{what} ({lost.detail}): the {len(rest)} other members of {job.title} start anew with it"
         if pause.times > 1:

@@ -16,10 +16,10 @@ from sharepod.scheduler.controller.controller_state import BIND_S
 from sharepod.scheduler.controller.gang_placement import Placer
 from sharepod.scheduler.controller.job import key_of
 from sharepod.scheduler.controller.job_order import Line
-from sharepod.scheduler.controller.reservations import Keeping
+from sharepod.scheduler.controller.reservations import Reservations
 from sharepod.scheduler.preemption.contention import CALM_S, may_burst, relieve
-from sharepod.scheduler.preemption.preemption_units import LAST, Holder
-from sharepod.scheduler.preemption.room import Yielding
+from sharepod.scheduler.preemption.preemption_units import LAST, PreemptionUnit
+from sharepod.scheduler.preemption.room import Preemption
 from sharepod.scheduler.state.capacity import capacity_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _Round:
     def __init__(self, cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> None:
         self._cluster, self._memory, self._queues, self._now_s = cluster, memory, queues, now_s
         self._placer = Placer(cluster, now_s, memory.avoided)
-        self._tally = memory.tally
+        self._counters = memory.counters
         self._orders: list[Order] = []
         self._waits: list[tuple[Job, str]] = []
         self._waiting = [self._resuming(job) for job in memory.waits.values()]
@@ -77,14 +77,14 @@ class _Round:
         ]
         self._line = Line(ready, held, self._capacity.total, device_mib, queues, now_s)
         self._aged = {job.key for job in self._line.aged}
-        self._keeping = Keeping(cluster, memory, queues, self._placer, self._capacity, now_s)
-        self._holders: list[Holder] | None = None
-        self._yielding: Yielding | None = None
+        self._reservations = Reservations(cluster, memory, queues, self._placer, self._capacity, now_s)
+        self._holders: list[PreemptionUnit] | None = None
+        self._yielding: Preemption | None = None
         self._vain: dict[object, tuple[int, int, str]] = {}
         """By kind of job: the placer's generation, the highest priority for which it was tried in vain, and why."""
         self._lowest = LAST
         self._placed = self._plans = 0
-        self._plans_most = max(PLANS, min(PLANS_MOST, PLANNED // max(1, len(cluster.seats.names()))))
+        self._plans_most = max(PLANS, min(PLANS_MOST, PLANNED // max(1, len(cluster.node_index.names()))))
         self._unplanned: set[Key] = set()
         """Jobs for which no victims were searched in this round."""
         self._tried: set[Key] = set()
@@ -102,14 +102,14 @@ class _Round:
         self._expire()
         spare: list[Job] = []
         for job in self._in_order():
-            self._keeping.open_for(job)
+            self._reservations.open_for(job)
             if self._placed >= PLACED or self._has_yielded(job):
                 self._wait(job, "its turn comes in the next round")
             elif not job.needed or self._try(job):
                 spare.append(job)
         if self._placed < PLACED:
             for job in spare:
-                self._keeping.open_for(job)
+                self._reservations.open_for(job)
                 self._grow(job)
         if self._yielding is not None:
             self._yielding.undo()
@@ -119,7 +119,7 @@ class _Round:
 
     def _in_order(self) -> Iterator[Job]:
         """Yield the jobs for which nodes are reserved, then all others."""
-        kept = [job for job in self._line.jobs if job in self._keeping]
+        kept = [job for job in self._line.jobs if job in self._reservations]
         yield from sorted(kept, key=lambda job: (-job.priority, job.since_s, job.key))
         first = {job.key for job in kept}
         for job in self._line:
@@ -135,20 +135,20 @@ class _Round:
             cap = self._queues.of(job.namespace).cap_milli or 0
             self._wait(job, f"queue {job.namespace} would hold more than its cap of {cap / 1000:g} devices", "QueueCap")
             return False
-        kept = self._keeping.nodes(job)
+        kept = self._reservations.nodes(job)
         aged = job.key in self._aged
         preempts = all(pod.preempts for pod in needed)
-        can_keep = aged and self._keeping.may_begin
+        can_keep = aged and self._reservations.may_begin
         alike = not kept and not can_keep and not any(map(self._placer.avoids, needed))
         kind = (job.kind, len(needed), preempts) if alike else None
         vain = self._vain.get(kind)
         if vain is not None and vain[0] == self._placer.generation and job.priority <= vain[1]:
             self._wait(job, vain[2])
             return False
-        free = self._keeping.free(job)
+        free = self._reservations.free(job)
         places = self._placer.place(needed, within=free) if free else None
         places = places or self._placer.place(needed)
-        if places is None and not self._keeping.is_waited_for(job):
+        if places is None and not self._reservations.is_waited_for(job):
             places = self._have_yield(job)
         if places is not None:
             self._release(job, needed, places)
@@ -159,9 +159,9 @@ class _Round:
                 self._wait(job, why)
             else:
                 self._wait(job, f"{_shown(needed)} would not fit into the empty cluster", "NeverFits")
-        elif aged and self._keeping.keep_for_aged(job):
-            self._wait(job, f"has waited for too long: {self._keeping.where(job)} kept free for it")
-        elif job not in self._keeping:
+        elif aged and self._reservations.keep_for_aged(job):
+            self._wait(job, f"has waited for too long: {self._reservations.where(job)} kept free for it")
+        elif job not in self._reservations:
             why = f"no room for {_shown(needed)} now"
             self._wait(job, why)
             if kind is not None and job.kind is not None and job.key not in self._unplanned:
@@ -175,11 +175,11 @@ class _Round:
         if pods == job.needed:
             self._memory.released[job.key] = self._now_s
             if job.is_gang and not job.released:
-                self._tally.gangs["released"] += 1
+                self._counters.gangs["released"] += 1
                 first_s = min(map(self._memory.came_s, job.waiting))
-                self._tally.gang_times["release"].observe(self._now_s - first_s)
+                self._counters.gang_times["release"].observe(self._now_s - first_s)
         self._memory.told.pop(job.key, None)
-        self._keeping.end(job)
+        self._reservations.end(job)
         self._line.take(job, pods)
         self._placed += len(pods)
 
@@ -188,7 +188,7 @@ class _Round:
         if any(pod.uid in self._memory.pressed for pod in job.waiting):
             self._wait(job, "is paused until those of higher priority beside it wait no more")
             return False
-        ending = any(pod.place in self._keeping.ending for pod in job.waiting)
+        ending = any(pod.place in self._reservations.ending for pod in job.waiting)
         if ending or not self._placer.could_resume(job.waiting):
             self._wait(job, "is paused until its devices have room again")
             return False
@@ -219,11 +219,13 @@ class _Round:
             return None
         if self._yielding is None:
             spared = self._memory.spared
-            ending = [Holder((pod,), LAST, (), may_pause=False, ends=True) for pod in self._memory.ending.values()]
-            self._yielding = Yielding(self._cluster, self._placer, self._holders + ending, spared, self._now_s)
+            ending = [
+                PreemptionUnit((pod,), LAST, (), may_pause=False, ends=True) for pod in self._memory.ending.values()
+            ]
+            self._yielding = Preemption(self._cluster, self._placer, self._holders + ending, spared, self._now_s)
         self._plans += 1
-        keeping = self._keeping
-        plan = self._yielding.make_room(job.needed, job.priority, keeping.reserved(job), keeping.ending)
+        reservations = self._reservations
+        plan = self._yielding.make_room(job.needed, job.priority, reservations.reserved(job), reservations.ending)
         if plan is None:
             self._tried.add(job.key)
             return None
@@ -232,7 +234,7 @@ class _Round:
         if not plan.placed:
             self._evict(plan.evicted, why)
             self._tell_shrunk([pod for pod in plan.evicted if not pod.deleting], why)
-            keeping.keep(job, plan.nodes, {*plan.nodes, *plan.ending})
+            reservations.keep(job, plan.nodes, {*plan.nodes, *plan.ending})
             return None
         self._limit_beside(job, plan.placed, why)
         return list(plan.placed)
@@ -252,7 +254,7 @@ class _Round:
                     self._cluster.presume(other.uid, "limit", self._now_s)
                     self._memory.pressed[other.uid] = self._now_s + CALM_S, assumed.pod.uid
 
-    def _all_holders(self) -> list[Holder]:
+    def _all_holders(self) -> list[PreemptionUnit]:
         """Return all holders of shares; those that overran or idle have the lowest priority, LAST."""
         rules = (self._queues.default, *self._queues.by_name.values())
         known = self._memory.holders.values()
@@ -269,7 +271,7 @@ class _Round:
         for key in sorted({key_of(pod) for pod in evicted if pod.gang}):
             job = self._memory.jobs.get(key)
             if job is not None and len(job.released) >= job.least:
-                self._tally.gangs["shrunk"] += 1
+                self._counters.gangs["shrunk"] += 1
                 gone = sum(key_of(pod) == key for pod in evicted)
                 text = f"{gone} of its members make room {why}: the gang goes on with {len(job.released)}"
                 self._orders.append(Tell(job.released[0], "GangShrunk", text, warning=False))
@@ -286,7 +288,7 @@ class _Round:
             self._release(job, [pod], places)
             grown.append(pod)
         if grown:
-            self._tally.gangs["grown"] += 1
+            self._counters.gangs["grown"] += 1
             there = len(job.released) + len(job.needed) + len(grown)
             text = f"the gang has {len(grown)} more of its members, {there} in all: it needs {job.least} to run"
             self._orders.append(Tell(grown[0], "GangGrown", text, warning=False))
@@ -321,7 +323,7 @@ class _Round:
             if job is None or not job.starts or not (job.timeout_s or unbound):
                 del self._memory.released[key]
                 if job is not None and job.is_gang and running >= job.least:
-                    self._tally.gang_times["start"].observe(self._now_s - released_s)
+                    self._counters.gang_times["start"].observe(self._now_s - released_s)
             elif not job.timeout_s and self._now_s - released_s > BIND_S:
                 del self._memory.released[key]
                 for pod in unbound:
@@ -334,7 +336,7 @@ class _Round:
                 text = f"{running} of {job.least} members ran {job.timeout_s} s after their release: all start anew"
                 self._orders += [Tell(pod, "GangTimedOut", text) for pod in job.released]
                 self._evict(job.released, text, "timeout")
-                self._tally.gangs["timed_out"] += 1
+                self._counters.gangs["timed_out"] += 1
 
     def _give_up(self, pod: Pod) -> None:
         """Free the room of a pod that kube-scheduler does not bind, if its controller makes another in its place."""

@@ -244,7 +244,7 @@ def _uses(cluster: Cluster, judged: Judgement, ranking: Ranking, positions: Sequ
     It is the difference to the cost of the same devices when all of these weigh nothing.
     """
     chosen = [sum({1 << device for share in ranking.devices(at) for device in share}) for at in positions]
-    _, indices = cluster.seats.find([judged.names[position] for position in positions])
+    _, indices = cluster.node_index.find([judged.names[position] for position in positions])
     native = cluster.policy.native
     with native.unweighted():
         bare = cluster.board.rank_array(judged.pod.ask, native, indices, np.array(chosen, dtype=np.uint16))
@@ -275,7 +275,7 @@ def _left(cluster: Cluster, name: str, pod: Pod | None = None) -> Left:
         return Left(name, 0, 0, ())
     allowed = row.usable
     if pod is not None:
-        allowed = int(cluster.allowed(pod, np.array(cluster.seats.find([name])[1], dtype=np.int32))[0])
+        allowed = int(cluster.allowed(pod, np.array(cluster.node_index.find([name])[1], dtype=np.int32))[0])
     devices = (_device(row, index, device.facts, allowed) for index, device in enumerate(use.devices[: len(row.uuids)]))
     return Left(name, row.cpu_milli, row.memory_mib, tuple(devices))
 

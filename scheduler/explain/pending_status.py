@@ -13,7 +13,7 @@ from sharepod.scheduler.controller.fairness import weighted_shares
 from sharepod.scheduler.controller.job import key_of
 from sharepod.scheduler.placement.request import DEVICE_MILLI
 from sharepod.scheduler.preemption.preemption_units import LAST
-from sharepod.scheduler.preemption.victim_search import least_giving, site_of
+from sharepod.scheduler.preemption.victim_search import least_search, site_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sharepod.scheduler.controller.controller_state import Memory
     from sharepod.scheduler.controller.job import Job
     from sharepod.scheduler.controller.queues import Queues
-    from sharepod.scheduler.preemption.preemption_units import Holder
-    from sharepod.scheduler.preemption.victim_search import Giving
+    from sharepod.scheduler.preemption.preemption_units import PreemptionUnit
+    from sharepod.scheduler.preemption.victim_search import VictimSearch
     from sharepod.scheduler.state.cluster import Cluster
     from sharepod.scheduler.state.pod import Pod
 
@@ -197,7 +197,7 @@ def _barred(cluster: Cluster, memory: Memory, job: Job, pod: Pod) -> Iterator[Ba
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(cluster.names()):
         node, row = cluster.node(name), cluster.row(name)
-        if node is not None and not node.suits(pod.demands):
+        if node is not None and not node.suits(pod.constraints):
             found["its node selector or affinity, a taint or a cordon keeps it away"].append(name)
         elif name in kept:
             found[f"kept free for {kept[name]}, which has waited for too long or for whom others are leaving"].append(
@@ -217,7 +217,7 @@ def _ways(cluster: Cluster, memory: Memory, queues: Queues, job: Job, now_s: flo
     if not all(pod.preempts for pod in needed):
         return NEVER, ()
     pod = max(needed, key=lambda one: one.ask.milli)
-    on: defaultdict[str, list[Holder]] = defaultdict(list)
+    on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)
     lower = 0
     for holder in (_as_judged(one, memory, queues, now_s) for own in memory.holders.values() for one in own):
         if holder.priority < job.priority:
@@ -226,40 +226,40 @@ def _ways(cluster: Cluster, memory: Memory, queues: Queues, job: Job, now_s: flo
                 on[name].append(holder)
     if not lower:
         return NOBODY, ()
-    suited = [name for name in on if (node := cluster.node(name)) is not None and node.suits(pod.demands)]
+    suited = [name for name in on if (node := cluster.node(name)) is not None and node.suits(pod.constraints)]
     suited.sort(key=lambda name: (-sum(one.ask.milli for holder in on[name] for one in holder.pods), name))
     found = [
-        giving
+        search
         for name in suited[:SITES]
-        if (giving := _giving(cluster, memory, pod, name, on[name], now_s)) is not None
+        if (search := _search(cluster, memory, pod, name, on[name], now_s)) is not None
     ]
     if not found:
         spared = sum(holder.pods[0].uid in memory.spared for own in memory.holders.values() for holder in own)
         kept = f", and disruption budgets keep {spared} from being evicted" if spared else ""
         return f"of {lower} that are of lower priority not even all would make room for it on one node{kept}", ()
-    found.sort(key=lambda giving: (giving.cost, giving.node))
+    found.sort(key=lambda search: (search.cost, search.node))
     return "", tuple(map(_way, found[:WAYS]))
 
 
-def _as_judged(holder: Holder, memory: Memory, queues: Queues, now_s: float) -> Holder:
+def _as_judged(holder: PreemptionUnit, memory: Memory, queues: Queues, now_s: float) -> PreemptionUnit:
     """Return a holder with the priority that the rules of its queue leave it."""
     rules = queues.of(holder.pods[0].namespace)
     over = any(memory.overruns(pod, rules, now_s) or memory.idles(pod, rules, now_s) for pod in holder.pods)
     return replace(holder, priority=LAST) if over else holder
 
 
-def _giving(
-    cluster: Cluster, memory: Memory, pod: Pod, node: str, lower: Sequence[Holder], now_s: float
-) -> Giving | None:
+def _search(
+    cluster: Cluster, memory: Memory, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float
+) -> VictimSearch | None:
     site = site_of(cluster, pod, node, lower, now_s)
     if site is None:
         return None
-    without = least_giving(cluster, site, pod, memory.spared, now_s, evict=False)
-    return without or least_giving(cluster, site, pod, memory.spared, now_s, evict=True)
+    without = least_search(cluster, site, pod, memory.spared, now_s, evict=False)
+    return without or least_search(cluster, site, pod, memory.spared, now_s, evict=True)
 
 
-def _way(giving: Giving) -> Way:
-    paused = [pod.title for holder in giving.paused for pod in holder.pods]
-    evicted = [pod.title for holder in giving.evicted for pod in holder.pods]
+def _way(search: VictimSearch) -> Way:
+    paused = [pod.title for holder in search.paused for pod in holder.pods]
+    evicted = [pod.title for holder in search.evicted for pod in holder.pods]
     more = max(0, len(paused) - NAMED) + max(0, len(evicted) - NAMED)
-    return Way(giving.node, tuple(paused[:NAMED]), tuple(evicted[:NAMED]), more, giving.cost[0] / 1000)
+    return Way(search.node, tuple(paused[:NAMED]), tuple(evicted[:NAMED]), more, search.cost[0] / 1000)

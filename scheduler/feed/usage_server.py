@@ -83,7 +83,7 @@ _CODES: Final = dict(
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """The counters for the metrics."""
 
     messages: int = 0
@@ -149,7 +149,7 @@ class UsageServer:
         self._arriving = 0
         self._complaints = float(_COMPLAINTS)
         self._complained_s = clock()
-        self.tally: Final = Tally()
+        self.counters: Final = Counters()
 
     async def start(self, address: str, credentials: Credentials | None) -> int:
         """Listen on host:port; return the port. Raises SettingsError."""
@@ -197,7 +197,7 @@ class UsageServer:
 
     async def _serve(self, _: object, context: Context) -> None:
         """Serve one stream."""
-        self.tally.streams += 1
+        self.counters.streams += 1
         stream: _Stream | None = None
         try:
             stream = await self._let_in(context)
@@ -210,7 +210,7 @@ class UsageServer:
             stream.task.uncancel()
             await self._abort(context, stream.end, stream)
         finally:
-            self.tally.streams -= 1
+            self.counters.streams -= 1
             if stream is not None:
                 self._open.discard(stream)
                 if self._of_node.get(stream.node) is stream:
@@ -255,7 +255,7 @@ class UsageServer:
             if not taken:
                 self._enter(stream)
             taken += 1
-            self.tally.messages += 1
+            self.counters.messages += 1
             if now_s - answered_s >= ANSWER_S:
                 answered_s = now_s
                 await context.write(pb.ReportUsageResponse(taken=taken).SerializeToString())
@@ -277,7 +277,7 @@ class UsageServer:
             before.stop("replaced", "the node has a newer stream")
 
     async def _abort(self, context: Context, end: _End, stream: _Stream | None) -> None:
-        self.tally.ended[end.why] += 1
+        self.counters.ended[end.why] += 1
         now_s = self._clock()
         self._complaints = min(float(_COMPLAINTS), self._complaints + now_s - self._complained_s)
         self._complained_s = now_s

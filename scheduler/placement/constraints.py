@@ -83,7 +83,7 @@ class Toleration:
 
 
 @dataclass(frozen=True, slots=True)
-class Demands:
+class Constraints:
     """What a pod demands of its node, and tolerates."""
 
     selector: tuple[tuple[str, str], ...] = ()
@@ -100,7 +100,7 @@ class Demands:
         )
 
 
-ANY_NODE: Final = Demands()
+ANY_NODE: Final = Constraints()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Traits:
     """The taints that keep pods out; a cordoned node has one."""
 
 
-def read_demands(spec: Object) -> Demands:
+def read_constraints(spec: Object) -> Constraints:
     """Return the demands in a pod's spec."""
     selector = tuple(sorted((str(key), str(value)) for key, value in at(spec, "nodeSelector").items()))
     required = at(at(at(spec, "affinity"), "nodeAffinity"), "requiredDuringSchedulingIgnoredDuringExecution")
@@ -126,7 +126,7 @@ def read_demands(spec: Object) -> Demands:
         Toleration(*(str(one.get(key) or "") for key in ("key", "operator", "value", "effect")))
         for one in entries(spec, "tolerations")
     )
-    found = Demands(selector, terms, tolerations)
+    found = Constraints(selector, terms, tolerations)
     return ANY_NODE if found == ANY_NODE else found
 
 

@@ -38,7 +38,7 @@ def judge(cluster: Cluster, pod: Pod, names: Sequence[str]) -> Judgement:
     """Judge nodes for a pod."""
     if not pod.ask.shares:
         return Judgement(pod, list(names), None)
-    known, indices = cluster.seats.find(names)
+    known, indices = cluster.node_index.find(names)
     if not known:
         return Judgement(pod, [], None)
     array = np.array(indices, dtype=np.int32)

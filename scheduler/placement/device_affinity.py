@@ -14,7 +14,7 @@ WITH: Final = "with"
 APART: Final = "apart"
 
 
-class Company:
+class DeviceAffinity:
     """The pods of a cluster by the words that they give for their device affinity."""
 
     def __init__(self) -> None:

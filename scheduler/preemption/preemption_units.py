@@ -28,7 +28,7 @@ LAST: Final = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class PreemptionUnit:
     """Pods that yield together."""
 
     pods: tuple[Pod, ...]
@@ -54,17 +54,17 @@ class Holder:
         return sum(lost_work_ms(pod, now_s - started_s) for pod, started_s in pairs)
 
 
-def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[Holder, ...]:
+def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[PreemptionUnit, ...]:
     """Return the holders of a job's pods; `started` tells since when a pod runs."""
     if len(job.released) <= job.least:
         if not job.released:
             return ()
-        return (Holder(job.released, job.priority, tuple(map(started, job.released)), may_pause=True),)
+        return (PreemptionUnit(job.released, job.priority, tuple(map(started, job.released)), may_pause=True),)
     by_age = sorted(job.released, key=lambda pod: (started(pod), pod.created, pod.uid))
     together = tuple(by_age)  # with the spare members: they do nothing without the others
     return (
-        Holder(together, job.priority, tuple(map(started, together)), may_pause=True),
-        *(Holder((pod,), job.priority - SPARE, (), may_pause=False) for pod in by_age[job.least :]),
+        PreemptionUnit(together, job.priority, tuple(map(started, together)), may_pause=True),
+        *(PreemptionUnit((pod,), job.priority - SPARE, (), may_pause=False) for pod in by_age[job.least :]),
     )
 
 

@@ -11,14 +11,14 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.scheduler.preemption.victim_search import Giving, devices_of, least_giving, most_copies, site_of
+from sharepod.scheduler.preemption.victim_search import VictimSearch, devices_of, least_search, most_copies, site_of
 from sharepod.scheduler.state.node_info import GONE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from sharepod.scheduler.controller.gang_placement import Placer
-    from sharepod.scheduler.preemption.preemption_units import Holder
+    from sharepod.scheduler.preemption.preemption_units import PreemptionUnit
     from sharepod.scheduler.preemption.victim_search import Site
     from sharepod.scheduler.state.cluster import Assumed, Cluster
     from sharepod.scheduler.state.pod import Pod
@@ -41,15 +41,15 @@ class Plan:
     """The nodes where victims end for them, or will be paused."""
 
 
-class Yielding:
+class Preemption:
     """The search for victims in one round."""
 
     def __init__(
-        self, cluster: Cluster, placer: Placer, holders: Iterable[Holder], spared: Collection[str], now_s: float
+        self, cluster: Cluster, placer: Placer, holders: Iterable[PreemptionUnit], spared: Collection[str], now_s: float
     ) -> None:
         """`spared`: uids of pods that are not evicted."""
         self._cluster, self._placer, self._spared, self._now_s = cluster, placer, spared, now_s
-        self._on: defaultdict[str, list[Holder]] = defaultdict(list)
+        self._on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)
         """Holders by node; a holder on several nodes is listed for each."""
         for holder in holders:
             for node in sorted({pod.place for pod in holder.pods if pod.place}):
@@ -75,7 +75,7 @@ class Yielding:
         """
         self._reserved, self._ending = reserved, ending
         key = (
-            tuple((pod.ask, pod.demands) for pod in pods),
+            tuple((pod.ask, pod.constraints) for pod in pods),
             pods[0].namespace,
             pods[0].affinity,
             pods[0].anti_affinity,
@@ -110,9 +110,9 @@ class Yielding:
         trial = _Trial(self._cluster, self._placer, self._now_s)
         for pod in pods:
             found = self._placer.place([pod])
-            if not found and (giving := self._cheapest(pod, priority)) is not None:
-                trial.have_yield([giving])
-                found = self._placer.place([pod], within=[giving.node])
+            if not found and (search := self._cheapest(pod, priority)) is not None:
+                trial.have_yield([search])
+                found = self._placer.place([pod], within=[search.node])
             if not found:
                 trial.undo()
                 return None
@@ -122,20 +122,20 @@ class Yielding:
     def _try_together(self, pods: Sequence[Pod], priority: int) -> Plan | None:
         """Distribute pods that are alike over the nodes where that costs least."""
         for evict in (False, True):
-            givings = self._cheapest_together(pods[0], len(pods), priority, evict=evict)
-            if givings is None:
+            searches = self._cheapest_together(pods[0], len(pods), priority, evict=evict)
+            if searches is None:
                 continue
             trial = _Trial(self._cluster, self._placer, self._now_s)
-            trial.have_yield([giving for giving, _ in givings])
-            for giving, count in givings:
-                found = self._placer.place(pods[len(trial.placed) :][:count], within=[giving.node])
+            trial.have_yield([search for search, _ in searches])
+            for search, count in searches:
+                found = self._placer.place(pods[len(trial.placed) :][:count], within=[search.node])
                 trial.placed += found or []
             if len(trial.placed) == len(pods):
                 return self._plan(trial)
             trial.undo()
         return None
 
-    def _lower(self, node: str, priority: int) -> list[Holder]:
+    def _lower(self, node: str, priority: int) -> list[PreemptionUnit]:
         return [holder for holder in self._on.get(node, ()) if holder.priority < priority]
 
     def _sites(self, pod: Pod, priority: int, *, evict: bool) -> Iterator[Site]:
@@ -163,17 +163,17 @@ class Yielding:
                 found += [*devices_of(site, pod, self._now_s), site]
         return found
 
-    def _cheapest(self, pod: Pod, priority: int) -> Giving | None:
+    def _cheapest(self, pod: Pod, priority: int) -> VictimSearch | None:
         """Return the cheapest victims on one node with which a pod fits there."""
         sites: list[Site] = []
         for evict in (False, True):
             if not evict or self._ending:
                 sites = self._sites_of(pod, priority, evict=evict)
             sites.sort(key=lambda site: (site.lost_ms if evict else site.short_milli, site.node))
-            best: Giving | None = None
+            best: VictimSearch | None = None
             searched = 0
             for site in sites:
-                found = least_giving(self._cluster, site, pod, self._spared, self._now_s, evict=evict)
+                found = least_search(self._cluster, site, pod, self._spared, self._now_s, evict=evict)
                 if found is not None:
                     searched += 1
                     if best is None or (found.cost, found.node) < (best.cost, best.node):
@@ -186,16 +186,16 @@ class Yielding:
 
     def _cheapest_together(
         self, pod: Pod, wanted: int, priority: int, *, evict: bool
-    ) -> list[tuple[Giving, int]] | None:
+    ) -> list[tuple[VictimSearch, int]] | None:
         """Return the victims on each node, and how many pods go there, so that `wanted` pods fit at the least cost."""
-        offers: list[tuple[float, list[tuple[Giving, int]]]] = []
+        offers: list[tuple[float, list[tuple[VictimSearch, int]]]] = []
         for site in self._sites_for(pod, wanted, priority, evict=evict):
             if own := self._offers(site, pod, wanted, evict=evict):
                 dearest, most = own[-1]
                 offers.append((sum(dearest.cost) / most, own))
         offers.sort(key=lambda offer: (offer[0], offer[1][0][0].node))
         # For each number of pods, the cheapest way to place them on the nodes looked at so far.
-        best: list[tuple[tuple[int, int], tuple[tuple[Giving, int], ...]] | None] = [((0, 0), ())]
+        best: list[tuple[tuple[int, int], tuple[tuple[VictimSearch, int], ...]] | None] = [((0, 0), ())]
         best += [None] * wanted
         searched = 0
         for _, own in offers:
@@ -203,28 +203,28 @@ class Yielding:
                 break
             searched += 1
             for count in range(wanted, 0, -1):
-                for giving, copies in own:
+                for search, copies in own:
                     before = best[max(0, count - copies)]
                     if before is None:
                         continue
                     (lost, paused), chosen = before
-                    cost = lost + giving.cost[0], paused + giving.cost[1]
+                    cost = lost + search.cost[0], paused + search.cost[1]
                     now = best[count]
                     if now is None or cost < now[0]:
-                        best[count] = cost, (*chosen, (giving, min(copies, count)))
+                        best[count] = cost, (*chosen, (search, min(copies, count)))
         found = best[wanted]
         return list(found[1]) if found else None
 
-    def _offers(self, site: Site, pod: Pod, wanted: int, *, evict: bool) -> list[tuple[Giving, int]]:
+    def _offers(self, site: Site, pod: Pod, wanted: int, *, evict: bool) -> list[tuple[VictimSearch, int]]:
         """Return the victims on a node that make room for one pod, for two, and so on, as many as would fit."""
-        found: list[tuple[Giving, int]] = []
+        found: list[tuple[VictimSearch, int]] = []
         for copies in range(1, wanted + 1):
-            giving = least_giving(self._cluster, site, pod, self._spared, self._now_s, evict=evict, copies=copies)
-            if giving is None:
+            search = least_search(self._cluster, site, pod, self._spared, self._now_s, evict=evict, copies=copies)
+            if search is None:
                 break
-            if found and found[-1][0].cost == giving.cost:
+            if found and found[-1][0].cost == search.cost:
                 found.pop()
-            found.append((giving, copies))
+            found.append((search, copies))
         return found
 
 
@@ -237,10 +237,10 @@ class _Trial:
         self._told: dict[str, list[Pod]] = {GONE: [], "pause": []}
         self.placed: list[Assumed] = []
 
-    def have_yield(self, givings: Sequence[Giving]) -> None:
+    def have_yield(self, searches: Sequence[VictimSearch]) -> None:
         """Make holders yield on the view."""
-        holders = [(holder, GONE) for giving in givings for holder in giving.evicted]
-        holders += [(holder, "pause") for giving in givings for holder in giving.paused]
+        holders = [(holder, GONE) for search in searches for holder in search.evicted]
+        holders += [(holder, "pause") for search in searches for holder in search.paused]
         for pod, how in [(pod, how) for holder, how in holders for pod in holder.pods]:
             now = self._cluster.yields(pod)
             if now not in (how, GONE):
@@ -274,7 +274,7 @@ def _are_alike(pods: Sequence[Pod]) -> bool:
         len(pods) > 1
         and len(first.ask.shares) == 1
         and all(
-            pod.ask == first.ask and pod.demands == first.demands and not pod.affinity and not pod.anti_affinity
+            pod.ask == first.ask and pod.constraints == first.constraints and not pod.affinity and not pod.anti_affinity
             for pod in pods
         )
     )

@@ -15,7 +15,7 @@ from sharepod.scheduler.preemption.victims import Room, least_set
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from sharepod.scheduler.preemption.preemption_units import Holder
+    from sharepod.scheduler.preemption.preemption_units import PreemptionUnit
     from sharepod.scheduler.preemption.victims import Rest, Running
     from sharepod.scheduler.state.cluster import Cluster
     from sharepod.scheduler.state.pod import Pod
@@ -25,12 +25,12 @@ LOOKS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Giving:
+class VictimSearch:
     """The victims on one node and their cost."""
 
     node: str
-    paused: tuple[Holder, ...]
-    evicted: tuple[Holder, ...]
+    paused: tuple[PreemptionUnit, ...]
+    evicted: tuple[PreemptionUnit, ...]
     cost: tuple[int, int]
     """Milliseconds of whole devices' work that are lost, then milli of devices that are paused."""
 
@@ -43,7 +43,7 @@ class Site:
     units: int
     """Units that kubelet has left there."""
     rest: Rest
-    lower: tuple[Holder, ...]
+    lower: tuple[PreemptionUnit, ...]
     there: dict[str, Running]
     """The pods of the node, by uid."""
     short_milli: int
@@ -51,18 +51,18 @@ class Site:
     lost_ms: int
     """For sorting: the least work that an eviction loses on the device; for a whole node, the work of all holders."""
 
-    def here(self, holders: Sequence[Holder], but: Sequence[Holder] = ()) -> list[Running]:
+    def here(self, holders: Sequence[PreemptionUnit], but: Sequence[PreemptionUnit] = ()) -> list[Running]:
         """Return the pods of holders that are on the node, without the pods of the holders in `but`."""
         others = {one.uid for holder in but for one in holder.pods}
         uids = {one.uid: None for holder in holders for one in holder.pods}
         return [self.there[uid] for uid in uids if uid in self.there and uid not in others]
 
-    def units_without(self, holders: Sequence[Holder]) -> int:
+    def units_without(self, holders: Sequence[PreemptionUnit]) -> int:
         """Return the units that kubelet has left once these have gone."""
         return self.units + sum(one.ask.milli * 100 // DEVICE_MILLI for one in self.here(holders))
 
 
-def site_of(cluster: Cluster, pod: Pod, node: str, lower: Sequence[Holder], now_s: float) -> Site | None:
+def site_of(cluster: Cluster, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float) -> Site | None:
     """Return a node as a site for a pod; None: it takes no shares."""
     found, row = cluster.rest(pod, node), cluster.row(node)
     if found is None or row is None:
@@ -100,9 +100,9 @@ def most_copies(cluster: Cluster, site: Site, pod: Pod, spared: Collection[str],
     return min(copies, site.units_without(gone) // pod.units) if pod.units else copies
 
 
-def least_giving(
+def least_search(
     cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], now_s: float, *, evict: bool, copies: int = 1
-) -> Giving | None:
+) -> VictimSearch | None:
     """Return the cheapest victims on a site with which `copies` such pods fit; None: they do not fit.
 
     Without `evict` no pod is evicted; with it the `spared` pods (uids) are not.
@@ -110,10 +110,10 @@ def least_giving(
     room, here = Room(site.rest, pod.ask, copies), site.here
     may_pause = _may_pause(cluster, site)
     units = pod.units * copies
-    gone: list[Holder] = []
+    gone: list[PreemptionUnit] = []
     if evict:
 
-        def enough(chosen: Sequence[Holder]) -> bool:
+        def enough(chosen: Sequence[PreemptionUnit]) -> bool:
             return site.units_without(chosen) >= units and room.is_made_by(here(chosen), here(may_pause, chosen))
 
         may_go = _may_go(site, spared)
@@ -128,12 +128,12 @@ def least_giving(
     weights = [holder.milli for holder in rest]
     paused = least_set(lambda chosen: room.is_made_by(here(gone), here(chosen, gone)), rest, weights, LOOKS)
     cost = sum(one.lost_ms(now_s) for one in gone), sum(one.milli for one in paused)
-    return Giving(site.node, tuple(paused), tuple(gone), cost)
+    return VictimSearch(site.node, tuple(paused), tuple(gone), cost)
 
 
-def _may_pause(cluster: Cluster, site: Site) -> list[Holder]:
+def _may_pause(cluster: Cluster, site: Site) -> list[PreemptionUnit]:
     return [one for one in site.lower if one.may_pause and cluster.yields(one.pods[0]) != "pause"]
 
 
-def _may_go(site: Site, spared: Collection[str]) -> list[Holder]:
+def _may_go(site: Site, spared: Collection[str]) -> list[PreemptionUnit]:
     return [holder for holder in site.lower if not any(one.uid in spared for one in holder.pods)]

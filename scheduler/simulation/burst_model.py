@@ -32,7 +32,7 @@ class Part:
     batch: bool
 
 
-class Surplus:
+class BurstModel:
     """The pods on each device, and how fast they run. Invariant: a running pod is on a device once for each share."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Course:
+class JobRun:
     """The course of a task: what has become of it."""
 
     task: Task

@@ -22,8 +22,8 @@ from sharepod.scheduler.placement.constraints import ANY_NODE
 from sharepod.scheduler.placement.mix import Mix
 from sharepod.scheduler.placement.policy import Policy
 from sharepod.scheduler.preemption.contention import CALM_S
-from sharepod.scheduler.simulation.burst_model import Surplus
-from sharepod.scheduler.simulation.job_run import Course, Step
+from sharepod.scheduler.simulation.burst_model import BurstModel
+from sharepod.scheduler.simulation.job_run import JobRun, Step
 from sharepod.scheduler.state.capacity import capacity_of
 from sharepod.scheduler.state.cluster import Cluster
 from sharepod.scheduler.state.node import Node
@@ -55,10 +55,10 @@ class Timeline:
         """Raises PlacementError for impossible nodes and unknown policies."""
         self.cluster = Cluster(policy)
         self.memory, self.queues = Memory(), queues
-        self.courses: dict[str, Course] = {}
+        self.job_runs: dict[str, JobRun] = {}
         self.rounds = 0
         self._serial = 0
-        self._surplus = Surplus()
+        self._burst_model = BurstModel()
         self.now_s = 0.0
         self._tasks: dict[str, str] = {}
         """By a pod's uid: its task."""
@@ -83,7 +83,7 @@ class Timeline:
 
     def play(
         self, tasks: Iterable[Task], until_s: float, each_round: Callable[[float], None] = lambda _: None
-    ) -> list[Course]:
+    ) -> list[JobRun]:
         """Let tasks come, given in any order; return their courses at `until_s`, or when nothing happens any more."""
         coming = sorted(tasks, key=lambda task: (task.arrive_s, task.name), reverse=True)
         round_s, did = -ROUND_S, False
@@ -104,11 +104,11 @@ class Timeline:
             round_s = self.now_s
             did = self.step()
             each_round(self.now_s)
-        return list(self.courses.values())
+        return list(self.job_runs.values())
 
     def _next_s(self, round_s: float, comes_s: float, *, did: bool) -> float:
         """Return when something happens next. The next round decides what has happened since the last one."""
-        while self._ends and self._ends[0][3] != self.courses[self._ends[0][2]].turn:
+        while self._ends and self._ends[0][3] != self.job_runs[self._ends[0][2]].turn:
             heapq.heappop(self._ends)
         times = [comes_s, self._ends[0][0] if self._ends else math.inf]
         if did or self.memory.tried:
@@ -119,9 +119,9 @@ class Timeline:
             times.append(max(self._looks[0], round_s + ROUND_S))
         return min(times)
 
-    def wanting(self) -> Iterator[Course]:
+    def wanting(self) -> Iterator[JobRun]:
         """Yield the courses of the tasks that have pods which do not run."""
-        return (self.courses[name] for name in self._wants)
+        return (self.job_runs[name] for name in self._wants)
 
     def fits(self, task: Task) -> bool:
         """Tell whether a task would fit into the cluster if it were empty."""
@@ -130,7 +130,7 @@ class Timeline:
 
     def come(self, task: Task) -> None:
         """Let a task come now."""
-        self.courses[task.name] = Course(task, since_s=self.now_s)
+        self.job_runs[task.name] = JobRun(task, since_s=self.now_s)
         self._wants.add(task.name)
         for number in range(task.size):
             self._add_pod(task, number, task.arrive_s)
@@ -171,9 +171,9 @@ class Timeline:
                 there = self.cluster.pod(order.pod.uid)
                 if there is not None:
                     self.cluster.set_pod(replace(there, yields=order.how))
-                    course = self._change(order.pod.uid, order.how != "pause")
-                    self.courses[course].paused += order.how == "pause"
-                    touched.add(course)
+                    job_run = self._change(order.pod.uid, order.how != "pause")
+                    self.job_runs[job_run].paused += order.how == "pause"
+                    touched.add(job_run)
             elif isinstance(order, Evict):
                 touched.add(self._evict(order.pod))
         found = bool(touched)
@@ -182,86 +182,86 @@ class Timeline:
 
     def _change(self, uid: str, runs: bool) -> str:
         """Let a pod run, or not run, from now on; return its task."""
-        course = self.courses[self._tasks[uid]]
-        self._count(course)
-        course.active[uid] = float(runs)
+        job_run = self.job_runs[self._tasks[uid]]
+        self._count(job_run)
+        job_run.active[uid] = float(runs)
         pod = self.cluster.pod(uid)
         if runs and pod is not None:
-            self._surplus.run(pod)
+            self._burst_model.run(pod)
         else:
-            self._surplus.stop(uid)
-        if course.started_s is None and course.pace:
-            course.started_s = self.now_s
-        queue = self.queues.of(course.task.user)
+            self._burst_model.stop(uid)
+        if job_run.started_s is None and job_run.pace:
+            job_run.started_s = self.now_s
+        queue = self.queues.of(job_run.task.user)
         if not runs:
             heapq.heappush(self._looks, self.now_s + queue.longest_wait_s)
             heapq.heappush(self._looks, self.now_s + CALM_S)
         elif queue.longest_run_s is not None:
             heapq.heappush(self._looks, self.now_s + queue.longest_run_s + _SEEN_S)
-        return course.task.name
+        return job_run.task.name
 
     def _go_on(self, changed: set[str]) -> None:
         """Update the speed of these tasks, and of the tasks beside them."""
-        for uid, speed in self._surplus.speeds().items():
-            course = self.courses[self._tasks[uid]]
-            if course.active[uid] != speed:
-                self._count(course)
-                course.active[uid] = speed
-                changed.add(course.task.name)
+        for uid, speed in self._burst_model.speeds().items():
+            job_run = self.job_runs[self._tasks[uid]]
+            if job_run.active[uid] != speed:
+                self._count(job_run)
+                job_run.active[uid] = speed
+                changed.add(job_run.task.name)
         for name in sorted(changed):
-            self._note_step(self.courses[name])
-            self._schedule(self.courses[name])
+            self._note_step(self.job_runs[name])
+            self._schedule(self.job_runs[name])
 
-    def _note_step(self, course: Course) -> None:
-        if course.steps and course.steps[-1].at_s == self.now_s:
-            course.steps.pop()
-        milli = course.task.ask.milli * sum(course.active.values())
-        course.steps.append(Step(self.now_s, course.running, milli))
-        (self._wants.add if course.running < course.task.size else self._wants.discard)(course.task.name)
+    def _note_step(self, job_run: JobRun) -> None:
+        if job_run.steps and job_run.steps[-1].at_s == self.now_s:
+            job_run.steps.pop()
+        milli = job_run.task.ask.milli * sum(job_run.active.values())
+        job_run.steps.append(Step(self.now_s, job_run.running, milli))
+        (self._wants.add if job_run.running < job_run.task.size else self._wants.discard)(job_run.task.name)
 
     def _evict(self, pod: Pod) -> str:
-        course = self.courses[self._tasks[pod.uid]]
-        self._count(course)
-        course.active.pop(pod.uid, None)
-        course.evicted += 1
-        if len(course.active) < course.task.least and course.done_s:
-            course.lost_s += course.done_s
-            course.done_s = 0.0
+        job_run = self.job_runs[self._tasks[pod.uid]]
+        self._count(job_run)
+        job_run.active.pop(pod.uid, None)
+        job_run.evicted += 1
+        if len(job_run.active) < job_run.task.least and job_run.done_s:
+            job_run.lost_s += job_run.done_s
+            job_run.done_s = 0.0
         self._forget(pod.uid)
-        self._add_pod(course.task, int(pod.name.rpartition("-")[2]) if pod.gang else 0, self.now_s)
-        return course.task.name
+        self._add_pod(job_run.task, int(pod.name.rpartition("-")[2]) if pod.gang else 0, self.now_s)
+        return job_run.task.name
 
-    def _count(self, course: Course) -> None:
+    def _count(self, job_run: JobRun) -> None:
         """Count the work that was done since it was last counted."""
-        course.done_s += (self.now_s - course.since_s) * course.pace
-        course.since_s = self.now_s
+        job_run.done_s += (self.now_s - job_run.since_s) * job_run.pace
+        job_run.since_s = self.now_s
 
-    def _schedule(self, course: Course) -> None:
+    def _schedule(self, job_run: JobRun) -> None:
         """Note when a task will have ended at its present pace."""
-        course.turn += 1
-        if course.pace:
-            ends_s = self.now_s + max(0.0, course.task.run_s - course.done_s) / course.pace
-            heapq.heappush(self._ends, (ends_s, self._serial, course.task.name, course.turn))
+        job_run.turn += 1
+        if job_run.pace:
+            ends_s = self.now_s + max(0.0, job_run.task.run_s - job_run.done_s) / job_run.pace
+            heapq.heappush(self._ends, (ends_s, self._serial, job_run.task.name, job_run.turn))
 
     def _end(self, event: tuple[float, int, str, int]) -> None:
-        if event[3] == self.courses[event[2]].turn:
+        if event[3] == self.job_runs[event[2]].turn:
             self.end(event[2])
 
     def end(self, name: str) -> None:
         """Let a task end now, whatever it has done."""
-        course = self.courses[name]
-        course.turn += 1
-        self._count(course)
-        course.ended_s = self.now_s
-        for uid in sorted(self._uids[course.task.name]):
+        job_run = self.job_runs[name]
+        job_run.turn += 1
+        self._count(job_run)
+        job_run.ended_s = self.now_s
+        for uid in sorted(self._uids[job_run.task.name]):
             self._forget(uid)
-        course.active.clear()
+        job_run.active.clear()
         self._go_on({name})
-        self._wants.discard(course.task.name)
-        del self._uids[course.task.name]
+        self._wants.discard(job_run.task.name)
+        del self._uids[job_run.task.name]
 
     def _forget(self, uid: str) -> None:
-        self._surplus.stop(uid)
+        self._burst_model.stop(uid)
         self.cluster.remove_pod(uid)
         self._uids[self._tasks.pop(uid)].discard(uid)
 

@@ -1,6 +1,6 @@
-"""Sums up the courses of a play: how long tasks waited, what yielded, how much was used. Pure.
+"""Sums up the runs of a simulation: how long tasks waited, what yielded, how much was used. Pure.
 
-All of it follows from the steps of the courses: between two steps nothing changes, so the sums over time are exact.
+All of it follows from the steps of the runs: between two steps nothing changes, so the sums over time are exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sharepod.scheduler.placement.request import DEVICE_MILLI
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sharepod.scheduler.simulation.job_run import Course
+    from sharepod.scheduler.simulation.job_run import JobRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,52 +46,52 @@ class Waits:
     stopped_longest_s: float
 
 
-def wait_s(course: Course, end_s: float) -> float:
+def wait_s(run: JobRun, end_s: float) -> float:
     """Return how long a task waited until it began, at the end of the play if it never did."""
-    return max(0.0, (end_s if course.started_s is None else course.started_s) - course.task.arrive_s)
+    return max(0.0, (end_s if run.started_s is None else run.started_s) - run.task.arrive_s)
 
 
-def stopped_s(course: Course, end_s: float) -> float:
+def stopped_s(run: JobRun, end_s: float) -> float:
     """Return the longest stretch of time in which a task that had begun did not run."""
     longest, since_s = 0.0, None
-    last_s = end_s if course.ended_s is None else course.ended_s
-    for at_s, running in [*((step.at_s, step.running) for step in course.steps), (last_s, course.task.size)]:
-        if course.started_s is None or at_s < course.started_s:
+    last_s = end_s if run.ended_s is None else run.ended_s
+    for at_s, running in [*((step.at_s, step.running) for step in run.steps), (last_s, run.task.size)]:
+        if run.started_s is None or at_s < run.started_s:
             continue
-        if running < course.task.least:
+        if running < run.task.least:
             since_s = at_s if since_s is None else since_s
         elif since_s is not None:
             longest, since_s = max(longest, at_s - since_s), None
     return longest
 
 
-def waits(courses: Sequence[Course], end_s: float) -> list[Waits]:
+def waits(runs: Sequence[JobRun], end_s: float) -> list[Waits]:
     """Return how long the tasks of each priority waited, the highest first; `end_s` is when the play ended."""
-    levels = sorted({course.task.priority for course in courses}, reverse=True)
-    return [_waits(level, [one for one in courses if one.task.priority == level], end_s) for level in levels]
+    levels = sorted({run.task.priority for run in runs}, reverse=True)
+    return [_waits(level, [one for one in runs if one.task.priority == level], end_s) for level in levels]
 
 
-def _waits(priority: int, courses: Sequence[Course], end_s: float) -> Waits:
-    waited = sorted(wait_s(course, end_s) for course in courses)
+def _waits(priority: int, runs: Sequence[JobRun], end_s: float) -> Waits:
+    waited = sorted(wait_s(run, end_s) for run in runs)
     median_s, p95_s, p99_s = (waited[max(0, math.ceil(part * len(waited)) - 1)] for part in (0.5, 0.95, 0.99))
     return Waits(
-        priority, len(courses), sum(course.started_s is None for course in courses), median_s, p95_s, p99_s, waited[-1],
-        sum(course.paused for course in courses), sum(course.evicted for course in courses),
-        sum(course.lost_s * course.task.milli / DEVICE_MILLI for course in courses),
-        max(stopped_s(course, end_s) for course in courses),
+        priority, len(runs), sum(run.started_s is None for run in runs), median_s, p95_s, p99_s, waited[-1],
+        sum(run.paused for run in runs), sum(run.evicted for run in runs),
+        sum(run.lost_s * run.task.milli / DEVICE_MILLI for run in runs),
+        max(stopped_s(run, end_s) for run in runs),
     )  # fmt: skip
 
 
-def used(courses: Sequence[Course], devices: int, end_s: float) -> float:
+def used(runs: Sequence[JobRun], devices: int, end_s: float) -> float:
     """Return how much of the devices' time was used, 0..1, from the first task's coming to the last one's."""
-    arrivals = [course.task.arrive_s for course in courses]
+    arrivals = [run.task.arrive_s for run in runs]
     span_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
-    return sum(device_s(course, end_s, max(arrivals)) for course in courses) / (devices * span_s) if span_s else 0.0
+    return sum(device_s(run, end_s, max(arrivals)) for run in runs) / (devices * span_s) if span_s else 0.0
 
 
-def device_s(course: Course, end_s: float, until_s: float = math.inf) -> float:
+def device_s(run: JobRun, end_s: float, until_s: float = math.inf) -> float:
     """Return the time of whole devices that a task has used by `until_s`."""
-    last_s = end_s if course.ended_s is None else course.ended_s
-    steps = [*((step.at_s, step.milli) for step in course.steps), (last_s, 0.0)]
+    last_s = end_s if run.ended_s is None else run.ended_s
+    steps = [*((step.at_s, step.milli) for step in run.steps), (last_s, 0.0)]
     milli_s = sum(milli * max(0.0, min(next_s, until_s) - at_s) for (at_s, milli), (next_s, _) in pairwise(steps))
     return milli_s / DEVICE_MILLI

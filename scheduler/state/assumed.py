@@ -17,7 +17,7 @@ class _Presumed:
     until_s: float
 
 
-class Presumptions:
+class AssumedYields:
     """The presumptions by the pod's uid; all of them last for the same time."""
 
     def __init__(self) -> None:

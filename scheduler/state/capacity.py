@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from sharepod.scheduler.controller.controller_state import Memory
-    from sharepod.scheduler.placement.constraints import Demands
+    from sharepod.scheduler.placement.constraints import Constraints
     from sharepod.scheduler.placement.request import PodAsk
     from sharepod.scheduler.state.cluster import Cluster
     from sharepod.scheduler.state.pod import Pod
@@ -25,7 +25,7 @@ _KNOWN_MAX: Final = 65_536
 
 def capacity_of(cluster: Cluster, memory: Memory) -> Capacity:
     """Return what the nodes would take; it is computed anew only when the nodes have changed."""
-    known, state = memory.capacity, (cluster.seats, cluster.seats.generation, cluster.nodes_version)
+    known, state = memory.capacity, (cluster.node_index, cluster.node_index.generation, cluster.nodes_version)
     if known is None or known[0] != state:
         known = memory.capacity = state, Capacity(cluster)
     return known[1]
@@ -36,7 +36,7 @@ class Capacity:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._specs = cluster.seats.specs()
+        self._specs = cluster.node_index.specs()
         specs = self._specs.values()
         self.total = Total(
             sum(spec.devices for spec in specs) * DEVICE_MILLI,
@@ -54,8 +54,8 @@ class Capacity:
 
     def can_hold(self, pods: Sequence[Pod]) -> bool:
         """Tell whether pods would fit together on the empty nodes; of several kinds, each kind alone."""
-        counts = Counter((pod.ask, pod.demands) for pod in pods)
-        return all(self.holds(ask, demands, count) for (ask, demands), count in counts.items())
+        counts = Counter((pod.ask, pod.constraints) for pod in pods)
+        return all(self.holds(ask, constraints, count) for (ask, constraints), count in counts.items())
 
     def emptiest(self, pods: Sequence[Pod], names: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes on which the least has to end so that pods fit on them; none: they do not suffice."""
@@ -81,14 +81,14 @@ class Capacity:
         devices = sum(spec.devices for name in names if (spec := self._specs.get(name)))
         return devices * DEVICE_MILLI / max(1, self.total.device_milli)
 
-    def holds(self, ask: PodAsk, demands: Demands, count: int) -> bool:
+    def holds(self, ask: PodAsk, constraints: Constraints, count: int) -> bool:
         """Tell whether `count` pods that ask for the same would fit together on the empty nodes."""
-        key = ask, demands
+        key = ask, constraints
         if len(self._can_hold) >= _KNOWN_MAX:
             self._can_hold.clear()
         if key not in self._can_hold:
             nodes = map(self._cluster.node, self._specs)
-            suited = [node is not None and node.suits(demands) for node in nodes]
+            suited = [node is not None and node.suits(constraints) for node in nodes]
             self._can_hold[key] = int(self._copies(ask)[suited].sum(dtype=np.int64))
         return self._can_hold[key] >= count
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sharepod.scheduler.placement.device_affinity import APART, WITH, Company
+from sharepod.scheduler.placement.device_affinity import APART, WITH, DeviceAffinity
 from sharepod.scheduler.placement.mix import Census
 from sharepod.scheduler.placement.policy import DEFAULT, Policy
 from sharepod.scheduler.placement.request import NODE_DEVICES_MAX
 from sharepod.scheduler.preemption.victims import Rest, Running
-from sharepod.scheduler.state.assumed import Presumptions
-from sharepod.scheduler.state.node_index import Seats
+from sharepod.scheduler.state.assumed import AssumedYields
+from sharepod.scheduler.state.node_index import NodeIndex
 from sharepod.scheduler.state.node_info import Devices, Names, Row, row_of, spec_of
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class Cluster:
         self._pods: dict[str, Pod] = {}
         """By uid, all pods that have not ended."""
         self._assumed: dict[str, Assumed] = {}
-        self._presumptions = Presumptions()
-        self._company = Company()
+        self._assumed_yields = AssumedYields()
+        self._device_affinity = DeviceAffinity()
         self._census = Census()
         self._changed: set[str] | None = None
         """Uids of pods that have changed since the last call of `take_changed`; None: it was never called."""
@@ -85,7 +85,7 @@ class Cluster:
         self._contended: set[str] = set()
         """Nodes on which a share has waited for a device."""
         self._dirty: set[str] = set()
-        self.seats = Seats({})
+        self.node_index = NodeIndex({})
         self.version = 0
         """Grows whenever an answer may have changed."""
         self.nodes_version = 0
@@ -96,7 +96,7 @@ class Cluster:
     @property
     def board(self) -> Board:
         """Return the present board; a new model of devices makes it another one."""
-        return self.seats.board
+        return self.node_index.board
 
     # What the observer tells.
 
@@ -130,7 +130,7 @@ class Cluster:
             if row is not facts.row:
                 facts.row = row
                 self.version += 1
-                self.seats.put_strains(name, row)
+                self.node_index.put_strains(name, row)
 
     def _note_waits(self, name: str, use: NodeUse | None) -> None:
         if use and any(device.numbers.waited_1m_millipercent for device in use.devices):
@@ -145,8 +145,8 @@ class Cluster:
             return
         self._drop(self._pods.get(pod.uid))
         self._census.put(pod.ask)
-        self._company.put(pod)
-        pod = self._presumptions.applied(pod)
+        self._device_affinity.put(pod)
+        pod = self._assumed_yields.applied(pod)
         self._pods[pod.uid] = pod
         self._note_change(pod.uid)
         if pod.place:
@@ -161,7 +161,7 @@ class Cluster:
         pod = self._pods.pop(uid, None)
         if pod is not None:
             self._drop(pod)
-            self._presumptions.drop(uid)
+            self._assumed_yields.drop(uid)
             self._note_change(uid)
             if pod.gang is not None and self._changed is not None:
                 self._gone.append(pod)
@@ -174,7 +174,7 @@ class Cluster:
         if pod is None:
             return
         self._census.drop(pod.ask)
-        self._company.drop(pod)
+        self._device_affinity.drop(pod)
         if pod.place:
             self._facts[pod.place].pods.pop(pod.uid, None)
             self._dirty.add(pod.place)
@@ -202,7 +202,7 @@ class Cluster:
         """Count a pod as yielding this way (Pod.yields), until it is seen to do so or ASSUMED_S have passed."""
         pod = self._pods[uid]
         if pod.yields != yields:
-            self.set_pod(self._presumptions.put(pod, yields, now_s + ASSUMED_S))
+            self.set_pod(self._assumed_yields.put(pod, yields, now_s + ASSUMED_S))
 
     # What follows from it.
 
@@ -213,17 +213,17 @@ class Cluster:
             if first.until_s > now_s:
                 break
             self.forget(first.pod.uid)
-        for uid, yields in self._presumptions.expire(now_s):
+        for uid, yields in self._assumed_yields.expire(now_s):
             self.set_pod(replace(self._pods[uid], yields=yields))
         if not self._dirty:
             return
         self.version += 1
         names, self._dirty = sorted(self._dirty), set()
         specs = {name: spec for name in names if (spec := self._spec(name)) is not None}
-        fits = self.seats.have_place(specs)
+        fits = self.node_index.have_place(specs)
         if not fits:
             names = sorted(self._facts)
-            self.seats = Seats({name: spec for name in names if (spec := self._spec(name)) is not None})
+            self.node_index = NodeIndex({name: spec for name in names if (spec := self._spec(name)) is not None})
         for name in names:
             self._settle_row(name)
         if fits:
@@ -313,10 +313,10 @@ class Cluster:
     def rest(self, pod: Pod, name: str) -> tuple[Rest, list[Running]] | None:
         """Return what is left of a node for a pod, and the pods with shares there; None: it takes no shares."""
         facts = self._facts.get(name)
-        spec = self.seats.spec(name)
+        spec = self.node_index.spec(name)
         if facts is None or facts.row is None or spec is None:
             return None
-        row, allowed = facts.row, self.allowed(pod, self.seats.indices([name]))
+        row, allowed = facts.row, self.allowed(pod, self.node_index.indices([name]))
         rest = Rest(spec, row.cpu_milli, row.memory_mib, row.free_milli, row.free_mib, int(allowed[0]))
         running = [
             Running(other.uid, other.ask, row.places[other.uid], other.yields == "pause")
@@ -327,13 +327,13 @@ class Cluster:
 
     def allowed(self, pod: Pod, indices: NDArray[np.int32]) -> NDArray[np.uint16]:
         """Return for each of these nodes a bit for each device that the pod may have."""
-        masks = self.seats.usable(indices)
+        masks = self.node_index.usable(indices)
         if pod.affinity:
-            there = self._devices_of(self._company.uids(pod.namespace, WITH, pod.affinity), pod)
+            there = self._devices_of(self._device_affinity.uids(pod.namespace, WITH, pod.affinity), pod)
             if there:
                 masks &= np.array([there.get(int(index), 0) for index in indices], dtype=np.uint16)
         if pod.anti_affinity:
-            there = self._devices_of(self._company.uids(pod.namespace, APART, pod.anti_affinity), pod)
+            there = self._devices_of(self._device_affinity.uids(pod.namespace, APART, pod.anti_affinity), pod)
             masks &= np.array([~there.get(int(index), 0) & 0xFFFF for index in indices], dtype=np.uint16)
         return masks
 
@@ -345,7 +345,7 @@ class Cluster:
             node = pod.place or (assumed.node if assumed else "")
             row = self.row(node) if node and uid != but.uid else None
             if row is not None:
-                found[self.seats.index(node)] |= row.bits_of(uid)
+                found[self.node_index.index(node)] |= row.bits_of(uid)
         return found
 
     # The board.
@@ -362,9 +362,9 @@ class Cluster:
             assumed = {uid: (item.pod, item.devices) for uid, item in facts.assumed.items()}
             row = row_of(spec, facts.use, facts.pods.values(), assumed, facts.gone, facts.node.units)
             devices = [device.facts for device in facts.use.devices[:NODE_DEVICES_MAX]]
-            if self.seats.put(name, spec, devices, row):
+            if self.node_index.put(name, spec, devices, row):
                 facts.row = row
             return
-        self.seats.remove(name)
+        self.node_index.remove(name)
         if facts.node is None and facts.use is None and not facts.pods and not facts.assumed:
             del self._facts[name]

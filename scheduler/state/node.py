@@ -8,7 +8,7 @@ from typing import Final
 from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube import quantity
 from sharepod.kube.objects import at
-from sharepod.scheduler.placement.constraints import NO_TRAITS, Demands, Traits, read_traits
+from sharepod.scheduler.placement.constraints import NO_TRAITS, Constraints, Traits, read_traits
 
 HOSTNAME: Final = "kubernetes.io/hostname"
 
@@ -29,9 +29,9 @@ class Node:
     domains: tuple[str, ...] = ()
     """Its rack, switch, zone and so on, as its labels say, the narrowest first; "": it has no such label."""
 
-    def suits(self, demands: Demands) -> bool:
+    def suits(self, constraints: Constraints) -> bool:
         """Tell whether pods that demand this may be bound to it."""
-        return demands.suit(self.name, self.traits.labels, self.traits.taints)
+        return constraints.suit(self.name, self.traits.labels, self.traits.taints)
 
 
 def read_node(item: object, resource: str = RESOURCE, domains: tuple[str, ...] = ()) -> Node | None:

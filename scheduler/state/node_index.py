@@ -27,7 +27,7 @@ _SPARE: Final = 64
 """Nodes that may come before the board is made anew."""
 
 
-class Seats:
+class NodeIndex:
     """A board and the nodes on it."""
 
     def __init__(self, specs: Mapping[str, NodeSpec]) -> None:

@@ -180,7 +180,7 @@ def row_of(
     devices = use.devices[: spec.devices]
     uuids = tuple(device.facts.uuid for device in devices)
     positions = {uuid: index for index, uuid in enumerate(uuids)}
-    tally = _Tally(spec.device_mib, len(devices))
+    counters = _Tally(spec.device_mib, len(devices))
     there: dict[tuple[str, str], list[int]] = {}
     yields = {pod.uid: pod.yields for pod in pods}
     gone = {*gone, *(uid for uid, what in yields.items() if what == GONE)}
@@ -189,7 +189,7 @@ def row_of(
         for share in device.shares:
             if share.terms.pod_uid in gone:
                 continue
-            tally.take_used(share, index, yields.get(share.terms.pod_uid, "pause" if share.terms.yielding else ""))
+            counters.take_used(share, index, yields.get(share.terms.pod_uid, "pause" if share.terms.yielding else ""))
             if share.terms.pod_uid:
                 there.setdefault((share.terms.pod_uid, share.terms.container), []).append(index)
     bound = {pod.uid for pod in pods}
@@ -207,11 +207,11 @@ def row_of(
             unplaced.append((pod, found, missing))
             continue
         for index in missing:
-            tally.take(pod.ask.shares[index], found[index], pod.yields)
+            counters.take(pod.ask.shares[index], found[index], pod.yields)
         places[pod.uid] = tuple(found)
     homeless = set()
     for pod, found, missing in unplaced:  # after all pods with known devices
-        if not tally.put(pod.ask.shares, found, missing, usable & ~_neighbours(pod, everybody, places)):
+        if not counters.put(pod.ask.shares, found, missing, usable & ~_neighbours(pod, everybody, places)):
             homeless.add(pod.uid)
         else:
             places[pod.uid] = tuple(found)
@@ -220,10 +220,10 @@ def row_of(
         memory_mib=spec.memory_mib - sum(pod.ask.memory_mib for pod in everybody),
         uuids=uuids,
         device_mib=spec.device_mib,
-        free_milli=tuple(tally.free_milli),
-        free_mib=tuple(tally.free_mib),
+        free_milli=tuple(counters.free_milli),
+        free_mib=tuple(counters.free_mib),
         usable=usable,
-        strains=tuple(map(_strain, devices, tally.latency_milli, tally.limits_milli)),
+        strains=tuple(map(_strain, devices, counters.latency_milli, counters.limits_milli)),
         places=places,
         presumed=frozenset(pod.uid for pod, _, _ in unplaced),
         homeless=frozenset(homeless),

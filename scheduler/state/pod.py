@@ -18,7 +18,7 @@ from sharepod.kube import quantity
 from sharepod.kube.objects import at
 from sharepod.scheduler.controller.gang_annotations import Gang, read_gang
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.placement.constraints import ANY_NODE, Demands, read_demands
+from sharepod.scheduler.placement.constraints import ANY_NODE, Constraints, read_constraints
 from sharepod.scheduler.placement.request import DEVICE_MILLI, SHARES_MAX, PodAsk, ShareAsk
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Pod:
     """The node that its gate was removed for; empty once it is bound."""
     yields: str = ""
     """One of terms.YIELDS: what it does for others for the time being; empty: nothing."""
-    demands: Demands = ANY_NODE
+    constraints: Constraints = ANY_NODE
     """What it demands of its node in addition to room."""
     controller: str = ""
     """Uid of the object that makes another pod in its place; empty: there is none."""
@@ -134,7 +134,7 @@ def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
         ask=PodAsk(_effective(found, "cpu", quantity.milli), _effective(found, "memory", quantity.mib)),
         withheld=any(gate != GATE for gate in found.gates),
         gated=GATE in found.gates,
-        demands=read_demands(at(item, "spec")),
+        constraints=read_constraints(at(item, "spec")),
         controller=found.controller,
         preempts=found.preempts,
         running=found.phase == "Running",

@@ -140,7 +140,7 @@ async def test_what_an_agent_knows_is_what_its_scheduler_knows(make_agent: MakeA
         await scheduler.wait(lambda node: shares(node)["a"].terms.request_millipercent == 50_000)
         agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=share.id))
         await scheduler.wait(lambda node: not shares(node))
-        assert scheduler.server.tally.streams == 1
+        assert scheduler.server.counters.streams == 1
 
 
 async def test_what_programs_use_is_told_and_on_the_loopback_without_tls_and_token(
@@ -209,7 +209,7 @@ async def test_an_agent_that_is_killed_and_comes_back_replaces_what_it_told(
         agent.start()
         register(agent, "b")
         await scheduler.wait(lambda node: set(shares(node)) == {"a", "b"})
-        await eventually(lambda: scheduler.server.tally.streams == 1)
+        await eventually(lambda: scheduler.server.counters.streams == 1)
 
 
 async def test_a_planned_stop_does_not_wait_for_a_scheduler_that_hangs(make_agent: MakeAgent, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ async def test_the_token_is_read_again_for_each_connection_and_must_be_that_of_t
 ) -> None:
     token = tmp_path / "token"
     async with Scheduler(tmp_path) as scheduler:
-        ended, scheduler.node_of["a-token-of-the-agent-on-n2"] = scheduler.server.tally.ended, "n2"
+        ended, scheduler.node_of["a-token-of-the-agent-on-n2"] = scheduler.server.counters.ended, "n2"
         token.write_text("a-token-that-nobody-knows")
         agent = make_agent(*scheduler.flags).start()
         await eventually(lambda: "UNAUTHENTICATED: the API server does not know the token" in agent.log())
@@ -252,7 +252,7 @@ async def test_a_scheduler_with_a_strangers_certificate_gets_no_token(make_agent
         agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()
         await eventually(lambda: numbers(metrics)["failures_total"] >= 2)
         assert "CERTIFICATE_VERIFY_FAILED" in agent.log()
-        assert scheduler.server.tally.ended["unauthenticated"] == 0
+        assert scheduler.server.counters.ended["unauthenticated"] == 0
         assert not scheduler.book.names()
         scheduler.trust()
         await scheduler.wait(timeout_s=15)

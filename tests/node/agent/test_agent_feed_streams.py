@@ -16,7 +16,7 @@ from rig.until import eventually
 from sharepod.agent.api import feed as feed_module
 from sharepod.agent.api.feed import Feed, Target
 from sharepod.agent.devices.device import DeviceStatus, NodeStatus
-from sharepod.agent.metrics.feed import Tally
+from sharepod.agent.metrics.feed import Counters
 from sharepod.proto import v1_pb2 as pb
 
 Serve = Callable[["Double", Any], Awaitable[None]]
@@ -73,7 +73,7 @@ async def feeding(
     tick_s: float = 0.02,
     devices: int = 2,
     shown: list[NodeStatus] | None = None,
-) -> AsyncIterator[Tally]:
+) -> AsyncIterator[Counters]:
     """Run a feed with ten times as many snapshots, of changing numbers, that looks for its schedulers all the time.
 
     The snapshots that the feed gets also go to `shown`.
@@ -91,8 +91,8 @@ async def feeding(
     monkeypatch.setattr(feed_module, "RESOLVE_S", 0.1)
     monkeypatch.setattr(feed_module, "BACKOFF_S", (0.05, 0.2))
     monkeypatch.setattr(feed_module, "ANSWER_S", answer_s)
-    tally = Tally()
-    feed = Feed(TARGET, "n1", "0.1.0", tally)
+    counters = Counters()
+    feed = Feed(TARGET, "n1", "0.1.0", counters)
 
     async def tick() -> None:
         for second in itertools.count(1):
@@ -105,7 +105,7 @@ async def feeding(
 
     ticking = asyncio.create_task(tick())
     try:
-        yield tally
+        yield counters
     finally:
         ticking.cancel()
         await feed.close()
@@ -116,20 +116,20 @@ async def test_every_scheduler_that_the_name_stands_for_is_told_and_none_that_it
 ) -> None:
     async with listening(answer_all) as (one, first), listening(answer_all) as (other, second):
         ports = {first}
-        async with feeding(monkeypatch, lambda: ports) as tally:
+        async with feeding(monkeypatch, lambda: ports) as counters:
             await eventually(lambda: one.told)
             assert not other.told
             ports.add(second)
-            await eventually(lambda: len(other.told) > 1 and len(tally.answered_ns) == 2)
-            assert tally.schedulers == 2
+            await eventually(lambda: len(other.told) > 1 and len(counters.answered_ns) == 2)
+            assert counters.schedulers == 2
             assert other.told[0].HasField("node")
             assert not other.told[1].HasField("node")
             ports.clear()  # the name cannot be resolved for a moment; both streams must stay
             before = len(other.told)
             await eventually(lambda: len(other.told) > before + 20)
-            assert len(tally.answered_ns) == 2
+            assert len(counters.answered_ns) == 2
             ports.add(second)
-            await eventually(lambda: len(tally.answered_ns) == 1)
+            await eventually(lambda: len(counters.answered_ns) == 1)
             assert one.streams == other.streams == 1
 
 
@@ -143,12 +143,12 @@ async def test_a_scheduler_that_answers_no_longer_is_not_called_connected_and_is
         while await double.take(context):
             pass
 
-    async with listening(answer_once) as (double, port), feeding(monkeypatch, lambda: {port}, answer_s=0.3) as tally:
-        await eventually(lambda: tally.answered_ns)
+    async with listening(answer_once) as (double, port), feeding(monkeypatch, lambda: {port}, answer_s=0.3) as counters:
+        await eventually(lambda: counters.answered_ns)
         await eventually(lambda: double.streams > 1)
-        assert not tally.answered_ns
+        assert not counters.answered_ns
         await eventually(lambda: double.streams >= 4)
-        assert tally.failures >= 3
+        assert counters.failures >= 3
     # gRPC logs ends of streams too. Our log must not repeat the same cause.
     causes = [getattr(one, "cause", "") for one in caplog.records if one.name.startswith("sharepod.")]
     assert causes.count("no answer for 0.3 s") == 1
@@ -168,12 +168,12 @@ async def test_a_scheduler_that_ends_each_stream_is_asked_ever_more_seldom(monke
     async def refuse(_: Double, context: Any) -> None:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full: try again")
 
-    async with listening(refuse) as (double, port), feeding(monkeypatch, lambda: {port}) as tally:
+    async with listening(refuse) as (double, port), feeding(monkeypatch, lambda: {port}) as counters:
         await eventually(lambda: double.streams >= 3)
         before, began = double.streams, time.monotonic()
         await eventually(lambda: double.streams >= before + 5)
         assert time.monotonic() - began >= 5 * 0.2 / 2
-        assert tally.failures >= before + 4
+        assert counters.failures >= before + 4
 
 
 async def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,11 +189,11 @@ async def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkey
     shown: list[NodeStatus] = []
     async with (
         listening(read_late) as (double, port),
-        feeding(monkeypatch, lambda: {port}, tick_s=0.0002, devices=16, shown=shown) as tally,
+        feeding(monkeypatch, lambda: {port}, tick_s=0.0002, devices=16, shown=shown) as counters,
     ):
-        await eventually(lambda: tally.answered_ns)
+        await eventually(lambda: counters.answered_ns)
         await eventually(lambda: len(shown) > 1000)
-        assert tally.messages < 800  # no more messages than flow control lets through
+        assert counters.messages < 800  # no more messages than flow control lets through
         resume.set()
         last = shown[-1].devices[0].memory_used_bytes
         await eventually(lambda: double.told[-1].device_numbers[0].memory_used_bytes >= last)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from memory_binder import A, MemoryBinder, plugin
+from memory_allocator import A, MemoryAllocator, plugin
 
 from rig.cluster.kubelet import AdmissionFailed, FakeKubelet, StartFailed, leave_dead_socket
 from rig.until import eventually
@@ -74,8 +74,8 @@ async def test_a_kubelet_that_is_away_is_waited_for_and_said_so_once(
 async def test_after_a_restart_of_kubelet_the_plugin_is_back_and_containers_keep_what_they_were_given(
     directory: Path,
 ) -> None:
-    binder = MemoryBinder()
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder):
+    allocator = MemoryAllocator()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, allocator):
         await kubelet.registered()
         running = await kubelet.admit("default", "running", {"main": 30})
         waiting = await kubelet.admit("default", "waiting", {"main": 30})
@@ -89,18 +89,18 @@ async def test_after_a_restart_of_kubelet_the_plugin_is_back_and_containers_keep
         started = await kubelet.restart(running, "main")
         assert (started.pre_started, started.starts) == (True, 2)
         await kubelet.start(waiting, "main")
-        assert len(binder.allocated) == 2
+        assert len(allocator.allocated) == 2
         with pytest.raises(AdmissionFailed, match="Requested: 50, Available: 40"):
             await kubelet.admit("default", "third", {"main": 50})
 
 
 async def test_a_socket_that_is_removed_is_made_anew(directory: Path, said: Said) -> None:
-    binder = MemoryBinder()
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder) as (service, registration):
+    allocator = MemoryAllocator()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, allocator) as (service, registration):
         await kubelet.registered()
         pod = await kubelet.admit("default", "trainer", {"train": 30})
         reader, writer = await asyncio.open_unix_connection(registration.path)
-        binder.delay_s = 60
+        allocator.delay_s = 60
         starting = asyncio.create_task(kubelet.start(pod, "train"))  # this call uses the old socket
         await eventually(lambda: len(kubelet.registrations) >= 1)
         await asyncio.sleep(0.1)
@@ -109,7 +109,7 @@ async def test_a_socket_that_is_removed_is_made_anew(directory: Path, said: Said
         assert "socket removed" in said()
         with pytest.raises(StartFailed, match="connection is closing"):  # kubelet closes it itself, and tries again
             await starting
-        binder.delay_s = 0
+        allocator.delay_s = 0
         await kubelet.registered()
         await kubelet.start(pod, "train")
         async with asyncio.timeout(30):  # the server of the old socket ends
@@ -177,7 +177,7 @@ async def test_a_kubelet_that_stops_reading_is_registered_with_again(
 async def test_of_two_plugins_the_next_one_serves_and_the_one_before_stands_by_until_it_ends(
     directory: Path, said: Said
 ) -> None:
-    before, after = MemoryBinder(), MemoryBinder()
+    before, after = MemoryAllocator(), MemoryAllocator()
     async with FakeKubelet(directory) as kubelet, contextlib.AsyncExitStack() as old:
         service, registration = await old.enter_async_context(plugin(kubelet.plugins, before))
         await kubelet.registered()
@@ -235,6 +235,6 @@ async def test_a_stop_does_not_wait_for_a_kubelet_that_does_not_answer(directory
 
 
 def test_a_directory_whose_name_is_too_long_is_refused(tmp_path: Path) -> None:
-    service = PluginService(MemoryBinder(), Units([(A, True)]))
+    service = PluginService(MemoryAllocator(), Units([(A, True)]))
     with pytest.raises(PluginError, match="too long for a socket, 107 bytes"):
         Registration(service, tmp_path / ("x" * 100))

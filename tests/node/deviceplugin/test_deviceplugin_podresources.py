@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from memory_binder import plugin
+from memory_allocator import plugin
 
 from rig.cluster.kubelet import FakeContainer, FakeKubelet
 from rig.cluster.kubelet_endpoint import RECEIVE_LIMIT_BYTES

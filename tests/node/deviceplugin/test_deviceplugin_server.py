@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from memory_binder import A, B, MemoryBinder, plugin
+from memory_allocator import A, B, MemoryAllocator, plugin
 
 from rig.cluster.kubelet import AdmissionFailed, FakeKubelet, StartFailed
 from rig.cluster.kubelet_endpoint import RECEIVE_LIMIT_BYTES
@@ -12,14 +12,14 @@ from rig.until import eventually
 from sharepod.deviceplugin.core.agent import NoRoom
 from sharepod.deviceplugin.core.unit import UnitId, Units
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.metrics import Tally
+from sharepod.deviceplugin.metrics import Counters
 from sharepod.deviceplugin.v1beta1.service import MESSAGE_MAX
 from sharepod.proto import deviceplugin_pb2 as pb
 
 
 async def test_a_container_is_allocated_once_and_asked_for_before_each_start(directory: Path) -> None:
-    binder = MemoryBinder()
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder):
+    allocator = MemoryAllocator()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, allocator):
         await kubelet.registered()
         assert (kubelet.capacity, kubelet.allocatable) == (100, 100)
         pod = await kubelet.admit("default", "trainer", {"train": 30})
@@ -36,15 +36,15 @@ async def test_a_container_is_allocated_once_and_asked_for_before_each_start(dir
         ]
         assert [device.name for device in started.response.cdi_devices] == ["sharepod.io/share=1"]
         await kubelet.restart(pod, "train")
-        assert binder.started == binder.allocated * 2
-        assert binder.allocated == [{UnitId(f"u{number:04d}") for number in range(30)}]
+        assert allocator.started == allocator.allocated * 2
+        assert allocator.allocated == [{UnitId(f"u{number:04d}") for number in range(30)}]
 
 
 @pytest.mark.parametrize(("retriable", "code"), [(True, "Unavailable"), (False, "FailedPrecondition")])
 async def test_an_error_of_allocate_fails_the_pod_with_its_text(directory: Path, retriable: bool, code: str) -> None:
-    binder = MemoryBinder()
-    binder.refusal = PluginError("30 units are of 2 devices:\n ask for fewer", retriable=retriable)
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder):
+    allocator = MemoryAllocator()
+    allocator.refusal = PluginError("30 units are of 2 devices:\n ask for fewer", retriable=retriable)
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, allocator):
         await kubelet.registered()
         with pytest.raises(AdmissionFailed) as failure:
             await kubelet.admit("default", "trainer", {"train": 30})
@@ -52,15 +52,15 @@ async def test_an_error_of_allocate_fails_the_pod_with_its_text(directory: Path,
             f"Allocate failed due to rpc error: code = {code} desc = 30 units are of 2 devices: ask for fewer, "
             "which is unexpected"
         )
-        binder.refusal = None
+        allocator.refusal = None
         await kubelet.admit("default", "trainer", {"train": 100})  # the refused admission has left nothing behind
 
 
 async def test_starts_that_fail_are_tried_again_and_counted_by_how_they_ended(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    binder, tally = MemoryBinder(), Tally()
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder, tally=tally):
+    allocator, counters = MemoryAllocator(), Counters()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, allocator, counters=counters):
         await kubelet.registered()
         pod = await kubelet.admit("default", "trainer", {"train": 30})
         for refusal, code in (
@@ -69,15 +69,15 @@ async def test_starts_that_fail_are_tried_again_and_counted_by_how_they_ended(
             (PluginError("no", retriable=False), "FailedPrecondition"),
             (ValueError("a secret"), "Internal desc = SharePod's device plugin failed"),
         ):
-            binder.refusal = refusal
+            allocator.refusal = refusal
             with pytest.raises(StartFailed, match=f"code = {code}") as failure:
                 await kubelet.start(pod, "train")
             assert "secret" not in str(failure.value)
             if "x" in str(refusal):  # the text goes into the pod's status and into an Event, so it is cut
                 assert str(failure.value).rpartition("desc = ")[2] == "x" * (MESSAGE_MAX - 1) + "…"
-        binder.refusal = None
+        allocator.refusal = None
         await kubelet.start(pod, "train")
-    report = tally.report(serving=True, allocations=1, unbound=0, rival_devices=0)
+    report = counters.report(serving=True, allocations=1, unbound=0, rival_devices=0)
     assert report.starts == {"ready": 1, "no_room": 1, "waiting": 1, "refused": 1, "failed": 1}
     assert (sum(report.allocate.counts), sum(report.pre_start.counts)) == (1, 5)
     assert report.pre_start.sum_ns > 0
@@ -106,19 +106,19 @@ async def test_several_containers_in_one_request_are_answered_in_order(directory
 
 
 async def test_health_goes_to_kubelet_as_it_changes_and_spares_shares_of_healthy_devices(directory: Path) -> None:
-    binder = MemoryBinder()
+    allocator = MemoryAllocator()
     units = Units([(A, True), (B, True)])
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder, units) as (service, _):
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, allocator, units) as (service, _):
         endpoint = await kubelet.registered()
         pods = [await kubelet.admit("default", f"pod-{index}", {"main": 60}) for index in range(2)]
         for uuid, pod in zip((A, B), pods, strict=True):
-            binder.held[uuid] = frozenset(map(UnitId, pod.containers["main"].ids))
+            allocator.held[uuid] = frozenset(map(UnitId, pod.containers["main"].ids))
         service.show(Units([(A, False), (B, True)]))
         await eventually(lambda: kubelet.allocatable == 100)
         assert kubelet.capacity == 200
-        assert not kubelet.healthy & binder.held[A]
-        assert kubelet.healthy >= binder.held[B]
-        binder.held[B] = frozenset()
+        assert not kubelet.healthy & allocator.held[A]
+        assert kubelet.healthy >= allocator.held[B]
+        allocator.held[B] = frozenset()
         kubelet.delete(pods[1])
         await kubelet.admit("default", "pod-2", {"main": 100})
         service.show(Units([(A, True), (B, True)]))
@@ -127,8 +127,8 @@ async def test_health_goes_to_kubelet_as_it_changes_and_spares_shares_of_healthy
 
 
 async def test_changes_that_come_together_are_one_list_and_none_where_nothing_changed(directory: Path) -> None:
-    binder = MemoryBinder()
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder) as (service, _):
+    allocator = MemoryAllocator()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, allocator) as (service, _):
         endpoint = await kubelet.registered()
         service.changed()
         await asyncio.sleep(0.3)

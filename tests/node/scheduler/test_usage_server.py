@@ -83,9 +83,9 @@ class Running:
 
     async def heard(self, call: Any) -> None:
         """Send an empty message and wait until it is heard, so that not many messages come at one time of the clock."""
-        before = self.server.tally.messages
+        before = self.server.counters.messages
         await call.write(b"")
-        await eventually(lambda: self.server.tally.messages > before)
+        await eventually(lambda: self.server.counters.messages > before)
 
     def used(self, node: str = "n1") -> int:
         """Return the used time of the first device in the book."""
@@ -104,7 +104,7 @@ async def running(nodes: Callable[[str], Awaitable[str]] = node_of) -> AsyncIter
         for channel in found.channels:
             await channel.close()
         await found.server.stop()
-        await eventually(lambda: found.server.tally.streams == 0)  # a cancelled handler ends at its next step
+        await eventually(lambda: found.server.counters.streams == 0)  # a cancelled handler ends at its next step
 
 
 async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -125,7 +125,7 @@ async def test_what_is_told_is_in_the_book_and_answered_now_and_then() -> None:
         run.now_s += 10
         await call.write(b"")
         assert pb.ReportUsageResponse.FromString(await call.read()).taken == 5
-        assert run.server.tally.messages == 5
+        assert run.server.counters.messages == 5
         assert run.book.silent_s("n1", run.now_s) == 0
         await call.done_writing()
         assert await ended(call) == (Code.OK, "")
@@ -146,7 +146,7 @@ async def test_who_is_not_an_agent_is_not_let_in(
 ) -> None:
     async with running(lambda token: node_of(token or "unknown")) as run:
         found, details = await ended(run.open(None, **authorization))
-        assert (found, run.server.tally.ended[why]) == (code, 1)
+        assert (found, run.server.counters.ended[why]) == (code, 1)
         assert text in details
         assert not run.book.names()
 
@@ -165,7 +165,7 @@ async def test_a_feed_that_lies_about_its_node_ends_and_changes_nothing() -> Non
         await turncoat.write(whole("n2", 90_000))
         assert (await ended(turncoat))[0] is Code.PERMISSION_DENIED
         assert run.book.node("n2") is before
-        assert run.server.tally.ended["lie"] == 2
+        assert run.server.counters.ended["lie"] == 2
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_a_message_above_the_limit_is_not_read() -> None:
         with contextlib.suppress(*BROKEN):
             await call.write(bytes(MESSAGE_MAX + 1))
         assert (await ended(call))[0] in SENDING
-        assert run.server.tally.messages == 1
+        assert run.server.counters.messages == 1
 
 
 async def test_a_stream_that_floods_is_ended_and_one_that_had_to_hold_back_is_not() -> None:
@@ -219,12 +219,12 @@ async def test_a_stream_that_floods_is_ended_and_one_that_had_to_hold_back_is_no
         with contextlib.suppress(*BROKEN):
             for _ in range(int(usage_server.BURST) + 10):
                 await flood.write(numbers(5000))
-        await eventually(lambda: run.server.tally.ended["flood"])
+        await eventually(lambda: run.server.counters.ended["flood"])
         assert (await ended(flood))[0] in SENDING
         for _ in range(200):  # one message a second may go on for ever
             run.now_s += 1
             await run.heard(late)
-        assert run.server.tally.ended == {**dict.fromkeys(ENDS, 0), "flood": 1}
+        assert run.server.counters.ended == {**dict.fromkeys(ENDS, 0), "flood": 1}
 
 
 async def test_large_messages_count_for_several() -> None:
@@ -241,8 +241,8 @@ async def test_large_messages_count_for_several() -> None:
         with contextlib.suppress(*BROKEN):
             for _ in range(fit + 1):
                 await call.write(large)
-        await eventually(lambda: run.server.tally.ended["flood"])
-        assert run.server.tally.messages == fit
+        await eventually(lambda: run.server.counters.ended["flood"])
+        assert run.server.counters.messages == fit
         known = run.book.node("n1")
         assert known is not None
         assert len(known.devices[0].shares) == 4096
@@ -263,14 +263,14 @@ async def test_a_newer_stream_of_a_node_replaces_the_old_one_and_a_stranger_does
         assert await ended(old) == (Code.ABORTED, "the node has a newer stream")
         await waiting.write(numbers(2000))
         await eventually(lambda: run.used() == 2000)
-        assert run.server.tally.streams == 1
+        assert run.server.counters.streams == 1
 
 
 async def test_a_stream_without_messages_is_ended_and_so_is_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage_server, "AGING_S", 3600.0)  # only this test ages the streams
     async with running() as run:
         quiet, silent = await run.told("n1"), run.open("n2")  # the second stream never reports anything
-        await eventually(lambda: run.server.tally.streams == 2)
+        await eventually(lambda: run.server.counters.streams == 2)
         run.now_s += usage_server.QUIET_S
         run.server.age()
         assert not run.book.is_fresh("n1", run.now_s)
@@ -284,7 +284,7 @@ async def test_a_stream_without_messages_is_ended_and_so_is_an_old_one(monkeypat
             await run.heard(old)
         run.server.age()
         assert (await ended(old))[0] is Code.ABORTED
-        assert run.server.tally.ended == {**dict.fromkeys(ENDS, 0), "quiet": 2, "old": 1}
+        assert run.server.counters.ended == {**dict.fromkeys(ENDS, 0), "quiet": 2, "old": 1}
 
 
 async def test_only_so_many_wait_to_be_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ async def test_only_so_many_wait_to_be_let_in(monkeypatch: pytest.MonkeyPatch) -
 
     async with running(slowly) as run:
         calls = [run.open(f"n{number}") for number in range(4)]
-        await eventually(lambda: run.server.tally.ended["full"] == 1)
+        await eventually(lambda: run.server.counters.ended["full"] == 1)
         codes = [asyncio.ensure_future(call.code()) for call in calls]
         [refused], _ = await asyncio.wait(codes, return_when=asyncio.FIRST_COMPLETED)
         answer.set()

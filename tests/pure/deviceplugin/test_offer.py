@@ -3,7 +3,7 @@
 import pytest
 
 from sharepod.deviceplugin.core.agent import NodeView
-from sharepod.deviceplugin.core.device_filter import CLEAR_S, RIVAL_REASON, Offer
+from sharepod.deviceplugin.core.device_filter import CLEAR_S, RIVAL_REASON, DeviceFilter
 from sharepod.proto import v1_pb2 as pb
 
 NODE = NodeView(
@@ -14,7 +14,7 @@ NODE = NodeView(
 
 @pytest.mark.parametrize("text", ["GPU-b", "GPU-b::7", "1", "1::0"])
 def test_ids_of_nvidias_plugin_name_devices_by_uuid_or_index_and_replica(text: str) -> None:
-    offer = Offer()
+    offer = DeviceFilter()
     assert offer.observe(NODE, [text, "GPU-elsewhere", "17"], 0.0) == {"GPU-b"}
     assert offer.observe(NODE, [text], 5.0) == set()  # each rival is told once
     seen = offer.seen(NODE)
@@ -23,7 +23,7 @@ def test_ids_of_nvidias_plugin_name_devices_by_uuid_or_index_and_replica(text: s
 
 
 def test_a_device_is_ours_again_when_kubelet_has_not_had_it_for_a_while() -> None:
-    offer = Offer()
+    offer = DeviceFilter()
     offer.observe(NODE, ["GPU-a"], 0.0)
     offer.observe(NODE, [], CLEAR_S - 1)  # kubelet or the other plugin may only be restarting
     assert offer.rivals == {"GPU-a"}

@@ -16,14 +16,14 @@ from sharepod.deviceplugin.cdi.files import CdiDirectory
 from sharepod.deviceplugin.cdi.injection import Place
 from sharepod.deviceplugin.core.allocation_table import Record
 from sharepod.deviceplugin.core.checkpoint import Store
-from sharepod.deviceplugin.core.device_filter import Offer
+from sharepod.deviceplugin.core.device_filter import DeviceFilter
 from sharepod.deviceplugin.core.placement import Placement
 from sharepod.deviceplugin.core.shares import Shares
 from sharepod.deviceplugin.core.unit import UnitId
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
-from sharepod.deviceplugin.reconcile.garbage_collector import Sweeper
-from sharepod.deviceplugin.v1beta1.allocator import Binder, Policy
+from sharepod.deviceplugin.reconcile.annotation_reconciler import AnnotationReconciler
+from sharepod.deviceplugin.reconcile.garbage_collector import GarbageCollector
+from sharepod.deviceplugin.v1beta1.allocator import Allocator, Policy
 from sharepod.deviceplugin.v1beta1.kubelet_checkpoint import Recorded
 from sharepod.deviceplugin.v1beta1.podresources import Listing
 from sharepod.kube.pod import Container as PodContainer
@@ -68,13 +68,13 @@ class Plugin:
         cdi = CdiDirectory(node.directory / "cdi")
         agent, api = node.agent, node.api
         shares = Shares(self.record, agent, cdi)  # type: ignore[arg-type]
-        follower = Follower(self.record, shares, agent, api, limit_percent=100)  # type: ignore[arg-type]
-        sides = (shares, follower, agent, api, node.listing)
-        self.sweeper = Sweeper(self.record, *sides, node.processes)  # type: ignore[arg-type]
+        reconciler = AnnotationReconciler(self.record, shares, agent, api, limit_percent=100)  # type: ignore[arg-type]
+        sides = (shares, reconciler, agent, api, node.listing)
+        self.collector = GarbageCollector(self.record, *sides, node.processes)  # type: ignore[arg-type]
         place = Place("/run/shares", "/hook", "/preload")
-        placement = Placement(self.record, follower, Offer())
-        self.binder = Binder(Policy(), self.record, *sides, cdi, lambda _: place, placement)  # type: ignore[arg-type]
-        work = follower.follow(), follower.resume_for_ever(), self.sweeper.sweep_for_ever()
+        placement = Placement(self.record, reconciler, DeviceFilter())
+        self.allocator = Allocator(Policy(), self.record, *sides, cdi, lambda _: place, placement)  # type: ignore[arg-type]
+        work = reconciler.follow(), reconciler.resume_for_ever(), self.collector.collect_for_ever()
         self.tasks = [asyncio.create_task(one) for one in work]
 
     async def stop(self) -> None:
@@ -202,7 +202,7 @@ class ModelNode:
                 return self._refuse(pod)
             container.units = frozenset(chosen)
             if container.units:
-                edits = await self.plugin.binder.allocate(container.units)
+                edits = await self.plugin.allocator.allocate(container.units)
                 container.token = edits.cdi[0].rpartition("=")[2]
             reusable = chosen if container.init else []
         pod.admitted = True
@@ -233,7 +233,7 @@ class ModelNode:
 
     async def _pre_start(self, plugin: Plugin, container: Container) -> bool:
         begun = asyncio.get_running_loop().time()
-        call = asyncio.create_task(plugin.binder.pre_start(container.units))
+        call = asyncio.create_task(plugin.allocator.pre_start(container.units))
         plugin.tasks.append(call)
         await asyncio.wait([call])
         assert asyncio.get_running_loop().time() - begun < KUBELET_WAITS_S, "kubelet would have given up"

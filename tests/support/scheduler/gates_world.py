@@ -16,9 +16,9 @@ from sharepod.kube.client import Client
 from sharepod.kube.event_writer import EventWriter
 from sharepod.kube.informer import Pace
 from sharepod.kube.lease import Lease
-from sharepod.scheduler.controller.action_writer import OrderWriter
-from sharepod.scheduler.controller.exit_status import Endings
-from sharepod.scheduler.controller.gate_controller import Gatekeeper
+from sharepod.scheduler.controller.action_writer import ActionWriter
+from sharepod.scheduler.controller.exit_status import ExitStatuses
+from sharepod.scheduler.controller.gate_controller import GateController
 from sharepod.scheduler.explain.pending_status import turn_of
 from sharepod.scheduler.explain.queue_view import view
 from sharepod.scheduler.explain.status_server import StatusServer
@@ -41,8 +41,8 @@ class Replica:
             pace=Pace(0.01, 0.1, 20), domains=("rack",),
         )  # fmt: skip
         self.lease = Lease(self.api, namespace="sharepod", name=lease, holder=name)
-        self.writer = OrderWriter(self.api, self.cluster, self.events)
-        self.keeper = Gatekeeper(
+        self.writer = ActionWriter(self.api, self.cluster, self.events)
+        self.keeper = GateController(
             self.cluster, self.writer, self.lease, lambda: "" if self.observer.listed else "it starts", unix=unix
         )
         self.status = StatusServer(
@@ -68,7 +68,7 @@ class Replica:
         works = (
             self.observer.follow_pods(), self.observer.follow_nodes(), self.lease.keep_for_ever(),
             self.keeper.decide_for_ever(), self.keeper.follow_rules(self.api, RULES),
-            Endings(self.api, self.keeper.memory.restarts, self.lease).ask_for_ever(),
+            ExitStatuses(self.api, self.keeper.memory.restarts, self.lease).ask_for_ever(),
         )  # fmt: skip
         self._tasks = [asyncio.create_task(work) for work in works]
         return self

@@ -52,9 +52,9 @@ class Witness:
     def look(self, now_s: float) -> None:
         """Look at the state after a round."""
         waiting = {
-            course.task.name: course.task
-            for course in self._line.wanting()
-            if course.task.priority > self._above and course.started_s is None
+            job_run.task.name: job_run.task
+            for job_run in self._line.wanting()
+            if job_run.task.priority > self._above and job_run.started_s is None
         }
         for name in [name for name in self._since if name not in waiting]:
             self._end(name, now_s)
@@ -83,13 +83,13 @@ class Witness:
     def _end(self, name: str, end_s: float) -> None:
         since_s, kept = self._since.pop(name, (end_s, False))
         if end_s > since_s:
-            priority = self._line.courses[name].task.priority
+            priority = self._line.job_runs[name].task.priority
             self.denials.append(Denial(name, priority, since_s, end_s - since_s, kept))
 
     def _somebody_aged_twice(self, now_s: float) -> bool:
         return any(
-            now_s - course.task.arrive_s >= AGED_TWICE * self._line.queues.of(course.task.user).longest_wait_s
-            for course in self._line.wanting()
+            now_s - job_run.task.arrive_s >= AGED_TWICE * self._line.queues.of(job_run.task.user).longest_wait_s
+            for job_run in self._line.wanting()
         )
 
     def _could_begin(self, task: Task, *, idle: bool) -> bool:

@@ -121,7 +121,7 @@ async def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kube
         assert node.plugin is not None
         begun = asyncio.get_running_loop().time()
         with pytest.raises(PluginError) as caught:
-            await node.plugin.binder.pre_start(pod.containers[0].units)
+            await node.plugin.allocator.pre_start(pod.containers[0].units)
         assert asyncio.get_running_loop().time() - begun <= 26
         return str(caught.value)
 

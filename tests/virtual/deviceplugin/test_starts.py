@@ -11,7 +11,7 @@ from model_node import ModelNode, NodePod
 from virtual_time import virtually
 
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.v1beta1.allocator import Binder
+from sharepod.deviceplugin.v1beta1.allocator import Allocator
 from sharepod.deviceplugin.v1beta1.podresources import Listing
 from sharepod.kube.pod import Container, Pod
 
@@ -37,9 +37,9 @@ async def made(node: ModelNode, size: int, init: int) -> NodePod:
     return pod
 
 
-def binder(node: ModelNode) -> Binder:
+def allocator(node: ModelNode) -> Allocator:
     assert node.plugin is not None
-    return node.plugin.binder
+    return node.plugin.allocator
 
 
 @virtually
@@ -48,11 +48,11 @@ async def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_sta
         pod = await made(node, 0, 3)
         warm, main = pod.containers
         assert (warm.done, main.lives, node.agent.held) == (True, True, {})
-        assert [(key, len(units)) for key, units in binder(node).taken().items()] == [("", 3)]
+        assert [(key, len(units)) for key, units in allocator(node).taken().items()] == [("", 3)]
         # The pod's sandbox is lost: the container starts again, and the API server still shows its earlier end.
         shown = node.api.pods[pod.pod.name]
         node.api.put(replace(shown, finished={"init": LONG_AGO}))
-        await binder(node).pre_start(warm.units)
+        await allocator(node).pre_start(warm.units)
         await asyncio.sleep(60)
         assert list(node.agent.held) == [warm.token]
         node.api.put(replace(shown, finished={"init": LATER}))
@@ -80,7 +80,7 @@ async def test_a_share_with_a_program_is_not_an_init_containers_that_has_ended(t
     async with prompt(tmp_path) as node:
         pod = await made(node, 0, 3)
         warm = pod.containers[0]
-        await binder(node).pre_start(warm.units)
+        await allocator(node).pre_start(warm.units)
         node.agent.held[warm.token].processes.add()
         node.api.put(replace(node.api.pods[pod.pod.name], finished={"init": LATER}))
         await asyncio.sleep(60)
@@ -102,7 +102,7 @@ async def test_a_sidecar_before_an_init_container_of_as_many_units_has_its_own_n
             )
         )
         await asyncio.sleep(1)
-        await binder(node).pre_start(pod.containers[0].units)
+        await allocator(node).pre_start(pod.containers[0].units)
         assert [share.labels["container"] for share in node.agent.held.values()] == ["main"]
 
 
@@ -114,7 +114,7 @@ async def test_a_container_starts_again_while_the_api_server_is_away(tmp_path: P
         await asyncio.sleep(1)
         node.api.up = False
         begun = asyncio.get_running_loop().time()
-        await binder(node).pre_start(pod.containers[0].units)
+        await allocator(node).pre_start(pod.containers[0].units)
         assert asyncio.get_running_loop().time() - begun < 3
         assert [terms.yields for terms in node.agent.terms.values()] == ["limit"]
 
@@ -127,7 +127,7 @@ async def test_a_pod_of_the_name_of_one_before_it_waits_for_the_api_server(tmp_p
         node.api.up = False
         pod.pod = replace(pod.pod, uid="uid-of-the-next")
         with pytest.raises(PluginError, match="annotations of default/p1 cannot be read"):
-            await binder(node).pre_start(pod.containers[0].units)
+            await allocator(node).pre_start(pod.containers[0].units)
         assert node.api.events[-1][:2] == ("", "ShareNotReady")
 
 
@@ -145,7 +145,7 @@ async def test_a_start_that_fails_is_told_to_the_pod_where_the_checkpoint_knows_
         else:
             del node.api.pods[pod.pod.name]
         with pytest.raises(PluginError) as caught:
-            await binder(node).pre_start(units)
+            await allocator(node).pre_start(units)
         assert node.api.events[-1] == (pod.pod.name, "ShareNotReady", f"container main: {caught.value}")
 
 
@@ -156,7 +156,7 @@ async def test_a_start_that_fails_is_told_to_the_node_where_nobody_knows_the_pod
         node.listing.synced = False
         node.listing.recorded = tuple
         with pytest.raises(PluginError, match="kubelet does not list yet which container holds these units"):
-            await binder(node).pre_start(pod.containers[0].units)
+            await allocator(node).pre_start(pod.containers[0].units)
         name, reason, text = node.api.events[-1]
         assert (name, reason) == ("", "ShareNotReady")
         assert text.startswith("a container with 3 units does not start: kubelet does not list")

@@ -26,7 +26,7 @@ def node(name: str = "n1", labels: dict[str, str] | None = None, **spec: Any) ->
 def suits(spec: Spec, there: Node) -> bool:
     body = pod_body("p", 30)
     body["spec"] |= spec
-    return there.suits(read(body).demands)
+    return there.suits(read(body).constraints)
 
 
 def affinity(*terms: Spec) -> Spec:
@@ -96,7 +96,7 @@ def test_rounds_release_pods_only_to_nodes_that_suit_them() -> None:
     body = pod_body("x", 30)
     body["spec"]["nodeSelector"] = {"pool": "a"}
     for pod in list(line.cluster.pods()):
-        line.cluster.set_pod(replace(pod, demands=read(body).demands))
+        line.cluster.set_pod(replace(pod, constraints=read(body).constraints))
     found = decided(line, 0.0)
     assert {(place.pod.gang.name, place.node) for place in found.placed if place.pod.gang} == {("gang", "n02")}
     assert [reason for reason, _ in found.told] == ["NeverFits"]

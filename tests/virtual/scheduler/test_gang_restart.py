@@ -76,7 +76,7 @@ def test_when_a_member_fails_the_others_end_and_all_are_released_together_once_t
     assert not gang.decide().released
     gang.come(1)
     assert len(gang.decide().released) == 3
-    assert gang.line.memory.tally.gangs["restarted"] == 1
+    assert gang.line.memory.counters.gangs["restarted"] == 1
 
 
 @pytest.mark.parametrize(

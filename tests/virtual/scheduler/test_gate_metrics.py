@@ -21,9 +21,9 @@ from sharepod.scheduler.gate_metrics import (
     QUEUES_MAX,
     RESULTS,
     TABLES,
+    GateCounters,
     GateLook,
     GateSnapshot,
-    GateTally,
     QueueLook,
     QueueNames,
     band_of,
@@ -33,10 +33,10 @@ from sharepod.scheduler.simulation.timeline import Timeline
 Samples = dict[str, dict[tuple[str, ...], float]]
 
 
-def samples(look: GateLook, tally: GateTally | None = None) -> Samples:
+def samples(look: GateLook, counters: GateCounters | None = None) -> Samples:
     """Return the exported values by the metric's name and the values of its labels."""
     found: Samples = {}
-    snapshot = GateSnapshot(look, tally or GateTally(), QueueNames().told(look))
+    snapshot = GateSnapshot(look, counters or GateCounters(), QueueNames().told(look))
     for family in families(TABLES, snapshot):
         for sample in family.samples:
             assert tuple(sample.labels.values()) not in found.get(sample.name, {})
@@ -46,7 +46,7 @@ def samples(look: GateLook, tally: GateTally | None = None) -> Samples:
 
 def look(line: Timeline, *, leading: bool = True) -> Samples:
     found = summarise_gates(line.memory, line.queues, line.now_s, leading=leading, turns=1, rules_refused=False)
-    return samples(found, line.memory.tally)
+    return samples(found, line.memory.counters)
 
 
 def empty_look(queues: dict[str, QueueLook], ruled: tuple[str, ...] = ()) -> GateLook:
@@ -155,9 +155,9 @@ def test_gangs_are_timed_from_their_first_member_to_release_and_until_all_run() 
 
 
 def test_waits_are_told_by_class_and_band_of_priority() -> None:
-    tally = GateTally()
-    tally.released("latency", 10, 3.0)
-    found = samples(empty_look({}), tally)
+    counters = GateCounters()
+    counters.released("latency", 10, 3.0)
+    found = samples(empty_look({}), counters)
     assert found["sharepod_gates_wait_seconds_count"]["latency", "positive"] == 1
     assert found["sharepod_gates_wait_seconds_count"]["latency", "zero"] == 0
     assert found["sharepod_gates_wait_seconds_bucket"]["latency", "positive", "10.0"] == 1
@@ -179,6 +179,6 @@ async def test_a_round_that_fails_is_counted_logged_and_not_the_end(
         world.create("a", 60)
         async with world.replica() as replica:
             await eventually(lambda: world.is_released("a"), "nothing was decided after a failure")
-            found = samples(empty_look({}), replica.keeper.memory.tally)
+            found = samples(empty_look({}), replica.keeper.memory.counters)
             assert found["sharepod_gates_round_seconds_count"]["failed",] == 2
     assert len(re.findall("round failed", caplog.text)) == 2

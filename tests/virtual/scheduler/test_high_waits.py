@@ -58,7 +58,9 @@ def test_no_task_waits_while_lower_ones_hold_its_room(count: int, seed: int) -> 
         longest = witness.longest(priority)
         assert longest is None or longest.lasted_s <= BAR_S, longest
     assert not [denial for denial in witness.denials if denial.kept and denial.priority == HIGH]
-    assert sum(course.paused for course in line.courses.values() if course.task.priority == LOW) > 0, "nobody yielded"
+    assert sum(job_run.paused for job_run in line.job_runs.values() if job_run.task.priority == LOW) > 0, (
+        "nobody yielded"
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -66,7 +68,7 @@ def test_batch_that_is_overdue_keeps_nobody_of_higher_priority_waiting(seed: int
     line, witness = watched(nodes(1), crowded(seed, 1), Queues(Queue(longest_wait_s=300)), 1e9)
     longest = witness.longest(HIGH)
     assert longest is None or longest.lasted_s <= BAR_S, longest
-    late = [course for course in line.courses.values() if (course.started_s or 1e9) - course.task.arrive_s > 600]
+    late = [job_run for job_run in line.job_runs.values() if (job_run.started_s or 1e9) - job_run.task.arrive_s > 600]
     assert len(late) > 10, "hardly anybody had waited for twice as long"
 
 
@@ -74,9 +76,9 @@ def test_a_job_that_others_were_evicted_for_may_have_more_of_them_paused_on_its_
     line = Timeline(nodes(1, 1), DEFAULT)
     low = [task("big", run_s=1e6, ask=ask(200, mib=60_000)), task("small", run_s=1e6, ask=ask(800, mib=10_000))]
     played(line, [*low, task("high", priority=10, arrive_s=30.0, run_s=40.0, ask=ask(700, mib=40_000))], 100.0)
-    assert (line.courses["big"].evicted, line.courses["small"].evicted) == (1, 0)
-    assert line.courses["small"].paused == 1
-    assert line.courses["high"].started_s == pytest.approx(31.0, abs=BAR_S - 1)
+    assert (line.job_runs["big"].evicted, line.job_runs["small"].evicted) == (1, 0)
+    assert line.job_runs["small"].paused == 1
+    assert line.job_runs["high"].started_s == pytest.approx(31.0, abs=BAR_S - 1)
 
 
 def test_who_plans_beside_an_eviction_is_not_released_before_it_has_happened() -> None:
@@ -107,9 +109,9 @@ def test_what_is_free_on_a_node_that_is_kept_stays_so_and_who_runs_there_yields(
     gang = task("gang", size=2, least=2, arrive_s=1.0, run_s=10.0)
     high = [task("into", priority=10, milli=500, arrive_s=300.0, run_s=500.0)]
     played(line, [*low, gang, *high], 310.0)
-    assert line.courses["into"].started_s == pytest.approx(300.0, abs=1.0)
-    assert line.courses["half"].paused == 1, "the other half of its device is free, and kept for the gang"
-    assert line.courses["gang"].started_s is None
+    assert line.job_runs["into"].started_s == pytest.approx(300.0, abs=1.0)
+    assert line.job_runs["half"].paused == 1, "the other half of its device is free, and kept for the gang"
+    assert line.job_runs["gang"].started_s is None
 
 
 def test_those_for_whom_nobody_can_yield_do_not_keep_others_from_being_looked_at() -> None:
@@ -121,8 +123,8 @@ def test_those_for_whom_nobody_can_yield_do_not_keep_others_from_being_looked_at
     ]
     last = task("last", priority=10, arrive_s=30.0, run_s=50.0, milli=600)
     played(line, [*equal, task("low", run_s=1e6, arrive_s=1.0), *stuck, last], 100.0)
-    assert line.courses["low"].paused == 1
-    assert (line.courses["last"].started_s or 1e9) - 30.0 <= 3.0, "two rounds for those before it, and its own"
+    assert line.job_runs["low"].paused == 1
+    assert (line.job_runs["last"].started_s or 1e9) - 30.0 <= 3.0, "two rounds for those before it, and its own"
 
 
 def test_who_may_not_preempt_does_not_speak_for_those_who_ask_for_the_same() -> None:

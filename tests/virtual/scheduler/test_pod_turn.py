@@ -18,7 +18,7 @@ from sharepod.scheduler.explain.explanation import explain
 from sharepod.scheduler.explain.pending_status import LISTED, NEVER, NOBODY, UNLISTED, Turn, turn_of
 from sharepod.scheduler.explain.queue_view import view
 from sharepod.scheduler.explain.status_server import StatusServer
-from sharepod.scheduler.placement.constraints import Demands
+from sharepod.scheduler.placement.constraints import Constraints
 from sharepod.scheduler.simulation.timeline import Timeline
 
 
@@ -157,7 +157,7 @@ def test_nodes_that_are_closed_to_it_are_told_by_why() -> None:
         line.come(task(name, run_s=1e6))
     line.step()
     line.come(task("mine", user="mine"))
-    pod_of(line, "mine", demands=Demands((("disk", "fast"),), None, ()))
+    pod_of(line, "mine", constraints=Constraints((("disk", "fast"),), None, ()))
     line.step()
     [barred] = turn(line, "mine").barred
     assert (barred.nodes, barred.examples) == (3, ("n00", "n01", "n02"))

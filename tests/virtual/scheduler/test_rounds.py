@@ -29,19 +29,19 @@ def test_an_elastic_gang_starts_with_its_least_grows_and_gives_back_what_others_
 
     def look(_: float) -> None:
         check(line)
-        sizes.append(sum(line.courses["elastic"].active.values()) if "elastic" in line.courses else 0)
+        sizes.append(sum(line.job_runs["elastic"].active.values()) if "elastic" in line.job_runs else 0)
 
     line.play(tasks, 1e9, look)
     distinct = [size for size, after in pairwise([*sizes, None]) if size != after]
     assert distinct == [0, 4, 8, 5, 8, 0]
-    assert line.courses["equal"].started_s == pytest.approx(200.0, abs=2.0)
-    assert line.courses["elastic"].lost_s == 0, "it works on with those that are left"
+    assert line.job_runs["equal"].started_s == pytest.approx(200.0, abs=2.0)
+    assert line.job_runs["elastic"].lost_s == 0, "it works on with those that are left"
 
 
 def test_where_memory_is_short_the_lower_one_is_evicted_and_starts_anew() -> None:
     line = Timeline(nodes(1, 1), DEFAULT)
     played(line, [task("low", ask=WHOLE), task("high", priority=10, arrive_s=30.0, run_s=40.0, ask=WHOLE)])
-    low = line.courses["low"]
+    low = line.job_runs["low"]
     assert (low.paused, low.evicted) == (0, 1)
     assert low.lost_s == pytest.approx(30.0, abs=2.0)
     assert low.ended_s == pytest.approx(170.0, abs=5.0)
@@ -69,14 +69,14 @@ def test_an_elastic_gang_says_when_it_grows_and_when_members_make_room() -> None
     assert (len(shrunk.evicted), shrunk.yields) == (2, {})
     says = "2 of its members make room for team/equal of priority 0: the gang goes on with 2"
     assert ("GangShrunk", says) in shrunk.told
-    assert line.memory.tally.gangs["shrunk"] == 1
+    assert line.memory.counters.gangs["shrunk"] == 1
 
 
 def test_an_equal_that_would_lose_less_is_left_alone_where_a_lower_one_can_yield() -> None:
     line = Timeline(nodes(2, 1), DEFAULT)
     tasks = [task("lower", ask=WHOLE, run_s=1e6), task("equal", priority=5, ask=WHOLE, run_s=1e6, arrive_s=500.0)]
     played(line, [*tasks, task("next", priority=5, ask=WHOLE, arrive_s=600.0)], 650.0)
-    assert (line.courses["lower"].evicted, line.courses["equal"].evicted) == (1, 0)
+    assert (line.job_runs["lower"].evicted, line.job_runs["equal"].evicted) == (1, 0)
 
 
 def test_a_gang_that_is_paused_does_not_grow_in_the_same_round() -> None:
@@ -86,15 +86,15 @@ def test_a_gang_that_is_paused_does_not_grow_in_the_same_round() -> None:
         task("high", priority=10, arrive_s=8000.0, run_s=50.0),
     ]
     played(line, tasks, 8100.0)
-    assert line.courses["gang"].paused == 4
-    assert line.courses["high"].ended_s is not None
+    assert line.job_runs["gang"].paused == 4
+    assert line.job_runs["high"].ended_s is not None
 
 
 def test_of_those_who_could_be_evicted_the_one_with_least_work_goes() -> None:
     line = Timeline(nodes(2, 1), DEFAULT)
     tasks = [task("old", ask=WHOLE, run_s=1e6), task("young", ask=WHOLE, run_s=1e6, arrive_s=500.0)]
     played(line, [*tasks, task("high", priority=10, ask=WHOLE, arrive_s=600.0)], 650.0)
-    assert (line.courses["old"].evicted, line.courses["young"].evicted) == (0, 1)
+    assert (line.job_runs["old"].evicted, line.job_runs["young"].evicted) == (0, 1)
 
 
 def test_of_equal_priority_the_queue_with_the_least_share_goes_first() -> None:
@@ -102,7 +102,7 @@ def test_of_equal_priority_the_queue_with_the_least_share_goes_first() -> None:
     heavy = [task(f"heavy{number}", user="heavy", run_s=100.0) for number in range(40)]
     light = [task(f"light{number}", user="light", run_s=100.0, arrive_s=50.0) for number in range(2)]
     played(line, heavy + light)
-    assert all((line.courses[one.name].started_s or 1e9) <= 102.0 for one in light), "before 36 that came earlier"
+    assert all((line.job_runs[one.name].started_s or 1e9) <= 102.0 for one in light), "before 36 that came earlier"
 
 
 def test_weights_divide_a_full_cluster() -> None:
@@ -111,7 +111,7 @@ def test_weights_divide_a_full_cluster() -> None:
     tasks = [task(f"{user}{number}", user=user, run_s=100.0) for user in ("big", "small") for number in range(60)]
     played(line, tasks, 950.0)
     done = {
-        user: sum(c.ended_s is not None for c in line.courses.values() if c.task.user == user)
+        user: sum(c.ended_s is not None for c in line.job_runs.values() if c.task.user == user)
         for user in ("big", "small")
     }
     assert done["big"] / done["small"] == pytest.approx(3.0, rel=0.1)
@@ -135,7 +135,7 @@ def test_an_elastic_gang_grows_up_to_its_queues_cap() -> None:
     line.come(task("elastic", size=4, least=2))
     for _ in range(3):
         line.step()
-    assert sum(line.courses["elastic"].active.values()) == 3
+    assert sum(line.job_runs["elastic"].active.values()) == 3
 
 
 def test_a_large_gang_that_waited_too_long_is_not_starved_by_small_ones() -> None:
@@ -143,7 +143,7 @@ def test_a_large_gang_that_waited_too_long_is_not_starved_by_small_ones() -> Non
     chance = random.Random(1)
     small = [task(f"s{number}", arrive_s=5.0 * number, run_s=chance.uniform(30, 90)) for number in range(400)]
     played(line, [*small, task("gang", size=8, least=8, arrive_s=100.0)])
-    waited = (line.courses["gang"].started_s or 1e9) - 100.0
+    waited = (line.job_runs["gang"].started_s or 1e9) - 100.0
     assert 300 <= waited <= 300 + 90 + 5, "its longest wait, and the longest run of those who were there"
 
 
@@ -152,16 +152,16 @@ def test_what_has_run_too_long_yields_to_anyone_and_goes_on_when_nobody_waits() 
     line = Timeline(nodes(1, 1), queues)
     low = [task(f"low{number}", priority=-5, arrive_s=250.0 + number, run_s=50.0) for number in range(3)]
     played(line, [task("long", user="long", priority=10, run_s=1000.0), *low])
-    assert [round(line.courses[one.name].started_s or 0) // 10 for one in low] == [25, 30, 35]
-    assert line.courses["long"].ended_s == pytest.approx(1150.0, abs=10.0)
-    assert line.courses["long"].paused == 1, "between two of them it does not go on"
+    assert [round(line.job_runs[one.name].started_s or 0) // 10 for one in low] == [25, 30, 35]
+    assert line.job_runs["long"].ended_s == pytest.approx(1150.0, abs=10.0)
+    assert line.job_runs["long"].paused == 1, "between two of them it does not go on"
 
 
 def test_what_has_run_too_long_is_ended_where_that_is_the_rule() -> None:
     queues = Queues(Queue(), {"long": Queue(longest_run_s=200.0, overrun="end")})
     line = Timeline(nodes(1, 1), queues)
     played(line, [task("long", user="long", run_s=1000.0)], 500.0)
-    assert line.courses["long"].evicted == 2
+    assert line.job_runs["long"].evicted == 2
 
 
 @pytest.mark.parametrize("seed", range(ORDERS))
@@ -175,7 +175,7 @@ def test_in_random_orders_gangs_are_whole_and_devices_promised_once(seed: int) -
         if one.size > 8 or one.milli > 8000:
             tasks[number] = replace(one, size=1, least=1)
     played(line, tasks)
-    assert all(course.ended_s is not None for course in line.courses.values()), "everybody runs in the end"
+    assert all(job_run.ended_s is not None for job_run in line.job_runs.values()), "everybody runs in the end"
 
 
 def full(*priorities: int) -> Timeline:
@@ -216,7 +216,7 @@ def test_a_pod_that_holds_its_units_while_it_is_paused_is_evicted_where_kubelet_
     assert node is not None
     line.cluster.set_node(replace(node, units=100))
     played(line, [task("low"), task("high", priority=10, arrive_s=30.0, run_s=40.0)])
-    assert (line.courses["low"].paused, line.courses["low"].evicted) == (0, 1)
+    assert (line.job_runs["low"].paused, line.job_runs["low"].evicted) == (0, 1)
 
 
 def test_a_gang_whose_members_do_not_all_come_to_run_starts_anew_after_its_timeout() -> None:
@@ -234,7 +234,7 @@ def test_a_gang_whose_members_do_not_all_come_to_run_starts_anew_after_its_timeo
     assert late.evicted == ["gang-0", "gang-1", "gang-2"]
     assert not [key for key in line.memory.released if key[1] == "gang/well"]
     assert {text for _, text in late.told} == {"2 of 3 members ran 120 s after their release: all start anew"}
-    assert line.memory.tally.gangs["timed_out"] == 1
+    assert line.memory.counters.gangs["timed_out"] == 1
 
 
 def sent(line: Timeline, name: str, at_s: float, controller: str = "rs") -> str:

@@ -48,7 +48,7 @@ def test_everybody_has_what_he_asks_for_and_nothing_is_left_that_somebody_may_us
 
 def ends(*tasks: Task, devices: int = 1) -> dict[str, float | None]:
     line = Timeline(nodes(1, devices), DEFAULT)
-    return {course.task.name: course.ended_s for course in line.play(tasks, 1e6)}
+    return {job_run.task.name: job_run.ended_s for job_run in line.play(tasks, 1e6)}
 
 
 def test_a_job_works_faster_on_what_is_idle_and_no_faster_than_its_limit_or_others_let_it() -> None:
@@ -75,15 +75,15 @@ def test_who_is_limited_or_paused_for_others_gives_back_what_he_had_beyond() -> 
     line = Timeline(nodes(1, 1), DEFAULT)
     low = [task(name, ask=may_use(500, 1000, "batch"), run_s=1000.0) for name in ("low1", "low2")]
     high = task("high", priority=10, milli=300, run_s=100.0, arrive_s=50.0)
-    courses = {course.task.name: course for course in line.play([*low, high], 1e6)}
-    steps = {name: [(round(step.at_s), round(step.milli)) for step in one.steps] for name, one in courses.items()}
+    job_runs = {job_run.task.name: job_run for job_run in line.play([*low, high], 1e6)}
+    steps = {name: [(round(step.at_s), round(step.milli)) for step in one.steps] for name, one in job_runs.items()}
     assert steps["high"][0] == (50, 300)
     paused, beside = ("low1", "low2") if (50, 0) in steps["low1"] else ("low2", "low1")
     assert (50, 0) in steps[paused]
     assert (50, 500) in steps[beside], "held to its request while others yield for a high one"
     assert (150, 500) in steps[paused], "goes on when the high one has ended"
-    assert courses[beside].ended_s == pytest.approx(1000.0)
-    assert courses[paused].ended_s == pytest.approx(1050.0, abs=5), "500 alone at the end: twice as fast"
+    assert job_runs[beside].ended_s == pytest.approx(1000.0)
+    assert job_runs[paused].ended_s == pytest.approx(1050.0, abs=5), "500 alone at the end: twice as fast"
 
 
 def test_lists_say_limits(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from rounds_world import DEFAULT, DEVICE_MIB, ask, nodes
 from sharepod.scheduler.controller.gang_placement import Placer
 from sharepod.scheduler.controller.job import key_of
 from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
-from sharepod.scheduler.preemption.preemption_units import Holder
-from sharepod.scheduler.preemption.room import Yielding
+from sharepod.scheduler.preemption.preemption_units import PreemptionUnit
+from sharepod.scheduler.preemption.room import Preemption
 from sharepod.scheduler.preemption.victims import Rest, Room, Running, least_set
 from sharepod.scheduler.simulation.job_run import Task
 from sharepod.scheduler.simulation.timeline import Timeline
@@ -50,7 +50,7 @@ def wanted(line: Timeline, chance: random.Random, *, memory: bool) -> list[Pod]:
     return sorted((pod for pod in line.cluster.pods() if pod.priority == 10), key=lambda pod: pod.name)
 
 
-def subsets(holders: list[Holder]) -> Iterator[tuple[Holder, ...]]:
+def subsets(holders: list[PreemptionUnit]) -> Iterator[tuple[PreemptionUnit, ...]]:
     for count in range(len(holders) + 1):
         yield from combinations(holders, count)
 
@@ -67,7 +67,7 @@ def fits(line: Timeline, pods: list[Pod], what: dict[str, str]) -> bool:
     return placed is not None
 
 
-def least(line: Timeline, pods: list[Pod], holders: list[Holder]) -> tuple[int, int] | None:
+def least(line: Timeline, pods: list[Pod], holders: list[PreemptionUnit]) -> tuple[int, int] | None:
     """Return the least work that must be lost, and if none must be, the least milli that must be paused."""
     pauses = [
         sum(holder.milli for holder in chosen)
@@ -98,7 +98,7 @@ def test_no_more_is_lost_than_the_least_and_a_tenth(block: int, *, memory: bool)
         if fits(line, pods, {}):
             continue
         exact = least(line, pods, holders)
-        plan = Yielding(line.cluster, Placer(line.cluster, NOW_S), holders, (), NOW_S).make_room(pods, 10)
+        plan = Preemption(line.cluster, Placer(line.cluster, NOW_S), holders, (), NOW_S).make_room(pods, 10)
         assert (plan is None) == (exact is None), f"seed {seed}"
         if plan is None or exact is None:
             continue

@@ -54,7 +54,7 @@ async def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_go
     async with World(tmp_path, n1=1) as world:
         world.create("low", 100, memory="1Gi")
         async with world.replica() as replica:
-            tally = replica.keeper.memory.tally
+            counters = replica.keeper.memory.counters
             await world.run_released("low")
             world.create("high", 60, priority=10, memory="1Gi")
             await eventually(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
@@ -66,9 +66,9 @@ async def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_go
             await eventually(
                 lambda: world.told("low") == {"Released", "Paused", "Resumed"}, f"told {world.told('low')}"
             )
-            await eventually(lambda: tally.yields["resumed"] == 1, f"counted {tally.yields}")
-            assert (tally.yields["paused"], tally.yields["evicted"]) == (1, 0)
-            assert (tally.orders["release", "written"], tally.orders["yield", "written"]) == (2, 2)
+            await eventually(lambda: counters.yields["resumed"] == 1, f"counted {counters.yields}")
+            assert (counters.yields["paused"], counters.yields["evicted"]) == (1, 0)
+            assert (counters.orders["release", "written"], counters.orders["yield", "written"]) == (2, 2)
             assert world.server.registry.evicted == []
 
 
@@ -77,17 +77,17 @@ async def test_evictions_respect_disruption_budgets(tmp_path: Path) -> None:
         world.create("one", 100)
         world.create("two", 100)
         async with world.replica() as replica:
-            tally = replica.keeper.memory.tally
+            counters = replica.keeper.memory.counters
             await world.run_released("one", "two")
             world.guard("one")
             world.create("high", 100, priority=10)
             await eventually(lambda: world.is_released("high"), f"no room was made: {world.server.registry.evicted}")
             assert world.server.registry.evicted == ["two"]
             assert world.told("two") >= {"Evicted"}
-            assert tally.yields["evicted"] == tally.evictions["yield"] == 1
+            assert counters.yields["evicted"] == counters.evictions["yield"] == 1
             world.run("high")
             world.create("higher", 200, priority=20)
-            await eventually(lambda: tally.orders["evict", "budget"], f"counted {tally.orders}")
+            await eventually(lambda: counters.orders["evict", "budget"], f"counted {counters.orders}")
             await eventually(lambda: "NotEvicted" in world.told("one"), "not told")
             assert "a disruption budget keeps it: for default/high" in world.said("one", "NotEvicted")
 
@@ -135,7 +135,7 @@ async def test_a_refused_write_is_tried_again_and_a_node_that_cannot_be_selected
         world.server.put_node({**node, "metadata": {**node["metadata"], "labels": {}}})  # no selector can match it now
         await eventually(lambda: (n1 := replica.cluster.node("n1")) and not n1.hostname, "not seen")
         world.create("b", 60)
-        orders = replica.keeper.memory.tally.orders
+        orders = replica.keeper.memory.counters.orders
         await eventually(lambda: orders["release", "invalid"] == 1, f"counted {orders}")
         assert not world.is_released("b")
 

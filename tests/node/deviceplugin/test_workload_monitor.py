@@ -20,10 +20,10 @@ from sharepod.deviceplugin.cdi.files import CdiDirectory
 from sharepod.deviceplugin.core.allocation_table import Record
 from sharepod.deviceplugin.core.checkpoint import Store
 from sharepod.deviceplugin.core.shares import Shares
-from sharepod.deviceplugin.reconcile.annotation_reconciler import Follower
+from sharepod.deviceplugin.reconcile.annotation_reconciler import AnnotationReconciler
 from sharepod.deviceplugin.reconcile.processes import HostProcesses
 from sharepod.deviceplugin.reconcile.workload_findings import Note
-from sharepod.deviceplugin.reconcile.workload_monitor import Lookout
+from sharepod.deviceplugin.reconcile.workload_monitor import WorkloadMonitor
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
@@ -89,11 +89,11 @@ async def test_an_agent_that_is_away_for_half_a_minute_is_told_once_and_its_retu
     api, agent = ModelApi(lag), ModelAgent(lag, lambda _: False)
     record = Record(Store(tmp_path))
     shares = Shares(record, agent, CdiDirectory(tmp_path / "cdi"))  # type: ignore[arg-type]
-    follower = Follower(record, shares, agent, api, limit_percent=100)  # type: ignore[arg-type]
-    sides: Any = (record, shares, follower, agent, api, HostProcesses(tmp_path / "none"))
-    lookout = Lookout(*sides, notes.append)
+    reconciler = AnnotationReconciler(record, shares, agent, api, limit_percent=100)  # type: ignore[arg-type]
+    sides: Any = (record, shares, reconciler, agent, api, HostProcesses(tmp_path / "none"))
+    monitor = WorkloadMonitor(*sides, notes.append)
     api.listed = True
-    looking = asyncio.create_task(lookout.look_for_ever())
+    looking = asyncio.create_task(monitor.look_for_ever())
     for away_s in (15, 200):
         agent.up = False
         await asyncio.sleep(away_s)

@@ -1,4 +1,4 @@
-"""A binder in memory, for tests of the interface to kubelet: it remembers its requests and gives prepared answers."""
+"""An allocator in memory, for tests of the interface to kubelet: it keeps its requests and gives prepared answers."""
 
 import asyncio
 import contextlib
@@ -13,8 +13,8 @@ from sharepod.deviceplugin.v1beta1.service import PluginService
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
 
 
-class MemoryBinder:
-    """A binder that gives each container a variable with the number of its units, or raises `refusal` if one is set."""
+class MemoryAllocator:
+    """An allocator that gives a container a variable with the number of its units, or raises `refusal` if set."""
 
     def __init__(self) -> None:
         self.allocated: list[frozenset[UnitId]] = []
@@ -48,9 +48,9 @@ class MemoryBinder:
 
 @contextlib.asynccontextmanager
 async def plugin(
-    directory: Path, binder: MemoryBinder | None = None, units: Units | None = None, **options: object
+    directory: Path, allocator: MemoryAllocator | None = None, units: Units | None = None, **options: object
 ) -> AsyncIterator[tuple[PluginService, Registration]]:
     """Run a plugin in kubelet's directory, by default with one device."""
-    service = PluginService(binder or MemoryBinder(), units or Units([(A, True)]), **options)  # type: ignore[arg-type]
+    service = PluginService(allocator or MemoryAllocator(), units or Units([(A, True)]), **options)  # type: ignore[arg-type]
     async with Registration(service, directory) as registration:
         yield service, registration
