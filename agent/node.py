@@ -305,7 +305,7 @@ class Node:
         self._add_missing(left, unlisted)
         for record in left.records:
             self._adopt_one(record)
-        self._registry.settle()
+        self._registry.resume_adopted()
         self._devices.tell_missing()
         if left.driver_version not in ("", self.identity.driver_version):
             self._arbiter.forget_contexts()

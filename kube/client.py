@@ -258,6 +258,7 @@ class _Rest(RESTClientObject):  # type: ignore[misc]
     """The library's sessions, with sockets that notice a dead connection."""
 
     def _create_connector(self) -> aiohttp.TCPConnector:
+        """Replace the library's method of this name, which `RESTClientObject` calls when it opens a session."""
         return aiohttp.TCPConnector(limit=self.maxsize, ssl=self.ssl_context, socket_factory=_socket)
 
 

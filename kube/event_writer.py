@@ -91,9 +91,9 @@ class EventWriter:
                 return
             why = str(self._client.refusal(answer))
             if answer.status == 409 and writing.create and number:
-                return  # the previous try has succeeded
+                return  # the answer to an earlier try was lost, but that try has succeeded
             if answer.status != (409 if writing.create else 404):
-                break
+                break  # else the Event exists already, or exists no more: write it the other way
             writing = self._book.again(writing, time.time())
         self._book.forget(writing)
         subject = writing.notice.subject

@@ -62,6 +62,7 @@ class Page:
         """Take an encoder of prometheus_client."""
         self._encode = encode
         self._end = encode(_Only()).decode()
+        """What ends every page: the encoder's text for no families ("# EOF" in OpenMetrics, else nothing)."""
         self._written: dict[str, _Written] = {}
         """The families of the last scrape, by name."""
 

@@ -102,8 +102,8 @@ class SnapshotBuilder:
         return pb.ShareNumbers(
             share_id=share,
             device_index=index,
-            used_1m_millipercent=settled(last.used_1m_millipercent, usage.used_1m_millipercent, STEP_MILLIPERCENT),
-            waited_1m_millipercent=settled(
+            used_1m_millipercent=stepped(last.used_1m_millipercent, usage.used_1m_millipercent, STEP_MILLIPERCENT),
+            waited_1m_millipercent=stepped(
                 last.waited_1m_millipercent, usage.waited_1m_millipercent, STEP_MILLIPERCENT
             ),
         )
@@ -114,19 +114,19 @@ class SnapshotBuilder:
         memory_step = device.info.memory_total_bytes // MEMORY_STEPS or MEMORY_STEP_BYTES
 
         def rate(before: int, window_ns: int) -> int:
-            return settled(before, account.rate_millipercent(now_ns, window_ns), STEP_MILLIPERCENT)
+            return stepped(before, account.rate_millipercent(now_ns, window_ns), STEP_MILLIPERCENT)
 
         return pb.DeviceNumbers(
             device_index=device.info.index,
-            memory_used_bytes=settled(last.memory_used_bytes, device.memory_used_bytes, memory_step),
+            memory_used_bytes=stepped(last.memory_used_bytes, device.memory_used_bytes, memory_step),
             used_1s_millipercent=rate(last.used_1s_millipercent, SECOND_NS),
             used_1m_millipercent=rate(last.used_1m_millipercent, MINUTE_NS),
             used_15m_millipercent=rate(last.used_15m_millipercent, QUARTER_NS),
-            waited_1m_millipercent=settled(last.waited_1m_millipercent, min(waited, WAITED_MAX), STEP_MILLIPERCENT),
+            waited_1m_millipercent=stepped(last.waited_1m_millipercent, min(waited, WAITED_MAX), STEP_MILLIPERCENT),
         )
 
 
-def settled(told: int, value: int, step: int) -> int:
+def stepped(told: int, value: int, step: int) -> int:
     """Return the value in whole steps; or the one that was sent, if the value is less than a step away from it."""
     return told if value and abs(value - told) < step else (value + step // 2) // step * step
 

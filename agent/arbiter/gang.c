@@ -170,12 +170,12 @@ static struct sp_member *next_committed(struct sp_gang *gang, const struct sp_me
  * */
 static void grant_committed(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   for (uint32_t index = 0; index < gang->count; index++)
-    if (is_committed(gang->members[index]) && !sp_step_is_free(arbiter, gang->members[index]->device, now_ns))
+    if (is_committed(gang->members[index]) && !sp_step_try_free(arbiter, gang->members[index]->device, now_ns))
       return;
   uint64_t end_ns = sp_gang_deadline_ns(gang);
   uint64_t quantum_ns = end_ns <= now_ns ? 0 : end_ns == UINT64_MAX ? LONGEST_NS : end_ns - now_ns;
   for (struct sp_member *member = NULL; (member = next_committed(gang, member));) {
-    sp_step_settle(arbiter, member->device, now_ns);
+    sp_step_bill_drains(arbiter, member->device, now_ns);
     if (!is_committed(member))
       continue; /* the settling has found that it waits no longer */
     struct sp_choice choice = sp_policy_take(&member->device->policy, member->policy, now_ns);

@@ -378,10 +378,10 @@ void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t
 void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
 /* Step every device on which something is due; returns when the next step is due. */
 uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns);
-/* May the next share be granted? */
-bool sp_step_is_free(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
+/* Free the device for the next share, if its drains allow that. True: a share can be granted now. */
+bool sp_step_try_free(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 /* Bill the shares that drain up to now, so that the policy chooses by their true accounts. */
-void sp_step_settle(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
+void sp_step_bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 
 /* join.c */
 /* Make the members of a new share a gang of their own. */

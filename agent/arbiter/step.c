@@ -96,8 +96,9 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_pressure_update(arbiter, device, now_ns);
 }
 
-/* May the next share be granted although turns still drain? */
-static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+/* Bring the drains up to date: end those that are over, and let others run beside those that are late. True: no drain
+ * keeps the device from the next share. */
+static bool resolve_drains(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   for (uint32_t index = device->draining; index-- > 0;) { /* downwards: an update may end a drain */
     struct sp_member *member = device->drains[index];
     if (member->cogranted)
@@ -143,11 +144,11 @@ static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now
   return longest;
 }
 
-bool sp_step_is_free(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
-  return !device->holder && (!device->draining || drained_enough(arbiter, device, now_ns));
+bool sp_step_try_free(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  return !device->holder && (!device->draining || resolve_drains(arbiter, device, now_ns));
 }
 
-void sp_step_settle(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+void sp_step_bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   bool exclusive = false;
   for (uint32_t index = device->draining; index-- > 0;) {
     struct sp_member *member = device->drains[index];
@@ -161,7 +162,7 @@ void sp_step_settle(struct sp_arbiter *arbiter, struct sp_node_device *device, u
 }
 
 static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
-  sp_step_settle(arbiter, device, now_ns);
+  sp_step_bill_drains(arbiter, device, now_ns);
   struct sp_member *late = stuck(device, now_ns);
   if (late) {
     sp_gang_leave(arbiter, late, now_ns);
@@ -193,7 +194,7 @@ void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t
     judge_overlap(device, now_ns);
   if (!device->holder) {
     device->retry_ns = UINT64_MAX;
-    if (sp_step_is_free(arbiter, device, now_ns))
+    if (sp_step_try_free(arbiter, device, now_ns))
       choose(arbiter, device, now_ns);
   }
   device->decisions++;

@@ -143,7 +143,7 @@ class Devices:
             }
             for found in self._unmanaged.step(look.uuid, look.processes, here, now_ns, causes):
                 _tell_found(found)
-            self._settle(look)
+            self._charge_overhead(look)
 
     def forget(self, share: ShareId) -> None:
         """Forget a share that has ended."""
@@ -162,7 +162,7 @@ class Devices:
         else:
             log.info("device healthy again", extra={"device": device, "shares": held})
 
-    def _settle(self, look: DeviceLook) -> None:
+    def _charge_overhead(self, look: DeviceLook) -> None:
         """Charge shares with the memory that their processes take beyond allocations; log what did not fit."""
         held: list[overhead.Held] = []
         for share, handle, term in self._registry.terms_on(look.uuid):

@@ -18,7 +18,7 @@ async def on_thread(name: str, work: Callable[[], Result]) -> Result:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Result] = loop.create_future()
 
-    def settle(result: Result | Exception) -> None:
+    def deliver(result: Result | Exception) -> None:
         if answer.done():  # the caller has been cancelled
             return
         if isinstance(result, Exception):
@@ -33,7 +33,7 @@ async def on_thread(name: str, work: Callable[[], Result]) -> Result:
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
             result = error
         with contextlib.suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(settle, result)
+            loop.call_soon_threadsafe(deliver, result)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await answer

@@ -223,7 +223,7 @@ uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_poli
 
 /* Cancel the lag common to all active shares, so that least <= 0 <= most. If all are behind, the device did not give
  * that time. If all are ahead, they used time that no other share wanted, and owe nothing for it. */
-void sp_accounts_settle(struct sp_policy *policy) {
+void sp_accounts_cancel_common_lag(struct sp_policy *policy) {
   const struct sp_policy_share *least = NULL;
   const struct sp_policy_share *most = NULL;
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {

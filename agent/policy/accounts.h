@@ -29,7 +29,7 @@ void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s);
 /* Device time that the share used, negative to take some back; brought to now before. */
 void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns);
 /* Cancel the lag common to all active shares. */
-void sp_accounts_settle(struct sp_policy *policy);
+void sp_accounts_cancel_common_lag(struct sp_policy *policy);
 /* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */
 int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b);
 

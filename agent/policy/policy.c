@@ -68,7 +68,7 @@ static struct sp_choice give(struct sp_policy *policy, int share) {
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   struct sp_choice choice = {.share = -1, .quantum_ns = 0, .retry_ns = UINT64_MAX, .rule = SP_RULE_NONE};
   refresh(policy, now_ns);
-  sp_accounts_settle(policy);
+  sp_accounts_cancel_common_lag(policy);
   policy->decisions++;
   struct sp_policy_share *best = NULL;
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
@@ -95,7 +95,7 @@ struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t no
     return (struct sp_choice){.share = -1, .retry_ns = UINT64_MAX};
   sp_policy_wait(policy, share, true, now_ns);
   refresh(policy, now_ns);
-  sp_accounts_settle(policy);
+  sp_accounts_cancel_common_lag(policy);
   policy->decisions++;
   sp_accounts_cap(policy, &policy->shares[share]);
   struct sp_choice choice = give(policy, share);

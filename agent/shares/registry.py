@@ -221,7 +221,7 @@ class Registry:
         if share.paused:
             self._arbiter.pause_share(handle, True)
 
-    def settle(self) -> None:
+    def resume_adopted(self) -> None:
         """Resume the adopted shares that are not paused: each waited until all shares of its gang were adopted."""
         for share in self.shares():
             if not share.paused:

@@ -48,8 +48,8 @@ class Record:
         self._saved = self._allocations.all()
         """The allocations on disk."""
         self._failing = False
-        self._moves = 0
-        self._moved: dict[AllocationId, int] = {}
+        self._changes = 0
+        self._changed: dict[AllocationId, int] = {}
         """By allocation: the number of its last move. It moves when it is given out and when its container starts."""
         self.changed: Callable[[], None] = lambda: None
         """Called when the set of taken units may have changed."""
@@ -79,17 +79,17 @@ class Record:
     @property
     def moves(self) -> int:
         """A number that grows when an allocation is given out or its container begins to start."""
-        return self._moves
+        return self._changes
 
     def has_moved(self, allocation_id: AllocationId, since: int) -> bool:
         """Tell whether the allocation has moved since `moves` was `since`: what was found out before is then void."""
-        return self._moved.get(allocation_id, 0) > since
+        return self._changed.get(allocation_id, 0) > since
 
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId) -> Allocation:
         """Return the allocation of a container that is being admitted; it is on disk as soon as there is room."""
         self._learn()
         allocation = self._allocations.issue(units, fresh_id, time.time_ns())
-        self._move(allocation.id)
+        self._note_change(allocation.id)
         self._try_to_save()
         return allocation
 
@@ -107,12 +107,12 @@ class Record:
                 f"units of {binding.title} were never given out by this node (its allocations were lost): "
                 "delete the pod, so that it is admitted anew"
             )
-        self._move(allocation.id)
+        self._note_change(allocation.id)
         superseded = self._allocations.superseded(allocation)
         self.save()
         return Claim(allocation, superseded, is_first=allocation.id in unbound)
 
-    def settle(self, allocation_id: AllocationId, devices: tuple[str, ...]) -> None:
+    def set_devices(self, allocation_id: AllocationId, devices: tuple[str, ...]) -> None:
         """Note the devices that an allocation has got. Raises PluginError when that could not be written to disk."""
         current = self.get(allocation_id)
         if current is None:
@@ -123,7 +123,7 @@ class Record:
     def drop(self, allocation_id: AllocationId) -> None:
         """Forget an allocation. If the disk was full and it comes back, a later collection ends it again."""
         self._allocations.drop(allocation_id)
-        self._moved.pop(allocation_id, None)
+        self._changed.pop(allocation_id, None)
         self._try_to_save()
 
     def save(self) -> None:
@@ -157,7 +157,7 @@ class Record:
         before = len(self.all())
         self._allocations = Allocations(found)
         self._saved = self._allocations.all()
-        self._moved.clear()
+        self._changed.clear()
         log.info("allocations of the plugin before taken over", extra={"had": before, "has": len(self._saved)})
         self.changed()
 
@@ -177,7 +177,7 @@ class Record:
         if not self.active() or not self._store.changed():
             return
         for item in self._store.reread() or ():
-            if item.id not in self._moved:
+            if item.id not in self._changed:
                 self._allocations.put(item)
 
     def _try_to_save(self) -> None:
@@ -186,6 +186,6 @@ class Record:
         except PluginError:
             return  # `save` has logged it, and it is tried again with the next change and every collection
 
-    def _move(self, allocation_id: AllocationId) -> None:
-        self._moves += 1
-        self._moved[allocation_id] = self._moves
+    def _note_change(self, allocation_id: AllocationId) -> None:
+        self._changes += 1
+        self._changed[allocation_id] = self._changes

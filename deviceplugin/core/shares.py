@@ -72,7 +72,7 @@ class Shares:
                 return
             await self._release(item)
             if self._record.get(item.id) is not None:
-                self._record.settle(item.id, ())
+                self._record.set_devices(item.id, ())
 
     async def end(self, item: Allocation, *, since: int | None = None) -> bool:
         """Release an allocation's share and forget the allocation. Raises PluginError when the agent is away.

@@ -90,7 +90,7 @@ class AnnotationReconciler:
         if any(one is not None and one.cgroup_uid == pod.cgroup_uid for one in bindings):
             self.ended.set()
 
-    async def settle(self) -> None:
+    async def apply_pending(self) -> None:
         """Apply the changes that could not be applied when they happened."""
         for pod in self.pods():
             await self._apply(pod)
@@ -177,10 +177,12 @@ class AnnotationReconciler:
                 return
             share = await self._agent.share(item.id)
             if share is not None:
+                changed = terms != self._shares.terms(item.id)
                 await self._shares.change(share, item, terms, await self._agent.node(), binding.labels)
                 self._record.rebind(item.id, binding)
                 self._told.pop(item.id, None)
-                log.info("terms changed", extra={"share": item.id, "container": binding.title})
+                what = "terms changed" if changed else "share passed to another container"
+                log.info(what, extra={"share": item.id, "container": binding.title})
                 if item.id in self._owed and not (terms.paused or terms.yields == "pause"):
                     await self._api.event(pod, "ShareResumed", f"container {binding.container}: share {item.id} runs")
             self._owed.discard(item.id)

@@ -76,7 +76,7 @@ class GarbageCollector:
             if self.active() and self._reconciler.listed:
                 try:
                     self._record.save()
-                    await self._reconciler.settle()
+                    await self._reconciler.apply_pending()
                     await self.collect()
                     self._said = ""
                 except (PluginError, ApiUnavailable) as error:

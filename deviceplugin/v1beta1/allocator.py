@@ -190,7 +190,7 @@ class Allocator:
             start.stays_paused = True
         chosen = [(held.device_uuid, held.device_index) for held in share.devices]
         devices = tuple(uuid for uuid, _ in chosen)
-        self._record.settle(allocation.id, devices)
+        self._record.set_devices(allocation.id, devices)
         others = nvidia_edits(chosen) if self._policy.nvidia_cdi and not node.environment else []
         named = () if others else devices
         self._cdi.write(allocation.id, edits_of(self._place(node), allocation.id, named), others)

@@ -34,7 +34,7 @@ class Placer:
 
     def __init__(self, cluster: Cluster, now_s: float, avoided: Iterable[tuple[str, str]] = ()) -> None:
         """Look at the cluster as of now; `avoided`: controllers, each with a node to which none of its pods is sent."""
-        cluster.settle(now_s)
+        cluster.advance(now_s)
         self._cluster, self._now_s = cluster, now_s
         self.closed: frozenset[str] = frozenset()
         """Nodes on which no places are looked for."""
@@ -151,7 +151,7 @@ class Placer:
         """Undo these assumptions."""
         for assumed in placed:
             self._cluster.forget(assumed.pod.uid)
-        self._cluster.settle(self._now_s)
+        self._cluster.advance(self._now_s)
 
     def _best(self, pod: Pod, area: Indices, wanted: int) -> int:
         """Return the best node of an area for the first of `wanted` pods; -1: it fits on none."""
@@ -179,7 +179,7 @@ class Placer:
             return None
         name = cluster.node_index.name(node)
         assumed = cluster.assume(pod, name, cluster.named(name, ranking.devices(0)), self._now_s)
-        cluster.settle(self._now_s)
+        cluster.advance(self._now_s)
         return assumed
 
     def _areas(self, pods: Sequence[Pod]) -> Iterator[Indices]:

@@ -112,7 +112,7 @@ class GateController:
         decided_s, version = 0.0, -1
         while True:
             now_s = time.monotonic()
-            self._cluster.settle(now_s)
+            self._cluster.advance(now_s)
             if self._cluster.version != version or now_s - decided_s >= LOOK_S:
                 decided_s = now_s
                 try:

@@ -45,7 +45,7 @@ OVERRUN: Final = -(2**31)
 
 def decide(cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> list[Order]:
     """Return the orders of one round."""
-    cluster.settle(now_s)
+    cluster.advance(now_s)
     rules = (queues.default, *queues.by_name.values())
     memory.look(cluster, _busy(cluster) if any(queue.idle_s is not None for queue in rules) else (), now_s)
     if not memory.decides:
@@ -194,14 +194,14 @@ class _Round:
             return False
         for pod in job.waiting:
             self._cluster.presume(pod.uid, "", self._now_s)
-        self._cluster.settle(self._now_s)
+        self._cluster.advance(self._now_s)
         if all(map(self._placer.has_room, job.waiting)):
             self._orders += [Yield(pod, "", "there is room again") for pod in job.waiting]
             self._line.take(job, job.waiting)
             return False  # its members beyond the least are for the next round
         for pod in job.waiting:
             self._cluster.presume(pod.uid, "pause", self._now_s)
-        self._cluster.settle(self._now_s)
+        self._cluster.advance(self._now_s)
         self._wait(job, "is paused until its devices have room again")
         return False
 

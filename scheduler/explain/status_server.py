@@ -80,7 +80,7 @@ class StatusServer:
         pod = find(cluster, namespace, name)
         if pod is None:
             return web.Response(status=503 if why else 404, text=(why or _unknown(cluster, namespace, name)) + "\n")
-        cluster.settle(now_s)
+        cluster.advance(now_s)
         found = explain(cluster, pod, incomplete=why, turn=self._turn_of(pod, now_s))
         return web.json_response(asdict(found))
 

@@ -26,7 +26,7 @@ def summarise(
     stream_ends: Mapping[str, int],
 ) -> Look:
     """Return the numbers of this moment."""
-    cluster.settle(now_s)
+    cluster.advance(now_s)
     ages = {name: book.silent_s(name, now_s) or 0.0 for name in book.names()}
     fresh = [age for name, age in ages.items() if book.is_fresh(name, now_s)]
     pods: Counter[str] = Counter()

@@ -159,7 +159,7 @@ class Board:
             native.free_mib[0 : spec.devices] = [spec.device_mib] * spec.devices
             self.devices[spec.model] += spec.devices
             self.free_milli[spec.model] += spec.devices * DEVICE_MILLI
-            lib.sp_settle(self._nodes + index)
+            lib.sp_node_update_left(self._nodes + index)
 
     def remove_node(self, index: int) -> None:
         """Remove a node, so that nothing fits there. Raises PlacementError for an index beyond the capacity."""
@@ -193,7 +193,7 @@ class Board:
             self.free_milli[spec.model] += sum(milli) - sum(native.free_milli[0 : spec.devices])
             native.free_milli[0 : spec.devices] = milli
             native.free_mib[0 : spec.devices] = [min(max(value, 0), spec.device_mib) for value in free_mib]
-            lib.sp_settle(self._nodes + index)
+            lib.sp_node_update_left(self._nodes + index)
 
     def set_use(
         self, index: int, device: int, *, busy_milli: int, waited_milli: int, latency_milli: int, limits_milli: int

@@ -247,7 +247,7 @@ class _Trial:
                 self._before.setdefault(pod.uid, now)
                 self._cluster.presume(pod.uid, how, self._now_s)
                 self._told[how].append(pod)
-        self._cluster.settle(self._now_s)
+        self._cluster.advance(self._now_s)
         self._placer.reopened()
 
     def undo(self) -> None:

@@ -78,7 +78,7 @@ class Timeline:
     def expect(self, tasks: Iterable[Task]) -> None:
         """Judge places by the mix of these tasks."""
         mix = Mix.of(task.ask for task in tasks for _ in range(task.size))
-        self.cluster.settle(self.now_s)
+        self.cluster.advance(self.now_s)
         self.cluster.renew(Policy(self.cluster.policy.name, self.cluster.board, mix), mix)
 
     def play(
@@ -125,7 +125,7 @@ class Timeline:
 
     def fits(self, task: Task) -> bool:
         """Tell whether a task would fit into the cluster if it were empty."""
-        self.cluster.settle(self.now_s)
+        self.cluster.advance(self.now_s)
         return capacity_of(self.cluster, self.memory).holds(task.ask, ANY_NODE, task.least)
 
     def come(self, task: Task) -> None:

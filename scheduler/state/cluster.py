@@ -206,7 +206,7 @@ class Cluster:
 
     # What follows from it.
 
-    def settle(self, now_s: float) -> None:
+    def advance(self, now_s: float) -> None:
         """Bring the board up to what is known at this time."""
         while self._assumed:  # in the order in which they were assumed
             first = next(iter(self._assumed.values()))
@@ -225,7 +225,7 @@ class Cluster:
             names = sorted(self._facts)
             self.node_index = NodeIndex({name: spec for name in names if (spec := self._spec(name)) is not None})
         for name in names:
-            self._settle_row(name)
+            self._update_row(name)
         if fits:
             self.policy.refresh()
         else:
@@ -355,7 +355,7 @@ class Cluster:
         facts = self._facts[name]
         return spec_of(facts.node, facts.use) if facts.node and facts.use else None
 
-    def _settle_row(self, name: str) -> None:
+    def _update_row(self, name: str) -> None:
         facts, spec = self._facts[name], self._spec(name)
         facts.row = None
         if facts.node is not None and facts.use is not None and spec is not None:

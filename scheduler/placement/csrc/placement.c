@@ -17,7 +17,7 @@ static int32_t share_mib(const struct sp_node *node, const struct sp_share *shar
 }
 
 /* To be called when what is left of a node was set. */
-void sp_settle(struct sp_node *node) {
+void sp_node_update_left(struct sp_node *node) {
   for (int32_t device = 0; device < node->devices; device++)
     node->left_milli[device] = sp_left_milli(node, node->free_milli[device], node->free_mib[device]);
 }
@@ -59,7 +59,7 @@ static int32_t change(struct sp_node *node, const struct sp_ask *ask, const uint
     node->free_milli[device] = (int32_t)milli[device];
     node->free_mib[device] = (int32_t)mib[device];
   }
-  sp_settle(node);
+  sp_node_update_left(node);
   return 1;
 }
 
@@ -243,7 +243,7 @@ static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_as
   struct search search = {ask, &work->node, allowed, devices, SEARCH_STEPS};
   if (!place_rest(&search, 0, 0, 0))
     return verdict;
-  sp_settle(&work->node);
+  sp_node_update_left(&work->node);
   work->potential = NAN;
   if (work->policy->rule == SP_WORTH)
     sp_worth_begin(work);

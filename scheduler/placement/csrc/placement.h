@@ -43,7 +43,7 @@ struct sp_node {
   int32_t known;      /* bits SP_..._KNOWN: what its site tells */
   int32_t free_milli[SP_NODE_DEVICES];
   int32_t free_mib[SP_NODE_DEVICES];
-  int32_t left_milli[SP_NODE_DEVICES]; /* of the time or of the memory, whichever part is less: sp_settle */
+  int32_t left_milli[SP_NODE_DEVICES]; /* of the time or of the memory, whichever part is less: sp_node_update_left */
 };
 
 /* What is measured on a device and promised of it, for all its shares together. */
@@ -149,7 +149,7 @@ void sp_rank(const struct sp_node *, const struct sp_site *, const int32_t *, co
 void sp_fit(const struct sp_node *, const int32_t *, const uint16_t *, int32_t, const struct sp_ask *, int32_t *);
 void sp_copies(const struct sp_node *, const int32_t *, const uint16_t *, int32_t, const struct sp_ask *, int32_t *);
 int32_t sp_best(const struct sp_choice *, const int32_t *, int32_t);
-void sp_settle(struct sp_node *);
+void sp_node_update_left(struct sp_node *);
 void sp_set_uses(struct sp_node *, struct sp_site *, const int64_t *);
 int32_t sp_take(struct sp_node *, const struct sp_ask *, const uint16_t *);
 int32_t sp_give_back(struct sp_node *, const struct sp_ask *, const uint16_t *);

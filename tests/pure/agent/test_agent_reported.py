@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharepod.agent.api.plugin import Report
-from sharepod.agent.api.snapshot import MEMORY_STEP_BYTES, Snapshot, SnapshotBuilder, message, settled
+from sharepod.agent.api.snapshot import MEMORY_STEP_BYTES, Snapshot, SnapshotBuilder, message, stepped
 from sharepod.agent.devices.device import DeviceInfo, DeviceStatus, NodeStatus
 from sharepod.agent.shares.ledger import MINUTE_NS, OLD_NS, QUARTER_NS, SECOND_NS, Account, DeviceAccount
 from sharepod.agent.shares.share import (
@@ -41,21 +41,21 @@ def status(second: float, *shares: ShareStatus, memory: int = 0, plugin: Report 
 
 
 def test_numbers_move_by_steps_and_come_to_rest_at_zero() -> None:
-    assert settled(0, 999, 1000) == 0
-    assert settled(0, 1000, 1000) == 1000
-    assert settled(0, 1600, 1000) == 2000
-    assert settled(50_000, 50_999, 1000) == 50_000
-    assert settled(50_000, 49_001, 1000) == 50_000
-    assert settled(50_000, 51_200, 1000) == 51_000
-    assert settled(1000, 0, 1000) == 0
-    assert settled(1000, 1, 1000) == 1000
+    assert stepped(0, 999, 1000) == 0
+    assert stepped(0, 1000, 1000) == 1000
+    assert stepped(0, 1600, 1000) == 2000
+    assert stepped(50_000, 50_999, 1000) == 50_000
+    assert stepped(50_000, 49_001, 1000) == 50_000
+    assert stepped(50_000, 51_200, 1000) == 51_000
+    assert stepped(1000, 0, 1000) == 0
+    assert stepped(1000, 1, 1000) == 1000
 
 
 @given(st.lists(st.integers(0, 100_000), min_size=1))
 def test_what_is_told_is_never_off_by_more_than_a_step(values: list[int]) -> None:
     told = 0
     for value in values:
-        told = settled(told, value, 1000)
+        told = stepped(told, value, 1000)
         assert abs(told - value) < 1000
         assert told % 1000 == 0
         assert 0 <= told <= 100_000

@@ -44,12 +44,12 @@ def test_a_container_that_starts_again_needs_no_disk(tmp_path: Path) -> None:
     record = Record(Store(place))
     record.issue(UNITS, ID)
     record.claim(UNITS, BINDING)
-    record.settle(ID, ("GPU-1",))
+    record.set_devices(ID, ("GPU-1",))
     shutil.rmtree(place)
     assert record.claim(UNITS, BINDING).allocation.devices == ("GPU-1",)
-    record.settle(ID, ("GPU-1",))
+    record.set_devices(ID, ("GPU-1",))
     with pytest.raises(PluginError, match="make room"):
-        record.settle(ID, ("GPU-2",))
+        record.set_devices(ID, ("GPU-2",))
 
 
 def test_an_end_is_an_end_although_the_disk_is_full(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_an_allocation_that_was_released_meanwhile_does_not_come_back(tmp_path: 
     claimed = record.claim(UNITS, BINDING).allocation
     record.drop(claimed.id)
     with pytest.raises(PluginError, match="was released while its container started"):
-        record.settle(claimed.id, ("GPU-1",))
+        record.set_devices(claimed.id, ("GPU-1",))
     assert record.all() == ()
 
 
@@ -80,7 +80,7 @@ def test_only_the_first_start_of_an_allocation_is_its_first_whichever_plugin_had
     assert old.claim(UNITS, BINDING).is_first
     assert not old.claim(UNITS, BINDING).is_first
     assert not new.claim(UNITS, BINDING).is_first
-    old.settle(ID, ())  # its share was released, and the pod's next container starts
+    old.set_devices(ID, ())  # its share was released, and the pod's next container starts
     assert not old.claim(UNITS, BINDING).is_first
 
 
@@ -91,7 +91,7 @@ def test_what_changed_meanwhile_is_not_put_back(tmp_path: Path) -> None:
     record.claim(UNITS, Binding("default", "pod", "init", "uid", "uid"))
     since = record.moves
     record.claim(UNITS, BINDING)  # by the next container, while the first one's start still waits for the agent
-    record.settle(ID, ("GPU-1",))
+    record.set_devices(ID, ("GPU-1",))
     (item,) = record.all()
     assert item.binding == BINDING
     assert record.has_moved(ID, since)
@@ -107,7 +107,7 @@ def test_what_the_plugin_before_gave_out_after_the_new_one_began_is_known_to_the
     late = old.issue(UNITS, ID)
     assert new.issue(UNITS, AllocationId("mnpqrstuvw")).id == ID  # the pod's next container gets the same allocation
     old.claim(UNITS, BINDING)
-    old.settle(ID, ("GPU-1",))
+    old.set_devices(ID, ("GPU-1",))
     new.issue(OTHER, AllocationId("xyz2345678"))  # the new plugin's write must keep the old plugin's allocation
     assert {item.id for item in Record(Store(tmp_path)).all()} == {late.id, "xyz2345678"}
     assert new.claim(UNITS, BINDING).allocation.id == ID

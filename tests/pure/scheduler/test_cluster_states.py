@@ -133,7 +133,7 @@ class Events(RuleBasedStateMachine):
                 self.write(0, lost=False)
             self.hear_all()
         self.world.now_s += seconds
-        self.cluster.settle(self.world.now_s)
+        self.cluster.advance(self.world.now_s)
 
     @rule(seed=st.integers(0, 5))
     def restart(self, seed: int) -> None:
@@ -152,7 +152,7 @@ class Events(RuleBasedStateMachine):
         for agent in self.world.agents.values():
             for index in range(agent.devices):
                 assert agent.used_milli(agent.uuid(index)) <= 1000
-        self.cluster.settle(self.world.now_s)
+        self.cluster.advance(self.world.now_s)
         for name in SIZES:
             if row := self.cluster.row(name):
                 assert min(row.free_milli) >= 0, f"{name} is promised twice: {row}"
@@ -162,7 +162,7 @@ class Events(RuleBasedStateMachine):
         self.hear_all()
         self.world.now_s += ASSUMED_S + 1
         cluster = self.cluster
-        cluster.settle(self.world.now_s)
+        cluster.advance(self.world.now_s)
         names = list(SIZES)
         for seed in range(3):
             other = self.world.replica(random.Random(seed))

@@ -37,7 +37,7 @@ def place(world: World, cluster: Cluster, name: str, units: int, **annotations: 
 def judged(cluster: Cluster, body: dict[str, Any], names: list[str] = NODES) -> dict[str, str]:
     """Return for each node on the board why a pod does not fit there; an empty text: it fits."""
     pod = read(body)
-    cluster.settle(1000.0)
+    cluster.advance(1000.0)
     found = judge(cluster, pod, names)
     verdicts = found.ranking.verdict.tolist() if found.ranking is not None else []
     return {
@@ -77,20 +77,20 @@ def test_a_choice_counts_until_it_is_seen_on_the_pod_or_it_is_too_old() -> None:
     assumed = world.place(cluster, uid)
     assert assumed is not None
     world.tell(cluster, "pod", uid)  # the pod's state from before its release
-    cluster.settle(world.now_s)
+    cluster.advance(world.now_s)
     for released in (False, True):
         row = row_of(cluster, assumed.node)
         assert row.named(row.places[uid]) == assumed.devices
         assert (cluster.assumed(uid) is None) is released
         world.release(assumed)
         world.tell(cluster, "pod", uid)
-        cluster.settle(world.now_s)
+        cluster.advance(world.now_s)
 
     other = world.create(pod_body("b", 100))
     assert world.place(cluster, other) is not None
-    cluster.settle(world.now_s + ASSUMED_S - 1)
+    cluster.advance(world.now_s + ASSUMED_S - 1)
     assert cluster.assumed(other) is not None
-    cluster.settle(world.now_s + ASSUMED_S)
+    cluster.advance(world.now_s + ASSUMED_S)
     assert cluster.assumed(other) is None
 
 
@@ -103,9 +103,9 @@ def test_what_a_pod_was_told_to_yield_counts_until_it_is_shown_or_for_a_while() 
     cluster.presume(uid, "limit", world.now_s)
     cluster.presume(uid, "pause", world.now_s + 1)
     cluster.set_pod(shown)  # the API server shows the pod's old state once more
-    cluster.settle(world.now_s + ASSUMED_S)
+    cluster.advance(world.now_s + ASSUMED_S)
     assert cluster.yields(shown) == "pause"
-    cluster.settle(world.now_s + 1 + ASSUMED_S)
+    cluster.advance(world.now_s + 1 + ASSUMED_S)
     assert cluster.yields(shown) == "", "the order has not arrived"
     cluster.presume(uid, "pause", world.now_s + 50)
     cluster.set_pod(replace(shown, yields="pause"))
@@ -121,7 +121,7 @@ def test_a_pod_that_is_bound_elsewhere_than_it_was_sent_counts_there_alone() -> 
     other = next(name for name in NODES if name != assumed.node)
     world.pods[uid]["spec"]["nodeName"] = other
     world.tell(cluster, "pod", uid)
-    cluster.settle(world.now_s)
+    cluster.advance(world.now_s)
     assert [uid in row_of(cluster, name).places for name in NODES] == [name == other for name in NODES]
 
 
@@ -137,7 +137,7 @@ def test_a_node_that_goes_takes_its_row_along_and_comes_back_with_its_pods(gone:
     assert cluster.row(node) is None
     world.nodes[node], world.agents[node].reports = body, True
     world.tell(cluster, gone, node)
-    cluster.settle(world.now_s)
+    cluster.advance(world.now_s)
     row = row_of(cluster, node)
     assert {uid: row.named(there) for uid, there in row.places.items()} == {"uid-a": (devices,)}
 
@@ -150,7 +150,7 @@ def test_more_nodes_than_there_was_room_for_are_taken() -> None:
         world.tell(cluster, "node", name)
         world.tell(cluster, "use", name)
         if name.endswith("50"):
-            cluster.settle(world.now_s)
+            cluster.advance(world.now_s)
     assert judged(cluster, pod_body("b", 100), names) == dict.fromkeys(names, "")
 
 

@@ -18,7 +18,7 @@ AGENTLESS = "no SharePod agent reports from it"
 
 def explained(world: World, uid: str, cluster: Cluster | None = None, **more: Any) -> Explanation:
     cluster = cluster or world.replica()
-    cluster.settle(world.now_s)
+    cluster.advance(world.now_s)
     pod = cluster.pod(uid)
     assert pod is not None
     return explain(cluster, pod, **more)

@@ -127,7 +127,7 @@ class World:
         (order or random.Random(0)).shuffle(facts)
         for kind, name in facts:
             self.tell(cluster, kind, name)
-        cluster.settle(self.now_s)
+        cluster.advance(self.now_s)
         return cluster
 
     def tell(self, cluster: Cluster, kind: str, name: str) -> None:

@@ -145,7 +145,7 @@ def test_who_would_yield_and_what_that_loses_is_told_and_nothing_changes() -> No
         there = pod_of(line, name)
         line.cluster.set_pod(replace(there, ask=replace(there.ask, shares=(replace(there.ask.shares[0], mib=None),))))
     line.memory.look(line.cluster, (), line.now_s)
-    line.cluster.settle(line.now_s)
+    line.cluster.advance(line.now_s)
     [way] = turn(line, "high").ways
     assert (way.paused, way.evicted) == ((), ("light/light",))
     assert way.lost_s == pytest.approx(60.0), "it has just been seen to run, and starts anew"
@@ -170,7 +170,7 @@ def test_nodes_that_are_closed_to_it_are_told_by_why() -> None:
     node = line.cluster.node("n02")
     assert node is not None
     line.cluster.set_node(replace(node, units=100))
-    line.cluster.settle(line.now_s)
+    line.cluster.advance(line.now_s)
     assert {(one.why.split(",")[0], one.examples) for one in turn(line, "other").barred} == {
         ("kept free for mine", ("n01",)), ("kubelet has not enough percents of devices left there", ("n02",)),
     }  # fmt: skip

@@ -63,7 +63,7 @@ def fits(line: Timeline, pods: list[Pod], what: dict[str, str]) -> bool:
     placer.undo(placed or [])
     for uid in what:
         line.cluster.presume(uid, "", NOW_S)
-    line.cluster.settle(NOW_S)
+    line.cluster.advance(NOW_S)
     return placed is not None
 
 
