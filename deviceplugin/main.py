@@ -186,7 +186,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         agent = await stack.enter_async_context(Agent(settings.agent_socket))
         pods = await stack.enter_async_context(Pods(access, settings.node_name, resource=settings.resource))
         kubelet = await stack.enter_async_context(
-            PodResources(settings.pod_resources_socket, resource=settings.resource)
+            PodResources(settings.pod_resources_socket, settings.plugins_directory, resource=settings.resource)
         )
         processes = HostProcesses(settings.pod_resources_socket)
         counters = Counters()

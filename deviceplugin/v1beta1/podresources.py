@@ -68,9 +68,10 @@ class Listing:
 class PodResources:
     """Kubelet's pod-resources service; an async context manager. All of it runs in one event loop."""
 
-    def __init__(self, socket: Path, *, resource: str = RESOURCE) -> None:
+    def __init__(self, socket: Path, checkpoints: Path, *, resource: str = RESOURCE) -> None:
+        """Take the socket of the service, and the directory in which kubelet has its device plugins' checkpoint."""
         self._socket = socket
-        self._checkpoints = socket.parents[1] / "device-plugins"
+        self._checkpoints = checkpoints
         self._resource = resource
         # One channel for good, also when kubelet restarts: closing it would cancel other callers' calls.
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)

@@ -24,7 +24,7 @@ async def listing(directory: Path, **rate: float) -> AsyncIterator[tuple[FakeKub
     async with (
         FakeKubelet(directory, **rate) as kubelet,  # type: ignore[arg-type]
         plugin(kubelet.plugins),
-        PodResources(kubelet.pod_resources) as resources,
+        PodResources(kubelet.pod_resources, kubelet.plugins) as resources,
     ):
         await kubelet.registered()
         yield kubelet, resources
@@ -80,7 +80,7 @@ async def test_a_kubelet_that_is_away_is_an_error_that_passes(directory: Path) -
 
 
 async def test_the_failure_of_one_call_cancels_no_other(directory: Path) -> None:
-    async with PodResources(directory / "nobody.sock") as resources:
+    async with PodResources(directory / "nobody.sock", directory) as resources:
         for _ in range(3):
             asked = (resources.look(), resources.given("nvidia.com/"), resources.look(), resources.given("nvidia.com/"))
             answers = await asyncio.gather(*asked, return_exceptions=True)
