@@ -6,14 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.shares.share import DEVICES_MAX
+from sharepod.agent.shares.share import DEVICES_MAX, MIB
 from sharepod.deviceplugin.core.terms import MEMORY_MOST_BYTES, TermsError, quantity_bytes, shown
 from sharepod.kube.pod import read_draft
 
 if TYPE_CHECKING:
     from sharepod.kube.pod import Container, Pod
 
-MIB: Final = 2**20
 WHOLE_GPU: Final = "nvidia.com/gpu"
 _DECIMAL: Final = re.compile(r"([0-9]{0,4})(?:\.([0-9]{0,32}))?")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.shares.share import DEVICES_MAX
+from sharepod.agent.shares.share import DEVICES_MAX, MIB
 from sharepod.deviceplugin.core.terms import MEMORY_MOST_BYTES, shown
-from sharepod.webhook.ask import MIB, WHOLE_GPU, Ask, Defaults, Found, Refused, amount
+from sharepod.webhook.ask import WHOLE_GPU, Ask, Defaults, Found, Refused, amount
 
 if TYPE_CHECKING:
     from sharepod.kube.pod import Container, Pod

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sharepod.agent.shares.share import MIB
 from sharepod.deviceplugin.core.terms import PREFIX, TermsError, quantity_bytes, read_terms, shown
 from sharepod.kube.objects import at
 from sharepod.webhook import hami, kai, kubeshare
-from sharepod.webhook.ask import MIB, Ask, Defaults, Found, Refused, read_named
+from sharepod.webhook.ask import Ask, Defaults, Found, Refused, read_named
 from sharepod.webhook.patch import difference
 from sharepod.webhook.review import Decision, Request
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.shares.share import DEVICES_MAX, ShareClass
+from sharepod.deviceplugin.core.unit import UNITS_PER_DEVICE
 from sharepod.kube.quantity import exact
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 PREFIX: Final = "sharepod.io/"
-UNITS_PER_DEVICE: Final = 100
 KEYS: Final = ("limit", "memory", "class", "devices", "same-device", "device", "paused")
 """Keys of a share, for the pod (`sharepod.io/limit`) or for one container (`sharepod.io/train.limit`, which wins)."""
 YIELD: Final = PREFIX + "yield"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from sharepod.agent.shares.share import MIB
 from sharepod.scheduler.placement.request import DEVICE_MILLI, NODE_DEVICES_MAX, NodeSpec
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ MILLIPERCENT: Final = 100_000 // DEVICE_MILLI
 """Millipercent in one milli."""
 GONE: Final = "gone"
 """The value of Pod.yields during a trial without the pod."""
-_MIB: Final = 2**20
 
 Devices = tuple[tuple[int, ...], ...]
 """Of each share of a pod, the indices of its devices."""
@@ -106,7 +106,7 @@ class _Tally:
     def take_used(self, share: ShareUse, device: int, yields: str) -> None:
         """Take a share that the agent reports on a device."""
         terms = share.terms
-        mib = -(-terms.memory_limit_bytes // _MIB)
+        mib = -(-terms.memory_limit_bytes // MIB)
         milli, limit = terms.request_millipercent // MILLIPERCENT, terms.limit_millipercent // MILLIPERCENT
         self._take(device, milli, mib, limit, terms.share_class.name.lower(), yields)
 

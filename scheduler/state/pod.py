@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from sharepod.agent.shares.share import MIB
 from sharepod.deviceplugin.core.terms import PREFIX, YIELD, TermsError, read_terms, shown
 from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube import pod as pods
@@ -33,7 +34,6 @@ ANTI_AFFINITY: Final = PREFIX + "device-anti-affinity"
 NODE: Final = PREFIX + "node"
 GATE: Final = PREFIX + "gate"
 """Name of the scheduling gate."""
-MIB: Final = 2**20
 _DEVICE_KEY: Final = re.compile(re.escape(PREFIX) + r"(.+[.])?device")
 _GROUP: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MODELS_TEXT_MAX: Final = 1024
