@@ -22,11 +22,6 @@ static uint64_t doorbell_tag(int share) {
   return (uint64_t)TAG_DOORBELL << 62 | (uint64_t)share << 8;
 }
 
-void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
-  sp_turn_wake(arbiter);
-  pthread_mutex_unlock(&arbiter->lock);
-}
-
 static void on_doorbell(struct sp_arbiter *arbiter, struct sp_share *share) {
   bool full;
   uint64_t rung = sp_doorbell_drain(&share->region, &full); /* before the scan: a change after it rings again */
@@ -129,7 +124,7 @@ static void *run(void *argument) {
     uint64_t device_due_ns = sp_step_due(arbiter, now_ns);
     if (device_due_ns < due_ns)
       due_ns = device_due_ns;
-    sp_turn_wake(arbiter); /* before the timer is set, so that the waiters begin at once */
+    sp_wake(arbiter); /* before the timer is set, so that the waiters begin at once */
     if (due_ns != armed_ns) {
       struct itimerspec timer = {
           .it_value = {.tv_sec = (time_t)(due_ns / 1000000000u), .tv_nsec = (long)(due_ns % 1000000000u)}};
@@ -192,12 +187,6 @@ int sp_arbiter_start(struct sp_arbiter *arbiter) {
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   arbiter->running = error == 0;
   return error;
-}
-
-void sp_arbiter_poke(struct sp_arbiter *arbiter) {
-  uint64_t one = 1;
-  ssize_t put = write(arbiter->wake_fd, &one, sizeof one);
-  (void)put;
 }
 
 /* Open a share's gates for good: what waits passes, unless it is paused. */
@@ -387,16 +376,12 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     arbiter->ticked_ns = 0; /* look at it at once: an adopted share may have waiters */
   } else if (share) {
     leave_devices(arbiter, share, now_ns);
-    sp_turn_wake(arbiter);
+    sp_wake(arbiter);
     free_share(share);
   }
   sp_arbiter_unlock(arbiter);
   sp_arbiter_poke(arbiter);
   return error ? error : handle;
-}
-
-struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share) {
-  return share >= 0 && share < SP_SHARES_MAX ? arbiter->shares[share] : NULL;
 }
 
 int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count) {

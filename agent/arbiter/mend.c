@@ -58,7 +58,7 @@ void sp_terms_mend(struct sp_arbiter *arbiter, struct sp_share *share) {
     struct sp_member *member = &share->members[index];
     bool terms = mend_terms(member), turn = mend_turn(member);
     if (turn) /* the share's waiters must look at the word again */
-      sp_turn_wake_later(arbiter, member->grant);
+      sp_wake_later(arbiter, member->grant);
     member->usage.faults += terms || turn;
   }
 }

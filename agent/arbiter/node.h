@@ -4,6 +4,7 @@
  * for the length of one call.
  *
  *   arbiter.c       the thread, its events, the functions of arbiter.h
+ *   shared.c        calls that all parts make: find a share, wake waiters, unlock
  *   slots.c         reads the tenants' slots; knows which of their processes are alive
  *   identity.c      finds out which process has a slot, on a thread of its own
  *   step.c          decides what is due on a device
@@ -250,13 +251,17 @@ struct sp_arbiter {
   struct sp_grant *wakes[SP_WAKES_MAX]; /* grants that have changed; their waiters are woken after the decision */
 };
 
-/* arbiter.c */
+/* shared.c */
 struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share); /* NULL: there is none */
 /* Wake the waiters of all grants that have changed, then unlock. A wake-up costs more than a decision, so it is last.
  */
 void sp_arbiter_unlock(struct sp_arbiter *arbiter);
 /* Make the arbiter's thread look at what another thread has changed. */
 void sp_arbiter_poke(struct sp_arbiter *arbiter);
+/* Let the next sp_wake wake the waiters of this grant. */
+void sp_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant);
+/* Wake the waiters of all grants that have changed. Called before the lock is given back or a share is freed. */
+void sp_wake(struct sp_arbiter *arbiter);
 
 /* slots.c */
 /* Find out which processes have come to the share, and which have left. */
@@ -364,10 +369,6 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
 void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns);
 /* Adopt a turn that an earlier agent left open in a region: it drains like any other. */
 void sp_turn_adopt(struct sp_member *member, uint64_t now_ns);
-/* Let the next sp_turn_wake wake the waiters of this grant. */
-void sp_turn_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant);
-/* Wake the waiters of all grants that have changed. Called before the lock is given back or a share is freed. */
-void sp_turn_wake(struct sp_arbiter *arbiter);
 /* End the turn, whatever the slots say: the share is being released. */
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 

@@ -88,5 +88,5 @@ void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *devic
       holder->deadline_ns = now_ns;
   }
   if (raised || (now.budget_ns < budget_ns && now.budget_ns != SP_BUDGET_END_NS))
-    sp_turn_wake_later(arbiter, holder->grant);
+    sp_wake_later(arbiter, holder->grant);
 }

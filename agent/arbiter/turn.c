@@ -10,17 +10,6 @@
 
 #include "agent/arbiter/node.h"
 
-void sp_turn_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
-  if (arbiter->wake_count == SP_WAKES_MAX)
-    sp_turn_wake(arbiter);
-  arbiter->wakes[arbiter->wake_count++] = grant;
-}
-
-void sp_turn_wake(struct sp_arbiter *arbiter) {
-  while (arbiter->wake_count) /* the last first: grants that open come after the closes that made room for them */
-    sp_grant_wake(arbiter->wakes[--arbiter->wake_count]);
-}
-
 static void remember_end(struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   if (device->recent[0].member != member)
     device->recent[1] = device->recent[0];
@@ -151,7 +140,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
     finish(arbiter, member, drained_ns, now_ns);
   } else {
     /* Its keepers must see the close. Processes that have nothing on the device need not. */
-    sp_turn_wake_later(arbiter, member->grant);
+    sp_wake_later(arbiter, member->grant);
   }
 }
 
@@ -219,7 +208,7 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   device->holder = member;
   sp_lead_granted(device);
   member->turn = sp_pressure_open(device, member, now_ns);
-  sp_turn_wake_later(arbiter, member->grant);
+  sp_wake_later(arbiter, member->grant);
 }
 
 /* One more share wants the device: shorten the holder's turn, for its quantum was computed with fewer shares waiting.

@@ -254,7 +254,7 @@ static void tick(void) {
     }
   }
   spins += sp_step_due(&world->arbiter, clock_ns) <= clock_ns || world->arbiter.stirred;
-  sp_turn_wake(&world->arbiter);
+  sp_wake(&world->arbiter);
   clock_ns += TICK_NS - TICK_NS / 2;
 }
 

@@ -10,7 +10,7 @@ SOURCES = [
     *(f"tests/support/agent/gang_{name}.c" for name in ("program", "rank", "region")),
     *(
         f"agent/arbiter/{name}.c"
-        for name in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "bill", "lead")
+        for name in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "bill", "lead", "shared")
     ),
     *(f"agent/policy/{name}.c" for name in ("policy", "accounts", "rates")),
     "region/region.c",

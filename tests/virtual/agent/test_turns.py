@@ -100,7 +100,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     built = tmp_path_factory.mktemp("turns") / "turn_lab.so"
     turns = [
         f"agent/arbiter/{part}.c"
-        for part in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "lead", "bill")
+        for part in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "lead", "bill", "shared")
     ]
     accounts = [f"agent/policy/{part}.c" for part in ("policy", "accounts", "rates")]
     sources = ["tests/support/agent/turn_lab.c", *turns, *accounts, "region/region.c"]

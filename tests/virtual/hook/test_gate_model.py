@@ -197,7 +197,7 @@ class Gate:
 
     def arbiter_steps(self, state: State) -> Iterator[State]:
         """Yield what the arbiter can do: close at any time, look when the bell has rung."""
-        if state.wakes:  # sp_turn_wake, before anything else
+        if state.wakes:  # sp_wake, before anything else
             woken = tuple(
                 replace(t, at="start") if t.at == "asleep" and self.without is not Without.WAKE else t
                 for t in state.threads

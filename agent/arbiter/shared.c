@@ -1,0 +1,31 @@
+/* The calls that every part of the arbiter makes: find a share, note which waiters to wake, wake them, unlock. They
+ * call nothing of the other parts. */
+#include <unistd.h>
+
+#include "agent/arbiter/node.h"
+
+struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share) {
+  return share >= 0 && share < SP_SHARES_MAX ? arbiter->shares[share] : NULL;
+}
+
+void sp_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
+  if (arbiter->wake_count == SP_WAKES_MAX)
+    sp_wake(arbiter);
+  arbiter->wakes[arbiter->wake_count++] = grant;
+}
+
+void sp_wake(struct sp_arbiter *arbiter) {
+  while (arbiter->wake_count) /* the last first: grants that open come after the closes that made room for them */
+    sp_grant_wake(arbiter->wakes[--arbiter->wake_count]);
+}
+
+void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
+  sp_wake(arbiter);
+  pthread_mutex_unlock(&arbiter->lock);
+}
+
+void sp_arbiter_poke(struct sp_arbiter *arbiter) {
+  uint64_t one = 1;
+  ssize_t put = write(arbiter->wake_fd, &one, sizeof one);
+  (void)put;
+}
