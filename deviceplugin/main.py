@@ -64,26 +64,26 @@ class Plugin:
     def __init__(self, settings: Settings, node: NodeView) -> None:
         self._settings = settings
         self._node = node
-        self.offer = DeviceFilter(settings.offer)
+        self.device_filter = DeviceFilter(settings.offer)
         self._unhealthy: dict[int, str] = {}
         """By index: the reason why a device is unhealthy, as last told."""
 
     def note(self, given: Collection[str], now_s: float) -> None:
         """Take the ids that kubelet has from NVIDIA's device plugin; log which of our devices are newly among them."""
-        for uuid in self.offer.observe(self._node, given, now_s):
+        for uuid in self.device_filter.observe(self._node, given, now_s):
             remedy = "keep the GPU out of NVIDIA's device plugin, or out of `offer`; pods that have it go on"
             log.error("device in two device plugins", extra={"device": uuid, "remedy": remedy})
 
     def units(self) -> Units:
         """Return the units of the devices, as last seen."""
-        devices = self.offer.seen(self._node).devices
+        devices = self.device_filter.seen(self._node).devices
         offered = [(device.uuid, device.healthy) for device in devices]
         return Units(offered, spare_percent=self._settings.spare_percent)
 
     def offered(self) -> frozenset[DeviceUuid]:
         """Return the devices that the agent should know as given out: not those that another plugin gives out too."""
-        devices = self.offer.seen(self._node).devices
-        return frozenset(DeviceUuid(device.uuid) for device in devices if device.uuid not in self.offer.rivals)
+        devices = self.device_filter.seen(self._node).devices
+        return frozenset(DeviceUuid(device.uuid) for device in devices if device.uuid not in self.device_filter.rivals)
 
     def place(self, node: NodeView) -> Place:
         """Return where files are, for containers that are made now."""
@@ -105,7 +105,7 @@ class Plugin:
 
     def tell_health(self, pods: Pods) -> None:
         """Tell the node's operator when other devices are unhealthy than before: one Event for all devices."""
-        devices = self.offer.seen(self._node).devices
+        devices = self.device_filter.seen(self._node).devices
         reasons = {device.index: device.health_reason for device in devices if not device.healthy}
         if reasons != self._unhealthy:
             what = "; ".join(f"device {index}: {reason or 'no reason given'}" for index, reason in reasons.items())
@@ -208,13 +208,13 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         shares = Shares(record, agent, cdi)
         reconciler = AnnotationReconciler(record, shares, agent, pods, limit_percent=settings.limit_percent)
         collector = GarbageCollector(record, shares, reconciler, agent, pods, kubelet, processes)
-        placement = Placement(record, reconciler, plugin.offer)
+        placement = Placement(record, reconciler, plugin.device_filter)
         allocator = Allocator(policy, record, shares, reconciler, agent, pods, kubelet, cdi, plugin.place, placement)
         service = PluginService(allocator, plugin.units(), counters=counters)
         record.changed = service.changed
         registration = Registration(service, settings.plugins_directory, resource=settings.resource)
         registration.registered, registration.taking_over = counters.registered, record.reload
-        reporter = Reporter(counters, record, plugin.offer, agent)
+        reporter = Reporter(counters, record, plugin.device_filter, agent)
         reporter.offered = plugin.offered
         reporter.serving = lambda: registration.state is State.REGISTERED
         monitor = WorkloadMonitor(

@@ -24,10 +24,10 @@ REPORT_S: Final = 5.0
 class Reporter:
     """Sends the counters every REPORT_S."""
 
-    def __init__(self, counters: Counters, record: Record, offer: DeviceFilter, agent: Agent) -> None:
+    def __init__(self, counters: Counters, record: Record, device_filter: DeviceFilter, agent: Agent) -> None:
         self._counters = counters
         self._record = record
-        self._offer = offer
+        self._device_filter = device_filter
         self._agent = agent
         self.active: Callable[[], bool] = lambda: True
         """False while another plugin serves the node: that one reports."""
@@ -50,7 +50,7 @@ class Reporter:
             serving=self.serving(),
             allocations=len(held),
             unbound=sum(item.binding is None for item in held),
-            rival_devices=len(self._offer.rivals),
+            rival_devices=len(self._device_filter.rivals),
             offer=self.offered(),
         )
         await self._agent.report(report)

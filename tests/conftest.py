@@ -69,7 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--timed`, with which `make test` runs the tests that judge real time apart, and `--room`."""
     chosen = {"choices": ("also", "without", "only"), "default": "also"}
     parser.addoption("--timed", **chosen, help="whether tests that judge real time run: those of tests/timed")
-    parser.addoption("--room", metavar="ROOM", help="the room whose tests run: those of tests/*/ROOM")
+    parser.addoption("--room", metavar="ROOM", help="run only the tests of this room: tests/*/ROOM")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -131,13 +131,13 @@ def _play(given: _Play) -> Played:
             )
 
     played = line.play(given.tasks, float("inf"), tell)
-    courses = [course for course in played if line.fits(course.task)]
-    if not courses:
+    runs = [run for run in played if line.fits(run.task)]
+    if not runs:
         raise CliError("no pod of the list would fit into the empty cluster: are the nodes the right ones?")
     devices = sum(node.devices for node in given.nodes)
     return Played(
-        given.policy, line.rounds, devices, used(courses, devices, line.now_s), len(played) - len(courses),
-        sum(course.ended_s is None for course in courses), waits(courses, line.now_s),
+        given.policy, line.rounds, devices, used(runs, devices, line.now_s), len(played) - len(runs),
+        sum(run.ended_s is None for run in runs), waits(runs, line.now_s),
     )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Placement:
     """Knows which pod is on which device; registers nothing."""
 
-    def __init__(self, record: Record, reconciler: AnnotationReconciler, offer: DeviceFilter) -> None:
-        self.offer = offer
+    def __init__(self, record: Record, reconciler: AnnotationReconciler, device_filter: DeviceFilter) -> None:
+        self.device_filter = device_filter
         self._record = record
         self._reconciler = reconciler
 

@@ -1,8 +1,8 @@
 """Applies live changes: it watches the node's pods at the API server and brings their annotations to their shares.
 
-Some changes can't reach the agent at once: the agent is away, or the share is just being made. `settle` compares all
-pods again and tells the agent later. A share that should run again after it has yielded may find no room yet. It is
-then owed its device time, and `resume` looks every second whether there is room.
+Some changes can't reach the agent at once: the agent is away, or the share is just being made. `apply_pending` compares
+all pods again and tells the agent later. A share that should run again after it has yielded may find no room yet. It
+is then owed its device time, and `resume` looks every second whether there is room.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class AnnotationReconciler:
             try:
                 request = self.read_terms(pod, item.binding.container, len(item.units)).request_millipercent
                 node = await self._agent.node()
-            except PluginError:  # `settle` reports it
+            except PluginError:  # `apply_pending` reports it
                 continue
             devices = [node.device(uuid) for uuid in item.devices]
             if all(device is not None and free_millipercent(device) >= request for device in devices):

@@ -231,7 +231,7 @@ class Allocator:
 
     async def _seen(self) -> NodeView:
         """Return the node as it is now, with the devices that pods may have."""
-        return self._placement.offer.seen(await self._agent.node())
+        return self._placement.device_filter.seen(await self._agent.node())
 
     async def _holder(self, units: frozenset[UnitId]) -> Holder:
         """Return a container that holds the units: exactly these, or some of them.

@@ -200,7 +200,7 @@ def _barred(cluster: Cluster, memory: Memory, job: Job, pod: Pod) -> Iterator[Ba
         if node is not None and not node.suits(pod.constraints):
             found["its node selector or affinity, a taint or a cordon keeps it away"].append(name)
         elif name in kept:
-            found[f"kept free for {kept[name]}, which has waited for too long or for whom others are leaving"].append(
+            found[f"kept free for {kept[name]}, which has waited for too long or for which pods are leaving"].append(
                 name
             )
         elif row is not None and row.units < pod.units:

@@ -1,4 +1,4 @@
-"""Defines the tasks of a play (a simulated run) and their courses. Values; only the timeline changes courses."""
+"""Defines the tasks of a play (a simulation) and the run of each. Values; only the timeline changes runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(slots=True)
 class JobRun:
-    """The course of a task: what has become of it."""
+    """The run of a task: what has become of it."""
 
     task: Task
     started_s: float | None = None

@@ -84,7 +84,7 @@ class Timeline:
     def play(
         self, tasks: Iterable[Task], until_s: float, each_round: Callable[[float], None] = lambda _: None
     ) -> list[JobRun]:
-        """Let tasks come, given in any order; return their courses at `until_s`, or when nothing happens any more."""
+        """Let tasks come, given in any order; return their runs at `until_s`, or when nothing happens any more."""
         coming = sorted(tasks, key=lambda task: (task.arrive_s, task.name), reverse=True)
         round_s, did = -ROUND_S, False
         while True:
@@ -120,7 +120,7 @@ class Timeline:
         return min(times)
 
     def wanting(self) -> Iterator[JobRun]:
-        """Yield the courses of the tasks that have pods which do not run."""
+        """Yield the runs of the tasks that have pods which do not run."""
         return (self.job_runs[name] for name in self._wants)
 
     def fits(self, task: Task) -> bool:

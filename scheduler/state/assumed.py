@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Presumed:
+class _Assumed:
     yields: str
     shown: str
     """What the API server shows."""
@@ -18,39 +18,39 @@ class _Presumed:
 
 
 class AssumedYields:
-    """The presumptions by the pod's uid; all of them last for the same time."""
+    """The assumptions by the pod's uid; all of them last for the same time."""
 
     def __init__(self) -> None:
-        self._presumed: dict[str, _Presumed] = {}
+        self._assumed: dict[str, _Assumed] = {}
         """In the order in which they were made."""
 
     def put(self, pod: Pod, yields: str, until_s: float) -> Pod:
-        """Presume that a pod, as it counts now, yields this way (Pod.yields); return it as the API server shows it."""
-        before = self._presumed.pop(pod.uid, None)
+        """Assume that a pod, as it counts now, yields this way (Pod.yields); return it as the API server shows it."""
+        before = self._assumed.pop(pod.uid, None)
         shown = before.shown if before else pod.yields
         if yields != shown:
-            self._presumed[pod.uid] = _Presumed(yields, shown, until_s)
+            self._assumed[pod.uid] = _Assumed(yields, shown, until_s)
         return replace(pod, yields=shown)
 
     def drop(self, uid: str) -> None:
-        """Drop what is presumed of a pod."""
-        self._presumed.pop(uid, None)
+        """Drop what is assumed of a pod."""
+        self._assumed.pop(uid, None)
 
     def applied(self, pod: Pod) -> Pod:
-        """Return a pod of the API server as it counts; a presumption that the API server shows is dropped."""
-        presumed = self._presumed.get(pod.uid)
-        if presumed is None or presumed.yields == pod.yields:
+        """Return a pod of the API server as it counts; a assumption that the API server shows is dropped."""
+        assumed = self._assumed.get(pod.uid)
+        if assumed is None or assumed.yields == pod.yields:
             self.drop(pod.uid)
             return pod
-        return replace(pod, yields=presumed.yields)
+        return replace(pod, yields=assumed.yields)
 
     def expire(self, now_s: float) -> list[tuple[str, str]]:
-        """Drop presumptions that were not seen in time; return their uids with what the API server shows instead."""
+        """Drop assumptions that were not seen in time; return their uids with what the API server shows instead."""
         found = []
-        for uid, presumed in self._presumed.items():
-            if presumed.until_s > now_s:
+        for uid, assumed in self._assumed.items():
+            if assumed.until_s > now_s:
                 break
-            found.append((uid, presumed.shown))
+            found.append((uid, assumed.shown))
         for uid, _ in found:
             self.drop(uid)
         return found

@@ -173,7 +173,7 @@ def test_a_pod_that_ends_while_kubelet_is_away_is_released_when_it_is_back(
         own_cluster.first.kill("kubelet")
         try:
             own_cluster.kill_container("lonely", "main")
-            time.sleep(12)  # longer than the period of the plugin's sweep
+            time.sleep(12)  # longer than the period of the plugin's garbage collector
             below = {path.name for path in paths_below(own_cluster.node.root / "run/sharepod")}
             assert share.id in below, "released before kubelet told that the container is over"
         finally:
@@ -192,7 +192,7 @@ def test_a_static_pod_has_a_share(own_cluster: Cluster, sharepod: SharePod) -> N
         wait_until("its mirror", lambda: name in sharepod.kubectl("get", "pods", "--output=name"))
         sharepod.kubectl.wait_for("condition=Ready", f"pod/{name}")
         [share] = sharepod.shares(sharepod.kubectl.get("pod", name))
-        time.sleep(12)  # longer than the period of the plugin's sweep
+        time.sleep(12)  # longer than the period of the plugin's garbage collector
         assert share.id in {one["id"] for one in sharepod.listed()}
         before = container_of(sharepod.kubectl.get("pod", name))
         sharepod.kill_container(name, "main")

@@ -38,8 +38,12 @@ LOOKS = {
         100,
     ),
     "another process in the slot is another account": ([([held(n, 0)], {n: 500}) for n in (7, 8)], [{}, {}], 0),
-    "who NVML does not list or tell of is left alone": ([([held(7, 1000), held(8, 1000)], {7: 0})] * 3, [{}] * 3, 0),
-    "who has given everything back and is no longer listed takes nothing": (
+    "a process that NVML does not list or tell of is left alone": (
+        [([held(7, 1000), held(8, 1000)], {7: 0})] * 3,
+        [{}] * 3,
+        0,
+    ),
+    "a process that has given everything back and is no longer listed takes nothing": (
         [([held(7, 0)], nvml) for nvml in ({7: 300}, {7: 300}, {}, {})],
         [{}, {7: 300}, {}, {7: 0}],
         300,

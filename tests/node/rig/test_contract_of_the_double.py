@@ -43,7 +43,7 @@ async def test_faults_happen_or_tests_of_races_would_pass_for_nothing(tmp_path: 
         began_s = time.monotonic()
         nodes = asyncio.create_task(client.ask("GET", "/api/v1/nodes"))
         answer = await client.ask("GET", path)
-        assert answer.body["metadata"]["annotations"] == {"x": "y"}, "a patch whose answer is lost is done"
+        assert answer.body["metadata"]["annotations"] == {"x": "y"}, "a patch with a lost answer is done"
         assert not nodes.done(), "only the answers about nodes are late"
         await nodes
         assert time.monotonic() - began_s >= 1.5

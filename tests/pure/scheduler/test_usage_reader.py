@@ -65,7 +65,7 @@ def test_every_field_arrives() -> None:
     running = whole()
     running.shares[0].paused = False
     [(_, terms)] = read_report(running.SerializeToString()).shares
-    assert not terms.yielding, "who runs does not yield, whatever is told"
+    assert not terms.yielding, "a running share does not yield, whatever is told"
 
 
 def change(path: str, value: Any) -> Callable[[pb.ReportUsageRequest], None]:

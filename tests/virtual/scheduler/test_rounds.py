@@ -144,7 +144,7 @@ def test_a_large_gang_that_waited_too_long_is_not_starved_by_small_ones() -> Non
     small = [task(f"s{number}", arrive_s=5.0 * number, run_s=chance.uniform(30, 90)) for number in range(400)]
     played(line, [*small, task("gang", size=8, least=8, arrive_s=100.0)])
     waited = (line.job_runs["gang"].started_s or 1e9) - 100.0
-    assert 300 <= waited <= 300 + 90 + 5, "its longest wait, and the longest run of those who were there"
+    assert 300 <= waited <= 300 + 90 + 5, "its longest wait, and the longest run of the jobs that were there"
 
 
 def test_what_has_run_too_long_yields_to_anyone_and_goes_on_when_nobody_waits() -> None:
