@@ -47,7 +47,7 @@ def band_of(priority: int) -> str:
 class GateCounters:
     """The counters of what this replica has decided so far. Written and read on one event loop."""
 
-    orders: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    actions: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By order and result."""
     yields: Counter[str] = field(default_factory=Counter)
     evictions: Counter[str] = field(default_factory=Counter)
@@ -163,8 +163,8 @@ _ROWS: Final[tuple[Row[GateLook], ...]] = (
 )
 _ORDERS: Final[Row[int]] = Row(
     "sharepod_gates_orders_total",
-    "What rounds have ordered, as the API server took it: written; the pod was gone; conflict, another was there or it "
-    "had changed; a disruption budget kept it; forbidden to us; invalid; busy, or away for too long.",
+    "What scheduling cycles have ordered, as the API server took it: written; the pod was gone; conflict, another was "
+    "there or it had changed; a disruption budget kept it; forbidden to us; invalid; busy, or away for too long.",
     float,
 )
 _YIELDS: Final[Row[int]] = Row(
@@ -199,7 +199,7 @@ _GANG_TIMES: Final[HistogramRow[Histogram]] = HistogramRow(
 )
 _ROUNDS: Final[HistogramRow[Histogram]] = HistogramRow(
     "sharepod_gates_round_seconds",
-    "How long rounds took; a round that failed has decided nothing, the log says why.",
+    "How long scheduling cycles took; one that failed has decided nothing, the log says why.",
     ROUNDS_S,
     lambda h: h.seconds,
 )
@@ -217,7 +217,7 @@ TABLES: Final[tuple[AnyTable[GateSnapshot], ...]] = (
     Table("Gates, by queue", {"queue": ()}, _OF_QUEUES, lambda s: [((name,), one) for name, one in s.queues.items()]),
     Table(
         "Orders", {"order": ORDERS, "result": RESULTS}, (_ORDERS,),
-        lambda s: [((order, result), s.counters.orders[order, result]) for order in ORDERS for result in RESULTS],
+        lambda s: [((action, result), s.counters.actions[action, result]) for action in ORDERS for result in RESULTS],
     ),
     Table("Pods that yield", {"kind": YIELDS}, (_YIELDS,), _counted(YIELDS, lambda t: t.yields)),
     Table("Evictions", {"cause": EVICTIONS}, (_EVICTIONS,), _counted(EVICTIONS, lambda t: t.evictions)),

@@ -61,13 +61,13 @@ async def renew_for_ever(cluster: Cluster, name: str) -> None:
     """Renew the view's policy, for ever, when the expected pods or the nodes have changed."""
     judged: tuple[Outline, Mix] | None = None
     while True:
-        mix, board = cluster.expected(), cluster.board
-        outline = Outline.of(board)
+        mix, snapshot = cluster.expected(), cluster.snapshot
+        outline = Outline.of(snapshot)
         if (outline, mix) != judged:
             judged = outline, mix
             numbers = await asyncio.to_thread(Numbers.of, name, outline, mix)
-            if cluster.board is board:
-                cluster.renew(Policy.made_of(numbers, board), mix)
+            if cluster.snapshot is snapshot:
+                cluster.renew(Policy.made_of(numbers, snapshot), mix)
         await asyncio.sleep(RENEW_S)
 
 
@@ -157,11 +157,11 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
             return observer.not_ready(time.monotonic())
 
         keeper, lease = _gate_controller(settings, client, cluster, events, not_ready, stack)
-        memory = keeper.memory
+        state = keeper.state
         status = StatusServer(
             cluster, not_ready=not_ready,
-            queue=lambda now_s: view(memory, keeper.queues, lease, now_s, refusal=keeper.refusal),
-            turn=lambda pod, now_s: turn_of(cluster, memory, keeper.queues, pod, now_s, decides=lease.is_held()),
+            queue=lambda now_s: view(state, keeper.queues, lease, now_s, refusal=keeper.refusal),
+            turn=lambda pod, now_s: turn_of(cluster, state, keeper.queues, pod, now_s, decides=lease.is_held()),
         )  # fmt: skip
         agents = await _listen_to_agents(settings, book, client, stack)
         names = gate_metrics.QueueNames()
@@ -172,10 +172,10 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
                 cluster, book, now_s, ready=not not_ready(), streams=agents.streams, stream_ends=agents.ended
             )
             gates = summarise_gates(
-                memory, keeper.queues, now_s, leading=lease.is_held(), turns=lease.turns,
+                state, keeper.queues, now_s, leading=lease.is_held(), turns=lease.turns,
                 rules_refused=bool(keeper.refusal),
             )  # fmt: skip
-            of_gates = gate_metrics.GateSnapshot(gates, memory.counters, names.told(gates))
+            of_gates = gate_metrics.GateSnapshot(gates, state.counters, names.told(gates))
             return [*families(metrics.TABLES, found), *families(gate_metrics.TABLES, of_gates)]
 
         _serve_metrics(settings, collected, stack)
@@ -192,7 +192,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
             lease.keep_for_ever(),
             keeper.decide_for_ever(),
             keeper.follow_rules(client, settings.queues),
-            ExitStatuses(client, memory.restarts, lease).ask_for_ever(),
+            ExitStatuses(client, state.restarts, lease).ask_for_ever(),
         )
         stops = {"drain_seconds": settings.drain_seconds}
         end = drained(stopping, settings.drain_seconds, lambda: log.info("scheduler stopping", extra=stops))

@@ -1,1 +1,1 @@
-"""Measurements of a cluster: placement, the usage feed, density, rounds, and which pods yield."""
+"""Measurements of a cluster: placement, the usage feed, density, scheduling cycles, and which pods yield."""

@@ -2,7 +2,7 @@
 
 A node has two devices. A trainer was promised 60 % of one; it works all the time, with kernels of 20 ms. A notebook was
 promised 40 % of the other and hardly works. By requests the latency share fits best beside the trainer: that device is
-then nearly full. The agent reports to a real usage server, a round of the gate controller chooses, and the share then
+then nearly full. The agent reports to a real usage server, a cycle of the gate controller chooses, and the share then
 runs on the chosen device. Its latency is the program's own, not measured by our meter.
 """
 
@@ -20,7 +20,7 @@ from bench.table import Line, milli
 from rig.loads import SECOND, Load, Terms
 from rig.node import Node
 from sharepod.scheduler.controller.actions import Release
-from sharepod.scheduler.controller.controller_state import Memory
+from sharepod.scheduler.controller.controller_state import ControllerState
 from sharepod.scheduler.controller.queues import Queues
 from sharepod.scheduler.controller.scheduling_cycle import decide
 from sharepod.scheduler.feed.usage_server import UsageServer
@@ -75,10 +75,10 @@ def choose(use: NodeUse) -> int:
     cluster.set_node(nodes.Node(NODE, 64_000, 512_000, 200))
     cluster.set_use(NODE, NodeUse(use.facts, devices))
     cluster.set_pod(_pod())
-    orders = decide(cluster, Memory(), Queues(), 0.0)
-    places = [place for order in orders if isinstance(order, Release) for place in order.places]
+    actions = decide(cluster, ControllerState(), Queues(), 0.0)
+    places = [place for action in actions if isinstance(action, Release) for place in action.places]
     if not places:
-        raise RuntimeError(f"the latency share fits nowhere: {orders}")
+        raise RuntimeError(f"the latency share fits nowhere: {actions}")
     [[uuid]] = places[0].devices
     return next(device.facts.index for device in devices if device.facts.uuid == uuid)
 

@@ -1,8 +1,8 @@
 """Measures how long placement decides in a large cluster: 10,000 nodes of eight devices, 100,000 pods on them.
 
-A decision is what a round does for a pod: find the candidates that fit, and the best of them. The board is asked twice,
-and the pod then counts as placed. Between decisions pods end, devices are measured again, and the policy looks at what
-is scarce. Names play no part. One thread: its processor time is shown beside the elapsed time.
+A decision is what a scheduling cycle does for a pod: find the candidates that fit, and the best of them. The snapshot
+is asked twice, and the pod then counts as placed. Between decisions pods end, devices are measured again, and the
+policy looks at what is scarce. Names play no part. One thread: its processor time is shown beside the elapsed time.
 """
 
 import gc
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from bench.scale import Scale
 from bench.table import Line
 from sharepod.scheduler.placement.mix import Mix
-from sharepod.scheduler.placement.native import Board, Place, Verdict
+from sharepod.scheduler.placement.native import Place, Snapshot, Verdict
 from sharepod.scheduler.placement.policy import DEFAULT, Numbers, Outline, Policy
-from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.placement.tables import NativePolicy
 
 NODES = 10_000
@@ -33,40 +33,40 @@ REFRESH_BAR_MS = 2.0
 SLOPE = (500, 10_000)
 REFRESH = 50
 SEED = 5
-Asks = Sequence[PodAsk]
+Requests = Sequence[PodRequest]
 
 
-def _asks(chance: random.Random) -> list[PodAsk]:
+def _requests(chance: random.Random) -> list[PodRequest]:
     """Return the asks of pods: mostly shares, some whole devices, some several; a third of the shares are latency."""
-    asks = []
+    requests = []
     for _ in range(2_000):
         kind = chance.random()
         models = frozenset(chance.sample(MODELS, 2)) if chance.random() < 0.1 else frozenset[str]()
         share_class = chance.choice(("latency", "standard", "batch"))
         milli = 10 * chance.choice((5, 10, 15, 20, 25, 30, 35, 40, 47, 50, 60, 70, 81))
         if kind < 0.72:
-            shares: tuple[ShareAsk, ...] = (ShareAsk(milli, share_class=share_class, limit_milli=1000),)
+            shares: tuple[ShareRequest, ...] = (ShareRequest(milli, share_class=share_class, limit_milli=1000),)
         elif kind < 0.82:
-            first = ShareAsk(min(milli, 500), share_class="latency", limit_milli=1000)
-            shares = (first, ShareAsk(200, share_class="batch", limit_milli=400))
+            first = ShareRequest(min(milli, 500), share_class="latency", limit_milli=1000)
+            shares = (first, ShareRequest(200, share_class="batch", limit_milli=400))
         elif kind < 0.94:
-            shares = (ShareAsk(1000),)
+            shares = (ShareRequest(1000),)
         else:
-            shares = (ShareAsk(1000, chance.choice((2, 2, 4, 8))),)
+            shares = (ShareRequest(1000, chance.choice((2, 2, 4, 8))),)
         devices = sum(share.milli * share.devices for share in shares) / 1000
         cpu_milli = int(500 * chance.randint(1, 24) * devices)
-        asks.append(PodAsk(cpu_milli, int(8_192 * devices), shares, models))
-    return asks
+        requests.append(PodRequest(cpu_milli, int(8_192 * devices), shares, models))
+    return requests
 
 
 @dataclass(slots=True)
 class Cluster:
     """The snapshot, and the pods on it."""
 
-    board: Board
+    snapshot: Snapshot
     policy: Policy
-    asks: Asks
-    running: list[tuple[PodAsk, Place]]
+    requests: Requests
+    running: list[tuple[PodRequest, Place]]
 
 
 def cluster(nodes: int = NODES, pods: int = PODS) -> tuple[Cluster, float]:
@@ -76,32 +76,32 @@ def cluster(nodes: int = NODES, pods: int = PODS) -> tuple[Cluster, float]:
         NodeSpec(f"node-{n}", 128_000, 1_048_576, DEVICES, chance.choice(MODELS), chance.choice((49_152, 81_920)))
         for n in range(nodes)
     ]
-    board = Board(specs, capacity=nodes + nodes // 10)
-    asks = _asks(chance)
+    snapshot = Snapshot(specs, capacity=nodes + nodes // 10)
+    requests = _requests(chance)
     began = time.perf_counter()
-    numbers = Numbers.of(DEFAULT, Outline.of(board), Mix.of(asks))
+    numbers = Numbers.of(DEFAULT, Outline.of(snapshot), Mix.of(requests))
     took = time.perf_counter() - began
-    made = Cluster(board, Policy.made_of(numbers, board), asks, [])
+    made = Cluster(snapshot, Policy.made_of(numbers, snapshot), requests, [])
     for _ in range(pods):
-        ask = chance.choice(asks)
+        request = chance.choice(requests)
         for window in (8, 64, 512):
-            ranking = board.rank_array(ask, made.policy.native, chance.sample(range(nodes), min(window, nodes)))
+            ranking = snapshot.rank_array(request, made.policy.native, chance.sample(range(nodes), min(window, nodes)))
             if ranking.best() >= 0:
                 break
         if ranking.best() >= 0:
             place = ranking.place(ranking.best())
-            board.take(ask, place)
-            made.running.append((ask, place))
+            snapshot.take(request, place)
+            made.running.append((request, place))
     linked = [0xFF & ~(1 << device) for device in range(DEVICES)]
     for index, spec in enumerate(specs):
-        board.set_links(index, linked if spec.model != "L40S" else [0] * DEVICES, [0, 0, 0, 0, 1, 1, 1, 1])
+        snapshot.set_links(index, linked if spec.model != "L40S" else [0] * DEVICES, [0, 0, 0, 0, 1, 1, 1, 1])
         for device in range(DEVICES):
-            _measure(board, chance, index, device)
+            _measure(snapshot, chance, index, device)
     return made, took
 
 
-def _measure(board: Board, chance: random.Random, index: int, device: int) -> None:
-    board.set_use(
+def _measure(snapshot: Snapshot, chance: random.Random, index: int, device: int) -> None:
+    snapshot.set_use(
         index,
         device,
         busy_milli=chance.randrange(1001),
@@ -111,10 +111,12 @@ def _measure(board: Board, chance: random.Random, index: int, device: int) -> No
     )
 
 
-def decide(board: Board, policy: NativePolicy, ask: PodAsk, candidates: NDArray[np.int32]) -> Place | None:
+def decide(
+    snapshot: Snapshot, policy: NativePolicy, request: PodRequest, candidates: NDArray[np.int32]
+) -> Place | None:
     """Return the best place among the candidates that fit."""
-    fitting = candidates[board.fit_array(ask, candidates) == Verdict.FITS]
-    ranking = board.rank_array(ask, policy, fitting)
+    fitting = candidates[snapshot.fit_array(request, candidates) == Verdict.FITS]
+    ranking = snapshot.rank_array(request, policy, fitting)
     best = ranking.best()
     return ranking.place(best) if best >= 0 else None
 
@@ -134,24 +136,24 @@ class Times:
 
 def decisions(made: Cluster, candidates: int, count: int) -> Times:
     """Decide about `count` pods."""
-    chance, board = random.Random(candidates), made.board
+    chance, snapshot = random.Random(candidates), made.snapshot
     numbers = np.random.default_rng(candidates)
-    nodes = len(board.nodes)
+    nodes = len(snapshot.nodes)
     times = Times([], [])
     gc.collect()
     gc.freeze()  # else the collector would scan the running pods again and again
     for number in range(count):
-        ask = chance.choice(made.asks)
+        request = chance.choice(made.requests)
         among = numbers.choice(nodes, candidates, replace=False).astype(np.int32)
         began, worked = time.perf_counter(), time.thread_time()
-        place = decide(board, made.policy.native, ask, among)
+        place = decide(snapshot, made.policy.native, request, among)
         times.worked_ms.append((time.thread_time() - worked) * 1e3)
         times.passed_ms.append((time.perf_counter() - began) * 1e3)
         if place is not None:
-            board.take(ask, place)
-            made.running.append((ask, place))
-        board.give_back(*made.running.pop(chance.randrange(len(made.running))))
-        _measure(board, chance, chance.randrange(nodes), chance.randrange(DEVICES))
+            snapshot.take(request, place)
+            made.running.append((request, place))
+        snapshot.give_back(*made.running.pop(chance.randrange(len(made.running))))
+        _measure(snapshot, chance, chance.randrange(nodes), chance.randrange(DEVICES))
         if number % REFRESH == 0:
             made.policy.refresh()
     gc.unfreeze()
@@ -172,8 +174,8 @@ def _each(count: int, act: Callable[[], object]) -> list[float]:
 
 
 def _described(made: Cluster) -> str:
-    full = 1 - sum(made.board.free_milli.values()) / (len(made.board.nodes) * DEVICES * 1000)
-    return f"{len(made.board.nodes):,} nodes, {len(made.running):,} pods, {full:.0%} full"
+    full = 1 - sum(made.snapshot.free_milli.values()) / (len(made.snapshot.nodes) * DEVICES * 1000)
+    return f"{len(made.snapshot.nodes):,} nodes, {len(made.running):,} pods, {full:.0%} full"
 
 
 def _judged(made: Cluster, count: int) -> list[Line]:
@@ -206,8 +208,8 @@ def measure(scale: Scale) -> list[Line]:
     refresh = statistics.median(_each(50, made.policy.refresh))
     what, bar = f"a look at what is scarce: {NODES:,} nodes", f"≤ {REFRESH_BAR_MS:g} ms"
     lines.append(Line(what, bar, f"{refresh:.2f} ms", refresh <= REFRESH_BAR_MS))
-    row = statistics.median(_each(1000, lambda: made.board.set_left(0, 1, 1, [500] * DEVICES, [500] * DEVICES)))
+    row = statistics.median(_each(1000, lambda: made.snapshot.set_left(0, 1, 1, [500] * DEVICES, [500] * DEVICES)))
     lines.append(Line("what is left of a node set anew", "", f"{row * 1e3:.1f} µs", None))
-    kinds = len(Mix.of(made.asks).parts)
+    kinds = len(Mix.of(made.requests).parts)
     lines.append(Line(f"the numbers of a policy, for a mix of {kinds:,} kinds", "", f"{numbers_s:.2f} s", None))
     return lines + _judged(cluster(pods=FEWER_PODS)[0], count)

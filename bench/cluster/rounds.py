@@ -1,8 +1,8 @@
-"""Measures how long a decision round takes in a large cluster, and how soon many gangs are released. Virtual time.
+"""Measures how long a scheduling cycle takes in a large cluster, and how soon many gangs are released. Virtual time.
 
-10,000 pods wait for 1,000 full nodes of eight devices. Before each round some pods end, and the round places others
-there. The first round takes over all pods, as when the controller starts: it is shown apart. 100 gangs of 64 come to an
-empty cluster, and rounds follow each other until all are released: the time of the rounds counts. One thread, no I/O.
+10,000 pods wait for 1,000 full nodes of eight devices. Before each cycle some pods end, and the cycle places others
+there. The first cycle takes over all pods, as when the controller starts: it is shown apart. 100 gangs of 64 come to an
+empty cluster, and cycles follow each other until all are released: the time of the cycles counts. One thread, no I/O.
 """
 
 import gc
@@ -14,7 +14,7 @@ from bench.bars import figures
 from bench.scale import Scale
 from bench.table import Line
 from sharepod.scheduler.controller.queues import Queues
-from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.simulation.job_run import Task
 from sharepod.scheduler.simulation.timeline import Timeline
 
@@ -32,8 +32,8 @@ def _nodes(count: int) -> list[NodeSpec]:
     return [NodeSpec(f"node-{number:04d}", 192_000, 2_000_000, DEVICES, "H200", 144_384) for number in range(count)]
 
 
-def _ask(milli: int) -> PodAsk:
-    return PodAsk(500 + 10 * milli, 1_000 + 100 * milli, (ShareAsk(milli, 1, 50 * milli),))
+def _request(milli: int) -> PodRequest:
+    return PodRequest(500 + 10 * milli, 1_000 + 100 * milli, (ShareRequest(milli, 1, 50 * milli),))
 
 
 def _full(waiting: int, nodes: int) -> Timeline:
@@ -41,18 +41,18 @@ def _full(waiting: int, nodes: int) -> Timeline:
     chance = random.Random(SEED)
     line = Timeline(_nodes(nodes), Queues())
     for number in range(nodes * DEVICES):
-        line.come(Task(f"r{number}", f"user{number % 40}", 100, _ask(1000), 0.0, 1e9))
+        line.come(Task(f"r{number}", f"user{number % 40}", 100, _request(1000), 0.0, 1e9))
     while line.step():
         line.now_s += 1
     for number in range(waiting):
         milli = chance.choice((100, 200, 250, 300, 470, 500, 700, 810, 1000))
         priority = chance.choice((0, 0, 100))
-        line.come(Task(f"w{number}", f"user{chance.randrange(40)}", priority, _ask(milli), line.now_s, 1e9))
+        line.come(Task(f"w{number}", f"user{chance.randrange(40)}", priority, _request(milli), line.now_s, 1e9))
     return line
 
 
 def rounds(waiting: int, nodes: int, count: int) -> list[float]:
-    """Return how long each round took in ms: the first one, and those after some pods have ended."""
+    """Return how long each cycle took in ms: the first one, and those after some pods have ended."""
     line, took = _full(waiting, nodes), []
     gc.collect()
     gc.freeze()  # as the scheduler does
@@ -71,10 +71,10 @@ def rounds(waiting: int, nodes: int, count: int) -> list[float]:
 
 
 def gangs(count: int, size: int, nodes: int) -> float:
-    """Return how long the release of the gangs took, in seconds of rounds."""
+    """Return how long the release of the gangs took, in seconds of cycles."""
     line = Timeline(_nodes(nodes), Queues())
     for number in range(count):
-        line.come(Task(f"g{number}", f"user{number % 10}", 0, _ask(1000), 0.0, 1e9, size, size))
+        line.come(Task(f"g{number}", f"user{number % 10}", 0, _request(1000), 0.0, 1e9, size, size))
     took = 0.0
     for _ in range(10 * count):
         began = time.perf_counter()
@@ -87,11 +87,11 @@ def gangs(count: int, size: int, nodes: int) -> float:
 
 
 def measure(_scale: Scale) -> list[Line]:
-    """Measure a round and the release of many gangs."""
+    """Measure a cycle and the release of many gangs."""
     first, *took = rounds(WAITING, NODES, 1 + ROUNDS)
     p50, p95 = (figures.percentile([round(value * 1e6) for value in took], percent) / 1e6 for percent in (50, 95))
     gangs_s = gangs(GANGS, SIZE, NODES)
-    what = f"a decision round: {WAITING} pods wait, {NODES} nodes, p50 / p95 of {ROUNDS}"
+    what = f"a scheduling cycle: {WAITING} pods wait, {NODES} nodes, p50 / p95 of {ROUNDS}"
     line = Line(
         what, f"p95 ≤ {ROUND_MS} ms",
         f"{p50:.0f} / {p95:.0f} ms (the first one {first:.0f})", p95 <= ROUND_MS, detail={"ms": took},

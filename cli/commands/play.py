@@ -1,4 +1,4 @@
-"""`sharepod simulate --times`: pods come, wait, yield and go, and the rounds are those of a live cluster."""
+"""`sharepod simulate --times`: pods come, wait, yield and go, and the cycles are those of a live cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Played:
 
     Attributes:
         policy: its name.
-        rounds: the number of rounds.
+        rounds: the number of scheduling cycles.
         devices: the devices of all nodes.
         used: the part of all devices' time that was used, from the first task's arrival to the last one's, 0..1.
         unfit: tasks that would not fit into the empty cluster; they count nowhere else.
@@ -103,11 +103,11 @@ def listed(path: Path) -> list[Task]:
     return [
         Task(
             # A name may occur twice: each line is a task of its own.
-            f"{item.pod.name}#{number}", item.user or "default", item.priority, item.pod.ask, item.came_s - first_s,
+            f"{item.pod.name}#{number}", item.user or "default", item.priority, item.pod.request, item.came_s - first_s,
             max(1.0, (last_s if item.ended_s is None else item.ended_s) - item.came_s), item.size, item.least,
         )
         for number, item in enumerate(timed)
-        if item.pod.ask.shares
+        if item.pod.request.shares
     ]  # fmt: skip
 
 

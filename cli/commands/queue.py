@@ -34,7 +34,7 @@ def queue(
 
     A job is a gang or a pod by itself, a queue is a namespace. A job that has waited for longer than its queue's
     longest-wait is tried first, then the higher priority, then the queue with the smaller SHARE of the cluster. PODS
-    2-4 is a gang: 2 start together, 2 more follow. WHY is what the last round found. sharepod explain pod/NAME says
+    2-4 is a gang: 2 start together, 2 more follow. WHY is what the last cycle found. sharepod explain pod/NAME says
     more.
 
     It runs in the scheduler's pod: kubectl -n sharepod exec deploy/sharepod-scheduler -- sharepod queue

@@ -1,8 +1,8 @@
-"""Writes the orders of a decision round to the API server (gates, annotations, evictions) and reports the results.
+"""Writes the actions of a scheduling cycle to the API server (gates, annotations, evictions) and reports the results.
 
 Each order is one request. It names its pod by uid, so that the API server refuses it for another pod of the same name.
 Making it twice does no harm. A request that fails is tried again while the decision counts on the view (TRY_S); after
-that the next round decides anew.
+that the next cycle decides anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from sharepod.deviceplugin.core.terms import YIELD
 from sharepod.kube.client import MERGE, Answer, ApiUnavailable
 from sharepod.kube.events import Subject
-from sharepod.scheduler.controller.actions import Evict, Order, Release, Tell, Yield
+from sharepod.scheduler.controller.actions import Action, Evict, Release, Tell, Yield
 from sharepod.scheduler.gate_metrics import GateCounters
 from sharepod.scheduler.state.cluster import ASSUMED_S
 from sharepod.scheduler.state.pod import GATE, NODE, device_annotations
@@ -59,21 +59,21 @@ class ActionWriter:
         """Tells whether this replica still decides. When it does not, no request is tried again."""
         self.counters = GateCounters()
 
-    def write(self, orders: Iterable[Order]) -> None:
-        """Start to write orders; those that make room come first."""
+    def write(self, actions: Iterable[Action]) -> None:
+        """Start to write actions; those that make room come first."""
         rank = {Yield: 0, Evict: 1, Release: 2, Tell: 3}
-        for order in sorted(orders, key=lambda order: rank[type(order)]):
-            if isinstance(order, Tell):
-                self.tell(order.pod, order.reason, order.text, warning=order.warning)
-            elif isinstance(order, Yield):
-                reason = {"pause": "Paused", "limit": "Limited", "": "Resumed"}[order.how]
-                self._start("yield", order.pod, self._yield(order), partial(self._yielded, reason.lower()))
-                self.tell(order.pod, reason, order.why, warning=False)
-            elif isinstance(order, Evict):
-                self._start("evict", order.pod, self._evict(order), partial(self._evicted, order))
+        for action in sorted(actions, key=lambda action: rank[type(action)]):
+            if isinstance(action, Tell):
+                self.tell(action.pod, action.reason, action.text, warning=action.warning)
+            elif isinstance(action, Yield):
+                reason = {"pause": "Paused", "limit": "Limited", "": "Resumed"}[action.how]
+                self._start("yield", action.pod, self._yield(action), partial(self._yielded, reason.lower()))
+                self.tell(action.pod, reason, action.why, warning=False)
+            elif isinstance(action, Evict):
+                self._start("evict", action.pod, self._evict(action), partial(self._evicted, action))
             else:
-                for assumed in order.places:
-                    done = partial(self._released, order, assumed)
+                for assumed in action.places:
+                    done = partial(self._released, action, assumed)
                     self._start("release", assumed.pod, self._release(assumed), done)
 
     def tell(self, pod: Pod, reason: str, text: str, *, warning: bool) -> None:
@@ -105,28 +105,28 @@ class ActionWriter:
         else:
             result = "budget" if answer is None else _result(answer)
             cause = "" if answer is None or answer.status in _DONE else str(self._client.refusal(answer))
-        self.counters.orders[kind, result] += 1
+        self.counters.actions[kind, result] += 1
         if result == "written":
             done()
         if cause:
             aside = {"order": kind, "pod": pod.title, "pod_uid": pod.uid, "cause": cause}
             log.warning("order not written", extra=aside)
 
-    def _released(self, order: Release, assumed: Assumed) -> None:
+    def _released(self, action: Release, assumed: Assumed) -> None:
         """Write one Event for all pods that were released together, unless too many Events wait already."""
         self.released(assumed.pod)
-        if assumed is not order.places[0] or self._events.waiting > _NEWS_MAX:
+        if assumed is not action.places[0] or self._events.waiting > _NEWS_MAX:
             return
-        nodes = sorted({place.node for place in order.places})
+        nodes = sorted({place.node for place in action.places})
         text = f"its gate has gone: it goes to node {assumed.node}"
-        if len(order.places) > 1:
-            text += f", all {len(order.places)} of {order.job.title} that it needs to {len(nodes)} nodes"
+        if len(action.places) > 1:
+            text += f", all {len(action.places)} of {action.job.title} that it needs to {len(nodes)} nodes"
         self.tell(assumed.pod, "Released", text, warning=False)
 
-    def _evicted(self, order: Evict) -> None:
-        self.counters.evictions[order.cause] += 1
-        self.counters.yields["evicted"] += order.cause == "yield"
-        self.tell(order.pod, "Evicted", order.why, warning=True)
+    def _evicted(self, action: Evict) -> None:
+        self.counters.evictions[action.cause] += 1
+        self.counters.yields["evicted"] += action.cause == "yield"
+        self.tell(action.pod, "Evicted", action.why, warning=True)
 
     def _yielded(self, kind: str) -> None:
         self.counters.yields[kind] += 1
@@ -148,16 +148,16 @@ class ActionWriter:
         }
         return await self._patch(pod, body, _STRATEGIC)
 
-    async def _yield(self, order: Yield) -> Answer:
-        body: dict[str, object] = {"metadata": {"uid": order.pod.uid, "annotations": {YIELD: order.how or None}}}
-        return await self._patch(order.pod, body, MERGE)
+    async def _yield(self, action: Yield) -> Answer:
+        body: dict[str, object] = {"metadata": {"uid": action.pod.uid, "annotations": {YIELD: action.how or None}}}
+        return await self._patch(action.pod, body, MERGE)
 
     async def _patch(self, pod: Pod, body: dict[str, object], media: str) -> Answer:
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         return await self._again(lambda: self._client.call("PATCH", path, body=body, media=media, timeout_s=CALL_S))
 
-    async def _evict(self, order: Evict) -> Answer | None:
-        pod = order.pod
+    async def _evict(self, action: Evict) -> Answer | None:
+        pod = action.pod
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
         body: dict[str, object] = {
             "apiVersion": "policy/v1",
@@ -171,7 +171,7 @@ class ActionWriter:
             if error.status != 429 or _BUDGET not in str(error):
                 raise
             self.refused(pod)
-            self.tell(pod, "NotEvicted", f"a disruption budget keeps it: {order.why}", warning=True)
+            self.tell(pod, "NotEvicted", f"a disruption budget keeps it: {action.why}", warning=True)
             return None
 
     async def _again(self, call: Callable[[], Coroutine[None, None, Answer]]) -> Answer:

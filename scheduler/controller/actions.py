@@ -1,4 +1,4 @@
-"""The orders of a decision round, as values: action_writer.py writes them, simulation/timeline.py plays them."""
+"""The actions of a scheduling cycle, as values: action_writer.py writes them, simulation/timeline.py plays them."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ class Tell:
     warning: bool = True
 
 
-Order = Release | Yield | Evict | Tell
+Action = Release | Yield | Evict | Tell

@@ -1,6 +1,6 @@
-"""Holds what decision rounds remember: the jobs, and since when a pod exists, runs, is paused and so on. Pure.
+"""Holds what scheduling cycles remember: the jobs, and since when a pod exists, runs, is paused and so on. Pure.
 
-It takes over only the changes of the cluster's view. So the cost of a round depends on what has changed and what waits,
+It takes over only the changes of the cluster's view. So the cost of a cycle depends on what has changed and what waits,
 not on what runs. All times are of one clock that does not jump. A replica that starts anew notes the times that the API
 server has, and decides the same.
 """
@@ -39,8 +39,8 @@ SPARED_S: Final = 60.0
 _KINDS_MAX: Final = 65_536
 
 
-class Memory:
-    """The memory of one controller."""
+class ControllerState:
+    """The state of one controller."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
@@ -88,14 +88,14 @@ class Memory:
         self.told: dict[Key, str] = {}
         """The reason of the last Event about a job."""
         self.waiting: list[tuple[Job, str]] = []
-        """The jobs that waited after the last round, in the order in which they were tried, and why each waits."""
+        """The jobs that waited after the last cycle, in the order in which they were tried, and why each waits."""
 
         self.yields: dict[str, tuple[float, str]] = {}
         """By uid: since when a pod yields, and why, if this replica has decided it."""
         self.restarts = Restarts()
         self.counters = GateCounters()
         self.decides = False
-        """This replica decides. False: another one does, and what its rounds note is not known here."""
+        """This replica decides. False: another one does, and what its cycles note is not known here."""
         self._stale: set[Key] = set()
         """Jobs that have to be made anew."""
         self.capacity: tuple[tuple[NodeIndex, int, int], Capacity] | None = None
@@ -126,7 +126,7 @@ class Memory:
             if pod is None or not pod.yields:
                 self.yields.pop(uid, None)
             (self.limited.add if pod is not None and pod.yields == "limit" else self.limited.discard)(uid)
-            if pod is None or pod.withheld or not (pod.ask.shares or pod.refusal):
+            if pod is None or pod.withheld or not (pod.request.shares or pod.refusal):
                 self._forget(uid)
                 continue
             self._pods[uid] = pod

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.controller_state import ControllerState
     from sharepod.scheduler.controller.queues import Queues
 
 
@@ -17,19 +17,19 @@ def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / squares if squares else 1.0
 
 
-def weighted_shares(memory: Memory, queues: Queues) -> dict[str, float]:
+def weighted_shares(state: ControllerState, queues: Queues) -> dict[str, float]:
     """Return the dominant share, divided by its weight, of each queue that holds or waits for something."""
-    if memory.capacity is None:
+    if state.capacity is None:
         return {}
-    capacity = memory.capacity[1]
+    capacity = state.capacity[1]
     return {
-        name: memory.held(name, capacity.device_mib).dominant(capacity.total) / queues.of(name).weight
-        for name in sorted(memory.queues())
+        name: state.held(name, capacity.device_mib).dominant(capacity.total) / queues.of(name).weight
+        for name in sorted(state.queues())
     }
 
 
-def overfull(memory: Memory, queues: Queues) -> list[tuple[str, int, int]]:
+def overfull(state: ControllerState, queues: Queues) -> list[tuple[str, int, int]]:
     """Return the queues that hold more than their caps, with what they hold and their caps, in milli of devices."""
-    caps = [(name, cap) for name in memory.queues() if (cap := queues.of(name).cap_milli) is not None]
-    held = ((name, memory.held(name, 0).device_milli, cap) for name, cap in caps)
+    caps = [(name, cap) for name in state.queues() if (cap := queues.of(name).cap_milli) is not None]
+    held = ((name, state.held(name, 0).device_milli, cap) for name, cap in caps)
     return [one for one in held if one[1] > one[2]]

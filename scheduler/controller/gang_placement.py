@@ -1,7 +1,7 @@
 """Finds places for pods that start together, on the view of the cluster: for all of them or for none.
 
 A place that is found is assumed on the view at once, so that the next job does not get the same room. Members go to as
-few nodes as can take them, within the smallest domain (rack, switch, zone) that has room for all. Within a round room
+few nodes as can take them, within the smallest domain (rack, switch, zone) that has room for all. Within a cycle room
 only shrinks, unless others yield. So when pods do not fit, later pods that ask for the same are not tried.
 """
 
@@ -30,7 +30,7 @@ DOMAINS_TRIED: Final = 4
 
 
 class Placer:
-    """Finds places in one round."""
+    """Finds places in one cycle."""
 
     def __init__(self, cluster: Cluster, now_s: float, avoided: Iterable[tuple[str, str]] = ()) -> None:
         """Look at the cluster as of now; `avoided`: controllers, each with a node to which none of its pods is sent."""
@@ -126,7 +126,7 @@ class Placer:
             row = self._cluster.row(pod.place)
             if row is None or pod.uid not in row.places:
                 return False
-            for share, devices in zip(pod.ask.shares, row.places[pod.uid], strict=True):
+            for share, devices in zip(pod.request.shares, row.places[pod.uid], strict=True):
                 for device in devices:
                     needed[pod.place, device] = needed.get((pod.place, device), 0) + share.milli
                     if row.free_milli[device] < needed[pod.place, device]:
@@ -158,23 +158,23 @@ class Placer:
         cluster = self._cluster
         area = self._suited(pod, area)
         allowed = cluster.allowed(pod, area)
-        fits = cluster.board.fit_array(pod.ask, area, allowed) == Verdict.FITS
+        fits = cluster.snapshot.fit_array(pod.request, area, allowed) == Verdict.FITS
         fits &= cluster.node_index.units(area) >= pod.units
         if not fits.any():
             return -1
         area, allowed = area[fits], allowed[fits]
         if wanted > 1:  # better together than each pod on the node that is best for it alone
-            copies = np.minimum(cluster.board.copies_array(pod.ask, area, allowed), wanted)
+            copies = np.minimum(cluster.snapshot.copies_array(pod.request, area, allowed), wanted)
             most = copies == copies.max()
             area, allowed = area[most], allowed[most]
-        ranking = cluster.board.rank_array(pod.ask, cluster.policy.native, area, allowed)
+        ranking = cluster.snapshot.rank_array(pod.request, cluster.policy.native, area, allowed)
         best = ranking.best()
         return int(area[best]) if best >= 0 else -1
 
     def _assume_on(self, pod: Pod, node: int) -> Assumed | None:
         cluster = self._cluster
         one = np.array([node], dtype=np.int32)
-        ranking = cluster.board.rank_array(pod.ask, cluster.policy.native, one, cluster.allowed(pod, one))
+        ranking = cluster.snapshot.rank_array(pod.request, cluster.policy.native, one, cluster.allowed(pod, one))
         if ranking.best() < 0 or cluster.node_index.units(one)[0] < pod.units:
             return None
         name = cluster.node_index.name(node)
@@ -186,7 +186,7 @@ class Placer:
         """Yield the sets of nodes to be tried: the smallest domains first, at last all open nodes."""
         if len(pods) > 1:
             area = self._suited(pods[0], self._open)
-            found = self._cluster.board.copies_array(pods[0].ask, area, self._cluster.allowed(pods[0], area))
+            found = self._cluster.snapshot.copies_array(pods[0].request, area, self._cluster.allowed(pods[0], area))
             copies = dict(zip(area.tolist(), found.tolist(), strict=True))
             for level in self._domains():
                 sums = {
@@ -215,7 +215,7 @@ class Placer:
 
 def _class_of(pod: Pod) -> object:
     """Return what decides where a pod fits."""
-    return pod.ask, pod.constraints, pod.namespace, pod.affinity, pod.anti_affinity
+    return pod.request, pod.constraints, pod.namespace, pod.affinity, pod.anti_affinity
 
 
 def _depends_on_others(pods: Sequence[Pod]) -> bool:

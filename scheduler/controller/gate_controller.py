@@ -1,6 +1,7 @@
-"""The controller's loop: decides a round when something has changed or time has passed, and has its orders written.
+"""The controller's loop: runs a scheduling cycle when something has changed or time has passed.
 
-Only the replica that holds the lease decides; the others follow the cluster, so that they can take over at once.
+action_writer.py writes its actions. Only the replica that holds the lease decides; the others follow the cluster, so
+that they can take over at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sharepod.kube.events import Subject
 from sharepod.kube.informer import Informer, Pace, Source
 from sharepod.kube.objects import at
 from sharepod.scheduler.controller.actions import Release
-from sharepod.scheduler.controller.controller_state import Memory
+from sharepod.scheduler.controller.controller_state import ControllerState
 from sharepod.scheduler.controller.fairness import overfull
 from sharepod.scheduler.controller.queues import KEY, Queues, read_queues
 from sharepod.scheduler.controller.scheduling_cycle import PLACED, decide
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.scheduler.gates")
 
 ROUND_S: Final = 0.25
-"""The shortest time between two rounds: pods that come together are decided together."""
+"""The shortest time between two cycles: pods that come together are decided together."""
 LOOK_S: Final = 1.0
-"""The longest time between two rounds: waiting jobs age."""
+"""The longest time between two cycles: waiting jobs age."""
 FAILED_S: Final = 5.0
-"""The pause after a round that failed: the next one may fail, too."""
+"""The pause after a cycle that failed: the next one may fail, too."""
 TOLD_MAX: Final = 20
 """Queues over their caps that are reported at a time; `sharepod queue` shows all."""
 AGE_MAX_S: Final = 30 * 86_400.0
@@ -64,10 +65,10 @@ class GateController:
         """`not_ready` returns why nothing can be decided yet; `unix` is the wall clock, and may jump."""
         self._cluster, self._writer, self._lease = cluster, writer, lease
         self._not_ready, self._unix = not_ready, unix
-        self.memory, self.queues = Memory(), Queues()
+        self.state, self.queues = ControllerState(), Queues()
         self.rounds = 0
         self.last_s = 0.0
-        """How long the last round took."""
+        """How long the last cycle took."""
         self.refusal = ""
         """Why the rules of queues are not those that were last given; empty: they are."""
         self._rules: Subject | None = None
@@ -81,7 +82,7 @@ class GateController:
         """How far the wall clock has been set since this replica started."""
         self._over: frozenset[str] = frozenset()
         """Queues that hold more than their caps."""
-        writer.refused, writer.released, writer.counters = self._refused, self._released, self.memory.counters
+        writer.refused, writer.released, writer.counters = self._refused, self._released, self.state.counters
         writer.leads = lease.is_held
 
     async def follow_rules(self, client: Client, where: str) -> None:
@@ -118,7 +119,7 @@ class GateController:
                 try:
                     while self.look(now_s):
                         await asyncio.sleep(0)
-                except Exception:  # nothing is written; what the round has assumed on the view expires
+                except Exception:  # nothing is written; what the cycle has assumed on the view expires
                     log.exception("round failed", extra={"tried_again_s": FAILED_S})
                     await asyncio.sleep(FAILED_S)
                 version = self._cluster.version
@@ -128,23 +129,23 @@ class GateController:
         """Decide once, if this replica holds the lease; tell whether there is more to decide at once."""
         self._date(now_s)
         if self._not_ready() or not self._lease.is_held():
-            self.memory.look(self._cluster, (), now_s)
-            self.memory.decides = False
+            self.state.look(self._cluster, (), now_s)
+            self.state.decides = False
             return False
         began_s, result = time.perf_counter(), "failed"
         try:
-            orders = decide(self._cluster, self.memory, self.queues, now_s)
+            actions = decide(self._cluster, self.state, self.queues, now_s)
             result = "decided"
         finally:
             self.last_s = time.perf_counter() - began_s
-            self.memory.counters.rounds[result].observe(self.last_s)
+            self.state.counters.rounds[result].observe(self.last_s)
         self.rounds += 1
-        self._writer.write(orders)
+        self._writer.write(actions)
         self._look_at_caps()
         self._tell_news()
-        released = sum(len(order.places) for order in orders if isinstance(order, Release))
-        if orders:
-            log.info("decided", extra={"orders": len(orders), "released": released, "seconds": round(self.last_s, 4)})
+        released = sum(len(action.places) for action in actions if isinstance(action, Release))
+        if actions:
+            log.info("decided", extra={"orders": len(actions), "released": released, "seconds": round(self.last_s, 4)})
         return released >= PLACED
 
     def _date(self, now_s: float) -> None:
@@ -161,7 +162,7 @@ class GateController:
             if pod is not None:
                 age_s = _age(pod.created_s, unix_s, most_s)
                 started_s = now_s - _age(pod.started_s, unix_s, age_s) if pod.running and pod.started_s else None
-                self.memory.note(pod, since_s=now_s - age_s, started_s=started_s)
+                self.state.note(pod, since_s=now_s - age_s, started_s=started_s)
         self._dated = self._dated or not self._not_ready()
 
     def _offset(self, shown_s: float) -> float:
@@ -173,17 +174,17 @@ class GateController:
         return shown_s - self._jumped_s
 
     def _refused(self, pod: Pod) -> None:
-        self.memory.refused(pod, time.monotonic())
+        self.state.refused(pod, time.monotonic())
 
     def _released(self, pod: Pod) -> None:
-        waited_s = self.memory.waited_s(pod.uid, time.monotonic())
+        waited_s = self.state.waited_s(pod.uid, time.monotonic())
         if waited_s is not None:
-            urgent = min((share.share_class for share in pod.ask.shares), key=CLASSES.index, default=CLASSES[-1])
-            self.memory.counters.released(urgent, pod.priority, waited_s)
+            urgent = min((share.share_class for share in pod.request.shares), key=CLASSES.index, default=CLASSES[-1])
+            self.state.counters.released(urgent, pod.priority, waited_s)
 
     def _look_at_caps(self) -> None:
         """Report queues that hold more than their caps; none of their pods is ended for that."""
-        over = {name: held for name, held, cap in overfull(self.memory, self.queues)}
+        over = {name: held for name, held, cap in overfull(self.state, self.queues)}
         for name in sorted(over.keys() - self._over)[:TOLD_MAX]:
             cap = self.queues.of(name).cap_milli or 0
             text = (

@@ -56,17 +56,17 @@ def total_of(pods: Iterable[Pod], device_mib: int) -> Total:
     """Return what pods are promised. A share without a memory cap counts with its part of a device of `device_mib`."""
     device_milli = memory = cpu_milli = memory_mib = 0
     for pod in pods:
-        ask = pod.ask
-        cpu_milli += ask.cpu_milli
-        memory_mib += ask.memory_mib
-        for share in ask.shares:
+        request = pod.request
+        cpu_milli += request.cpu_milli
+        memory_mib += request.memory_mib
+        for share in request.shares:
             device_milli += share.milli * share.devices
             own = device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
             memory += own * share.devices
     return Total(device_milli, memory, cpu_milli, memory_mib)
 
 
-class Line:
+class JobOrder:
     """The waiting jobs, in the order in which they are tried."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Line:
     def exceeds(self, job: Job, pods: Sequence[Pod]) -> bool:
         """Tell whether a queue would hold more than its cap with these pods."""
         cap = self._queues.of(job.namespace).cap_milli
-        return cap is not None and self._held[job.namespace].device_milli + sum(pod.ask.milli for pod in pods) > cap
+        return cap is not None and self._held[job.namespace].device_milli + sum(pod.request.milli for pod in pods) > cap
 
     def __iter__(self) -> Iterator[Job]:
         """Yield every job once; jobs that are taken meanwhile change the order of the rest."""

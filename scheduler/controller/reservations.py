@@ -16,7 +16,7 @@ from sharepod.scheduler.controller.controller_state import LEAVE_S
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.controller_state import ControllerState
     from sharepod.scheduler.controller.gang_placement import Placer
     from sharepod.scheduler.controller.job import Job, Key
     from sharepod.scheduler.controller.queues import Queues
@@ -32,18 +32,18 @@ AGED_TWICE: Final = 2.0
 
 
 class Reservations:
-    """The reservations in one round."""
+    """The reservations in one cycle."""
 
     def __init__(
-        self, cluster: Cluster, memory: Memory, queues: Queues, placer: Placer, capacity: Capacity, now_s: float
+        self, cluster: Cluster, state: ControllerState, queues: Queues, placer: Placer, capacity: Capacity, now_s: float
     ) -> None:
-        self._cluster, self._memory, self._queues, self._now_s = cluster, memory, queues, now_s
+        self._cluster, self._state, self._queues, self._now_s = cluster, state, queues, now_s
         self._placer, self._capacity = placer, capacity
-        self._kept = memory.kept
+        self._kept = state.kept
         self._closing: list[tuple[Key, Job, bool, bool, tuple[str, ...]]] = []
         """Each reservation's job, whether the job has aged twice, whether evicted pods are ending there, the nodes."""
         self.ending: frozenset[str] = frozenset()
-        """Nodes on which pods were evicted, or are to be paused, in this round: on the view they have gone already."""
+        """Nodes on which pods were evicted, or are to be paused, in this cycle: on the view they have gone already."""
         self._note()
 
     def __contains__(self, job: Job) -> bool:
@@ -60,7 +60,7 @@ class Reservations:
         return self._kept[job.key][0] if job.key in self._kept else ()
 
     def free(self, job: Job) -> tuple[str, ...]:
-        """Return the nodes reserved for a job on which the view is real: this round has evicted no pod there."""
+        """Return the nodes reserved for a job on which the view is real: this cycle has evicted no pod there."""
         return tuple(name for name in self.nodes(job) if name not in self.ending)
 
     def where(self, job: Job) -> str:
@@ -124,21 +124,21 @@ class Reservations:
         leaving = self._leaving()
         self._closing = []
         for key, (nodes, _) in self._kept.items():
-            job = self._memory.jobs.get(key)
+            job = self._state.jobs.get(key)
             if job is not None:
                 ends = not leaving.isdisjoint(nodes)
                 self._closing.append((key, job, self._has_aged_twice(job), ends, nodes))
 
     def _leaving(self) -> set[str]:
         """Return the nodes on which evicted pods are ending."""
-        return {pod.place for uid in self._memory.leaving if (pod := self._cluster.pod(uid))}
+        return {pod.place for uid in self._state.leaving if (pod := self._cluster.pod(uid))}
 
     def _may_stand_empty(self, job: Job, nodes: Sequence[str]) -> bool:
         """Tell whether nodes may stand empty for a job: even one is too much for a small job in a small cluster."""
         kept = {name for own, _ in self._kept.values() for name in own}
         if self._capacity.part({*kept, *nodes}) <= KEPT_PART:
             return True
-        large = sum(pod.ask.milli for pod in job.needed) > KEPT_PART * self._capacity.total.device_milli
+        large = sum(pod.request.milli for pod in job.needed) > KEPT_PART * self._capacity.total.device_milli
         return not kept and (large or self._has_aged_twice(job))
 
     def _has_aged_twice(self, job: Job) -> bool:

@@ -12,11 +12,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.scheduler.controller.actions import Evict, Order, Tell
+from sharepod.scheduler.controller.actions import Action, Evict, Tell
 from sharepod.scheduler.controller.job import key_of
 
 if TYPE_CHECKING:
-    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.controller_state import ControllerState
     from sharepod.scheduler.controller.job import Job, Key
     from sharepod.scheduler.state.cluster import Cluster
     from sharepod.scheduler.state.pod import Pod
@@ -110,45 +110,45 @@ class Restarts:
             found[key] = f"its gang starts anew, and members of before have not ended yet: {ending.why}"
         return found
 
-    def restart(self, cluster: Cluster, memory: Memory, now_s: float) -> list[Order]:
-        """Return the orders that end the pods of gangs that start anew."""
-        orders: list[Order] = []
+    def restart(self, cluster: Cluster, state: ControllerState, now_s: float) -> list[Action]:
+        """Return the actions that end the pods of gangs that start anew."""
+        actions: list[Action] = []
         if not self._looked:
             self._looked = True
-            self._find_lost(memory, now_s)
+            self._find_lost(state, now_s)
         for uid, lost in list(self._lost.items()):
             if lost.how or now_s - lost.at_s > ASKED_S:
                 del self._lost[uid]
-                orders += self._begin(memory, lost, now_s)
+                actions += self._begin(state, lost, now_s)
         for key, ending in list(self._ending.items()):
             rest = [
                 pod
-                for pod in memory.members.get(key, {}).values()
+                for pod in state.members.get(key, {}).values()
                 if not pod.deleting
                 and (not pod.gated or cluster.assumed(pod.uid) is not None)
-                and memory.came_s(pod) <= ending.at_s
+                and state.came_s(pod) <= ending.at_s
             ]
             if not rest:
                 del self._ending[key]
             for pod in rest:
-                if pod.uid not in memory.spared and pod.uid not in memory.leaving:
-                    orders.append(Evict(pod, ending.why, "restart"))
-                    memory.evicted(pod, now_s, cluster)
-        return orders
+                if pod.uid not in state.spared and pod.uid not in state.leaving:
+                    actions.append(Evict(pod, ending.why, "restart"))
+                    state.evicted(pod, now_s, cluster)
+        return actions
 
-    def _begin(self, memory: Memory, lost: Lost, now_s: float) -> list[Order]:
+    def _begin(self, state: ControllerState, lost: Lost, now_s: float) -> list[Action]:
         key = key_of(lost.pod)
-        job = memory.jobs.get(key)
+        job = state.jobs.get(key)
         if job is None or key in self._ending or lost.how not in (FAILED, GONE):
             return []
-        rest = [pod for pod in job.released if memory.came_s(pod) <= lost.at_s]
+        rest = [pod for pod in job.released if state.came_s(pod) <= lost.at_s]
         if not rest or (lost.how == GONE and len(job.released) >= job.least):
             return []
         what = "failed" if lost.how == FAILED else "is gone"
         why = f"member {lost.pod.name} of its gang {what} ({lost.detail}): all start anew"
         self._ending[key] = _Ending(lost.at_s, why)
-        memory.released.pop(key, None)
-        memory.counters.gangs["restarted"] += 1
+        state.released.pop(key, None)
+        state.counters.gangs["restarted"] += 1
         pause = self._pause(key, now_s)
         text = f"{what} ({lost.detail}): the {len(rest)} other members of {job.title} start anew with it"
         if pause.times > 1:
@@ -164,12 +164,12 @@ class Restarts:
             self._pauses.popitem(last=False)
         return pause
 
-    def _find_lost(self, memory: Memory, now_s: float) -> None:
+    def _find_lost(self, state: ControllerState, now_s: float) -> None:
         """Find gangs that lost a member before this replica decided: a new one has come since the others started."""
-        for job in memory.waits.values():
+        for job in state.waits.values():
             if job.restart == "whole" and not job.resumes and job.released and job.needed:
-                running = [memory.started_s(pod) for pod in job.released if pod.running]
-                if running and min(running) + 1.0 < min(map(memory.came_s, job.needed)):  # times are whole seconds
+                running = [state.started_s(pod) for pod in job.released if pod.running]
+                if running and min(running) + 1.0 < min(map(state.came_s, job.needed)):  # times are whole seconds
                     self._lost[job.needed[0].uid] = Lost(job.needed[0], now_s, GONE, _before(job))
 
 

@@ -1,4 +1,4 @@
-"""Decides one round: which waiting jobs are released, and which pods yield for them. Pure: `now_s` is given.
+"""Decides one scheduling cycle: which waiting jobs are released, and which pods yield for them. Pure: `now_s` is given.
 
 Jobs are considered in their order (job_order.py). Each gets a place for all of its members, or other pods make room for
 it, or it waits. A waiting job does not hold up the jobs behind it. When it has waited too long, nodes are reserved for
@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.scheduler.controller.actions import Evict, Order, Release, Tell, Yield
+from sharepod.scheduler.controller.actions import Action, Evict, Release, Tell, Yield
 from sharepod.scheduler.controller.controller_state import BIND_S
 from sharepod.scheduler.controller.gang_placement import Placer
 from sharepod.scheduler.controller.job import key_of
-from sharepod.scheduler.controller.job_order import Line
+from sharepod.scheduler.controller.job_order import JobOrder
 from sharepod.scheduler.controller.reservations import Reservations
 from sharepod.scheduler.preemption.contention import CALM_S, may_burst, relieve
 from sharepod.scheduler.preemption.preemption_units import LAST, PreemptionUnit
@@ -25,16 +25,16 @@ from sharepod.scheduler.state.capacity import capacity_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.controller_state import ControllerState
     from sharepod.scheduler.controller.job import Job, Key
     from sharepod.scheduler.controller.queues import Queues
     from sharepod.scheduler.state.cluster import Assumed, Cluster
     from sharepod.scheduler.state.pod import Pod
 
 PLACED: Final = 256
-"""The most pods that are placed in one round; the next round then follows at once."""
+"""The most pods that are placed in one cycle; the next cycle then follows at once."""
 PLANS: Final = 16
-"""Jobs for which one round may search victims, in a large cluster."""
+"""Jobs for which one cycle may search victims, in a large cluster."""
 PLANS_MOST: Final = 64
 """The same in a small cluster."""
 PLANNED: Final = 4096
@@ -43,41 +43,41 @@ OVERRUN: Final = -(2**31)
 """The priority of a paused pod that has run for longer than its queue allows: it goes on when no other job waits."""
 
 
-def decide(cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> list[Order]:
-    """Return the orders of one round."""
+def decide(cluster: Cluster, state: ControllerState, queues: Queues, now_s: float) -> list[Action]:
+    """Return the actions of one cycle."""
     cluster.advance(now_s)
     rules = (queues.default, *queues.by_name.values())
-    memory.look(cluster, _busy(cluster) if any(queue.idle_s is not None for queue in rules) else (), now_s)
-    if not memory.decides:
-        memory.take_over(now_s)
-    orders = relieve(cluster, memory, now_s) + memory.restarts.restart(cluster, memory, now_s)
-    orders += _Round(cluster, memory, queues, now_s).run()
-    for order in orders:
-        if isinstance(order, Yield):
-            memory.yielded(order.pod, order.how, order.why, now_s)
-    return orders
+    state.look(cluster, _busy(cluster) if any(queue.idle_s is not None for queue in rules) else (), now_s)
+    if not state.decides:
+        state.take_over(now_s)
+    actions = relieve(cluster, state, now_s) + state.restarts.restart(cluster, state, now_s)
+    actions += _Cycle(cluster, state, queues, now_s).run()
+    for action in actions:
+        if isinstance(action, Yield):
+            state.yielded(action.pod, action.how, action.why, now_s)
+    return actions
 
 
-class _Round:
-    def __init__(self, cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> None:
-        self._cluster, self._memory, self._queues, self._now_s = cluster, memory, queues, now_s
-        self._placer = Placer(cluster, now_s, memory.avoided)
-        self._counters = memory.counters
-        self._orders: list[Order] = []
+class _Cycle:
+    def __init__(self, cluster: Cluster, state: ControllerState, queues: Queues, now_s: float) -> None:
+        self._cluster, self._state, self._queues, self._now_s = cluster, state, queues, now_s
+        self._placer = Placer(cluster, now_s, state.avoided)
+        self._counters = state.counters
+        self._actions: list[Action] = []
         self._waits: list[tuple[Job, str]] = []
-        self._waiting = [self._resuming(job) for job in memory.waits.values()]
-        self._held_back = memory.restarts.holding(now_s)
-        self._capacity = capacity_of(cluster, memory)
+        self._waiting = [self._resuming(job) for job in state.waits.values()]
+        self._held_back = state.restarts.holding(now_s)
+        self._capacity = capacity_of(cluster, state)
         device_mib = self._capacity.device_mib
-        held = {name: memory.held(name, device_mib) for name in {job.namespace for job in self._waiting}}
+        held = {name: state.held(name, device_mib) for name in {job.namespace for job in self._waiting}}
         ready = [
             job
             for job in self._waiting
             if job.waiting and not job.refusal and not job.missing and (job.resumes or job.key not in self._held_back)
         ]
-        self._line = Line(ready, held, self._capacity.total, device_mib, queues, now_s)
-        self._aged = {job.key for job in self._line.aged}
-        self._reservations = Reservations(cluster, memory, queues, self._placer, self._capacity, now_s)
+        self._job_order = JobOrder(ready, held, self._capacity.total, device_mib, queues, now_s)
+        self._aged = {job.key for job in self._job_order.aged}
+        self._reservations = Reservations(cluster, state, queues, self._placer, self._capacity, now_s)
         self._holders: list[PreemptionUnit] | None = None
         self._yielding: Preemption | None = None
         self._vain: dict[object, tuple[int, int, str]] = {}
@@ -86,11 +86,11 @@ class _Round:
         self._placed = self._plans = 0
         self._plans_most = max(PLANS, min(PLANS_MOST, PLANNED // max(1, len(cluster.node_index.names()))))
         self._unplanned: set[Key] = set()
-        """Jobs for which no victims were searched in this round."""
+        """Jobs for which no victims were searched in this cycle."""
         self._tried: set[Key] = set()
         """Jobs for which victims were searched in vain."""
 
-    def run(self) -> list[Order]:
+    def run(self) -> list[Action]:
         for job in self._waiting:
             if job.refusal:
                 self._wait(job, job.refusal, "GateRefused")
@@ -104,7 +104,7 @@ class _Round:
         for job in self._in_order():
             self._reservations.open_for(job)
             if self._placed >= PLACED or self._has_yielded(job):
-                self._wait(job, "its turn comes in the next round")
+                self._wait(job, "its turn comes in the next cycle")
             elif not job.needed or self._try(job):
                 spare.append(job)
         if self._placed < PLACED:
@@ -113,16 +113,16 @@ class _Round:
                 self._grow(job)
         if self._yielding is not None:
             self._yielding.undo()
-        self._memory.tried = self._memory.tried | self._tried if self._unplanned - self._memory.tried else set()
-        self._memory.waiting = self._waits
-        return self._orders
+        self._state.tried = self._state.tried | self._tried if self._unplanned - self._state.tried else set()
+        self._state.waiting = self._waits
+        return self._actions
 
     def _in_order(self) -> Iterator[Job]:
         """Yield the jobs for which nodes are reserved, then all others."""
-        kept = [job for job in self._line.jobs if job in self._reservations]
+        kept = [job for job in self._job_order.jobs if job in self._reservations]
         yield from sorted(kept, key=lambda job: (-job.priority, job.since_s, job.key))
         first = {job.key for job in kept}
-        for job in self._line:
+        for job in self._job_order:
             if job.key not in first:
                 yield job
 
@@ -131,7 +131,7 @@ class _Round:
         needed = job.needed
         if job.resumes:
             return self._resume(job)
-        if self._line.exceeds(job, needed):
+        if self._job_order.exceeds(job, needed):
             cap = self._queues.of(job.namespace).cap_milli or 0
             self._wait(job, f"queue {job.namespace} would hold more than its cap of {cap / 1000:g} devices", "QueueCap")
             return False
@@ -171,21 +171,21 @@ class _Round:
         return False
 
     def _release(self, job: Job, pods: Sequence[Pod], places: Sequence[Assumed]) -> None:
-        self._orders.append(Release(job, tuple(places)))
+        self._actions.append(Release(job, tuple(places)))
         if pods == job.needed:
-            self._memory.released[job.key] = self._now_s
+            self._state.released[job.key] = self._now_s
             if job.is_gang and not job.released:
                 self._counters.gangs["released"] += 1
-                first_s = min(map(self._memory.came_s, job.waiting))
+                first_s = min(map(self._state.came_s, job.waiting))
                 self._counters.gang_times["release"].observe(self._now_s - first_s)
-        self._memory.told.pop(job.key, None)
+        self._state.told.pop(job.key, None)
         self._reservations.end(job)
-        self._line.take(job, pods)
+        self._job_order.take(job, pods)
         self._placed += len(pods)
 
     def _resume(self, job: Job) -> bool:
         """Let a paused job run again where it is, if all of its devices have room."""
-        if any(pod.uid in self._memory.pressed for pod in job.waiting):
+        if any(pod.uid in self._state.pressed for pod in job.waiting):
             self._wait(job, "is paused until those of higher priority beside it wait no more")
             return False
         ending = any(pod.place in self._reservations.ending for pod in job.waiting)
@@ -196,9 +196,9 @@ class _Round:
             self._cluster.presume(pod.uid, "", self._now_s)
         self._cluster.advance(self._now_s)
         if all(map(self._placer.has_room, job.waiting)):
-            self._orders += [Yield(pod, "", "there is room again") for pod in job.waiting]
-            self._line.take(job, job.waiting)
-            return False  # its members beyond the least are for the next round
+            self._actions += [Yield(pod, "", "there is room again") for pod in job.waiting]
+            self._job_order.take(job, job.waiting)
+            return False  # its members beyond the least are for the next cycle
         for pod in job.waiting:
             self._cluster.presume(pod.uid, "pause", self._now_s)
         self._cluster.advance(self._now_s)
@@ -214,13 +214,13 @@ class _Round:
             self._lowest = min((holder.priority for holder in self._holders), default=float("inf"))
         if not self._lowest < job.priority:
             return None
-        if self._plans >= self._plans_for(job) or job.key in self._memory.tried:
+        if self._plans >= self._plans_for(job) or job.key in self._state.tried:
             self._unplanned.add(job.key)
             return None
         if self._yielding is None:
-            spared = self._memory.spared
+            spared = self._state.spared
             ending = [
-                PreemptionUnit((pod,), LAST, (), may_pause=False, ends=True) for pod in self._memory.ending.values()
+                PreemptionUnit((pod,), LAST, (), may_pause=False, ends=True) for pod in self._state.ending.values()
             ]
             self._yielding = Preemption(self._cluster, self._placer, self._holders + ending, spared, self._now_s)
         self._plans += 1
@@ -230,7 +230,7 @@ class _Round:
             self._tried.add(job.key)
             return None
         why = f"for {job.title} of priority {job.priority}"
-        self._orders += [Yield(pod, "pause", why) for pod in plan.paused]
+        self._actions += [Yield(pod, "pause", why) for pod in plan.paused]
         if not plan.placed:
             self._evict(plan.evicted, why)
             self._tell_shrunk([pod for pod in plan.evicted if not pod.deleting], why)
@@ -250,14 +250,14 @@ class _Round:
             for other in self._cluster.pods_on(assumed.node):
                 beside = any(device in devices for share in other.chosen for device in share)
                 if beside and not other.yields and other.priority < job.priority and may_burst(other):
-                    self._orders.append(Yield(other, "limit", why))
+                    self._actions.append(Yield(other, "limit", why))
                     self._cluster.presume(other.uid, "limit", self._now_s)
-                    self._memory.pressed[other.uid] = self._now_s + CALM_S, assumed.pod.uid
+                    self._state.pressed[other.uid] = self._now_s + CALM_S, assumed.pod.uid
 
     def _all_holders(self) -> list[PreemptionUnit]:
         """Return all holders of shares; those that overran or idle have the lowest priority, LAST."""
         rules = (self._queues.default, *self._queues.by_name.values())
-        known = self._memory.holders.values()
+        known = self._state.holders.values()
         if all(queue.longest_run_s is None and queue.idle_s is None for queue in rules):
             return [holder for own in known for holder in own]
         return [
@@ -269,18 +269,18 @@ class _Round:
     def _tell_shrunk(self, evicted: Sequence[Pod], why: str) -> None:
         """Write an Event about each elastic gang that goes on without some of its members."""
         for key in sorted({key_of(pod) for pod in evicted if pod.gang}):
-            job = self._memory.jobs.get(key)
+            job = self._state.jobs.get(key)
             if job is not None and len(job.released) >= job.least:
                 self._counters.gangs["shrunk"] += 1
                 gone = sum(key_of(pod) == key for pod in evicted)
                 text = f"{gone} of its members make room {why}: the gang goes on with {len(job.released)}"
-                self._orders.append(Tell(job.released[0], "GangShrunk", text, warning=False))
+                self._actions.append(Tell(job.released[0], "GangShrunk", text, warning=False))
 
     def _grow(self, job: Job) -> None:
         """Release members that an elastic gang can have beyond its least, one by one."""
         grown: list[Pod] = []
         for pod in job.surplus:
-            if self._has_yielded(job) or self._line.exceeds(job, [pod]) or self._placed >= PLACED:
+            if self._has_yielded(job) or self._job_order.exceeds(job, [pod]) or self._placed >= PLACED:
                 break
             places = self._placer.place([pod])
             if places is None:
@@ -291,50 +291,50 @@ class _Round:
             self._counters.gangs["grown"] += 1
             there = len(job.released) + len(job.needed) + len(grown)
             text = f"the gang has {len(grown)} more of its members, {there} in all: it needs {job.least} to run"
-            self._orders.append(Tell(grown[0], "GangGrown", text, warning=False))
+            self._actions.append(Tell(grown[0], "GangGrown", text, warning=False))
 
     def _has_yielded(self, job: Job) -> bool:
-        """Tell whether a job has been made to yield in this round."""
-        return any(self._cluster.yields(pod) == "pause" or pod.uid in self._memory.leaving for pod in job.released)
+        """Tell whether a job has been made to yield in this cycle."""
+        return any(self._cluster.yields(pod) == "pause" or pod.uid in self._state.leaving for pod in job.released)
 
     def _end_overruns(self) -> None:
         """Evict jobs that have run for longer than their queue allows, where `end` is its rule."""
         rules = (self._queues.default, *self._queues.by_name.values())
         if not any(queue.overrun == "end" and queue.longest_run_s is not None for queue in rules):
             return
-        for job in list(self._memory.jobs.values()):
+        for job in list(self._state.jobs.values()):
             if self._queues.of(job.namespace).overrun == "end" and any(map(self._overruns, job.released)):
                 why = f"it has run for longer than queue {job.namespace} lets it"
                 self._evict(job.released, why, "overrun")
 
     def _evict(self, pods: Sequence[Pod], why: str, cause: str = "yield") -> None:
         for pod in pods:
-            if pod.uid not in self._memory.ending:  # else it ends anyway: waiting for it spares other pods
-                self._orders.append(Evict(pod, why, cause))
-            self._memory.evicted(pod, self._now_s, self._cluster)
+            if pod.uid not in self._state.ending:  # else it ends anyway: waiting for it spares other pods
+                self._actions.append(Evict(pod, why, cause))
+            self._state.evicted(pod, self._now_s, self._cluster)
 
     def _expire(self) -> None:
         """Start anew gangs that did not run in time after their release; give up single pods that were not bound."""
-        for key, released_s in list(self._memory.released.items()):
-            job = self._memory.jobs.get(key)
+        for key, released_s in list(self._state.released.items()):
+            job = self._state.jobs.get(key)
             running = sum(pod.running for pod in job.released) if job else 0
             unbound = [pod for pod in job.released if not pod.node] if job else []
             # A member that has ended is not waited for; its replacement is released with a timeout of its own.
             if job is None or not job.starts or not (job.timeout_s or unbound):
-                del self._memory.released[key]
+                del self._state.released[key]
                 if job is not None and job.is_gang and running >= job.least:
                     self._counters.gang_times["start"].observe(self._now_s - released_s)
             elif not job.timeout_s and self._now_s - released_s > BIND_S:
-                del self._memory.released[key]
+                del self._state.released[key]
                 for pod in unbound:
                     if pod.destined:
                         self._give_up(pod)
             elif job.timeout_s and self._now_s - released_s > job.timeout_s:
-                del self._memory.released[key]
+                del self._state.released[key]
                 for pod in unbound:
-                    self._memory.unbound(pod, self._now_s)
+                    self._state.unbound(pod, self._now_s)
                 text = f"{running} of {job.least} members ran {job.timeout_s} s after their release: all start anew"
-                self._orders += [Tell(pod, "GangTimedOut", text) for pod in job.released]
+                self._actions += [Tell(pod, "GangTimedOut", text) for pod in job.released]
                 self._evict(job.released, text, "timeout")
                 self._counters.gangs["timed_out"] += 1
 
@@ -342,11 +342,11 @@ class _Round:
         """Free the room of a pod that kube-scheduler does not bind, if its controller makes another in its place."""
         text = f"kube-scheduler has not bound it to {pod.place} for {BIND_S:g} s (`kubectl describe pod` says why)"
         if pod.controller:
-            self._memory.unbound(pod, self._now_s)
-            self._orders.append(Tell(pod, "NotBound", f"{text}: the next one of its controller is sent elsewhere"))
+            self._state.unbound(pod, self._now_s)
+            self._actions.append(Tell(pod, "NotBound", f"{text}: the next one of its controller is sent elsewhere"))
             self._evict([pod], text, "unbound")
         else:
-            self._orders.append(Tell(pod, "NotBound", f"{text}: its room is kept until it is bound or deleted"))
+            self._actions.append(Tell(pod, "NotBound", f"{text}: its room is kept until it is bound or deleted"))
 
     def _wait_for_members(self, job: Job) -> None:
         there = len(job.waiting) + len(job.released)
@@ -354,11 +354,11 @@ class _Round:
 
     def _wait(self, job: Job, why: str, reason: str = "Waits") -> None:
         self._waits.append((job, why))
-        # The details change with every round: `sharepod queue` shows them. The Event only says that the job waits.
-        if self._memory.told.get(job.key) != reason and not job.resumes:
-            self._memory.told[job.key] = reason
+        # The details change with every cycle: `sharepod queue` shows them. The Event only says that the job waits.
+        if self._state.told.get(job.key) != reason and not job.resumes:
+            self._state.told[job.key] = reason
             pod = job.waiting[0] if job.waiting else job.released[0]
-            self._orders.append(Tell(pod, reason, why, warning=reason != "Waits"))
+            self._actions.append(Tell(pod, reason, why, warning=reason != "Waits"))
 
     def _resuming(self, job: Job) -> Job:
         """Return a job that has paused pods as one that waits to go on; return any other job unchanged."""
@@ -367,14 +367,14 @@ class _Round:
             return job
         others = tuple(pod for pod in job.released if pod.yields != "pause")
         priority = OVERRUN if any(map(self._overruns, paused)) else job.priority
-        since_s = min(map(self._memory.since_s, paused))
+        since_s = min(map(self._state.since_s, paused))
         return replace(job, waiting=paused, released=others, priority=priority, since_s=since_s, resumes=True)
 
     def _overruns(self, pod: Pod) -> bool:
-        return self._memory.overruns(pod, self._queues.of(pod.namespace), self._now_s)
+        return self._state.overruns(pod, self._queues.of(pod.namespace), self._now_s)
 
     def _has_to_yield(self, pod: Pod) -> bool:
-        return self._overruns(pod) or self._memory.idles(pod, self._queues.of(pod.namespace), self._now_s)
+        return self._overruns(pod) or self._state.idles(pod, self._queues.of(pod.namespace), self._now_s)
 
 
 def _busy(cluster: Cluster) -> Iterator[str]:
@@ -387,9 +387,9 @@ def _busy(cluster: Cluster) -> Iterator[str]:
 
 def _shown(pods: Sequence[Pod]) -> str:
     """Return what pods ask for, in words."""
-    most = max(pods, key=lambda pod: pod.ask.milli)
+    most = max(pods, key=lambda pod: pod.request.milli)
     each = " and ".join(
         (f"{share.devices} x " if share.devices > 1 else "") + f"{share.milli / 10:g} percent"
-        for share in most.ask.shares
+        for share in most.request.shares
     )
     return f"{len(pods)} pods of {each}" if len(pods) > 1 else each

@@ -132,7 +132,7 @@ def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | No
     """Explain a pod. The view is settled."""
     assumed = cluster.assumed(pod.uid)
     node = pod.place or (assumed.node if assumed else "")
-    if pod.refusal or not pod.ask.shares or node:
+    if pod.refusal or not pod.request.shares or node:
         state = "refused" if pod.refusal else "bound" if pod.node else "sent" if node else "waiting"
         known_by = "" if pod.refusal else _known_by(cluster, pod, node)
         text = pod.refusal or _placed(cluster, pod, node, known_by) + _yields(cluster, pod)
@@ -183,7 +183,7 @@ def _going(pod: Pod) -> str:
 
 def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
     row, use = cluster.row(node), cluster.use(node)
-    if row is None or use is None or not pod.ask.shares:
+    if row is None or use is None or not pod.request.shares:
         return ""
     if pod.uid in row.homeless:
         return "homeless"
@@ -196,7 +196,7 @@ def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
 
 
 def _placed(cluster: Cluster, pod: Pod, node: str, known_by: str) -> str:
-    if not pod.ask.shares:
+    if not pod.request.shares:
         return "it asks for no share of a device"
     if cluster.row(node) is None:
         return f"it is on {node}: {NO_AGENT}"
@@ -247,7 +247,7 @@ def _uses(cluster: Cluster, judged: Judgement, ranking: Ranking, positions: Sequ
     _, indices = cluster.node_index.find([judged.names[position] for position in positions])
     native = cluster.policy.native
     with native.unweighted():
-        bare = cluster.board.rank_array(judged.pod.ask, native, indices, np.array(chosen, dtype=np.uint16))
+        bare = cluster.snapshot.rank_array(judged.pod.request, native, indices, np.array(chosen, dtype=np.uint16))
     return [
         int(ranking.cost[position]) - int(cost) for position, cost in zip(positions, bare.cost.tolist(), strict=True)
     ]

@@ -10,26 +10,26 @@ from sharepod.scheduler.gate_metrics import GateLook, QueueLook
 from sharepod.scheduler.placement.request import DEVICE_MILLI
 
 if TYPE_CHECKING:
-    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.controller_state import ControllerState
     from sharepod.scheduler.controller.queues import Queues
 
 
 def summarise_gates(
-    memory: Memory, queues: Queues, now_s: float, *, leading: bool, turns: int, rules_refused: bool
+    state: ControllerState, queues: Queues, now_s: float, *, leading: bool, turns: int, rules_refused: bool
 ) -> GateLook:
     """Return the numbers of this moment; only the replica that decides has numbers of queues."""
     found: defaultdict[str, QueueLook] = defaultdict(QueueLook)
     longest_s, fairness = 0.0, 1.0
     if leading:
-        for job in memory.waits.values():
-            shares = [share for pod in job.waiting for share in pod.ask.shares]
-            milli = sum(pod.ask.milli for pod in job.waiting)
+        for job in state.waits.values():
+            shares = [share for pod in job.waiting for share in pod.request.shares]
+            milli = sum(pod.request.milli for pod in job.waiting)
             paused = sum(pod.yields == "pause" for pod in job.released)
             look = QueueLook(len(job.waiting), len(shares), milli / DEVICE_MILLI, paused)
             found[job.namespace] = found[job.namespace].plus(look)
             if job.waiting:
                 longest_s = max(longest_s, now_s - job.since_s)
-        for name in memory.queues():
-            found[name] = found[name].plus(QueueLook(held=memory.held(name, 0).device_milli / DEVICE_MILLI))
-        fairness = jain(list(weighted_shares(memory, queues).values()))
+        for name in state.queues():
+            found[name] = found[name].plus(QueueLook(held=state.held(name, 0).device_milli / DEVICE_MILLI))
+        fairness = jain(list(weighted_shares(state, queues).values()))
     return GateLook(leading, turns, found, queues.by_name, longest_s, fairness, rules_refused)

@@ -61,7 +61,7 @@ def neighbours(cluster: Cluster, pod: Pod, node: str) -> tuple[Neighbours, ...]:
         other = counted(cluster, node, uid) if uid != pod.uid else None
         if other is None:
             continue
-        for container, share, devices in zip(other.containers, other.ask.shares, places, strict=True):
+        for container, share, devices in zip(other.containers, other.request.shares, places, strict=True):
             one = Neighbour(other.title, container, share.share_class, share.milli // 10, None, other.yields)
             for index in devices:
                 if index in expected:

@@ -1,6 +1,6 @@
 """Tells `sharepod explain` why a pod waits: the jobs before it, what its gang lacks, its possible victims. Pure.
 
-It shows the state after the last round. It decides nothing, and changes nothing on the view.
+It shows the state after the last cycle. It decides nothing, and changes nothing on the view.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from sharepod.scheduler.controller.fairness import weighted_shares
 from sharepod.scheduler.controller.job import key_of
 from sharepod.scheduler.placement.request import DEVICE_MILLI
 from sharepod.scheduler.preemption.preemption_units import LAST
-from sharepod.scheduler.preemption.victim_search import least_search, site_of
+from sharepod.scheduler.preemption.victim_search import candidate_of, least_search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.controller_state import ControllerState
     from sharepod.scheduler.controller.job import Job
     from sharepod.scheduler.controller.queues import Queues
     from sharepod.scheduler.preemption.preemption_units import PreemptionUnit
@@ -35,7 +35,7 @@ EXAMPLES: Final = 3
 NAMED: Final = 8
 """The most pods that are named in one list."""
 NOBODY: Final = "no pod of lower priority holds shares, and equals do not yield to each other"
-UNLISTED: Final = "it has come since the last round, or is released now"
+UNLISTED: Final = "it has come since the last cycle, or is released now"
 NEVER: Final = "its PriorityClass has preemptionPolicy Never: no pod yields for it"
 
 
@@ -99,7 +99,7 @@ class Barred:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """All that a round knows of a pod that waits or yields."""
+    """All that a cycle knows of a pod that waits or yields."""
 
     decides: bool
     """This replica decides. False: another one does, and knows the rest."""
@@ -107,9 +107,9 @@ class Turn:
     """The pod has no place yet. False: it yields where it is."""
     job: str
     why: str
-    """Why it is not released, in the last round's words."""
+    """Why it is not released, in the last cycle's words."""
     position: int | None
-    """From 1; None: it is not in the line, or no round has come to it yet."""
+    """From 1; None: it is not in the line, or no cycle has come to it yet."""
     in_line: int
     in_queue: int | None
     priority: int
@@ -124,40 +124,42 @@ class Turn:
     barred: tuple[Barred, ...]
 
 
-def turn_of(cluster: Cluster, memory: Memory, queues: Queues, pod: Pod, now_s: float, *, decides: bool) -> Turn | None:
+def turn_of(
+    cluster: Cluster, state: ControllerState, queues: Queues, pod: Pod, now_s: float, *, decides: bool
+) -> Turn | None:
     """Return the turn of a pod; None: it neither waits for a place nor yields to others."""
-    job, waits = memory.jobs.get(key_of(pod)), pod.gated and cluster.assumed(pod.uid) is None
+    job, waits = state.jobs.get(key_of(pod)), pod.gated and cluster.assumed(pod.uid) is None
     if job is None or not (waits or pod.yields):
         return None
-    listed = next((one for one in memory.waiting if one[0].key == job.key), None)
-    line = _in_line(memory, now_s) if decides else []
+    listed = next((one for one in state.waiting if one[0].key == job.key), None)
+    line = _in_line(state, now_s) if decides else []
     place = next((at for at, other in enumerate(line) if other.key == job.key), None)
     own = line[place] if place is not None else job
     before = line[:place] if place is not None else []
-    shares = weighted_shares(memory, queues)
+    shares = weighted_shares(state, queues)
     if waits:
-        why, waited_s = listed[1] if listed is not None else UNLISTED, memory.waited_s(pod.uid, now_s)
+        why, waited_s = listed[1] if listed is not None else UNLISTED, state.waited_s(pod.uid, now_s)
         if not job.refusal and all(one.uid != pod.uid for one in job.waiting):
             why = f"its gang has {len(job.released) + len(job.waiting)} other members already, as many as it takes"
     else:
-        since_s, why = memory.yields.get(pod.uid, (memory.paused_s(pod.uid), ""))
+        since_s, why = state.yields.get(pod.uid, (state.paused_s(pod.uid), ""))
         waited_s = None if since_s is None else max(0.0, now_s - since_s)
-    text, ways = _ways(cluster, memory, queues, job, now_s) if waits and decides else ("", ())
+    text, ways = _ways(cluster, state, queues, job, now_s) if waits and decides else ("", ())
     return Turn(
         decides, waits, job.title, why, None if place is None else place + 1, len(line),
         None if place is None else 1 + sum(other.namespace == job.namespace for other in before),
         job.priority, waited_s,
         tuple(_before(other, own, queues, shares, now_s) for other in before[:LISTED]),
-        _standing(memory, queues, job.namespace, shares), _members(job, pod), text, ways,
-        tuple(_barred(cluster, memory, job, pod)) if waits else (),
+        _standing(state, queues, job.namespace, shares), _members(job, pod), text, ways,
+        tuple(_barred(cluster, state, job, pod)) if waits else (),
     )  # fmt: skip
 
 
-def _in_line(memory: Memory, now_s: float) -> list[Job]:
-    """Return the jobs that are tried, in the order of the last round."""
-    held = memory.restarts.holding(now_s)
+def _in_line(state: ControllerState, now_s: float) -> list[Job]:
+    """Return the jobs that are tried, in the order of the last cycle."""
+    held = state.restarts.holding(now_s)
     return [
-        job for job, _ in memory.waiting if not job.refusal and (job.resumes or not (job.missing or job.key in held))
+        job for job, _ in state.waiting if not job.refusal and (job.resumes or not (job.missing or job.key in held))
     ]
 
 
@@ -173,14 +175,14 @@ def _before(other: Job, job: Job, queues: Queues, shares: dict[str, float], now_
         why = f"its queue holds {theirs:.3f} of the cluster by its weight, this one {mine:.3f}"
     else:
         why = "it came before"
-    devices = sum(pod.ask.milli for pod in other.waiting) / DEVICE_MILLI
+    devices = sum(pod.request.milli for pod in other.waiting) / DEVICE_MILLI
     return Before(other.title, other.priority, devices, why)
 
 
-def _standing(memory: Memory, queues: Queues, name: str, shares: dict[str, float]) -> Standing:
+def _standing(state: ControllerState, queues: Queues, name: str, shares: dict[str, float]) -> Standing:
     rules = queues.of(name)
     cap = None if rules.cap_milli is None else rules.cap_milli / DEVICE_MILLI
-    held = memory.held(name, 0).device_milli / DEVICE_MILLI
+    held = state.held(name, 0).device_milli / DEVICE_MILLI
     return Standing(name, rules.weight, shares.get(name, 0.0), held, cap, rules.longest_wait_s)
 
 
@@ -190,9 +192,9 @@ def _members(job: Job, pod: Pod) -> Members | None:
     return Members(pod.gang.size, job.least, len(job.waiting), len(job.released), job.missing)
 
 
-def _barred(cluster: Cluster, memory: Memory, job: Job, pod: Pod) -> Iterator[Barred]:
+def _barred(cluster: Cluster, state: ControllerState, job: Job, pod: Pod) -> Iterator[Barred]:
     kept = {
-        name: key[1].partition("/")[2] for key, (nodes, _) in memory.kept.items() if key != job.key for name in nodes
+        name: key[1].partition("/")[2] for key, (nodes, _) in state.kept.items() if key != job.key for name in nodes
     }
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(cluster.names()):
@@ -209,17 +211,19 @@ def _barred(cluster: Cluster, memory: Memory, job: Job, pod: Pod) -> Iterator[Ba
         yield Barred(why, len(names), tuple(names[:EXAMPLES]))
 
 
-def _ways(cluster: Cluster, memory: Memory, queues: Queues, job: Job, now_s: float) -> tuple[str, tuple[Way, ...]]:
+def _ways(
+    cluster: Cluster, state: ControllerState, queues: Queues, job: Job, now_s: float
+) -> tuple[str, tuple[Way, ...]]:
     """Return why no pods would yield for a pod of a job, or the pods that would, the cheapest first."""
     needed = job.needed
     if not needed or job.refusal or job.missing:
         return "", ()
     if not all(pod.preempts for pod in needed):
         return NEVER, ()
-    pod = max(needed, key=lambda one: one.ask.milli)
+    pod = max(needed, key=lambda one: one.request.milli)
     on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)
     lower = 0
-    for holder in (_as_judged(one, memory, queues, now_s) for own in memory.holders.values() for one in own):
+    for holder in (_as_judged(one, state, queues, now_s) for own in state.holders.values() for one in own):
         if holder.priority < job.priority:
             lower += 1
             for name in {one.place for one in holder.pods if one.place}:
@@ -227,35 +231,33 @@ def _ways(cluster: Cluster, memory: Memory, queues: Queues, job: Job, now_s: flo
     if not lower:
         return NOBODY, ()
     suited = [name for name in on if (node := cluster.node(name)) is not None and node.suits(pod.constraints)]
-    suited.sort(key=lambda name: (-sum(one.ask.milli for holder in on[name] for one in holder.pods), name))
+    suited.sort(key=lambda name: (-sum(one.request.milli for holder in on[name] for one in holder.pods), name))
     found = [
-        search
-        for name in suited[:SITES]
-        if (search := _search(cluster, memory, pod, name, on[name], now_s)) is not None
+        search for name in suited[:SITES] if (search := _search(cluster, state, pod, name, on[name], now_s)) is not None
     ]
     if not found:
-        spared = sum(holder.pods[0].uid in memory.spared for own in memory.holders.values() for holder in own)
+        spared = sum(holder.pods[0].uid in state.spared for own in state.holders.values() for holder in own)
         kept = f", and disruption budgets keep {spared} from being evicted" if spared else ""
         return f"of {lower} that are of lower priority not even all would make room for it on one node{kept}", ()
     found.sort(key=lambda search: (search.cost, search.node))
     return "", tuple(map(_way, found[:WAYS]))
 
 
-def _as_judged(holder: PreemptionUnit, memory: Memory, queues: Queues, now_s: float) -> PreemptionUnit:
+def _as_judged(holder: PreemptionUnit, state: ControllerState, queues: Queues, now_s: float) -> PreemptionUnit:
     """Return a holder with the priority that the rules of its queue leave it."""
     rules = queues.of(holder.pods[0].namespace)
-    over = any(memory.overruns(pod, rules, now_s) or memory.idles(pod, rules, now_s) for pod in holder.pods)
+    over = any(state.overruns(pod, rules, now_s) or state.idles(pod, rules, now_s) for pod in holder.pods)
     return replace(holder, priority=LAST) if over else holder
 
 
 def _search(
-    cluster: Cluster, memory: Memory, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float
+    cluster: Cluster, state: ControllerState, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float
 ) -> VictimSearch | None:
-    site = site_of(cluster, pod, node, lower, now_s)
-    if site is None:
+    candidate = candidate_of(cluster, pod, node, lower, now_s)
+    if candidate is None:
         return None
-    without = least_search(cluster, site, pod, memory.spared, now_s, evict=False)
-    return without or least_search(cluster, site, pod, memory.spared, now_s, evict=True)
+    without = least_search(cluster, candidate, pod, state.spared, now_s, evict=False)
+    return without or least_search(cluster, candidate, pod, state.spared, now_s, evict=True)
 
 
 def _way(search: VictimSearch) -> Way:

@@ -9,14 +9,14 @@ from sharepod.scheduler.placement.request import DEVICE_MILLI
 
 if TYPE_CHECKING:
     from sharepod.kube.lease import Lease
-    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.controller_state import ControllerState
     from sharepod.scheduler.controller.job import Job
     from sharepod.scheduler.controller.queues import Queues
 
 
-def view(memory: Memory, queues: Queues, lease: Lease, now_s: float, *, refusal: str) -> dict[str, object]:
-    """Return the queue as the last round left it; only the replica that decides has one."""
-    shares = weighted_shares(memory, queues)
+def view(state: ControllerState, queues: Queues, lease: Lease, now_s: float, *, refusal: str) -> dict[str, object]:
+    """Return the queue as the last cycle left it; only the replica that decides has one."""
+    shares = weighted_shares(state, queues)
     decides = lease.is_held()
     return {
         "decides": decides,
@@ -25,18 +25,18 @@ def view(memory: Memory, queues: Queues, lease: Lease, now_s: float, *, refusal:
         "fairness": round(jain(list(shares.values())), 6),
         "waiting": [
             _plain(number, job, why, now_s)
-            for number, (job, why) in enumerate(memory.waiting if decides else (), start=1)
+            for number, (job, why) in enumerate(state.waiting if decides else (), start=1)
         ],
         "queues": [
             {
                 "queue": name,
                 "weight": queues.of(name).weight,
                 "share": round(shares.get(name, 0.0), 6),
-                "held_devices": memory.held(name, 0).device_milli / DEVICE_MILLI,
+                "held_devices": state.held(name, 0).device_milli / DEVICE_MILLI,
                 "cap_devices": None if (cap := queues.of(name).cap_milli) is None else cap / DEVICE_MILLI,
-                "waiting": sum(job.namespace == name for job, _ in memory.waiting),
+                "waiting": sum(job.namespace == name for job, _ in state.waiting),
             }
-            for name in sorted(memory.queues() if decides else ())
+            for name in sorted(state.queues() if decides else ())
         ],
     }  # fmt: skip
 
@@ -50,7 +50,7 @@ def _plain(number: int, job: Job, why: str, now_s: float) -> dict[str, object]:
         "priority": job.priority,
         "pods": len(job.waiting),
         "least": job.least,
-        "devices": sum(pod.ask.milli for pod in job.waiting) / DEVICE_MILLI,
+        "devices": sum(pod.request.milli for pod in job.waiting) / DEVICE_MILLI,
         "waited_s": round(max(0.0, now_s - job.since_s), 1),
         "paused": job.resumes,
         "why": why,

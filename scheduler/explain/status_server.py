@@ -93,6 +93,6 @@ def _unknown(cluster: Cluster, namespace: str, name: str) -> str:
     elsewhere = next((pod.namespace for pod in cluster.pods() if pod.name == name), "")
     if elsewhere:
         return f"{what}: one of that name is in namespace {elsewhere}: add -n {elsewhere}"
-    others = (pod.name for pod in cluster.pods() if pod.namespace == namespace and pod.ask.shares)
+    others = (pod.name for pod in cluster.pods() if pod.namespace == namespace and pod.request.shares)
     near = difflib.get_close_matches(name, islice(others, COMPARED), 1)
     return f"{what}: " + (f"did you mean {near[0]}?" if near else "name a pod of that namespace that has not ended")

@@ -31,18 +31,18 @@ def summarise(
     fresh = [age for name, age in ages.items() if book.is_fresh(name, now_s)]
     pods: Counter[str] = Counter()
     for pod in cluster.pods():
-        if pod.ask.shares:
+        if pod.request.shares:
             pods["bound" if pod.node else "waiting"] += 1
             pods["assumed"] += cluster.assumed(pod.uid) is not None and not pod.node
     rows = [row for name in ages if (row := cluster.row(name)) is not None]
-    yardstick = Policy("fgd", cluster.board, cluster.mix)
+    yardstick = Policy("fgd", cluster.snapshot, cluster.mix)
     return Look(
         ready=ready,
         nodes_by_state={"reporting": len(fresh), "silent": len(ages) - len(fresh)},
         pods_by_state=pods | {"homeless": sum(len(row.homeless) for row in rows)},
         devices=sum(len(row.uuids) for row in rows),
-        left=sum(cluster.board.free_milli.values()) / DEVICE_MILLI,
-        wasted=cluster.board.fragmentation(yardstick.native) / DEVICE_MILLI,
+        left=sum(cluster.snapshot.free_milli.values()) / DEVICE_MILLI,
+        wasted=cluster.snapshot.fragmentation(yardstick.native) / DEVICE_MILLI,
         lag_s=max(fresh, default=0.0),
         streams=streams,
         stream_ends=stream_ends,

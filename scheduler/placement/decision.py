@@ -29,26 +29,26 @@ class Judgement:
 
     pod: Pod
     names: list[str]
-    """The names of the nodes that are on the board."""
+    """The names of the nodes that are in the snapshot."""
     ranking: Ranking | None
     """The ranking of these nodes; None: there are none, or the pod asks for no share."""
 
 
 def judge(cluster: Cluster, pod: Pod, names: Sequence[str]) -> Judgement:
     """Judge nodes for a pod."""
-    if not pod.ask.shares:
+    if not pod.request.shares:
         return Judgement(pod, list(names), None)
     known, indices = cluster.node_index.find(names)
     if not known:
         return Judgement(pod, [], None)
     array = np.array(indices, dtype=np.int32)
-    ranking = cluster.board.rank_array(pod.ask, cluster.policy.native, array, cluster.allowed(pod, array))
+    ranking = cluster.snapshot.rank_array(pod.request, cluster.policy.native, array, cluster.allowed(pod, array))
     return Judgement(pod, known, ranking)
 
 
 def refusal_text(pod: Pod, verdict: Verdict) -> str:
     """Return why a node cannot take a pod."""
-    shares = pod.ask.shares
+    shares = pod.request.shares
     most = max(shares, key=lambda share: (share.devices, share.milli))
     time = f"{most.milli // 10} percent" if most.milli < 1000 else "whole"
     several = f"{most.devices} devices" if most.devices > 1 else "device"

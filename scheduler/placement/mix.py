@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from sharepod.scheduler.placement.request import DEVICE_MILLI, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import DEVICE_MILLI, PodRequest, ShareRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_UNKNOWN: Final = tuple(PodAsk(shares=(ShareAsk(milli),)) for milli in (250, 500, 1000))
+_UNKNOWN: Final = tuple(PodRequest(shares=(ShareRequest(milli),)) for milli in (250, 500, 1000))
 """The pods that are expected before any has come; beside pods that have come they weigh little."""
 
 
@@ -35,7 +35,7 @@ class Mix:
     """In the order of the kinds, so that the same pods in another order make the same mix."""
 
     @classmethod
-    def of(cls, pods: Iterable[PodAsk]) -> Self:
+    def of(cls, pods: Iterable[PodRequest]) -> Self:
         """Return the mix of pods that came."""
         counts: Counter[Kind] = Counter()
         for pod in pods:
@@ -76,12 +76,12 @@ class Census:
     def __init__(self) -> None:
         self._counts: Counter[Kind] = Counter()
 
-    def put(self, pod: PodAsk) -> None:
+    def put(self, pod: PodRequest) -> None:
         """Count a pod that has come."""
         if pod.shares:
             self._counts.update(kinds_of(pod))
 
-    def drop(self, pod: PodAsk) -> None:
+    def drop(self, pod: PodRequest) -> None:
         """Stop counting a pod, given as it was put."""
         if pod.shares:
             self._counts.subtract(kinds_of(pod))
@@ -89,12 +89,12 @@ class Census:
     def expected(self) -> Mix:
         """Return the expected mix of the pods to come."""
         counts = Counter(self._counts)
-        for ask in _UNKNOWN:
-            counts.update(kinds_of(ask))
+        for request in _UNKNOWN:
+            counts.update(kinds_of(request))
         return Mix.counted(counts)
 
 
-def kinds_of(pod: PodAsk) -> list[Kind]:
+def kinds_of(pod: PodRequest) -> list[Kind]:
     """Return the kinds that a pod counts as."""
     models = tuple(sorted(pod.models))
     if not pod.shares:

@@ -1,6 +1,6 @@
 """Holds the cluster's nodes and what is left of them in C, and calls the C kernels on them.
 
-A board and its policies belong to one thread.
+A snapshot and its policies belong to one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sharepod.scheduler.placement.request import NodeSpec, PodAsk
+    from sharepod.scheduler.placement.request import NodeSpec, PodRequest
     from sharepod.scheduler.placement.tables import NativePolicy
 
 _ASKS_MAX: Final = 4096
@@ -111,8 +111,8 @@ for _ours, _theirs in (
         raise ImportError("sharepod.scheduler._native was built from other sources: build it again")
 
 
-class Board:
-    """What is left of each node. Nodes may come, change and go while the board lives; its models are fixed."""
+class Snapshot:
+    """What is left of each node. Nodes may come, change and go while the snapshot lives; its models are fixed."""
 
     def __init__(self, nodes: Sequence[NodeSpec], capacity: int = 0, models: Iterable[str] = ()) -> None:
         """Take the first nodes, the number of nodes that there may be in all, and models that later nodes may have.
@@ -123,10 +123,10 @@ class Board:
         self._specs: list[NodeSpec | None] = [None] * rows
         self.models = Models([*models, *(node.model for node in nodes if node.devices)])
         self._nodes = ffi.new("struct sp_node[]", max(1, rows))
-        self._sites = ffi.new("struct sp_site[]", max(1, rows))
+        self._device_facts = ffi.new("struct sp_device_facts[]", max(1, rows))
         self._all = ffi.new("int32_t[]", [*range(rows)])
         self._choices = ffi.new("struct sp_choice[]", max(1, rows))
-        self._asks: dict[PodAsk, Any] = {}
+        self._requests: dict[PodRequest, Any] = {}
         self.free_milli = dict.fromkeys(self.models.names, 0)
         """By model: the time that is left of all its devices together."""
         self.devices = dict.fromkeys(self.models.names, 0)
@@ -136,18 +136,20 @@ class Board:
 
     @property
     def nodes(self) -> tuple[NodeSpec, ...]:
-        """Return the nodes that are there, by index; on a board with gaps, positions in it are not indices."""
+        """Return the nodes that are there, by index; in a snapshot with gaps, positions in it are not indices."""
         return tuple(spec for spec in self._specs if spec is not None)
 
     def set_node(self, index: int, spec: NodeSpec) -> None:
         """Put a node at an index below the capacity, with all of it left, in place of any other.
 
-        Raises PlacementError, and changes nothing, for an index beyond the capacity and for a model that this board
+        Raises PlacementError, and changes nothing, for an index beyond the capacity and for a model that this snapshot
         does not have: build a new one, with new policies.
         """
         self._check_row(index)
         if spec.devices and spec.model not in self.free_milli:
-            raise PlacementError(f"{spec.name} has devices of model {spec.model!r}, new to this board: build a new one")
+            raise PlacementError(
+                f"{spec.name} has devices of model {spec.model!r}, new to this snapshot: build a new one"
+            )
         self.remove_node(index)
         self._specs[index] = spec
         native = self._nodes[index]
@@ -169,7 +171,10 @@ class Board:
             self.devices[spec.model] -= spec.devices
             self.free_milli[spec.model] -= sum(self.left(index)[2])
         self._specs[index] = None
-        self._nodes[index], self._sites[index] = ffi.new("struct sp_node *")[0], ffi.new("struct sp_site *")[0]
+        self._nodes[index], self._device_facts[index] = (
+            ffi.new("struct sp_node *")[0],
+            ffi.new("struct sp_device_facts *")[0],
+        )
 
     def set_left(
         self, index: int, cpu_milli: int, memory_mib: int, free_milli: Sequence[int], free_mib: Sequence[int]
@@ -205,7 +210,7 @@ class Board:
         are clamped to 0 to 1000, limits to 32 devices. Raises PlacementError where there is no node or device.
         """
         self._check_device(index, device)
-        use = self._sites[index].use[device]
+        use = self._device_facts[index].use[device]
         use.busy_milli, use.waited_milli = _within(busy_milli), _within(waited_milli)
         use.latency_milli, use.limits_milli = _within(latency_milli), _within(limits_milli, lib.SP_LIMITS_MILLI)
         self._nodes[index].known |= lib.SP_USE_KNOWN
@@ -219,7 +224,7 @@ class Board:
         if len(uses) != spec.devices:
             raise PlacementError(f"uses of {len(uses)} devices for {spec.name}, which has {spec.devices}")
         values = ffi.new("int64_t[]", [*chain.from_iterable(uses)])
-        lib.sp_set_uses(self._nodes + index, self._sites + index, values)
+        lib.sp_set_uses(self._nodes + index, self._device_facts + index, values)
 
     def set_links(self, index: int, masks: Sequence[int], numa: Sequence[int] = ()) -> None:
         """Set for each device the bits of those that it has a fast link to, and its memory node; empty: all on one.
@@ -237,24 +242,33 @@ class Board:
                 raise PlacementError(
                     f"{spec.name}: device {one} has links {mask:#x} that others have not: give both ends"
                 )
-        site = self._sites[index]
-        site.linked[0 : spec.devices] = list(masks)
-        site.numa[0 : spec.devices] = [node & 0xFF for node in numa or [0] * spec.devices]
+        facts = self._device_facts[index]
+        facts.linked[0 : spec.devices] = list(masks)
+        facts.numa[0 : spec.devices] = [node & 0xFF for node in numa or [0] * spec.devices]
         self._nodes[index].known |= lib.SP_LINKS_KNOWN
 
-    def best(self, ask: PodAsk, policy: NativePolicy) -> Place | None:
+    def best(self, request: PodRequest, policy: NativePolicy) -> Place | None:
         """Return where a pod goes among all nodes, the first of equal ones; None: it fits nowhere."""
         self._check_policy(policy)
         rows = len(self._specs)
-        lib.sp_rank(self._nodes, self._sites, self._all, ffi.NULL, rows, self._ask(ask), policy.native, self._choices)
+        lib.sp_rank(
+            self._nodes,
+            self._device_facts,
+            self._all,
+            ffi.NULL,
+            rows,
+            self._request(request),
+            policy.native,
+            self._choices,
+        )
         best = lib.sp_best(self._choices, self._all, rows)
-        return Place(best, self._devices(self._choices[best], ask)) if best >= 0 else None
+        return Place(best, self._devices(self._choices[best], request)) if best >= 0 else None
 
     def rank(
-        self, ask: PodAsk, policy: NativePolicy, candidates: Sequence[int], allowed: Sequence[int] | None = None
+        self, request: PodRequest, policy: NativePolicy, candidates: Sequence[int], allowed: Sequence[int] | None = None
     ) -> list[Judged]:
         """Judge nodes, in their order; `allowed` has for each the bits of the devices that the pod may have."""
-        ranking = self.rank_array(ask, policy, candidates, allowed)
+        ranking = self.rank_array(request, policy, candidates, allowed)
         return [
             Judged(node, Verdict(verdict), cost, ranking.devices(position))
             for position, (node, verdict, cost) in enumerate(
@@ -264,7 +278,7 @@ class Board:
 
     def rank_array(
         self,
-        ask: PodAsk,
+        request: PodRequest,
         policy: NativePolicy,
         candidates: NDArray[np.int32] | Sequence[int],
         allowed: NDArray[np.uint16] | Sequence[int] | None = None,
@@ -278,13 +292,15 @@ class Board:
         choices = np.empty(len(nodes), _CHOICE)
         indices = ffi.from_buffer("int32_t[]", nodes)
         into = ffi.from_buffer("struct sp_choice[]", choices, require_writable=True)
-        lib.sp_rank(self._nodes, self._sites, indices, masks, len(nodes), self._ask(ask), policy.native, into)
+        lib.sp_rank(
+            self._nodes, self._device_facts, indices, masks, len(nodes), self._request(request), policy.native, into
+        )
         best = lib.sp_best(into, indices, len(nodes))
-        return Ranking(nodes, choices["verdict"], choices["cost"], choices["devices"], len(ask.shares), best)
+        return Ranking(nodes, choices["verdict"], choices["cost"], choices["devices"], len(request.shares), best)
 
     def fit_array(
         self,
-        ask: PodAsk,
+        request: PodRequest,
         candidates: NDArray[np.int32] | Sequence[int],
         allowed: NDArray[np.uint16] | Sequence[int] | None = None,
     ) -> NDArray[np.int32]:
@@ -292,12 +308,12 @@ class Board:
         nodes, masks = self._candidates(candidates, allowed)
         verdicts = np.empty(len(nodes), np.int32)
         indices, into = ffi.from_buffer("int32_t[]", nodes), ffi.from_buffer("int32_t[]", verdicts, True)
-        lib.sp_fit(self._nodes, indices, masks, len(nodes), self._ask(ask), into)
+        lib.sp_fit(self._nodes, indices, masks, len(nodes), self._request(request), into)
         return verdicts
 
     def copies_array(
         self,
-        ask: PodAsk,
+        request: PodRequest,
         candidates: NDArray[np.int32] | Sequence[int],
         allowed: NDArray[np.uint16] | Sequence[int] | None = None,
     ) -> NDArray[np.int32]:
@@ -305,22 +321,22 @@ class Board:
         nodes, masks = self._candidates(candidates, allowed)
         copies = np.empty(len(nodes), np.int32)
         indices, into = ffi.from_buffer("int32_t[]", nodes), ffi.from_buffer("int32_t[]", copies, True)
-        lib.sp_copies(self._nodes, indices, masks, len(nodes), self._ask(ask), into)
+        lib.sp_copies(self._nodes, indices, masks, len(nodes), self._request(request), into)
         return copies
 
-    def take(self, ask: PodAsk, place: Place) -> None:
+    def take(self, request: PodRequest, place: Place) -> None:
         """Take a pod's request from its place. Raises PlacementError, and takes nothing, if not all of it is there."""
-        self._check_place(ask, place)
-        if not lib.sp_take(self._nodes + place.node, self._ask(ask), _masks(place)):
+        self._check_place(request, place)
+        if not lib.sp_take(self._nodes + place.node, self._request(request), _masks(place)):
             raise PlacementError(f"{self._spec(place.node).name} has not what the pod was placed for: place it again")
-        self._count(place, -ask.milli)
+        self._count(place, -request.milli)
 
-    def give_back(self, ask: PodAsk, place: Place) -> None:
+    def give_back(self, request: PodRequest, place: Place) -> None:
         """Undo `take`. Raises PlacementError, and gives nothing back, when more would be left than there is."""
-        self._check_place(ask, place)
-        if not lib.sp_give_back(self._nodes + place.node, self._ask(ask), _masks(place)):
+        self._check_place(request, place)
+        if not lib.sp_give_back(self._nodes + place.node, self._request(request), _masks(place)):
             raise PlacementError(f"{self._spec(place.node).name} had not given that to the pod: look at it again")
-        self._count(place, ask.milli)
+        self._count(place, request.milli)
 
     def left(self, node: int) -> tuple[int, int, tuple[int, ...]]:
         """Return what is left of a node: processors in milli, memory in MiB, and the milli of each device.
@@ -352,7 +368,7 @@ class Board:
         nodes = np.array(candidates, np.int32)
         if len(nodes) and not 0 <= nodes.min() <= nodes.max() < len(self._specs):
             outside = nodes[(nodes < 0) | (nodes >= len(self._specs))]
-            raise PlacementError(f"node {outside[0]} is not of this board: it has {len(self._specs)}")
+            raise PlacementError(f"node {outside[0]} is not of this snapshot: it has {len(self._specs)}")
         if allowed is None:
             return nodes, ffi.NULL
         if len(allowed) != len(nodes):
@@ -361,13 +377,13 @@ class Board:
 
     def _check_row(self, index: int) -> None:
         if not 0 <= index < len(self._specs):
-            raise PlacementError(f"node {index} is not of this board: it has room for {len(self._specs)}")
+            raise PlacementError(f"node {index} is not of this snapshot: it has room for {len(self._specs)}")
 
     def _spec(self, index: int) -> NodeSpec:
         self._check_row(index)
         spec = self._specs[index]
         if spec is None:
-            raise PlacementError(f"no node is at {index} of this board: set it first")
+            raise PlacementError(f"no node is at {index} of this snapshot: set it first")
         return spec
 
     def _check_device(self, index: int, device: int) -> None:
@@ -377,26 +393,26 @@ class Board:
 
     def _check_policy(self, policy: NativePolicy) -> None:
         if policy.models.names != self.models.names:
-            raise PlacementError("the policy is another board's: make one for this board")
+            raise PlacementError("the policy is another snapshot's: make one for this snapshot")
 
-    def _check_place(self, ask: PodAsk, place: Place) -> None:
+    def _check_place(self, request: PodRequest, place: Place) -> None:
         """Raise PlacementError for values that C would not check."""
         node = self._specs[place.node] if 0 <= place.node < len(self._specs) else None
         counts = [len(set(devices)) for devices in place.devices]
-        if node is None or counts != [share.devices for share in ask.shares]:
-            raise PlacementError(f"{place} is no place for {ask}: it has another number of shares or devices")
+        if node is None or counts != [share.devices for share in request.shares]:
+            raise PlacementError(f"{place} is no place for {request}: it has another number of shares or devices")
         if not all(0 <= device < node.devices for devices in place.devices for device in devices):
             raise PlacementError(f"{place} is no place: {node.name} has {node.devices} devices")
 
-    def _ask(self, ask: PodAsk) -> Any:
-        native = self._asks.get(ask)
+    def _request(self, request: PodRequest) -> Any:
+        native = self._requests.get(request)
         if native is None:
-            if len(self._asks) >= _ASKS_MAX:
-                self._asks.clear()
-            native = self._asks[ask] = ffi.new("struct sp_ask *")
-            native.cpu_milli, native.memory_mib = ask.cpu_milli, ask.memory_mib
-            native.models, native.shares = self.models.mask(ask.models), len(ask.shares)
-            for slot, share in zip(native.share, ask.shares, strict=False):
+            if len(self._requests) >= _ASKS_MAX:
+                self._requests.clear()
+            native = self._requests[request] = ffi.new("struct sp_request *")
+            native.cpu_milli, native.memory_mib = request.cpu_milli, request.memory_mib
+            native.models, native.shares = self.models.mask(request.models), len(request.shares)
+            for slot, share in zip(native.share, request.shares, strict=False):
                 slot.milli, slot.devices = share.milli, share.devices
                 slot.mib = -1 if share.mib is None else share.mib
                 slot.beside = -1 if share.beside is None else share.beside
@@ -404,8 +420,8 @@ class Board:
                 slot.latency = share.share_class == "latency"
         return native
 
-    def _devices(self, choice: Any, ask: PodAsk) -> tuple[tuple[int, ...], ...]:
-        return tuple(_bits(choice.devices[index]) for index in range(len(ask.shares)))
+    def _devices(self, choice: Any, request: PodRequest) -> tuple[tuple[int, ...], ...]:
+        return tuple(_bits(choice.devices[index]) for index in range(len(request.shares)))
 
 
 def _within(value: int, most: int = DEVICE_MILLI) -> int:

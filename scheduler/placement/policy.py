@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sharepod.scheduler.placement.mix import Kind, Mix
-    from sharepod.scheduler.placement.native import Board
+    from sharepod.scheduler.placement.native import Snapshot
 
 OFFERS: Final = 60
 """Pods that are offered to a device to compute its worth. With fewer, holes for rare shares are kept too little; with
@@ -77,7 +77,7 @@ DEFAULT: Final = "worth"
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The part of a board on which a policy's numbers depend: a value, so that another thread can compute them."""
+    """The part of a snapshot on which a policy's numbers depend: a value, so that another thread can compute them."""
 
     models: tuple[str, ...]
     devices: int
@@ -85,10 +85,10 @@ class Outline:
     """Processors of the nodes that have devices."""
 
     @classmethod
-    def of(cls, board: Board) -> Self:
+    def of(cls, snapshot: Snapshot) -> Self:
         """Return the outline of the nodes that are there."""
-        nodes = [node for node in board.nodes if node.devices]
-        return cls(board.models.names, sum(node.devices for node in nodes), sum(node.cpu_milli for node in nodes))
+        nodes = [node for node in snapshot.nodes if node.devices]
+        return cls(snapshot.models.names, sum(node.devices for node in nodes), sum(node.cpu_milli for node in nodes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,24 +119,24 @@ class Numbers:
 
 
 class Policy:
-    """A policy of ROWS for one board and one mix."""
+    """A policy of ROWS for one snapshot and one mix."""
 
-    def __init__(self, name: str, board: Board, mix: Mix) -> None:
+    def __init__(self, name: str, snapshot: Snapshot, mix: Mix) -> None:
         """Raises PlacementError for an unknown name."""
-        self._adopt(Numbers.of(name, Outline.of(board), mix), board)
+        self._adopt(Numbers.of(name, Outline.of(snapshot), mix), snapshot)
 
     @classmethod
-    def made_of(cls, numbers: Numbers, board: Board) -> Self:
-        """Return the policy with numbers that were computed elsewhere. Raises PlacementError for another board's."""
+    def made_of(cls, numbers: Numbers, snapshot: Snapshot) -> Self:
+        """Return the policy with numbers that were computed elsewhere. Raises PlacementError for another snapshot's."""
         policy = cls.__new__(cls)
-        policy._adopt(numbers, board)  # noqa: SLF001 - its own
+        policy._adopt(numbers, snapshot)  # noqa: SLF001 - its own
         return policy
 
-    def _adopt(self, numbers: Numbers, board: Board) -> None:
-        if numbers.models != board.models.names:
-            raise PlacementError("the numbers are another board's: make them of this board's outline")
+    def _adopt(self, numbers: Numbers, snapshot: Snapshot) -> None:
+        if numbers.models != snapshot.models.names:
+            raise PlacementError("the numbers are another snapshot's: make them of this snapshot's outline")
         self.name = numbers.name
-        self._board = board
+        self._snapshot = snapshot
         self._kinds = [kind for kind, _, _ in numbers.kinds]
         self._loads = [part * kind.milli * kind.devices for kind, part, _ in numbers.kinds]
         self._as_wide = [
@@ -144,13 +144,13 @@ class Policy:
             for devices in range(1 + max((kind.devices for kind in self._kinds), default=0))
         ]
         """By a number of devices: the load of all kinds that take at least that many."""
-        self.native = NativePolicy(ROWS[self.name], board.models, numbers.kinds, GRAIN_MILLI, WEIGHTS)
+        self.native = NativePolicy(ROWS[self.name], snapshot.models, numbers.kinds, GRAIN_MILLI, WEIGHTS)
         if numbers.tables is not None:
             self.native.set_worth(numbers.prices, numbers.tables)
         self.refresh()
 
     def refresh(self) -> None:
-        """Compute what is scarce in the cluster; after that, verdicts depend on the board and the mix only."""
+        """Compute what is scarce in the cluster; after that, verdicts depend in the snapshot and the mix only."""
         if ROWS[self.name] is not Rule.WORTH:
             return
         self.native.set_crowding(self._crowding())
@@ -162,7 +162,7 @@ class Policy:
         The load of these pods is spread evenly over all that is left of the models that each takes. Where it is as
         large as that rest, a pod that could go elsewhere takes the place of a pod that cannot.
         """
-        free, there = self._board.free_milli, self._board.devices
+        free, there = self._snapshot.free_milli, self._snapshot.devices
         load_on = dict.fromkeys(free, 0.0)
         total = sum(self._loads)
         left = sum(free.values())
@@ -180,8 +180,8 @@ class Policy:
         per all that is left. The square of this ratio is divided among those kinds by their load.
         """
         total = sum(self._loads)
-        left = sum(self._board.free_milli.values())
-        rooms = self._board.rooms(self.native)
+        left = sum(self._snapshot.free_milli.values())
+        rooms = self._snapshot.rooms(self.native)
         scarcities = {}
         for index, kind in enumerate(self._kinds):
             if kind.devices < 2:

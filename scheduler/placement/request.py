@@ -19,7 +19,7 @@ _AMOUNT_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class ShareAsk:
+class ShareRequest:
     """One share: the same part of each of its devices."""
 
     milli: int
@@ -46,12 +46,12 @@ class ShareAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class PodAsk:
+class PodRequest:
     """What one pod asks for."""
 
     cpu_milli: int = 0
     memory_mib: int = 0
-    shares: tuple[ShareAsk, ...] = ()
+    shares: tuple[ShareRequest, ...] = ()
     models: frozenset[str] = frozenset()
     """The models of devices that it takes; empty: any."""
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sharepod.scheduler.controller.actions import Order, Yield
+from sharepod.scheduler.controller.actions import Action, Yield
 from sharepod.scheduler.placement.request import CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.controller_state import ControllerState
     from sharepod.scheduler.state.cluster import Cluster
     from sharepod.scheduler.state.pod import Pod
     from sharepod.scheduler.state.usage import DeviceUse
@@ -30,11 +30,11 @@ CALM_S: Final = 120.0
 """When no share has been pressed for this time, the last step is taken back."""
 
 
-def relieve(cluster: Cluster, memory: Memory, now_s: float) -> list[Order]:
-    """Return orders for pods that yield because of the measurement, or yield no more. The view counts them at once."""
-    orders: list[Order] = []
+def relieve(cluster: Cluster, state: ControllerState, now_s: float) -> list[Action]:
+    """Return actions for pods that yield because of the measurement, or yield no more. The view counts them at once."""
+    actions: list[Action] = []
     for name, device in _devices(cluster):
-        if now_s - memory.eased.get((name, device.facts.uuid), -STEP_S) < STEP_S:
+        if now_s - state.eased.get((name, device.facts.uuid), -STEP_S) < STEP_S:
             continue
         pods = _pods(cluster, device)
         pressed = _pressed(device, pods)
@@ -43,27 +43,27 @@ def relieve(cluster: Cluster, memory: Memory, now_s: float) -> list[Order]:
             continue
         for pod in lower:
             if pod.yields:
-                memory.pressed[pod.uid] = now_s + CALM_S, pressed.uid
+                state.pressed[pod.uid] = now_s + CALM_S, pressed.uid
         step = _next_step(lower)
         for pod, how in step:
             why = f"for {pressed.title} of priority {pressed.priority}, which waits for its device"
-            orders.append(Yield(pod, how, why))
-            memory.pressed[pod.uid] = now_s + CALM_S, pressed.uid
+            actions.append(Yield(pod, how, why))
+            state.pressed[pod.uid] = now_s + CALM_S, pressed.uid
             cluster.presume(pod.uid, how, now_s)
         if step:
-            memory.eased[name, device.facts.uuid] = now_s
-    for uid in memory.limited - memory.pressed.keys():  # by another replica, or an order to go on was not written
-        memory.pressed[uid] = now_s + CALM_S, ""
-    for uid, (until_s, for_uid) in list(memory.pressed.items()):
+            state.eased[name, device.facts.uuid] = now_s
+    for uid in state.limited - state.pressed.keys():  # by another replica, or an order to go on was not written
+        state.pressed[uid] = now_s + CALM_S, ""
+    for uid, (until_s, for_uid) in list(state.pressed.items()):
         there, other = cluster.pod(uid), cluster.pod(for_uid)
         gone = bool(for_uid) and (other is None or other.ended)
         if there is None or gone or until_s <= now_s:
-            del memory.pressed[uid]
+            del state.pressed[uid]
             if there is not None and there.yields == "limit":
                 who = "has left" if gone else "has not waited for its device lately"
-                orders.append(Yield(there, "", f"the pod of higher priority beside it {who}"))
+                actions.append(Yield(there, "", f"the pod of higher priority beside it {who}"))
                 cluster.presume(uid, "", now_s)
-    return orders
+    return actions
 
 
 def _devices(cluster: Cluster) -> Iterator[tuple[str, DeviceUse]]:
@@ -100,13 +100,13 @@ def _next_step(lower: list[Pod]) -> list[tuple[Pod, str]]:
     running = [pod for pod in lower if pod.yields != "pause" and pod.gang is None]
     if not running:
         return []
-    return [(min(running, key=lambda pod: (pod.priority, -_class_rank(pod), -pod.ask.milli, pod.uid)), "pause")]
+    return [(min(running, key=lambda pod: (pod.priority, -_class_rank(pod), -pod.request.milli, pod.uid)), "pause")]
 
 
 def may_burst(pod: Pod) -> bool:
     """Tell whether a pod may use more of its devices than it is promised."""
-    return any(share.limit_milli is not None and share.limit_milli > share.milli for share in pod.ask.shares)
+    return any(share.limit_milli is not None and share.limit_milli > share.milli for share in pod.request.shares)
 
 
 def _class_rank(pod: Pod) -> int:
-    return max((CLASSES.index(share.share_class) for share in pod.ask.shares), default=0)
+    return max((CLASSES.index(share.share_class) for share in pod.request.shares), default=0)

@@ -44,7 +44,7 @@ class PreemptionUnit:
     @property
     def milli(self) -> int:
         """Return the time of devices that pausing it would free."""
-        return sum(pod.ask.milli for pod in self.pods if pod.yields != "pause")
+        return sum(pod.request.milli for pod in self.pods if pod.yields != "pause")
 
     def lost_ms(self, now_s: float) -> int:
         """Return the work that its eviction loses, in milliseconds of whole devices."""
@@ -70,4 +70,4 @@ def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[PreemptionUni
 
 def lost_work_ms(pod: Pod, ran_s: float) -> int:
     """Return the work that evicting a pod loses, in milliseconds of whole devices."""
-    return round(pod.ask.milli * (max(0.0, ran_s) + RESTART_S) * 1000 / DEVICE_MILLI)
+    return round(pod.request.milli * (max(0.0, ran_s) + RESTART_S) * 1000 / DEVICE_MILLI)

@@ -11,7 +11,13 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.scheduler.preemption.victim_search import VictimSearch, devices_of, least_search, most_copies, site_of
+from sharepod.scheduler.preemption.victim_search import (
+    VictimSearch,
+    candidate_of,
+    devices_of,
+    least_search,
+    most_copies,
+)
 from sharepod.scheduler.state.node_info import GONE
 
 if TYPE_CHECKING:
@@ -19,12 +25,12 @@ if TYPE_CHECKING:
 
     from sharepod.scheduler.controller.gang_placement import Placer
     from sharepod.scheduler.preemption.preemption_units import PreemptionUnit
-    from sharepod.scheduler.preemption.victim_search import Site
+    from sharepod.scheduler.preemption.victim_search import Candidate
     from sharepod.scheduler.state.cluster import Assumed, Cluster
     from sharepod.scheduler.state.pod import Pod
 
 SITES_SEARCHED: Final = 32
-"""Sites with a solution after which the search ends; it begins with those that might be cheapest."""
+"""Candidates with a solution after which the search ends; it begins with those that might be cheapest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Plan:
 
 
 class Preemption:
-    """The search for victims in one round."""
+    """The search for victims in one cycle."""
 
     def __init__(
         self, cluster: Cluster, placer: Placer, holders: Iterable[PreemptionUnit], spared: Collection[str], now_s: float
@@ -75,7 +81,7 @@ class Preemption:
         """
         self._reserved, self._ending = reserved, ending
         key = (
-            tuple((pod.ask, pod.constraints) for pod in pods),
+            tuple((pod.request, pod.constraints) for pod in pods),
             pods[0].namespace,
             pods[0].affinity,
             pods[0].anti_affinity,
@@ -89,7 +95,7 @@ class Preemption:
         plan: Plan | None = None
         if not _are_alike(pods):
             plan = self._try_one_by_one(pods, priority)
-        elif self._sites_for(pods[0], len(pods), priority, evict=True):
+        elif self._candidates_for(pods[0], len(pods), priority, evict=True):
             plan = self._try_together(pods, priority) or self._try_one_by_one(pods, priority)
         if plan is None:
             self._vain.add(key)
@@ -138,42 +144,44 @@ class Preemption:
     def _lower(self, node: str, priority: int) -> list[PreemptionUnit]:
         return [holder for holder in self._on.get(node, ()) if holder.priority < priority]
 
-    def _sites(self, pod: Pod, priority: int, *, evict: bool) -> Iterator[Site]:
+    def _candidates(self, pod: Pod, priority: int, *, evict: bool) -> Iterator[Candidate]:
         """Yield the nodes to which a pod may go; with `evict` also those where it has to wait for pods that end."""
         for node in self._placer.open_names(pod, self._reserved | self._ending if evict else self._reserved):
-            site = site_of(self._cluster, pod, node, self._lower(node, priority), self._now_s)
-            if site is not None and node in self._reserved:
-                free_milli = tuple(min(0, milli) for milli in site.rest.free_milli)
-                site = replace(site, rest=replace(site.rest, free_milli=free_milli))
-            if site is not None:
-                yield site
+            candidate = candidate_of(self._cluster, pod, node, self._lower(node, priority), self._now_s)
+            if candidate is not None and node in self._reserved:
+                free_milli = tuple(min(0, milli) for milli in candidate.rest.free_milli)
+                candidate = replace(candidate, rest=replace(candidate.rest, free_milli=free_milli))
+            if candidate is not None:
+                yield candidate
 
-    def _sites_for(self, pod: Pod, wanted: int, priority: int, *, evict: bool) -> list[Site]:
+    def _candidates_for(self, pod: Pod, wanted: int, priority: int, *, evict: bool) -> list[Candidate]:
         """Return the nodes for `wanted` pods with one share; none if all nodes together would not take them."""
-        sites = list(self._sites(pod, priority, evict=evict))
-        most = sum(most_copies(self._cluster, site, pod, self._spared, evict=evict) for site in sites)
-        return sites if most >= wanted else []
+        candidates = list(self._candidates(pod, priority, evict=evict))
+        most = sum(most_copies(self._cluster, candidate, pod, self._spared, evict=evict) for candidate in candidates)
+        return candidates if most >= wanted else []
 
-    def _sites_of(self, pod: Pod, priority: int, *, evict: bool) -> list[Site]:
-        """Return the nodes on which holders would have to yield, and each of their devices, as sites."""
-        found: list[Site] = []
-        for site in self._sites(pod, priority, evict=evict):
-            if site.lower or site.node in self._ending:
+    def _candidates_of(self, pod: Pod, priority: int, *, evict: bool) -> list[Candidate]:
+        """Return the nodes on which holders would have to yield, and each of their devices, as candidates."""
+        found: list[Candidate] = []
+        for candidate in self._candidates(pod, priority, evict=evict):
+            if candidate.lower or candidate.node in self._ending:
                 # If the node is short of something else, holders on other devices may help, too.
-                found += [*devices_of(site, pod, self._now_s), site]
+                found += [*devices_of(candidate, pod, self._now_s), candidate]
         return found
 
     def _cheapest(self, pod: Pod, priority: int) -> VictimSearch | None:
         """Return the cheapest victims on one node with which a pod fits there."""
-        sites: list[Site] = []
+        candidates: list[Candidate] = []
         for evict in (False, True):
             if not evict or self._ending:
-                sites = self._sites_of(pod, priority, evict=evict)
-            sites.sort(key=lambda site: (site.lost_ms if evict else site.short_milli, site.node))
+                candidates = self._candidates_of(pod, priority, evict=evict)
+            candidates.sort(
+                key=lambda candidate: (candidate.lost_ms if evict else candidate.short_milli, candidate.node)
+            )
             best: VictimSearch | None = None
             searched = 0
-            for site in sites:
-                found = least_search(self._cluster, site, pod, self._spared, self._now_s, evict=evict)
+            for candidate in candidates:
+                found = least_search(self._cluster, candidate, pod, self._spared, self._now_s, evict=evict)
                 if found is not None:
                     searched += 1
                     if best is None or (found.cost, found.node) < (best.cost, best.node):
@@ -189,8 +197,8 @@ class Preemption:
     ) -> list[tuple[VictimSearch, int]] | None:
         """Return the victims on each node, and how many pods go there, so that `wanted` pods fit at the least cost."""
         offers: list[tuple[float, list[tuple[VictimSearch, int]]]] = []
-        for site in self._sites_for(pod, wanted, priority, evict=evict):
-            if own := self._offers(site, pod, wanted, evict=evict):
+        for candidate in self._candidates_for(pod, wanted, priority, evict=evict):
+            if own := self._offers(candidate, pod, wanted, evict=evict):
                 dearest, most = own[-1]
                 offers.append((sum(dearest.cost) / most, own))
         offers.sort(key=lambda offer: (offer[0], offer[1][0][0].node))
@@ -215,11 +223,11 @@ class Preemption:
         found = best[wanted]
         return list(found[1]) if found else None
 
-    def _offers(self, site: Site, pod: Pod, wanted: int, *, evict: bool) -> list[tuple[VictimSearch, int]]:
+    def _offers(self, candidate: Candidate, pod: Pod, wanted: int, *, evict: bool) -> list[tuple[VictimSearch, int]]:
         """Return the victims on a node that make room for one pod, for two, and so on, as many as would fit."""
         found: list[tuple[VictimSearch, int]] = []
         for copies in range(1, wanted + 1):
-            search = least_search(self._cluster, site, pod, self._spared, self._now_s, evict=evict, copies=copies)
+            search = least_search(self._cluster, candidate, pod, self._spared, self._now_s, evict=evict, copies=copies)
             if search is None:
                 break
             if found and found[-1][0].cost == search.cost:
@@ -272,9 +280,12 @@ def _are_alike(pods: Sequence[Pod]) -> bool:
     first = pods[0]
     return (
         len(pods) > 1
-        and len(first.ask.shares) == 1
+        and len(first.request.shares) == 1
         and all(
-            pod.ask == first.ask and pod.constraints == first.constraints and not pod.affinity and not pod.anti_affinity
+            pod.request == first.request
+            and pod.constraints == first.constraints
+            and not pod.affinity
+            and not pod.anti_affinity
             for pod in pods
         )
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 LOOKS: Final = 300
-"""The most sets of holders that are tried for one site: that takes some milliseconds."""
+"""The most sets of holders that are tried for one candidate: that takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class VictimSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Candidate:
     """A node, or one device of it, with the holders there that would have to yield."""
 
     node: str
@@ -59,68 +59,82 @@ class Site:
 
     def units_without(self, holders: Sequence[PreemptionUnit]) -> int:
         """Return the units that kubelet has left once these have gone."""
-        return self.units + sum(one.ask.milli * 100 // DEVICE_MILLI for one in self.here(holders))
+        return self.units + sum(one.request.milli * 100 // DEVICE_MILLI for one in self.here(holders))
 
 
-def site_of(cluster: Cluster, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float) -> Site | None:
-    """Return a node as a site for a pod; None: it takes no shares."""
+def candidate_of(
+    cluster: Cluster, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float
+) -> Candidate | None:
+    """Return a node as a candidate for a pod; None: it takes no shares."""
     found, row = cluster.rest(pod, node), cluster.row(node)
     if found is None or row is None:
         return None
     rest, running = found
     lost_ms = sum(holder.lost_ms(now_s) for holder in lower)
-    return Site(node, row.units, rest, tuple(lower), {one.uid: one for one in running}, DEVICE_MILLI, lost_ms)
+    return Candidate(node, row.units, rest, tuple(lower), {one.uid: one for one in running}, DEVICE_MILLI, lost_ms)
 
 
-def devices_of(site: Site, pod: Pod, now_s: float) -> list[Site]:
-    """Return each device of a node as a site for a pod that needs one device; none: it needs several."""
-    if [share.devices for share in pod.ask.shares] != [1]:
+def devices_of(candidate: Candidate, pod: Pod, now_s: float) -> list[Candidate]:
+    """Return each device of a node as a candidate for a pod that needs one device; none: it needs several."""
+    if [share.devices for share in pod.request.shares] != [1]:
         return []
     found = []
-    for device, free_milli in enumerate(site.rest.free_milli):
+    for device, free_milli in enumerate(candidate.rest.free_milli):
         on_it = tuple(
             holder
-            for holder in site.lower
+            for holder in candidate.lower
             if any(
-                device in held for one in holder.pods if one.uid in site.there for held in site.there[one.uid].devices
+                device in held
+                for one in holder.pods
+                if one.uid in candidate.there
+                for held in candidate.there[one.uid].devices
             )
         )
-        if on_it and site.rest.allowed >> device & 1:
-            alone = replace(site.rest, allowed=1 << device)
-            short = max(0, pod.ask.shares[0].milli - free_milli)
+        if on_it and candidate.rest.allowed >> device & 1:
+            alone = replace(candidate.rest, allowed=1 << device)
+            short = max(0, pod.request.shares[0].milli - free_milli)
             lost_ms = min(holder.lost_ms(now_s) for holder in on_it)
-            found.append(replace(site, rest=alone, lower=on_it, short_milli=short, lost_ms=lost_ms))
+            found.append(replace(candidate, rest=alone, lower=on_it, short_milli=short, lost_ms=lost_ms))
     return found
 
 
-def most_copies(cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], *, evict: bool) -> int:
-    """Return how many such pods with one share fit on a site if all holders there that may yield do so."""
-    gone = _may_go(site, spared) if evict else []
-    copies = Room(site.rest, pod.ask).copies(site.here(gone), site.here(_may_pause(cluster, site), gone))
-    return min(copies, site.units_without(gone) // pod.units) if pod.units else copies
+def most_copies(cluster: Cluster, candidate: Candidate, pod: Pod, spared: Collection[str], *, evict: bool) -> int:
+    """Return how many such pods with one share fit on a candidate if all holders there that may yield do so."""
+    gone = _may_go(candidate, spared) if evict else []
+    copies = Room(candidate.rest, pod.request).copies(
+        candidate.here(gone), candidate.here(_may_pause(cluster, candidate), gone)
+    )
+    return min(copies, candidate.units_without(gone) // pod.units) if pod.units else copies
 
 
 def least_search(
-    cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], now_s: float, *, evict: bool, copies: int = 1
+    cluster: Cluster,
+    candidate: Candidate,
+    pod: Pod,
+    spared: Collection[str],
+    now_s: float,
+    *,
+    evict: bool,
+    copies: int = 1,
 ) -> VictimSearch | None:
-    """Return the cheapest victims on a site with which `copies` such pods fit; None: they do not fit.
+    """Return the cheapest victims on a candidate with which `copies` such pods fit; None: they do not fit.
 
     Without `evict` no pod is evicted; with it the `spared` pods (uids) are not.
     """
-    room, here = Room(site.rest, pod.ask, copies), site.here
-    may_pause = _may_pause(cluster, site)
+    room, here = Room(candidate.rest, pod.request, copies), candidate.here
+    may_pause = _may_pause(cluster, candidate)
     units = pod.units * copies
     gone: list[PreemptionUnit] = []
     if evict:
 
         def enough(chosen: Sequence[PreemptionUnit]) -> bool:
-            return site.units_without(chosen) >= units and room.is_made_by(here(chosen), here(may_pause, chosen))
+            return candidate.units_without(chosen) >= units and room.is_made_by(here(chosen), here(may_pause, chosen))
 
-        may_go = _may_go(site, spared)
+        may_go = _may_go(candidate, spared)
         if not enough(may_go):
             return None
         gone = least_set(enough, may_go, [holder.lost_ms(now_s) for holder in may_go], LOOKS)
-    elif site.units < units:
+    elif candidate.units < units:
         return None
     rest = [holder for holder in may_pause if holder not in gone]
     if not room.is_made_by(here(gone), here(rest, gone)):
@@ -128,12 +142,12 @@ def least_search(
     weights = [holder.milli for holder in rest]
     paused = least_set(lambda chosen: room.is_made_by(here(gone), here(chosen, gone)), rest, weights, LOOKS)
     cost = sum(one.lost_ms(now_s) for one in gone), sum(one.milli for one in paused)
-    return VictimSearch(site.node, tuple(paused), tuple(gone), cost)
+    return VictimSearch(candidate.node, tuple(paused), tuple(gone), cost)
 
 
-def _may_pause(cluster: Cluster, site: Site) -> list[PreemptionUnit]:
-    return [one for one in site.lower if one.may_pause and cluster.yields(one.pods[0]) != "pause"]
+def _may_pause(cluster: Cluster, candidate: Candidate) -> list[PreemptionUnit]:
+    return [one for one in candidate.lower if one.may_pause and cluster.yields(one.pods[0]) != "pause"]
 
 
-def _may_go(site: Site, spared: Collection[str]) -> list[PreemptionUnit]:
-    return [holder for holder in site.lower if not any(one.uid in spared for one in holder.pods)]
+def _may_go(candidate: Candidate, spared: Collection[str]) -> list[PreemptionUnit]:
+    return [holder for holder in candidate.lower if not any(one.uid in spared for one in holder.pods)]

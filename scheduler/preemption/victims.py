@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.placement.native import Board, Verdict
+from sharepod.scheduler.placement.native import Snapshot, Verdict
 from sharepod.scheduler.placement.request import DEVICE_MILLI
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sharepod.scheduler.placement.request import NodeSpec, PodAsk
+    from sharepod.scheduler.placement.request import NodeSpec, PodRequest
 
 One = TypeVar("One")
 EXACT: Final = 12
@@ -44,7 +44,7 @@ class Running:
     """A pod on the node."""
 
     uid: str
-    ask: PodAsk
+    request: PodRequest
     devices: tuple[tuple[int, ...], ...]
     """Of each share, its devices."""
     paused: bool = False
@@ -54,16 +54,16 @@ class Running:
 class Room:
     """A test whether a pod, or several copies of a pod with one share, fit on a node without some others."""
 
-    def __init__(self, rest: Rest, ask: PodAsk, copies: int = 1) -> None:
-        self._rest, self._ask, self._copies = rest, ask, copies
-        self._board = Board([rest.spec])
+    def __init__(self, rest: Rest, request: PodRequest, copies: int = 1) -> None:
+        self._rest, self._request, self._copies = rest, request, copies
+        self._snapshot = Snapshot([rest.spec])
 
     def is_made_by(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> bool:
         """Tell whether it fits once some pods have gone and others hold no time of devices any more."""
         self._set(gone, paused)
         if self._copies > 1:
             return self._held() >= self._copies
-        return bool(self._board.fit_array(self._ask, [0], [self._rest.allowed])[0] == Verdict.FITS)
+        return bool(self._snapshot.fit_array(self._request, [0], [self._rest.allowed])[0] == Verdict.FITS)
 
     def copies(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> int:
         """Return how many such pods with one share fit then."""
@@ -71,24 +71,24 @@ class Room:
         return self._held()
 
     def _held(self) -> int:
-        return int(self._board.copies_array(self._ask, [0], [self._rest.allowed])[0])
+        return int(self._snapshot.copies_array(self._request, [0], [self._rest.allowed])[0])
 
     def _set(self, gone: Sequence[Running], paused: Sequence[Running]) -> None:
         rest, spec = self._rest, self._rest.spec
-        cpu_milli = rest.cpu_milli + sum(pod.ask.cpu_milli for pod in gone)
-        memory_mib = rest.memory_mib + sum(pod.ask.memory_mib for pod in gone)
+        cpu_milli = rest.cpu_milli + sum(pod.request.cpu_milli for pod in gone)
+        memory_mib = rest.memory_mib + sum(pod.request.memory_mib for pod in gone)
         milli, mib = list(rest.free_milli), list(rest.free_mib)
         for pod in gone:
-            for share, devices in zip(pod.ask.shares, pod.devices, strict=True):
+            for share, devices in zip(pod.request.shares, pod.devices, strict=True):
                 own_mib = spec.device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
                 for device in devices:
                     milli[device] += 0 if pod.paused else share.milli
                     mib[device] += own_mib
         for pod in paused:
-            for share, devices in zip(pod.ask.shares, pod.devices, strict=True):
+            for share, devices in zip(pod.request.shares, pod.devices, strict=True):
                 for device in devices:
                     milli[device] += share.milli
-        self._board.set_left(0, cpu_milli, memory_mib, milli, mib)
+        self._snapshot.set_left(0, cpu_milli, memory_mib, milli, mib)
 
 
 def least_set(

@@ -44,7 +44,7 @@ class BurstModel:
     def run(self, pod: Pod) -> None:
         """Note that a pod runs, with its requests only if it is limited; what was noted of it before is forgotten."""
         self.stop(pod.uid)
-        for share, devices in zip(pod.ask.shares, pod.chosen, strict=True):
+        for share, devices in zip(pod.request.shares, pod.chosen, strict=True):
             most = share.milli if share.limit_milli is None or pod.yields == "limit" else share.limit_milli
             for device in devices:
                 self._parts[device].append(Part(pod.uid, share.milli, most, share.share_class == "batch"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sharepod.scheduler.placement.request import PodAsk
+    from sharepod.scheduler.placement.request import PodRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Task:
     user: str
     """Its namespace."""
     priority: int
-    ask: PodAsk
+    request: PodRequest
     """What each of its pods asks for."""
     arrive_s: float
     run_s: float
@@ -28,7 +28,7 @@ class Task:
     @property
     def milli(self) -> int:
         """Return the time of devices that all its pods together ask for."""
-        return self.ask.milli * self.size
+        return self.request.milli * self.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.placement.mix import Mix
-from sharepod.scheduler.placement.native import Board
+from sharepod.scheduler.placement.native import Snapshot
 from sharepod.scheduler.placement.policy import Policy
 from sharepod.scheduler.placement.request import DEVICE_MILLI
 
@@ -79,12 +79,12 @@ class Outcome:
 def check_lists(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod], arrive: float | None) -> None:
     """Raise PlacementError when nothing can be placed, or when too many pods would have to come."""
     check_nodes(nodes)
-    if not any(pod.ask.milli for pod in pods):
+    if not any(pod.request.milli for pod in pods):
         raise PlacementError("no pod of the list asks for a device: there is nothing to place")
     if arrive is None:
         return
     wanted = arrive * DEVICE_MILLI * sum(node.devices for node in nodes)
-    needed = round(wanted * len(pods) / sum(pod.ask.milli for pod in pods))
+    needed = round(wanted * len(pods) / sum(pod.request.milli for pod in pods))
     if needed > PODS_MAX:
         raise PlacementError(f"about {needed} pods would have to come, {PODS_MAX} are the limit: lower --arrive")
 
@@ -93,13 +93,13 @@ def check_nodes(nodes: Sequence[NodeSpec]) -> None:
     """Raise PlacementError when nothing can be placed on them."""
     if not any(node.devices for node in nodes):
         raise PlacementError("no node of the list has a device: there is nothing to place on")
-    Board(nodes)
+    Snapshot(nodes)
 
 
 def unknown_models(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> list[str]:
     """Return the models that pods insist on and no node has, sorted."""
     there = {node.model for node in nodes if node.devices}
-    return sorted({model for pod in pods for model in pod.ask.models} - there)
+    return sorted({model for pod in pods for model in pod.request.models} - there)
 
 
 def arrivals(pods: Sequence[NamedPod], wanted_milli: float | None, seed: int) -> Iterator[NamedPod]:
@@ -113,7 +113,7 @@ def arrivals(pods: Sequence[NamedPod], wanted_milli: float | None, seed: int) ->
     asked = 0
     while asked < wanted_milli:
         pod = order.pop() if order else chance.choice(pods)
-        asked += pod.ask.milli
+        asked += pod.request.milli
         yield pod
 
 
@@ -132,11 +132,11 @@ def replay(
     """
     order = list(nodes)
     random.Random(f"nodes {seed}").shuffle(order)  # noqa: S311 - no secret
-    board = Board(order)
+    snapshot = Snapshot(order)
     capacity = DEVICE_MILLI * sum(node.devices for node in order)
-    mix = Mix.of(pod.ask for pod in pods)
-    policy = Policy(policy_name, board, mix)
-    yardstick = Policy("fgd", board, mix)
+    mix = Mix.of(pod.request for pod in pods)
+    policy = Policy(policy_name, snapshot, mix)
+    yardstick = Policy("fgd", snapshot, mix)
     came: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     asked = given = 0
@@ -144,21 +144,21 @@ def replay(
 
     def point() -> Point:
         counts = tuple((size, failed[size], came[size]) for size in sorted(came.keys() - {_INSISTING}))
-        fragmented = board.fragmentation(yardstick.native)
+        fragmented = snapshot.fragmentation(yardstick.native)
         insisting = failed[_INSISTING], came[_INSISTING]
         return Point(asked / capacity, given / capacity, fragmented / capacity, counts, insisting)
 
     for number, pod in enumerate(arrivals(pods, None if arrive is None else arrive * capacity, seed)):
         if number % REFRESH == 0:
             policy.refresh()
-        place = _place(board, policy, pod)
-        classes = [pod.ask.size, _INSISTING] if pod.ask.shares and pod.ask.models else [pod.ask.size]
+        place = _place(snapshot, policy, pod)
+        classes = [pod.request.size, _INSISTING] if pod.request.shares and pod.request.models else [pod.request.size]
         came.update(classes)
-        asked += pod.ask.milli
+        asked += pod.request.milli
         if place is None:
             failed.update(classes)
         else:
-            given += pod.ask.milli
+            given += pod.request.milli
         for one in _placed(pod, place, order):
             tell(one)
         if asked * POINTS >= (len(points) + 1) * capacity:
@@ -168,10 +168,10 @@ def replay(
     return Outcome(policy_name, seed, tuple(points))
 
 
-def _place(board: Board, policy: Policy, pod: NamedPod) -> Place | None:
-    place = board.best(pod.ask, policy.native)
+def _place(snapshot: Snapshot, policy: Policy, pod: NamedPod) -> Place | None:
+    place = snapshot.best(pod.request, policy.native)
     if place is not None:
-        board.take(pod.ask, place)
+        snapshot.take(pod.request, place)
     return place
 
 
@@ -179,5 +179,5 @@ def _placed(pod: NamedPod, place: Place | None, nodes: Sequence[NodeSpec]) -> li
     if place is None:
         return [Placed(pod.name, "", (), 0)]
     name = nodes[place.node].name
-    shares = [(devices, share.milli) for share, devices in zip(pod.ask.shares, place.devices, strict=True)]
+    shares = [(devices, share.milli) for share, devices in zip(pod.request.shares, place.devices, strict=True)]
     return [Placed(pod.name, name, devices, milli) for devices, milli in shares or [((), 0)]]

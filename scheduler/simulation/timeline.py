@@ -1,6 +1,6 @@
-"""Plays tasks that come, run and end against decision rounds, in virtual time. Pure.
+"""Plays tasks that come, run and end against scheduling cycles, in virtual time. Pure.
 
-The rounds are those of a live cluster, on the same view of it. Everything else is as simple as possible: a pod runs as
+The cycles are those of a live cluster, on the same view of it. Everything else is as simple as possible: a pod runs as
 soon as it is released, and does not run while it is paused. The work of an evicted pod starts from the beginning, in a
 new pod. A gang works in proportion to its running members, if these are at least its least. A share with a limit above
 its request also gets a part of what is left of its devices (burst_model.py).
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sharepod.scheduler.controller.actions import Evict, Release, Yield
-from sharepod.scheduler.controller.controller_state import Memory
+from sharepod.scheduler.controller.controller_state import ControllerState
 from sharepod.scheduler.controller.gang_annotations import Gang
 from sharepod.scheduler.controller.scheduling_cycle import decide
 from sharepod.scheduler.placement.constraints import ANY_NODE
@@ -33,17 +33,17 @@ from sharepod.scheduler.state.usage import DeviceFacts, DeviceUse, NodeFacts, No
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sharepod.scheduler.controller.actions import Order
+    from sharepod.scheduler.controller.actions import Action
     from sharepod.scheduler.controller.queues import Queues
     from sharepod.scheduler.placement.request import NodeSpec
     from sharepod.scheduler.simulation.job_run import Task
 
 LOOK_S: Final = 30.0
-"""The time between two rounds while nodes are reserved: a reservation expires if no round renews it for a minute."""
+"""The time between two cycles while nodes are reserved: a reservation expires if no cycle renews it for a minute."""
 ROUND_S: Final = 1.0
-"""The shortest time between two rounds."""
+"""The shortest time between two cycles."""
 _SEEN_S: Final = ROUND_S + 0.001
-"""The next round after its release sees a pod run; the run is too long only when it is longer than the rule says."""
+"""The next cycle after its release sees a pod run; the run is too long only when it is longer than the rule says."""
 _UNITS: Final = 1_000_000
 """Units of a node: room for any number of paused pods, as on nodes that offer spare units."""
 
@@ -54,7 +54,7 @@ class Timeline:
     def __init__(self, nodes: Sequence[NodeSpec], queues: Queues, policy: str = "worth") -> None:
         """Raises PlacementError for impossible nodes and unknown policies."""
         self.cluster = Cluster(policy)
-        self.memory, self.queues = Memory(), queues
+        self.state, self.queues = ControllerState(), queues
         self.job_runs: dict[str, JobRun] = {}
         self.rounds = 0
         self._serial = 0
@@ -77,9 +77,9 @@ class Timeline:
 
     def expect(self, tasks: Iterable[Task]) -> None:
         """Judge places by the mix of these tasks."""
-        mix = Mix.of(task.ask for task in tasks for _ in range(task.size))
+        mix = Mix.of(task.request for task in tasks for _ in range(task.size))
         self.cluster.advance(self.now_s)
-        self.cluster.renew(Policy(self.cluster.policy.name, self.cluster.board, mix), mix)
+        self.cluster.renew(Policy(self.cluster.policy.name, self.cluster.snapshot, mix), mix)
 
     def play(
         self, tasks: Iterable[Task], until_s: float, each_round: Callable[[float], None] = lambda _: None
@@ -107,13 +107,13 @@ class Timeline:
         return list(self.job_runs.values())
 
     def _next_s(self, round_s: float, comes_s: float, *, did: bool) -> float:
-        """Return when something happens next. The next round decides what has happened since the last one."""
+        """Return when something happens next. The next cycle decides what has happened since the last one."""
         while self._ends and self._ends[0][3] != self.job_runs[self._ends[0][2]].turn:
             heapq.heappop(self._ends)
         times = [comes_s, self._ends[0][0] if self._ends else math.inf]
-        if did or self.memory.tried:
+        if did or self.state.tried:
             times.append(round_s + ROUND_S)
-        elif self.memory.kept:
+        elif self.state.kept:
             times.append(round_s + LOOK_S)
         if self._looks and (self._wants or self._ends_overruns):
             times.append(max(self._looks[0], round_s + ROUND_S))
@@ -126,7 +126,7 @@ class Timeline:
     def fits(self, task: Task) -> bool:
         """Tell whether a task would fit into the cluster if it were empty."""
         self.cluster.advance(self.now_s)
-        return capacity_of(self.cluster, self.memory).holds(task.ask, ANY_NODE, task.least)
+        return capacity_of(self.cluster, self.state).holds(task.request, ANY_NODE, task.least)
 
     def come(self, task: Task) -> None:
         """Let a task come now."""
@@ -140,42 +140,42 @@ class Timeline:
         uid = f"{task.name}-{number}-{self._serial}"
         gang = Gang(task.name, task.size, task.least, 0) if task.size > 1 else None
         name = f"{task.name}-{number}" if gang else task.name
-        containers = ("main",) * len(task.ask.shares)
+        containers = ("main",) * len(task.request.shares)
         pod = Pod(
             uid, task.user, name, "", task.priority, f"{self._serial:012d}", ended=False, deleting=False,
-            ask=task.ask, containers=containers, gang=gang, gated=True,
+            request=task.request, containers=containers, gang=gang, gated=True,
         )  # fmt: skip
         self._tasks[uid] = task.name
         self._uids[task.name].add(uid)
-        self.memory.note(pod, since_s=since_s)
+        self.state.note(pod, since_s=since_s)
         self.cluster.set_pod(pod)
         heapq.heappush(self._looks, since_s + self.queues.of(task.user).longest_wait_s)
 
     def step(self) -> bool:
-        """Decide one round and carry it out; tell whether there was anything to do."""
+        """Decide one cycle and carry it out; tell whether there was anything to do."""
         self.rounds += 1
-        return self.obey(decide(self.cluster, self.memory, self.queues, self.now_s))
+        return self.obey(decide(self.cluster, self.state, self.queues, self.now_s))
 
-    def obey(self, orders: Iterable[Order]) -> bool:
-        """Carry out what a round has decided; tell whether there was anything to do."""
+    def obey(self, actions: Iterable[Action]) -> bool:
+        """Carry out what a cycle has decided; tell whether there was anything to do."""
         touched: set[str] = set()
-        for order in orders:
-            if isinstance(order, Release):
-                for assumed in order.places:
+        for action in actions:
+            if isinstance(action, Release):
+                for assumed in action.places:
                     pod = assumed.pod
                     self.cluster.set_pod(
                         replace(pod, gated=False, node=assumed.node, chosen=assumed.devices, running=True, yields="")
                     )
                     touched.add(self._change(pod.uid, True))
-            elif isinstance(order, Yield):
-                there = self.cluster.pod(order.pod.uid)
+            elif isinstance(action, Yield):
+                there = self.cluster.pod(action.pod.uid)
                 if there is not None:
-                    self.cluster.set_pod(replace(there, yields=order.how))
-                    job_run = self._change(order.pod.uid, order.how != "pause")
-                    self.job_runs[job_run].paused += order.how == "pause"
+                    self.cluster.set_pod(replace(there, yields=action.how))
+                    job_run = self._change(action.pod.uid, action.how != "pause")
+                    self.job_runs[job_run].paused += action.how == "pause"
                     touched.add(job_run)
-            elif isinstance(order, Evict):
-                touched.add(self._evict(order.pod))
+            elif isinstance(action, Evict):
+                touched.add(self._evict(action.pod))
         found = bool(touched)
         self._go_on(touched)
         return found
@@ -215,7 +215,7 @@ class Timeline:
     def _note_step(self, job_run: JobRun) -> None:
         if job_run.steps and job_run.steps[-1].at_s == self.now_s:
             job_run.steps.pop()
-        milli = job_run.task.ask.milli * sum(job_run.active.values())
+        milli = job_run.task.request.milli * sum(job_run.active.values())
         job_run.steps.append(Step(self.now_s, job_run.running, milli))
         (self._wants.add if job_run.running < job_run.task.size else self._wants.discard)(job_run.task.name)
 

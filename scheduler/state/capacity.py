@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sharepod.scheduler.controller.job_order import Total
-from sharepod.scheduler.placement.native import Board
+from sharepod.scheduler.placement.native import Snapshot
 from sharepod.scheduler.placement.request import DEVICE_MILLI
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from sharepod.scheduler.controller.controller_state import Memory
+    from sharepod.scheduler.controller.controller_state import ControllerState
     from sharepod.scheduler.placement.constraints import Constraints
-    from sharepod.scheduler.placement.request import PodAsk
+    from sharepod.scheduler.placement.request import PodRequest
     from sharepod.scheduler.state.cluster import Cluster
     from sharepod.scheduler.state.pod import Pod
 
 _KNOWN_MAX: Final = 65_536
 
 
-def capacity_of(cluster: Cluster, memory: Memory) -> Capacity:
+def capacity_of(cluster: Cluster, state: ControllerState) -> Capacity:
     """Return what the nodes would take; it is computed anew only when the nodes have changed."""
-    known, state = memory.capacity, (cluster.node_index, cluster.node_index.generation, cluster.nodes_version)
-    if known is None or known[0] != state:
-        known = memory.capacity = state, Capacity(cluster)
+    known, version = state.capacity, (cluster.node_index, cluster.node_index.generation, cluster.nodes_version)
+    if known is None or known[0] != version:
+        known = state.capacity = version, Capacity(cluster)
     return known[1]
 
 
@@ -49,18 +49,18 @@ class Capacity:
         """The memory of a device, on average."""
         self.silent = sum(cluster.use(name) is None for name in cluster.names())
         """Nodes that offer devices but have no agent that reports: what they would take is not counted."""
-        self._board: Board | None = None
+        self._snapshot: Snapshot | None = None
         self._can_hold: dict[object, int] = {}
 
     def can_hold(self, pods: Sequence[Pod]) -> bool:
         """Tell whether pods would fit together on the empty nodes; of several kinds, each kind alone."""
-        counts = Counter((pod.ask, pod.constraints) for pod in pods)
-        return all(self.holds(ask, constraints, count) for (ask, constraints), count in counts.items())
+        counts = Counter((pod.request, pod.constraints) for pod in pods)
+        return all(self.holds(request, constraints, count) for (request, constraints), count in counts.items())
 
     def emptiest(self, pods: Sequence[Pod], names: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes on which the least has to end so that pods fit on them; none: they do not suffice."""
-        ask = max(pods, key=lambda pod: pod.ask.milli).ask
-        copies = dict(zip(self._specs, self._copies(ask).tolist(), strict=True))
+        request = max(pods, key=lambda pod: pod.request.milli).request
+        copies = dict(zip(self._specs, self._copies(request).tolist(), strict=True))
         taken = []
         for name in names:
             row = self._cluster.row(name)
@@ -81,19 +81,19 @@ class Capacity:
         devices = sum(spec.devices for name in names if (spec := self._specs.get(name)))
         return devices * DEVICE_MILLI / max(1, self.total.device_milli)
 
-    def holds(self, ask: PodAsk, constraints: Constraints, count: int) -> bool:
+    def holds(self, request: PodRequest, constraints: Constraints, count: int) -> bool:
         """Tell whether `count` pods that ask for the same would fit together on the empty nodes."""
-        key = ask, constraints
+        key = request, constraints
         if len(self._can_hold) >= _KNOWN_MAX:
             self._can_hold.clear()
         if key not in self._can_hold:
             nodes = map(self._cluster.node, self._specs)
             suited = [node is not None and node.suits(constraints) for node in nodes]
-            self._can_hold[key] = int(self._copies(ask)[suited].sum(dtype=np.int64))
+            self._can_hold[key] = int(self._copies(request)[suited].sum(dtype=np.int64))
         return self._can_hold[key] >= count
 
-    def _copies(self, ask: PodAsk) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _copies(self, request: PodRequest) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """Return how many such pods each node would take."""
-        if self._board is None:
-            self._board = Board(tuple(self._specs.values()))
-        return self._board.copies_array(ask, range(len(self._specs)))
+        if self._snapshot is None:
+            self._snapshot = Snapshot(tuple(self._specs.values()))
+        return self._snapshot.copies_array(request, range(len(self._specs)))

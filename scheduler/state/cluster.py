@@ -1,8 +1,8 @@
-"""Holds what is known of the cluster, and the board that follows from it. Pure: the observer tells it what it sees.
+"""Holds what is known of the cluster, and the snapshot that follows from it. Pure: the observer tells it what it sees.
 
-A row of the board is a function of what is known of that node: the node and its pods as the API server has them, the
+A row of the snapshot is a function of what is known of that node: the node and its pods as the API server has them, the
 devices and shares that its agent reports, and what is assumed. So the order of the news does not matter, and a replica
-that starts anew comes to the same board.
+that starts anew comes to the same snapshot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sharepod.scheduler.placement.mix import Mix
-    from sharepod.scheduler.placement.native import Board
+    from sharepod.scheduler.placement.native import Snapshot
     from sharepod.scheduler.placement.request import NodeSpec
     from sharepod.scheduler.state.node import Node
     from sharepod.scheduler.state.pod import Pod
@@ -62,7 +62,7 @@ class _Facts:
     gone: set[str] = field(default_factory=set)
     """Uids of pods that have ended, while the agent still reports shares of them."""
     row: Row | None = None
-    """None: the node is not on the board, it cannot take shares."""
+    """None: the node is not in the snapshot, it cannot take shares."""
 
 
 class Cluster:
@@ -91,12 +91,12 @@ class Cluster:
         self.nodes_version = 0
         """Grows whenever a node of the API server has changed."""
         self.mix = self.expected()
-        self.policy = Policy(policy, self.board, self.mix)
+        self.policy = Policy(policy, self.snapshot, self.mix)
 
     @property
-    def board(self) -> Board:
-        """Return the present board; a new model of devices makes it another one."""
-        return self.node_index.board
+    def snapshot(self) -> Snapshot:
+        """Return the present snapshot; a new model of devices makes it another one."""
+        return self.node_index.snapshot
 
     # What the observer tells.
 
@@ -144,7 +144,7 @@ class Cluster:
             self.remove_pod(pod.uid)
             return
         self._drop(self._pods.get(pod.uid))
-        self._census.put(pod.ask)
+        self._census.put(pod.request)
         self._device_affinity.put(pod)
         pod = self._assumed_yields.applied(pod)
         self._pods[pod.uid] = pod
@@ -173,7 +173,7 @@ class Cluster:
     def _drop(self, pod: Pod | None) -> None:
         if pod is None:
             return
-        self._census.drop(pod.ask)
+        self._census.drop(pod.request)
         self._device_affinity.drop(pod)
         if pod.place:
             self._facts[pod.place].pods.pop(pod.uid, None)
@@ -207,7 +207,7 @@ class Cluster:
     # What follows from it.
 
     def advance(self, now_s: float) -> None:
-        """Bring the board up to what is known at this time."""
+        """Bring the snapshot up to what is known at this time."""
         while self._assumed:  # in the order in which they were assumed
             first = next(iter(self._assumed.values()))
             if first.until_s > now_s:
@@ -229,10 +229,10 @@ class Cluster:
         if fits:
             self.policy.refresh()
         else:
-            self.policy = Policy(self._name, self.board, self.mix)  # of the nodes that are there now
+            self.policy = Policy(self._name, self.snapshot, self.mix)  # of the nodes that are there now
 
     def renew(self, policy: Policy, mix: Mix) -> None:
-        """Judge by another mix from now on; the policy was made for this board."""
+        """Judge by another mix from now on; the policy was made for this snapshot."""
         self.policy, self.mix = policy, mix
         self.version += 1
 
@@ -319,7 +319,7 @@ class Cluster:
         row, allowed = facts.row, self.allowed(pod, self.node_index.indices([name]))
         rest = Rest(spec, row.cpu_milli, row.memory_mib, row.free_milli, row.free_mib, int(allowed[0]))
         running = [
-            Running(other.uid, other.ask, row.places[other.uid], other.yields == "pause")
+            Running(other.uid, other.request, row.places[other.uid], other.yields == "pause")
             for other in facts.pods.values()
             if other.uid in row.places
         ]
@@ -348,10 +348,10 @@ class Cluster:
                 found[self.node_index.index(node)] |= row.bits_of(uid)
         return found
 
-    # The board.
+    # The snapshot.
 
     def _spec(self, name: str) -> NodeSpec | None:
-        """Return a node as the board has it; None: it takes no shares."""
+        """Return a node as the snapshot has it; None: it takes no shares."""
         facts = self._facts[name]
         return spec_of(facts.node, facts.use) if facts.node and facts.use else None
 

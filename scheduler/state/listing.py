@@ -17,7 +17,7 @@ from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube.objects import Object, at, entries
 from sharepod.kube.pod import read_draft
 from sharepod.scheduler.errors import PlacementError, TraceError
-from sharepod.scheduler.placement.request import NODE_DEVICES_MAX, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import NODE_DEVICES_MAX, NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.state import trace
 from sharepod.scheduler.state.node import read_node
 from sharepod.scheduler.state.pod import read_pod
@@ -123,12 +123,12 @@ def _pod(path: Path, item: Object) -> NamedPod | str | None:
     if pod.refusal:
         return f"{_word(pod.title)}: {pod.refusal}"
     try:
-        return NamedPod(pod.title, _with_whole(pod.ask, read_draft(item, WHOLE)))
+        return NamedPod(pod.title, _with_whole(pod.request, read_draft(item, WHOLE)))
     except PlacementError as error:
         return f"{_word(pod.title)}: {error}"
 
 
-def _with_whole(ask: PodAsk, pod: Pod) -> PodAsk:
+def _with_whole(request: PodRequest, pod: Pod) -> PodRequest:
     """Return what a pod asks for, including its whole devices. Raises PlacementError.
 
     Init containers that end before the others begin have their devices earlier: they count only if they need more.
@@ -137,9 +137,9 @@ def _with_whole(ask: PodAsk, pod: Pod) -> PodAsk:
     passing = max((count for _, count in pod.init_units), default=0)
     counts = [passing] if passing > sum(wanted) else wanted
     # A node's label has dashes in the name of a model; the driver, and pods that ask for the model, write spaces.
-    models = frozenset(name.replace(" ", "-") for name in ask.models)
-    shares = ask.shares + tuple(ShareAsk(1000, count) for count in counts)
-    return replace(ask, shares=shares, models=models)
+    models = frozenset(name.replace(" ", "-") for name in request.models)
+    shares = request.shares + tuple(ShareRequest(1000, count) for count in counts)
+    return replace(request, shares=shares, models=models)
 
 
 def _count(value: object) -> int:

@@ -1,7 +1,7 @@
-"""Maps nodes to rows of the board, and holds what the board does not: usable devices, kubelet's units. Pure.
+"""Maps nodes to rows of the snapshot, and holds what the snapshot does not: usable devices, kubelet's units. Pure.
 
-A board has room for some more nodes than it was made for. A node beyond that, or a model that the board does not know,
-needs a new board.
+A snapshot has room for some more nodes than it was made for. A node beyond that, or a model that the snapshot does not
+know, needs a new snapshot.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from sharepod.scheduler.placement.models import MODELS_MAX
-from sharepod.scheduler.placement.native import Board
+from sharepod.scheduler.placement.native import Snapshot
 from sharepod.scheduler.state.node_info import links_of
 
 if TYPE_CHECKING:
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.usage import DeviceFacts
 
 _SPARE: Final = 64
-"""Nodes that may come before the board is made anew."""
+"""Nodes that may come before the snapshot is made anew."""
 
 
 class NodeIndex:
-    """A board and the nodes on it."""
+    """A snapshot and the nodes on it."""
 
     def __init__(self, specs: Mapping[str, NodeSpec]) -> None:
-        """Make a board with room for these nodes; none of them is on it yet."""
+        """Make a snapshot with room for these nodes; none of them is on it yet."""
         models = sorted({spec.model for spec in specs.values() if spec.devices})
         capacity = len(specs) + len(specs) // 8 + _SPARE if specs else 0
-        self.board = Board((), capacity=capacity, models=models[:MODELS_MAX])
+        self.snapshot = Snapshot((), capacity=capacity, models=models[:MODELS_MAX])
         self._names = [""] * capacity
         """By index; empty: the row is free."""
         self._free = list(range(capacity))[::-1]
         self._by_name: dict[str, int] = {}
         self._placed: dict[str, tuple[NodeSpec, tuple[DeviceFacts, ...]]] = {}
-        """The nodes as they are on the board."""
+        """The nodes as they are in the snapshot."""
         self.generation = 0
         """Grows whenever a node comes, goes or has other devices."""
         self._usable = np.zeros(capacity, dtype=np.uint16)
         self._units = np.zeros(capacity, dtype=np.int64)
 
     def have_place(self, specs: Mapping[str, NodeSpec]) -> bool:
-        """Tell whether this board has a place for these nodes."""
-        known = self.board.models.names
+        """Tell whether this snapshot has a place for these nodes."""
+        known = self.snapshot.models.names
         if any(spec.devices and spec.model not in known for spec in specs.values()) and len(known) < MODELS_MAX:
             return False
         return sum(name not in self._by_name for name in specs) <= len(self._free)
 
     def put(self, name: str, spec: NodeSpec, devices: Sequence[DeviceFacts], row: Row) -> bool:
-        """Put a node on the board; False: its model is one more than can be told apart, so it takes no shares."""
-        if spec.devices and spec.model not in self.board.models.names:
+        """Put a node in the snapshot; False: its model is one more than can be told apart, so it takes no shares."""
+        if spec.devices and spec.model not in self.snapshot.models.names:
             self.remove(name)
             return False
         index = self._by_name.get(name, -1)
@@ -64,58 +64,58 @@ class NodeIndex:
             self._names[index] = name
         facts = tuple(devices)
         if self._placed.get(name) != (spec, facts):
-            self.board.set_node(index, spec)
-            self.board.set_links(index, links_of(facts), [device.numa_node for device in facts])
+            self.snapshot.set_node(index, spec)
+            self.snapshot.set_links(index, links_of(facts), [device.numa_node for device in facts])
             self._placed[name] = spec, facts
             self.generation += 1
-        self.board.set_left(index, row.cpu_milli, row.memory_mib, row.free_milli, row.free_mib)
+        self.snapshot.set_left(index, row.cpu_milli, row.memory_mib, row.free_milli, row.free_mib)
         self._usable[index], self._units[index] = row.usable, row.units
         self.put_strains(name, row)
         return True
 
     def put_strains(self, name: str, row: Row) -> None:
-        """Take over how much the devices of a node on the board are used."""
+        """Take over how much the devices of a node in the snapshot are used."""
         uses = [(use.busy_milli, use.waited_milli, use.latency_milli, use.limits_milli) for use in row.strains]
-        self.board.set_uses(self._by_name[name], uses)
+        self.snapshot.set_uses(self._by_name[name], uses)
 
     def remove(self, name: str) -> None:
-        """Take a node off the board, if it is there."""
+        """Take a node out of the snapshot, if it is there."""
         index = self._by_name.pop(name, -1)
         if index >= 0:
             del self._placed[name]
             self.generation += 1
-            self.board.remove_node(index)
+            self.snapshot.remove_node(index)
             self._usable[index] = self._units[index] = 0
             self._names[index] = ""
             self._free.append(index)
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether a node is on the board."""
+        """Tell whether a node is in the snapshot."""
         return name in self._by_name
 
     def names(self) -> list[str]:
-        """Return the names of the nodes on the board, sorted."""
+        """Return the names of the nodes in the snapshot, sorted."""
         return sorted(self._by_name)
 
     def name(self, index: int) -> str:
-        """Return the name of a node on the board."""
+        """Return the name of a node in the snapshot."""
         return self._names[index]
 
     def index(self, name: str) -> int:
-        """Return the index of a node that is on the board."""
+        """Return the index of a node that is in the snapshot."""
         return self._by_name[name]
 
     def spec(self, name: str) -> NodeSpec | None:
-        """Return a node without its pods; None: it is not on the board."""
+        """Return a node without its pods; None: it is not in the snapshot."""
         placed = self._placed.get(name)
         return placed[0] if placed else None
 
     def specs(self) -> dict[str, NodeSpec]:
-        """Return the nodes on the board without their pods, by name, sorted."""
+        """Return the nodes in the snapshot without their pods, by name, sorted."""
         return {name: self._placed[name][0] for name in sorted(self._placed)}
 
     def find(self, names: Sequence[str]) -> tuple[list[str], list[int]]:
-        """Return those of these nodes that are on the board, and their indices; the others take no shares."""
+        """Return those of these nodes that are in the snapshot, and their indices; the others take no shares."""
         found = list(map(self._by_name.get, names))
         if None not in found:
             return list(names), cast("list[int]", found)
@@ -123,7 +123,7 @@ class NodeIndex:
         return [name for name, _ in pairs], [index for _, index in pairs]
 
     def indices(self, names: Collection[str] | None = None) -> NDArray[np.int32]:
-        """Return the indices of these nodes, as far as they are on the board, sorted; None: of all."""
+        """Return the indices of these nodes, as far as they are in the snapshot, sorted; None: of all."""
         found: Iterable[int] = self._by_name.values() if names is None else self.find(list(names))[1]
         return np.sort(np.fromiter(found, np.int32))
 

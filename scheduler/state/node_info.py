@@ -1,4 +1,4 @@
-"""Computes a node's row of the board: what is left of it, and which pods are where. Pure, from what is known of it.
+"""Computes a node's row of the snapshot: what is left of it, and which pods are where. Pure, from what is known of it.
 
 A share counts on the devices that the agent reports. Until it reports the share, the share counts on the devices that
 were chosen for it: in the annotation of its pod, or by what is assumed. If none were chosen, it counts where the agent
@@ -17,7 +17,7 @@ from sharepod.scheduler.placement.request import DEVICE_MILLI, NODE_DEVICES_MAX,
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from sharepod.scheduler.placement.request import ShareAsk
+    from sharepod.scheduler.placement.request import ShareRequest
     from sharepod.scheduler.state.node import Node
     from sharepod.scheduler.state.pod import Pod
     from sharepod.scheduler.state.usage import DeviceFacts, DeviceUse, NodeUse, ShareUse
@@ -96,7 +96,7 @@ class _Tally:
         self.free_milli, self.free_mib = [DEVICE_MILLI] * devices, [device_mib] * devices
         self.latency_milli, self.limits_milli = [0] * devices, [0] * devices
 
-    def take(self, share: ShareAsk, devices: Iterable[int], yields: str) -> None:
+    def take(self, share: ShareRequest, devices: Iterable[int], yields: str) -> None:
         """Take a share that is expected on these devices."""
         mib = self._device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
         limit = share.milli if share.limit_milli is None else share.limit_milli
@@ -111,7 +111,7 @@ class _Tally:
         self._take(device, milli, mib, limit, terms.share_class.name.lower(), yields)
 
     def put(
-        self, shares: Sequence[ShareAsk], found: list[tuple[int, ...]], missing: Sequence[int], usable: int
+        self, shares: Sequence[ShareRequest], found: list[tuple[int, ...]], missing: Sequence[int], usable: int
     ) -> bool:
         """Take the missing shares where the agent would put them, and note it in `found`; False: there is no room."""
         sums = self.free_milli, self.free_mib, self.latency_milli, self.limits_milli
@@ -145,7 +145,7 @@ class _Tally:
 
 
 def spec_of(node: Node, use: NodeUse) -> NodeSpec:
-    """Return a node as the board has it; devices of several models count as the first one, with the least memory."""
+    """Return a node as the snapshot has it; devices of several models count as the first one, with the least memory."""
     devices = use.devices[:NODE_DEVICES_MAX]
     model = devices[0].facts.model if devices else ""
     mib = min((device.facts.memory_total_bytes for device in devices), default=0) // 2**20
@@ -198,7 +198,7 @@ def row_of(
     places: dict[str, Devices] = {}
     unplaced: list[tuple[Pod, list[tuple[int, ...]], list[int]]] = []
     for pod in sorted(everybody, key=lambda item: (item.created, item.uid)):
-        if not pod.ask.shares:
+        if not pod.request.shares:
             continue
         expected = assumed[pod.uid][1] if pod.uid in assumed else ()
         chosen = _positions(pod.chosen, positions) or _positions(expected, positions)
@@ -207,17 +207,17 @@ def row_of(
             unplaced.append((pod, found, missing))
             continue
         for index in missing:
-            counters.take(pod.ask.shares[index], found[index], pod.yields)
+            counters.take(pod.request.shares[index], found[index], pod.yields)
         places[pod.uid] = tuple(found)
     homeless = set()
     for pod, found, missing in unplaced:  # after all pods with known devices
-        if not counters.put(pod.ask.shares, found, missing, usable & ~_neighbours(pod, everybody, places)):
+        if not counters.put(pod.request.shares, found, missing, usable & ~_neighbours(pod, everybody, places)):
             homeless.add(pod.uid)
         else:
             places[pod.uid] = tuple(found)
     return Row(
-        cpu_milli=spec.cpu_milli - sum(pod.ask.cpu_milli for pod in everybody),
-        memory_mib=spec.memory_mib - sum(pod.ask.memory_mib for pod in everybody),
+        cpu_milli=spec.cpu_milli - sum(pod.request.cpu_milli for pod in everybody),
+        memory_mib=spec.memory_mib - sum(pod.request.memory_mib for pod in everybody),
         uuids=uuids,
         device_mib=spec.device_mib,
         free_milli=tuple(counters.free_milli),

@@ -20,7 +20,7 @@ from sharepod.kube.objects import at
 from sharepod.scheduler.controller.gang_annotations import Gang, read_gang
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.placement.constraints import ANY_NODE, Constraints, read_constraints
-from sharepod.scheduler.placement.request import DEVICE_MILLI, SHARES_MAX, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import DEVICE_MILLI, SHARES_MAX, PodRequest, ShareRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -54,7 +54,7 @@ class Pod:
     ended: bool
     """Its containers have ended for good."""
     deleting: bool
-    ask: PodAsk
+    request: PodRequest
     """What it asks of a node; its shares are empty where they cannot be read."""
     containers: tuple[str, ...] = ()
     """Of each share, the container that holds it."""
@@ -109,7 +109,7 @@ class Pod:
     @property
     def units(self) -> int:
         """Return how many percents of devices kubelet counts for it."""
-        return self.ask.milli * 100 // DEVICE_MILLI
+        return self.request.milli * 100 // DEVICE_MILLI
 
     @property
     def title(self) -> str:
@@ -131,7 +131,7 @@ def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
         created=found.created,
         ended=found.phase in pods.FINISHED,
         deleting=found.deleting,
-        ask=PodAsk(_effective(found, "cpu", quantity.milli), _effective(found, "memory", quantity.mib)),
+        request=PodRequest(_effective(found, "cpu", quantity.milli), _effective(found, "memory", quantity.mib)),
         withheld=any(gate != GATE for gate in found.gates),
         gated=GATE in found.gates,
         constraints=read_constraints(at(item, "spec")),
@@ -182,7 +182,7 @@ def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
     chosen = tuple(terms.chosen for _, terms in main)
     return replace(
         pod,
-        ask=replace(pod.ask, shares=tuple(shares), models=_models(annotations.get(MODEL, ""))),
+        request=replace(pod.request, shares=tuple(shares), models=_models(annotations.get(MODEL, ""))),
         containers=containers,
         early=tuple(early),
         chosen=chosen if chosen and all(chosen) else (),
@@ -195,9 +195,9 @@ def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
     )
 
 
-def _share(terms: PodTerms) -> ShareAsk:
+def _share(terms: PodTerms) -> ShareRequest:
     memory = terms.memory_limit_bytes
-    return ShareAsk(
+    return ShareRequest(
         milli=terms.request_millipercent * DEVICE_MILLI // 100_000,
         devices=terms.devices,
         mib=None if memory is None else -(-memory // MIB),
@@ -206,14 +206,14 @@ def _share(terms: PodTerms) -> ShareAsk:
     )
 
 
-def _beside(shares: list[ShareAsk], terms: list[PodTerms]) -> None:
+def _beside(shares: list[ShareRequest], terms: list[PodTerms]) -> None:
     """Put shares that are to be on one device beside the first of them."""
     together = [index for index, one in enumerate(terms) if one.same_device]
     for index in together[1:]:
         shares[index] = replace(shares[index], beside=together[0])
 
 
-def _carry(shares: list[ShareAsk], passing: ShareAsk, begun: Collection[int]) -> int:
+def _carry(shares: list[ShareRequest], passing: ShareRequest, begun: Collection[int]) -> int:
     """Return the index of the share that lends its devices to an init container; make that share large enough for it.
 
     The init container has ended before the other containers begin, except for sidecars that have `begun`. So kubelet

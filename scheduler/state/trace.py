@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sharepod.scheduler.errors import PlacementError, TraceError
-from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import NodeSpec, PodRequest, ShareRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ class NamedPod:
     """A pod of a list."""
 
     name: str
-    ask: PodAsk
+    request: PodRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ def _pod(row: Mapping[str, str]) -> NamedPod:
     devices, milli = _number(row, "num_gpu"), _number(row, "gpu_milli")
     limit = _number(row, "gpu_limit_milli") if (row.get("gpu_limit_milli") or "").strip() else None
     # The lists count no memory of devices.
-    shares = (ShareAsk(milli, devices, mib=0, limit_milli=limit),) if devices else ()
+    shares = (ShareRequest(milli, devices, mib=0, limit_milli=limit),) if devices else ()
     models = frozenset(name.strip() for name in (row.get("gpu_spec") or "").split("|") if name.strip())
-    return NamedPod(row["name"], PodAsk(_number(row, "cpu_milli"), _number(row, "memory_mib"), shares, models))
+    return NamedPod(row["name"], PodRequest(_number(row, "cpu_milli"), _number(row, "memory_mib"), shares, models))
 
 
 def _timed(row: Mapping[str, str]) -> TimedPod:

@@ -31,19 +31,19 @@ static int32_t share_copies(const struct sp_node *node, const struct sp_share *s
 
 /* Fills, for each candidate, how many such pods it takes; 0 for a node that is not there. */
 void sp_copies(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
-               const struct sp_ask *ask, int32_t *copies) {
+               const struct sp_request *request, int32_t *copies) {
   for (int32_t i = 0; i < count; i++) {
     const struct sp_node *node = &nodes[candidates[i]];
     int32_t most = INT32_MAX;
     copies[i] = 0;
-    if (!node->there || (ask->shares > 0 && !(ask->models >> node->model & 1)))
+    if (!node->there || (request->shares > 0 && !(request->models >> node->model & 1)))
       continue;
-    for (int32_t share = 0; share < ask->shares && most > 0; share++)
-      most = least(most, share_copies(node, &ask->share[share], allowed ? allowed[i] : UINT16_MAX));
-    if (ask->cpu_milli > 0)
-      most = least(most, node->cpu_milli / ask->cpu_milli);
-    if (ask->memory_mib > 0)
-      most = least(most, node->memory_mib / ask->memory_mib);
+    for (int32_t share = 0; share < request->shares && most > 0; share++)
+      most = least(most, share_copies(node, &request->share[share], allowed ? allowed[i] : UINT16_MAX));
+    if (request->cpu_milli > 0)
+      most = least(most, node->cpu_milli / request->cpu_milli);
+    if (request->memory_mib > 0)
+      most = least(most, node->memory_mib / request->memory_mib);
     copies[i] = most;
   }
 }

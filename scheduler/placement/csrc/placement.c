@@ -35,18 +35,18 @@ static void take_on(struct sp_work *work, struct sp_step step, int32_t device) {
 
 /* Takes a pod's request from a node (sign 1) or gives it back (sign -1). The sums are in 64 bits, as several shares of
  * a pod may be on one device. */
-static int32_t change(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices, int64_t sign) {
+static int32_t change(struct sp_node *node, const struct sp_request *request, const uint16_t *devices, int64_t sign) {
   int64_t milli[SP_NODE_DEVICES], mib[SP_NODE_DEVICES];
-  int64_t cpu = node->cpu_milli - sign * ask->cpu_milli, memory = node->memory_mib - sign * ask->memory_mib;
+  int64_t cpu = node->cpu_milli - sign * request->cpu_milli, memory = node->memory_mib - sign * request->memory_mib;
   int holds = cpu >= 0 && memory >= 0;
   for (int32_t device = 0; device < node->devices; device++) {
     milli[device] = node->free_milli[device];
     mib[device] = node->free_mib[device];
-    for (int32_t i = 0; i < ask->shares; i++) {
+    for (int32_t i = 0; i < request->shares; i++) {
       if (!(devices[i] >> device & 1))
         continue;
-      milli[device] -= sign * ask->share[i].milli;
-      mib[device] -= sign * share_mib(node, &ask->share[i]);
+      milli[device] -= sign * request->share[i].milli;
+      mib[device] -= sign * share_mib(node, &request->share[i]);
     }
     holds = holds && milli[device] >= 0 && milli[device] <= SP_DEVICE_MILLI && mib[device] >= 0 &&
             mib[device] <= node->device_mib;
@@ -64,13 +64,13 @@ static int32_t change(struct sp_node *node, const struct sp_ask *ask, const uint
 }
 
 /* Returns 0, and takes nothing, when the node has not all of it. */
-int32_t sp_take(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices) {
-  return change(node, ask, devices, 1);
+int32_t sp_take(struct sp_node *node, const struct sp_request *request, const uint16_t *devices) {
+  return change(node, request, devices, 1);
 }
 
 /* Returns 0, and gives nothing back, when a device would have more left than there is of it. */
-int32_t sp_give_back(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices) {
-  return change(node, ask, devices, -1);
+int32_t sp_give_back(struct sp_node *node, const struct sp_request *request, const uint16_t *devices) {
+  return change(node, request, devices, -1);
 }
 
 /* Finds the open devices that have room for a share; if they are too few, returns why. */
@@ -149,7 +149,7 @@ static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t
 /* Fills what a share costs on each device for measured use and promises. */
 static void extras(const struct sp_work *work, const struct sp_share *share, double *extra) {
   for (int32_t i = 0; i < work->node.devices; i++)
-    extra[i] = work->node.known & SP_USE_KNOWN ? sp_device_extra(work->policy, &work->site->use[i], share) : 0;
+    extra[i] = work->node.known & SP_USE_KNOWN ? sp_device_extra(work->policy, &work->facts->use[i], share) : 0;
 }
 
 /* Takes a share on the set of open devices that is cheapest, including the cost of its pairs. */
@@ -161,7 +161,7 @@ static uint16_t take_set(struct sp_work *work, const struct sp_share *share, str
   for (int32_t i = 0; i < work->node.devices; i++)
     if (open >> i & 1)
       after[i] += extra[i];
-  uint16_t devices = sp_best_set(work->policy, work->site, after, left, open, share->devices);
+  uint16_t devices = sp_best_set(work->policy, work->facts, after, left, open, share->devices);
   for (int32_t i = 0; i < work->node.devices; i++)
     if (devices >> i & 1)
       take_on(work, step, i);
@@ -169,10 +169,11 @@ static uint16_t take_set(struct sp_work *work, const struct sp_share *share, str
 }
 
 /* Places each share where it costs least, one after the other. */
-static enum sp_verdict choose(struct sp_work *work, const struct sp_ask *ask, uint16_t allowed, uint16_t *devices) {
+static enum sp_verdict choose(struct sp_work *work, const struct sp_request *request, uint16_t allowed,
+                              uint16_t *devices) {
   double extra[SP_NODE_DEVICES];
-  for (int32_t i = 0; i < ask->shares; i++) {
-    const struct sp_share *share = &ask->share[i];
+  for (int32_t i = 0; i < request->shares; i++) {
+    const struct sp_share *share = &request->share[i];
     struct sp_step step = {share->milli, share_mib(&work->node, share)};
     uint16_t open = 0;
     enum sp_verdict verdict = fitting(&work->node, share, share->beside >= 0 ? devices[share->beside] : allowed, &open);
@@ -191,7 +192,7 @@ static enum sp_verdict choose(struct sp_work *work, const struct sp_ask *ask, ui
 }
 
 struct search {
-  const struct sp_ask *ask;
+  const struct sp_request *request;
   struct sp_node *node;
   uint16_t allowed;
   uint16_t *devices;
@@ -200,13 +201,13 @@ struct search {
 
 /* Finds any way to place the rest of share `i` on devices from `from` on, and all shares after it. */
 static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t from) {
-  if (i == search->ask->shares)
+  if (i == search->request->shares)
     return 1;
-  const struct sp_share *share = &search->ask->share[i];
+  const struct sp_share *share = &search->request->share[i];
   struct sp_node *node = search->node;
   uint16_t open = 0;
   if (placed == share->devices) {
-    if (i + 1 < search->ask->shares)
+    if (i + 1 < search->request->shares)
       search->devices[i + 1] = 0;
     return place_rest(search, i + 1, 0, 0);
   }
@@ -230,17 +231,17 @@ static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t 
 
 /* Placing one share after the other may leave no room for a later share, although another choice would. Then any way
  * that fits is taken. */
-static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_ask *ask, uint16_t allowed,
+static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_request *request, uint16_t allowed,
                                         uint16_t *devices) {
-  if (ask->shares < 2)
-    return choose(work, ask, allowed, devices);
+  if (request->shares < 2)
+    return choose(work, request, allowed, devices);
   struct sp_node before = work->node;
-  enum sp_verdict verdict = choose(work, ask, allowed, devices);
+  enum sp_verdict verdict = choose(work, request, allowed, devices);
   if (verdict == SP_FITS)
     return verdict;
   memset(devices, 0, sizeof(uint16_t) * SP_ASK_SHARES);
   work->node = before;
-  struct search search = {ask, &work->node, allowed, devices, SEARCH_STEPS};
+  struct search search = {request, &work->node, allowed, devices, SEARCH_STEPS};
   if (!place_rest(&search, 0, 0, 0))
     return verdict;
   sp_node_update_left(&work->node);
@@ -251,54 +252,54 @@ static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_as
 }
 
 /* What a place costs on top of the room that is taken: for measured use, promises and missing links. */
-static double extra_of(const struct sp_work *work, const struct sp_ask *ask, const uint16_t *devices) {
+static double extra_of(const struct sp_work *work, const struct sp_request *request, const uint16_t *devices) {
   double sum = 0;
-  for (int32_t i = 0; i < ask->shares && work->node.known; i++) {
+  for (int32_t i = 0; i < request->shares && work->node.known; i++) {
     for (int32_t device = 0; work->node.known & SP_USE_KNOWN && device < work->node.devices; device++)
       if (devices[i] >> device & 1)
-        sum += sp_device_extra(work->policy, &work->site->use[device], &ask->share[i]);
+        sum += sp_device_extra(work->policy, &work->facts->use[device], &request->share[i]);
     if (work->node.known & SP_LINKS_KNOWN)
-      sum += sp_pairs_extra(work->policy, work->site, devices[i], ask->share[i].devices);
+      sum += sp_pairs_extra(work->policy, work->facts, devices[i], request->share[i].devices);
   }
   return sum;
 }
 
 /* The verdict without placing anything: it already refuses most nodes of a full cluster. */
-static enum sp_verdict at_first_sight(const struct sp_node *node, const struct sp_ask *ask, uint16_t allowed) {
+static enum sp_verdict at_first_sight(const struct sp_node *node, const struct sp_request *request, uint16_t allowed) {
   uint16_t open;
   if (!node->there)
     return SP_NO_NODE;
-  if (node->cpu_milli < ask->cpu_milli)
+  if (node->cpu_milli < request->cpu_milli)
     return SP_NO_CPU;
-  if (node->memory_mib < ask->memory_mib)
+  if (node->memory_mib < request->memory_mib)
     return SP_NO_MEMORY;
-  if (ask->shares > 0 && !(ask->models >> node->model & 1))
+  if (request->shares > 0 && !(request->models >> node->model & 1))
     return SP_NO_MODEL;
-  return ask->shares > 0 ? fitting(node, &ask->share[0], allowed, &open) : SP_FITS;
+  return request->shares > 0 ? fitting(node, &request->share[0], allowed, &open) : SP_FITS;
 }
 
-static void judge(const struct sp_node *node, const struct sp_site *site, const struct sp_ask *ask,
+static void judge(const struct sp_node *node, const struct sp_device_facts *facts, const struct sp_request *request,
                   const struct sp_policy *policy, uint16_t allowed, struct sp_choice *choice) {
   memset(choice, 0, sizeof *choice);
-  choice->verdict = at_first_sight(node, ask, allowed);
+  choice->verdict = at_first_sight(node, request, allowed);
   if (choice->verdict != SP_FITS)
     return;
   struct sp_work work;
   work.policy = policy;
-  work.site = site;
+  work.facts = facts;
   work.node = *node;
   if (policy->rule == SP_WORTH)
     sp_worth_begin(&work);
   double before = sp_potential(&work);
   work.potential = NAN;
-  work.node.cpu_milli -= ask->cpu_milli;
-  work.node.memory_mib -= ask->memory_mib;
+  work.node.cpu_milli -= request->cpu_milli;
+  work.node.memory_mib -= request->memory_mib;
   if (policy->rule == SP_WORTH)
     sp_worth_processors(&work);
-  choice->verdict = choose_or_search(&work, ask, allowed, choice->devices);
+  choice->verdict = choose_or_search(&work, request, allowed, choice->devices);
   if (choice->verdict != SP_FITS)
     return;
-  double extra = extra_of(&work, ask, choice->devices);
+  double extra = extra_of(&work, request, choice->devices);
   double after = isnan(work.potential) ? sp_potential(&work) : work.potential;
   choice->cost = sp_cost(policy, node, &work.node, before, after, extra);
 }
@@ -313,30 +314,30 @@ static const struct sp_node *candidate(const struct sp_node *nodes, const int32_
 }
 
 /* Judges nodes[candidates[i]] for each i; `allowed` has a bit for each device that the pod may have, NULL: all. */
-void sp_rank(const struct sp_node *nodes, const struct sp_site *sites, const int32_t *candidates,
-             const uint16_t *allowed, int32_t count, const struct sp_ask *ask, const struct sp_policy *policy,
+void sp_rank(const struct sp_node *nodes, const struct sp_device_facts *facts, const int32_t *candidates,
+             const uint16_t *allowed, int32_t count, const struct sp_request *request, const struct sp_policy *policy,
              struct sp_choice *choices) {
   for (int32_t i = 0; i < count; i++) {
     const struct sp_node *node = candidate(nodes, candidates, i, count);
-    judge(node, &sites[candidates[i]], ask, policy, allowed ? allowed[i] : UINT16_MAX, &choices[i]);
+    judge(node, &facts[candidates[i]], request, policy, allowed ? allowed[i] : UINT16_MAX, &choices[i]);
   }
 }
 
 /* Fills only the verdicts of sp_rank. They are the same under every rule, so the cheapest rule is used. */
 void sp_fit(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
-            const struct sp_ask *ask, int32_t *verdicts) {
+            const struct sp_request *request, int32_t *verdicts) {
   static const struct sp_policy any = {.rule = SP_BINPACK};
   for (int32_t i = 0; i < count; i++) {
     const struct sp_node *node = candidate(nodes, candidates, i, count);
     uint16_t mask = allowed ? allowed[i] : UINT16_MAX, devices[SP_ASK_SHARES];
-    verdicts[i] = at_first_sight(node, ask, mask);
-    if (verdicts[i] != SP_FITS || ask->shares < 2)
+    verdicts[i] = at_first_sight(node, request, mask);
+    if (verdicts[i] != SP_FITS || request->shares < 2)
       continue;
     struct sp_work work;
     work.policy = &any;
     work.node = *node;
     work.node.known = 0;
-    verdicts[i] = choose_or_search(&work, ask, mask, devices);
+    verdicts[i] = choose_or_search(&work, request, mask, devices);
   }
 }
 

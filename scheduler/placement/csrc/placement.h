@@ -17,7 +17,7 @@
 #define SP_STEP_MILLI   10
 #define SP_DEVICE_MILLI 1000
 #define SP_LIMITS_MILLI 32000 /* the most that counts of the limits on one device */
-#define SP_USE_KNOWN    1     /* the node's site has the use of each device, */
+#define SP_USE_KNOWN    1     /* the facts have the use of each of its devices, */
 #define SP_LINKS_KNOWN  2     /* and the links between them */
 
 /* Why a node cannot take a pod; the first reason that holds, in this order. */
@@ -40,7 +40,7 @@ struct sp_node {
   int32_t model;
   int32_t devices;
   int32_t device_mib; /* of each device, in all; 0: not counted */
-  int32_t known;      /* bits SP_..._KNOWN: what its site tells */
+  int32_t known;      /* bits SP_..._KNOWN: what is known of its devices */
   int32_t free_milli[SP_NODE_DEVICES];
   int32_t free_mib[SP_NODE_DEVICES];
   int32_t left_milli[SP_NODE_DEVICES]; /* of the time or of the memory, whichever part is less: sp_node_update_left */
@@ -55,7 +55,7 @@ struct sp_use {
 };
 
 /* What is known of a node's devices in addition to what is left of them. */
-struct sp_site {
+struct sp_device_facts {
   struct sp_use use[SP_NODE_DEVICES];
   uint16_t linked[SP_NODE_DEVICES]; /* a bit for each device that this one has a fast link to */
   uint8_t numa[SP_NODE_DEVICES];
@@ -71,7 +71,7 @@ struct sp_share {
 };
 
 /* What a pod asks of a node. */
-struct sp_ask {
+struct sp_request {
   int64_t cpu_milli;
   int64_t memory_mib;
   uint32_t models; /* a bit for each that it takes */
@@ -144,15 +144,16 @@ struct sp_choice {
   uint16_t devices[SP_ASK_SHARES]; /* a bit for each device of the share */
 };
 
-void sp_rank(const struct sp_node *, const struct sp_site *, const int32_t *, const uint16_t *, int32_t,
-             const struct sp_ask *, const struct sp_policy *, struct sp_choice *);
-void sp_fit(const struct sp_node *, const int32_t *, const uint16_t *, int32_t, const struct sp_ask *, int32_t *);
-void sp_copies(const struct sp_node *, const int32_t *, const uint16_t *, int32_t, const struct sp_ask *, int32_t *);
+void sp_rank(const struct sp_node *, const struct sp_device_facts *, const int32_t *, const uint16_t *, int32_t,
+             const struct sp_request *, const struct sp_policy *, struct sp_choice *);
+void sp_fit(const struct sp_node *, const int32_t *, const uint16_t *, int32_t, const struct sp_request *, int32_t *);
+void sp_copies(const struct sp_node *, const int32_t *, const uint16_t *, int32_t, const struct sp_request *,
+               int32_t *);
 int32_t sp_best(const struct sp_choice *, const int32_t *, int32_t);
 void sp_node_update_left(struct sp_node *);
-void sp_set_uses(struct sp_node *, struct sp_site *, const int64_t *);
-int32_t sp_take(struct sp_node *, const struct sp_ask *, const uint16_t *);
-int32_t sp_give_back(struct sp_node *, const struct sp_ask *, const uint16_t *);
+void sp_set_uses(struct sp_node *, struct sp_device_facts *, const int64_t *);
+int32_t sp_take(struct sp_node *, const struct sp_request *, const uint16_t *);
+int32_t sp_give_back(struct sp_node *, const struct sp_request *, const uint16_t *);
 void sp_rooms(const struct sp_node *, int32_t, const struct sp_kind *, int32_t, int64_t *);
 int32_t sp_gather_wide(struct sp_policy *, int32_t, struct sp_wide *, struct sp_width *);
 double sp_fragmentation(const struct sp_node *, int32_t, const struct sp_kind *, int32_t);
@@ -162,7 +163,7 @@ void sp_fill_worth(float *, const double *, int32_t, const struct sp_kind *, int
 /* A node while the shares of a pod are placed on it. */
 struct sp_work {
   const struct sp_policy *policy;
-  const struct sp_site *site;
+  const struct sp_device_facts *facts;
   struct sp_node node;
   double cpu[SP_PRICES]; /* SP_WORTH: the worth of its processors at each price, */
   double sum[SP_PRICES]; /* and of its devices, added up */
@@ -210,8 +211,8 @@ void sp_worths_with(const struct sp_work *, struct sp_step, uint16_t, double *);
 
 /* topology_score.c */
 double sp_device_extra(const struct sp_policy *, const struct sp_use *, const struct sp_share *);
-double sp_pairs_extra(const struct sp_policy *, const struct sp_site *, uint16_t, int32_t);
-uint16_t sp_best_set(const struct sp_policy *, const struct sp_site *, const double *, const int32_t *, uint16_t,
-                     int32_t);
+double sp_pairs_extra(const struct sp_policy *, const struct sp_device_facts *, uint16_t, int32_t);
+uint16_t sp_best_set(const struct sp_policy *, const struct sp_device_facts *, const double *, const int32_t *,
+                     uint16_t, int32_t);
 
 #endif

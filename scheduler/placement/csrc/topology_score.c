@@ -13,10 +13,10 @@ static int16_t within(int64_t value, int64_t most) {
 }
 
 /* Sets four values of each device of a node, in the order of struct sp_use, clamped to their ranges. */
-void sp_set_uses(struct sp_node *node, struct sp_site *site, const int64_t *values) {
+void sp_set_uses(struct sp_node *node, struct sp_device_facts *facts, const int64_t *values) {
   for (int32_t device = 0; device < node->devices; device++, values += 4)
-    site->use[device] = (struct sp_use){within(values[0], SP_DEVICE_MILLI), within(values[1], SP_DEVICE_MILLI),
-                                        within(values[2], SP_DEVICE_MILLI), within(values[3], SP_LIMITS_MILLI)};
+    facts->use[device] = (struct sp_use){within(values[0], SP_DEVICE_MILLI), within(values[1], SP_DEVICE_MILLI),
+                                         within(values[2], SP_DEVICE_MILLI), within(values[3], SP_LIMITS_MILLI)};
   node->known |= SP_USE_KNOWN;
 }
 
@@ -36,21 +36,22 @@ double sp_device_extra(const struct sp_policy *policy, const struct sp_use *use,
 
 /* The cost of one pair of a share's devices. Work on several devices is as fast as their slowest link, so each device
  * loses in proportion to the part of pairs that are apart: each pair is one of (count - 1) * count / 2. */
-static double pair_extra(const struct sp_policy *policy, const struct sp_site *site, int32_t one, int32_t other,
-                         int32_t count) {
-  double extra = site->linked[one] >> other & 1 ? 0 : policy->weights.apart;
-  if (site->numa[one] != site->numa[other])
+static double pair_extra(const struct sp_policy *policy, const struct sp_device_facts *facts, int32_t one,
+                         int32_t other, int32_t count) {
+  double extra = facts->linked[one] >> other & 1 ? 0 : policy->weights.apart;
+  if (facts->numa[one] != facts->numa[other])
     extra += policy->weights.numa;
   return extra * 2 / (count - 1);
 }
 
 /* The cost of all pairs of one share's devices. */
-double sp_pairs_extra(const struct sp_policy *policy, const struct sp_site *site, uint16_t devices, int32_t count) {
+double sp_pairs_extra(const struct sp_policy *policy, const struct sp_device_facts *facts, uint16_t devices,
+                      int32_t count) {
   double extra = 0;
   for (int32_t one = 0; devices >> one; one++)
     for (int32_t other = one + 1; devices >> one & 1 && devices >> other; other++)
       if (devices >> other & 1)
-        extra += pair_extra(policy, site, one, other, count);
+        extra += pair_extra(policy, facts, one, other, count);
   return extra;
 }
 
@@ -69,8 +70,8 @@ static int comes_before(double cost, int32_t left, double other_cost, int32_t ot
   return cost < other_cost || (cost <= other_cost && left < other_left);
 }
 
-static void arrange(struct sets *sets, const struct sp_policy *policy, const struct sp_site *site, const double *cost,
-                    const int32_t *left, uint16_t open, int32_t count) {
+static void arrange(struct sets *sets, const struct sp_policy *policy, const struct sp_device_facts *facts,
+                    const double *cost, const int32_t *left, uint16_t open, int32_t count) {
   sets->open = 0;
   sets->count = count;
   for (int32_t i = 0; open >> i; i++) {
@@ -85,7 +86,7 @@ static void arrange(struct sets *sets, const struct sp_policy *policy, const str
     sets->cost[at] = cost[sets->device[at]] - cost[sets->device[0]];
     for (int32_t other = 0; other < at; other++)
       sets->pair[at][other] = sets->pair[other][at] =
-          pair_extra(policy, site, sets->device[at], sets->device[other], count);
+          pair_extra(policy, facts, sets->device[at], sets->device[other], count);
   }
   sets->best_cost = DBL_MAX;
   sets->best = 0;
@@ -144,11 +145,11 @@ static void grow_from_each(struct sets *sets) {
 }
 
 /* The set of `count` open devices that costs least, for the devices and their pairs; at least `count` are open. */
-uint16_t sp_best_set(const struct sp_policy *policy, const struct sp_site *site, const double *cost,
+uint16_t sp_best_set(const struct sp_policy *policy, const struct sp_device_facts *facts, const double *cost,
                      const int32_t *left, uint16_t open, int32_t count) {
   struct sets sets;
   int32_t chosen[SP_NODE_DEVICES];
-  arrange(&sets, policy, site, cost, left, open, count);
+  arrange(&sets, policy, facts, cost, left, open, count);
   if (sets.open > EXACT_DEVICES)
     grow_from_each(&sets);
   else

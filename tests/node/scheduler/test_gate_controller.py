@@ -54,7 +54,7 @@ async def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_go
     async with World(tmp_path, n1=1) as world:
         world.create("low", 100, memory="1Gi")
         async with world.replica() as replica:
-            counters = replica.keeper.memory.counters
+            counters = replica.keeper.state.counters
             await world.run_released("low")
             world.create("high", 60, priority=10, memory="1Gi")
             await eventually(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
@@ -68,7 +68,7 @@ async def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_go
             )
             await eventually(lambda: counters.yields["resumed"] == 1, f"counted {counters.yields}")
             assert (counters.yields["paused"], counters.yields["evicted"]) == (1, 0)
-            assert (counters.orders["release", "written"], counters.orders["yield", "written"]) == (2, 2)
+            assert (counters.actions["release", "written"], counters.actions["yield", "written"]) == (2, 2)
             assert world.server.registry.evicted == []
 
 
@@ -77,7 +77,7 @@ async def test_evictions_respect_disruption_budgets(tmp_path: Path) -> None:
         world.create("one", 100)
         world.create("two", 100)
         async with world.replica() as replica:
-            counters = replica.keeper.memory.counters
+            counters = replica.keeper.state.counters
             await world.run_released("one", "two")
             world.guard("one")
             world.create("high", 100, priority=10)
@@ -87,7 +87,7 @@ async def test_evictions_respect_disruption_budgets(tmp_path: Path) -> None:
             assert counters.yields["evicted"] == counters.evictions["yield"] == 1
             world.run("high")
             world.create("higher", 200, priority=20)
-            await eventually(lambda: counters.orders["evict", "budget"], f"counted {counters.orders}")
+            await eventually(lambda: counters.actions["evict", "budget"], f"counted {counters.actions}")
             await eventually(lambda: "NotEvicted" in world.told("one"), "not told")
             assert "a disruption budget keeps it: for default/high" in world.said("one", "NotEvicted")
 
@@ -135,8 +135,8 @@ async def test_a_refused_write_is_tried_again_and_a_node_that_cannot_be_selected
         world.server.put_node({**node, "metadata": {**node["metadata"], "labels": {}}})  # no selector can match it now
         await eventually(lambda: (n1 := replica.cluster.node("n1")) and not n1.hostname, "not seen")
         world.create("b", 60)
-        orders = replica.keeper.memory.counters.orders
-        await eventually(lambda: orders["release", "invalid"] == 1, f"counted {orders}")
+        actions = replica.keeper.state.counters.actions
+        await eventually(lambda: actions["release", "invalid"] == 1, f"counted {actions}")
         assert not world.is_released("b")
 
 

@@ -70,7 +70,7 @@ async def test_a_cap_below_what_runs_ends_nothing_and_is_told_once(tmp_path: Pat
                 assert not world.is_released("more")
                 world.server.delete(name)
             await eventually(lambda: world.is_released("more"), "not released when enough has ended")
-            assert replica.keeper.memory.counters.orders["evict", "written"] == 0
+            assert replica.keeper.state.counters.actions["evict", "written"] == 0
 
 
 async def report_for_ever(world: World, replica: Replica) -> None:

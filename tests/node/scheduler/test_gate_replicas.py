@@ -42,7 +42,7 @@ async def test_a_replica_that_starts_anew_knows_since_when_pods_run_and_that_non
             assert world.server.registry.evicted == ["long"]
             await eventually(lambda: "Evicted" in world.told("long"), "not told")
             assert world.said("long", "Evicted") == "it has run for longer than queue default lets it"
-            counters = replica.keeper.memory.counters
+            counters = replica.keeper.state.counters
             assert (counters.evictions["overrun"], counters.yields["evicted"]) == (1, 0)
 
 
@@ -98,7 +98,7 @@ async def test_a_gang_that_another_replica_released_is_timed_by_the_next(tmp_pat
             await eventually(lambda: "GangTimedOut" in world.told("late-0") & world.told("late-1"), "not told")
             assert "1 of 2 members ran 2 s after their release" in world.said("late-1", "GangTimedOut")
             await eventually(lambda: sorted(world.server.registry.evicted) == ["late-0", "late-1"], "not ended")
-            assert replica.keeper.memory.counters.evictions["timeout"] == 2
+            assert replica.keeper.state.counters.evictions["timeout"] == 2
 
 
 async def test_who_decides_no_more_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ async def test_who_decides_no_more_writes_nothing_more(tmp_path: Path, monkeypat
         await eventually(lambda: world.server.requests["patch pods"], "nothing is tried")
         world.server.faults.refuse(503, times=10_000, only="put leases")
         await eventually(lambda: not replica.lease.is_held(), "the lease is still held")
-        await eventually(lambda: replica.keeper.memory.counters.orders["release", "conflict"] == 1, "it is still tried")
+        await eventually(lambda: replica.keeper.state.counters.actions["release", "conflict"] == 1, "it is still tried")
         world.server.faults.stop_refusing()
         await eventually(replica.lease.is_held, "it does not decide again")
         assert not world.is_released("a"), "it may be another's by now"
@@ -126,21 +126,21 @@ def remake(world: World, name: str, units: int) -> None:
 
 async def test_what_was_decided_about_a_pod_is_not_done_to_another_of_its_name(tmp_path: Path) -> None:
     async with World(tmp_path, n1=1) as world, world.replica() as replica:
-        orders = replica.keeper.memory.counters.orders
+        actions = replica.keeper.state.counters.actions
         await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
         world.server.faults.delay(1.0, "patch pods")
         world.create("low", 60)
         await eventually(lambda: world.server.requests["patch pods"] == 1, "not decided")
         world.server.faults.delay(0.0, "patch pods")
         remake(world, "low", 50)
-        await eventually(lambda: orders["release", "conflict"] == 1, f"another was released: {orders}")
+        await eventually(lambda: actions["release", "conflict"] == 1, f"another was released: {actions}")
         await world.run_released("low")
         world.server.faults.delay(1.0, "post pods/eviction")
         world.create("high", 100, priority=10)
         await eventually(lambda: world.server.requests["post pods/eviction"] == 1, "not decided")
         world.server.faults.delay(0.0, "post pods/eviction")
         remake(world, "low", 10)
-        await eventually(lambda: orders["evict", "conflict"] == 1, f"another was evicted: {orders}")
+        await eventually(lambda: actions["evict", "conflict"] == 1, f"another was evicted: {actions}")
         assert world.server.registry.evicted == []
 
 
@@ -165,7 +165,7 @@ async def test_two_that_both_decide_do_no_harm(tmp_path: Path) -> None:
                 return len(seen) == 16
 
             await eventually(all_there, "not all are released")
-            tallies = [replica.keeper.memory.counters.orders for replica in (first, second)]
+            tallies = [replica.keeper.state.counters.actions for replica in (first, second)]
             assert {key for counters in tallies for key in counters} <= {
                 ("release", "written"), ("release", "invalid"), ("release", "conflict"),
             }  # fmt: skip

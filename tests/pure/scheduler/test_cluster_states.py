@@ -168,7 +168,7 @@ class Events(RuleBasedStateMachine):
             other = self.world.replica(random.Random(seed))
             assert [other.row(name) for name in names] == [cluster.row(name) for name in names]
             for each in (cluster, other):
-                each.renew(Policy("worth", each.board, each.expected()), each.expected())
+                each.renew(Policy("worth", each.snapshot, each.expected()), each.expected())
             for units in (25, 100, 200):
                 pod = self.world.pod(self.world.create(pod_body("probe", units)))
                 ours, theirs = (judge(each, pod, names) for each in (cluster, other))

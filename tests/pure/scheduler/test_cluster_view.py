@@ -35,7 +35,7 @@ def place(world: World, cluster: Cluster, name: str, units: int, **annotations: 
 
 
 def judged(cluster: Cluster, body: dict[str, Any], names: list[str] = NODES) -> dict[str, str]:
-    """Return for each node on the board why a pod does not fit there; an empty text: it fits."""
+    """Return for each node in the snapshot why a pod does not fit there; an empty text: it fits."""
     pod = read(body)
     cluster.advance(1000.0)
     found = judge(cluster, pod, names)

@@ -9,7 +9,7 @@ import pytest
 from cluster_world import node_body, pod_body
 
 from sharepod.scheduler.errors import TraceError
-from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.state.listing import read_nodes, read_pods
 from sharepod.scheduler.state.trace import NamedPod, read_timed_pods
 
@@ -74,11 +74,11 @@ def test_pods_ask_for_what_they_say_and_those_that_have_ended_for_nothing(tmp_pa
     items = [share, whole_pod("whole", "2"), plain, bound, ended, refused]
     told: list[str] = []
     pods = read_pods(written(tmp_path, {"kind": "PodList", "items": items}), told.append)
-    assert [(pod.name, pod.ask) for pod in pods] == [
-        ("default/share", PodAsk(1000, 1024, (ShareAsk(300, mib=10240, limit_milli=1000),))),
-        ("default/whole", PodAsk(4000, 0, (ShareAsk(1000, 2),))),
-        ("default/plain", PodAsk(1000, 1024)),
-        ("default/bound", PodAsk(1000, 1024, (ShareAsk(400, limit_milli=1000),))),
+    assert [(pod.name, pod.request) for pod in pods] == [
+        ("default/share", PodRequest(1000, 1024, (ShareRequest(300, mib=10240, limit_milli=1000),))),
+        ("default/whole", PodRequest(4000, 0, (ShareRequest(1000, 2),))),
+        ("default/plain", PodRequest(1000, 1024)),
+        ("default/bound", PodRequest(1000, 1024, (ShareRequest(400, limit_milli=1000),))),
     ]
     [text] = told
     assert text.startswith("default/wrong: sharepod.io/limit 10 % is below the request 30 % of each device")
@@ -92,7 +92,7 @@ def test_a_model_is_the_same_for_who_asks_and_for_the_label(tmp_path: Path) -> N
     assert (node.model, node.devices) == ("NVIDIA-A100-SXM4-80GB", 2), "a device is there once, however it is cut"
     body = pod_body("picky", 30, {"sharepod.io/model": "NVIDIA A100-SXM4-80GB,NVIDIA H200"})
     [pod] = read_pods(written(tmp_path, body))
-    assert pod.ask.models == {"NVIDIA-A100-SXM4-80GB", "NVIDIA-H200"}
+    assert pod.request.models == {"NVIDIA-A100-SXM4-80GB", "NVIDIA-H200"}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_whole_devices_are_those_that_a_pod_has_at_one_time(
         {"name": "sidecar", "restartPolicy": "Always", **limits(sidecar)}, {"name": "init", **limits(init)},
     ]  # fmt: skip
     [pod] = read_pods(written(tmp_path, body))
-    assert tuple(share.devices for share in pod.ask.shares) == counts
+    assert tuple(share.devices for share in pod.request.shares) == counts
 
 
 def test_more_devices_than_can_be_counted_are_told(tmp_path: Path) -> None:
@@ -175,10 +175,10 @@ def test_lists_are_read_plain_and_packed(tmp_path: Path) -> None:
     nodes = [NodeSpec("n1", 64_000, 262_144, 2, "P100"), NodeSpec("n2", 8000, 32_768, 0)]
     assert read_nodes(packed) == read_nodes(write(tmp_path / "nodes", NODES)) == nodes
     assert read_pods(write(tmp_path / "pods", PODS)) == [
-        NamedPod("whole", PodAsk(12_000, 16_384, (ShareAsk(1000, 1, 0),))),
-        NamedPod("wide", PodAsk(1, 2, (ShareAsk(1000, 8, 0),))),
-        NamedPod("part", PodAsk(1, 2, (ShareAsk(460, 1, 0),), frozenset("AB"))),
-        NamedPod("none", PodAsk(3, 4)),
+        NamedPod("whole", PodRequest(12_000, 16_384, (ShareRequest(1000, 1, 0),))),
+        NamedPod("wide", PodRequest(1, 2, (ShareRequest(1000, 8, 0),))),
+        NamedPod("part", PodRequest(1, 2, (ShareRequest(460, 1, 0),), frozenset("AB"))),
+        NamedPod("none", PodRequest(3, 4)),
     ]
     spaced = "\ufeff" + PODS.replace(",", ", ", 6)  # spreadsheets and people write such files
     assert read_pods(write(tmp_path / "spaced", spaced)) == read_pods(write(tmp_path / "pods", PODS))

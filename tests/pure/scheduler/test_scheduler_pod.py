@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sharepod.scheduler.controller.gang_annotations import Gang, read_gang
 from sharepod.scheduler.controller.queues import Queue, Queues, read_queues
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.placement.request import PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import PodRequest, ShareRequest
 from sharepod.scheduler.state.node import Node, read_node
 from sharepod.scheduler.state.pod import Pod, device_annotations, read_pod
 
@@ -45,8 +45,8 @@ def test_a_pod_with_one_share_is_read_whole() -> None:
          "sharepod.io/model": "NVIDIA H200, NVIDIA A100", "sharepod.io/device-affinity": "a",
          "sharepod.io/device-anti-affinity": "b.c"},
     )  # fmt: skip
-    share = ShareAsk(300, mib=10240, share_class="latency", limit_milli=600)
-    assert pod.ask == PodAsk(1500, 2048, (share,), frozenset({"NVIDIA H200", "NVIDIA A100"}))
+    share = ShareRequest(300, mib=10240, share_class="latency", limit_milli=600)
+    assert pod.request == PodRequest(1500, 2048, (share,), frozenset({"NVIDIA H200", "NVIDIA A100"}))
     assert (pod.affinity, pod.anti_affinity) == ("a", "b.c")
     assert (pod.containers, pod.priority, pod.title) == (("main",), 7, "team/p")
     assert (pod.chosen, pod.refusal, pod.node, pod.ended, pod.deleting) == ((), "", "", False, False)
@@ -57,25 +57,25 @@ def test_shares_of_a_pod_may_be_beside_one_another_and_on_several_devices() -> N
         [container("a", 20), container("plain", 0, "1"), container("b", 40), container("c", 200)],
         {"sharepod.io/a.same-device": "true", "sharepod.io/b.same-device": "true"},
     )
-    found = [(share.milli, share.devices, share.beside) for share in pod.ask.shares]
+    found = [(share.milli, share.devices, share.beside) for share in pod.request.shares]
     assert found == [(200, 1, None), (400, 1, 0), (1000, 2, None)]
     assert pod.containers == ("a", "b", "c")
 
 
 def test_an_init_container_makes_its_successors_share_large_enough_for_both() -> None:
     pod = read([container("main", 30)], initContainers=[container("load", 50)])
-    assert [share.milli for share in pod.ask.shares] == [500]
+    assert [share.milli for share in pod.request.shares] == [500]
     assert pod.early == (("load", 0),)
     sidecar = read([container("main", 30)], initContainers=[container("log", 20, restartPolicy="Always")])
-    assert [share.milli for share in sidecar.ask.shares] == [300, 200]
+    assert [share.milli for share in sidecar.request.shares] == [300, 200]
     assert sidecar.early == ()
     # A sidecar holds its devices while a later init container runs; an earlier init container can still use them.
     both = [container("log", 60, restartPolicy="Always"), container("load", 60)]
     before, after = (read([container("main", 10)], initContainers=init) for init in (both, both[::-1]))
-    assert ([share.milli for share in before.ask.shares], before.early) == ([600, 600], (("load", 0),))
-    assert ([share.milli for share in after.ask.shares], after.early) == ([100, 600], (("load", 1),))
+    assert ([share.milli for share in before.request.shares], before.early) == ([600, 600], (("load", 0),))
+    assert ([share.milli for share in after.request.shares], after.early) == ([100, 600], (("load", 1),))
     wide = read([container("main", 30)], initContainers=[container("load", 200)])
-    assert [(share.milli, share.devices) for share in wide.ask.shares] == [(300, 1), (1000, 2)]
+    assert [(share.milli, share.devices) for share in wide.request.shares] == [(300, 1), (1000, 2)]
     assert wide.containers == ("main", "")
 
 
@@ -87,9 +87,9 @@ def test_what_a_pod_takes_of_its_node_is_what_kube_scheduler_counts() -> None:
     ]
     pod = read([container("a", 0, "1", "1Gi"), container("b", 0, "1", "1Gi")], initContainers=init,
                overhead={"cpu": "100m", "memory": "50Mi"})  # fmt: skip
-    assert (pod.ask.cpu_milli, pod.ask.memory_mib) == (4000 + 100, 3 * 1024 + 100 + 50)
+    assert (pod.request.cpu_milli, pod.request.memory_mib) == (4000 + 100, 3 * 1024 + 100 + 50)
     limited = read([{"name": "a", "resources": {"limits": {"cpu": "2"}}}])
-    assert limited.ask.cpu_milli == 2000, "a limit is a request where none is given"
+    assert limited.request.cpu_milli == 2000, "a limit is a request where none is given"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_a_pod_takes_of_its_node_is_what_kube_scheduler_counts() -> None:
 def test_what_cannot_be_is_refused_and_its_processors_count(annotations: dict[str, str], says: str) -> None:
     pod = read([container("main", 30, "2")], annotations)
     assert says in pod.refusal
-    assert pod.ask == PodAsk(2000)
+    assert pod.request == PodRequest(2000)
 
 
 def test_more_shares_than_can_be_placed_are_refused() -> None:
@@ -122,7 +122,7 @@ def test_a_pod_that_yields_asks_for_what_it_asked_before() -> None:
     assert plain.yields == ""
     for how in ("limit", "pause"):
         pod = read([container("main", 30)], {"sharepod.io/limit": "80", "sharepod.io/yield": how})
-        assert (pod.yields, pod.ask, pod.refusal) == (how, plain.ask, "")
+        assert (pod.yields, pod.request, pod.refusal) == (how, plain.request, "")
 
 
 def test_chosen_devices_are_written_so_that_they_are_read_again() -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.simulation.replay import Outcome, Placed, arrivals, check_lists, replay
 from sharepod.scheduler.state.trace import NamedPod
 
@@ -17,7 +17,7 @@ NODES = [
 
 
 def pod(name: str, milli: int, devices: int = 1, cpu_milli: int = 1000, models: str = "") -> NamedPod:
-    return NamedPod(name, PodAsk(cpu_milli, 512, (ShareAsk(milli, devices, 0),), frozenset(models.split())))
+    return NamedPod(name, PodRequest(cpu_milli, 512, (ShareRequest(milli, devices, 0),), frozenset(models.split())))
 
 
 PODS = [
@@ -26,7 +26,7 @@ PODS = [
     *(pod(f"half-{n}", 470, models="B") for n in range(6)),
     *(pod(f"bit-{n}", 160) for n in range(4)),
     pod("wide", 1000, 4),
-    *(NamedPod(f"plain-{n}", PodAsk(2000, 1024)) for n in range(4)),
+    *(NamedPod(f"plain-{n}", PodRequest(2000, 1024)) for n in range(4)),
 ]
 
 
@@ -42,11 +42,11 @@ def test_the_same_seed_is_the_same_run_and_another_is_another() -> None:
 
 
 def test_all_of_the_list_comes_once_before_any_comes_again() -> None:
-    wanted = 3 * sum(pod.ask.milli for pod in PODS)
+    wanted = 3 * sum(pod.request.milli for pod in PODS)
     came = list(arrivals(PODS, wanted, 7))
     assert sorted(pod.name for pod in came[: len(PODS)]) == sorted(pod.name for pod in PODS)
     assert [pod.name for pod in came[: len(PODS)]] != [pod.name for pod in PODS]
-    assert sum(pod.ask.milli for pod in came[:-1]) < wanted <= sum(pod.ask.milli for pod in came)
+    assert sum(pod.request.milli for pod in came[:-1]) < wanted <= sum(pod.request.milli for pod in came)
     assert len(Counter(pod.name for pod in came)) == len(PODS)
 
 

@@ -13,9 +13,9 @@ from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.placement.cutting_stock import effective_sizes
 from sharepod.scheduler.placement.mix import Kind, Mix
 from sharepod.scheduler.placement.models import Models
-from sharepod.scheduler.placement.native import Board, Place, Verdict
+from sharepod.scheduler.placement.native import Place, Snapshot, Verdict
 from sharepod.scheduler.placement.policy import Numbers, Outline, Policy
-from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.placement.tables import PRICES, STEPS, worth_tables
 
 KINDS = [
@@ -51,53 +51,53 @@ def test_the_tables_are_their_definition() -> None:
             assert found == pytest.approx(expected(model, prices[at], 7), rel=1e-5, abs=1e-3)
 
 
-def share(milli: int, cpu_milli: int = 0, devices: int = 1, models: str = "") -> PodAsk:
-    return PodAsk(cpu_milli, 0, (ShareAsk(milli, devices, mib=0),), frozenset(models.split()))
+def share(milli: int, cpu_milli: int = 0, devices: int = 1, models: str = "") -> PodRequest:
+    return PodRequest(cpu_milli, 0, (ShareRequest(milli, devices, mib=0),), frozenset(models.split()))
 
 
-def place(board: Board, mix: list[PodAsk], ask: PodAsk) -> Place:
-    policy = Policy("worth", board, Mix.of(mix))
+def place(snapshot: Snapshot, mix: list[PodRequest], request: PodRequest) -> Place:
+    policy = Policy("worth", snapshot, Mix.of(mix))
     policy.refresh()
-    found = board.best(ask, policy.native)
+    found = snapshot.best(request, policy.native)
     assert found
     return found
 
 
 def test_a_share_goes_where_little_is_lost_and_not_where_it_spoils_what_others_need() -> None:
-    board = Board([NodeSpec("half", 64_000, 0, 1), NodeSpec("hole", 64_000, 0, 1)])
-    board.take(share(500), Place(0, ((0,),)))
-    board.take(share(700), Place(1, ((0,),)))
+    snapshot = Snapshot([NodeSpec("half", 64_000, 0, 1), NodeSpec("hole", 64_000, 0, 1)])
+    snapshot.take(share(500), Place(0, ((0,),)))
+    snapshot.take(share(700), Place(1, ((0,),)))
     mix = [share(500)] * 6 + [share(300)] + [share(700)]
-    assert place(board, mix, share(300)).node == 1
+    assert place(snapshot, mix, share(300)).node == 1
 
 
 def test_who_needs_many_processors_goes_where_they_are_not_what_runs_out() -> None:
     few, many = NodeSpec("few", 8_000, 0, 8), NodeSpec("many", 64_000, 0, 8)
     mix = [share(1000, 1000)] * 3 + [share(1000, 6000)]
-    assert place(Board([few, many]), mix, share(1000, 6000)).node == 1
+    assert place(Snapshot([few, many]), mix, share(1000, 6000)).node == 1
 
 
 def test_room_for_the_wide_is_not_broken_when_it_is_scarce() -> None:
-    board = Board([NodeSpec("whole", 64_000, 0, 8), NodeSpec("begun", 64_000, 0, 8)])
-    board.take(share(1000), Place(1, ((0,),)))
+    snapshot = Snapshot([NodeSpec("whole", 64_000, 0, 8), NodeSpec("begun", 64_000, 0, 8)])
+    snapshot.take(share(1000), Place(1, ((0,),)))
     mix = [share(1000, devices=8)] * 3 + [share(1000)] * 8
-    assert place(board, mix, share(1000)).node == 1
+    assert place(snapshot, mix, share(1000)).node == 1
 
 
 def test_devices_that_some_insist_on_are_left_to_them() -> None:
     nodes = [NodeSpec("wanted", 64_000, 0, 4, "A"), NodeSpec("other", 64_000, 0, 4, "B")]
     mix = [share(1000, models="A"), share(1000)]
-    assert place(Board(nodes), mix, share(1000)).node == 1
-    assert place(Board(nodes), mix, share(1000, models="A")).node == 0
-    full = Board(nodes)
+    assert place(Snapshot(nodes), mix, share(1000)).node == 1
+    assert place(Snapshot(nodes), mix, share(1000, models="A")).node == 0
+    full = Snapshot(nodes)
     for device in range(4):
         full.take(share(1000), Place(1, ((device,),)))
     assert place(full, mix, share(1000)).node == 0, "a pod that fits is never refused"
 
 
 def test_without_an_expectation_every_pod_finds_its_place() -> None:
-    board = Board([NodeSpec("n", 1000, 0, 1)])
-    assert place(board, [], share(400)) == Place(0, ((0,),))
+    snapshot = Snapshot([NodeSpec("n", 1000, 0, 1)])
+    assert place(snapshot, [], share(400)) == Place(0, ((0,),))
 
 
 WIDE = [share(1000, cpu, devices) for devices in (2, 3, 4, 8) for cpu in (0, 3000, 9000, 20_000)]
@@ -109,16 +109,16 @@ PAIR = [NodeSpec("a", 40_000, 0, 8, "A"), NodeSpec("b", 40_000, 0, 8, "B")]
 
 @cache
 def numbers_of_pair() -> Numbers:
-    return Numbers.of("worth", Outline.of(Board(PAIR)), Mix.of([*WIDE, share(300, 1000), share(650, 500)]))
+    return Numbers.of("worth", Outline.of(Snapshot(PAIR)), Mix.of([*WIDE, share(300, 1000), share(650, 500)]))
 
 
-def copies(left: list[int], cpu_milli: int, ask: PodAsk, model: str) -> int:
+def copies(left: list[int], cpu_milli: int, request: PodRequest, model: str) -> int:
     """Return how many copies of a pod with several devices would fit, each on devices of its own and nothing else."""
-    [one] = ask.shares
-    if ask.models and model not in ask.models:
+    [one] = request.shares
+    if request.models and model not in request.models:
         return 0
     by_devices = sum(milli >= one.milli for milli in left) // one.devices
-    return min(by_devices, cpu_milli // ask.cpu_milli) if ask.cpu_milli else by_devices
+    return min(by_devices, cpu_milli // request.cpu_milli) if request.cpu_milli else by_devices
 
 
 @given(
@@ -129,18 +129,18 @@ def copies(left: list[int], cpu_milli: int, ask: PodAsk, model: str) -> int:
 )
 @settings(max_examples=60, deadline=None)
 def test_the_cost_of_a_place_is_the_worth_that_the_node_loses(
-    left: list[int], other: list[int], cpu_milli: int, ask: PodAsk
+    left: list[int], other: list[int], cpu_milli: int, request: PodRequest
 ) -> None:
-    board = Board(PAIR)
-    board.set_left(0, cpu_milli, 0, left, [0] * 8)
-    board.set_left(1, 40_000, 0, other, [0] * 8)
+    snapshot = Snapshot(PAIR)
+    snapshot.set_left(0, cpu_milli, 0, left, [0] * 8)
+    snapshot.set_left(1, 40_000, 0, other, [0] * 8)
     numbers = numbers_of_pair()
-    policy = Policy.made_of(numbers, board)
+    policy = Policy.made_of(numbers, snapshot)
     native = policy.native.native
     native.grain_milli = 1e-6
     kinds = [(kind, native.kind[index].wanted) for index, (kind, _, _) in enumerate(numbers.kinds)]
 
-    rooms = board.rooms(policy.native)
+    rooms = snapshot.rooms(policy.native)
     for index, (kind, _) in enumerate(kinds):
         pod = share(kind.milli, kind.cpu_milli, max(1, kind.devices), " ".join(kind.models))
         expected_room = copies(left, cpu_milli, pod, "A") + copies(other, 40_000, pod, "B")
@@ -160,24 +160,24 @@ def test_the_cost_of_a_place_is_the_worth_that_the_node_loses(
         )  # fmt: skip
         return singles + wide
 
-    [one] = ask.shares
+    [one] = request.shares
     for device in range(8):
-        [judged] = board.rank(ask, policy.native, [0], allowed=[1 << device])
+        [judged] = snapshot.rank(request, policy.native, [0], allowed=[1 << device])
         if judged.verdict is not Verdict.FITS:
             continue
         after = [milli - one.milli * (at == device) for at, milli in enumerate(left)]
-        loss = worth(left, cpu_milli) - worth(after, cpu_milli - ask.cpu_milli)
+        loss = worth(left, cpu_milli) - worth(after, cpu_milli - request.cpu_milli)
         assert judged.cost * 1e-6 == pytest.approx(loss + native.crowding[0] * one.milli, abs=1e-3)
 
 
 def test_numbers_made_elsewhere_make_the_same_policy() -> None:
-    board = Board([NodeSpec("n", 64_000, 0, 4, "A")])
+    snapshot = Snapshot([NodeSpec("n", 64_000, 0, 4, "A")])
     mix = Mix.of([share(300, 1000), share(1000, 2000, 2)])
-    numbers = pickle.loads(pickle.dumps(Numbers.of("worth", Outline.of(board), mix)))  # noqa: S301 - ours
-    ours, theirs = Policy("worth", board, mix), Policy.made_of(numbers, board)
-    assert board.rank(share(300), ours.native, [0]) == board.rank(share(300), theirs.native, [0])
-    with pytest.raises(PlacementError, match="another board's"):
-        Policy.made_of(numbers, Board([NodeSpec("n", 1, 0, 1, "B")]))
+    numbers = pickle.loads(pickle.dumps(Numbers.of("worth", Outline.of(snapshot), mix)))  # noqa: S301 - ours
+    ours, theirs = Policy("worth", snapshot, mix), Policy.made_of(numbers, snapshot)
+    assert snapshot.rank(share(300), ours.native, [0]) == snapshot.rank(share(300), theirs.native, [0])
+    with pytest.raises(PlacementError, match="another snapshot's"):
+        Policy.made_of(numbers, Snapshot([NodeSpec("n", 1, 0, 1, "B")]))
 
 
 def fills(sizes: list[int]) -> list[tuple[int, ...]]:
@@ -253,26 +253,26 @@ SITES = [(node, device) for node, devices in enumerate((4, 2)) for device in ran
     mix=st.lists(st.builds(share, PARTS, st.sampled_from([0, 4000, 9000]), st.integers(1, 3)), min_size=1, max_size=6),
 )
 def test_fgd_takes_the_device_after_which_the_least_is_of_no_use_to_the_mix(
-    taken: list[tuple[tuple[int, int], int]], milli: int, mix: list[PodAsk]
+    taken: list[tuple[tuple[int, int], int]], milli: int, mix: list[PodRequest]
 ) -> None:
-    def after(*more: tuple[tuple[int, int], int]) -> Board:
-        board = Board([NodeSpec("four", 16_000, 0, 4), NodeSpec("two", 8_000, 0, 2)])
+    def after(*more: tuple[tuple[int, int], int]) -> Snapshot:
+        snapshot = Snapshot([NodeSpec("four", 16_000, 0, 4), NodeSpec("two", 8_000, 0, 2)])
         for (node, device), part in (*taken, *more):
-            if board.left(node)[2][device] >= part:
-                board.take(share(part), Place(node, ((device,),)))
-        return board
+            if snapshot.left(node)[2][device] >= part:
+                snapshot.take(share(part), Place(node, ((device,),)))
+        return snapshot
 
-    board = after()
-    policy = Policy("fgd", board, Mix.of(mix))
+    snapshot = after()
+    policy = Policy("fgd", snapshot, Mix.of(mix))
     policy.refresh()
-    now = board.fragmentation(policy.native)
+    now = snapshot.fragmentation(policy.native)
     growth = {
         (node, device): after(((node, device), milli)).fragmentation(policy.native) - now
         for node, device in SITES
-        if board.left(node)[2][device] >= milli
+        if snapshot.left(node)[2][device] >= milli
     }
     levels = {node: max((_level(growth[n, d]) for n, d in growth if n == node), default=-1) for node in (0, 1)}
-    found = board.best(share(milli), policy.native)
+    found = snapshot.best(share(milli), policy.native)
     assert (found is None) == (not growth)
     if found:
         assert found.node == max(levels, key=lambda node: (levels[node], -node))

@@ -59,7 +59,7 @@ class Agent:
         return f"GPU-{self.name}-{index}"
 
     def used_milli(self, uuid: str) -> int:
-        return sum(pod.ask.shares[0].milli for pod, devices in self.shares.values() if uuid in devices)
+        return sum(pod.request.shares[0].milli for pod, devices in self.shares.values() if uuid in devices)
 
     def used_mib(self, uuid: str) -> int:
         return sum(_mib(pod) for pod, devices in self.shares.values() if uuid in devices)
@@ -67,7 +67,7 @@ class Agent:
     def has_room(self, pod: Pod, devices: tuple[str, ...]) -> bool:
         own = self.shares.get(pod.uid)
         there = own is not None and own[1] == devices
-        milli, mib = pod.ask.shares[0].milli, _mib(pod)
+        milli, mib = pod.request.shares[0].milli, _mib(pod)
         return there or all(
             self.used_milli(uuid) + milli <= 1000 and self.used_mib(uuid) + mib <= DEVICE_BYTES // 2**20
             for uuid in devices
@@ -77,7 +77,7 @@ class Agent:
         """Return the device that the agent would pick itself: the fullest that fits, or none if none fits."""
         fitting = [uuid for uuid in map(self.uuid, range(self.devices)) if self.has_room(pod, (uuid,))]
         fitting.sort(key=lambda uuid: -self.used_milli(uuid))
-        wanted = pod.ask.shares[0].devices
+        wanted = pod.request.shares[0].devices
         return tuple(sorted(fitting[:wanted])) if len(fitting) >= wanted else ()
 
     def use(self) -> NodeUse | None:
@@ -98,12 +98,12 @@ class Agent:
 
 
 def _mib(pod: Pod) -> int:
-    share = pod.ask.shares[0]
+    share = pod.request.shares[0]
     return DEVICE_BYTES // 2**20 * share.milli // 1000 if share.mib is None else share.mib
 
 
 def _terms(pod: Pod, yielding: bool) -> ShareTerms:
-    share = pod.ask.shares[0]
+    share = pod.request.shares[0]
     return ShareTerms(
         f"share-{pod.uid}", pod.uid, pod.namespace, pod.name, pod.containers[0], ShareClass[share.share_class.upper()],
         share.milli * 100, (share.limit_milli or 1000) * 100, _mib(pod) * 2**20, paused=yielding, yielding=yielding,
@@ -119,12 +119,12 @@ class World:
         self.pods: dict[str, Body] = {}
         self.now_s = 1000.0
 
-    def replica(self, order: random.Random | None = None) -> Cluster:
+    def replica(self, action: random.Random | None = None) -> Cluster:
         """Return a replica that has been told everything, in a random order."""
         cluster = Cluster()
         facts: list[Any] = [("node", name) for name in self.nodes]
         facts += [("use", name) for name in self.agents] + [("pod", uid) for uid in self.pods]
-        (order or random.Random(0)).shuffle(facts)
+        (action or random.Random(0)).shuffle(facts)
         for kind, name in facts:
             self.tell(cluster, kind, name)
         cluster.advance(self.now_s)
@@ -155,7 +155,7 @@ class World:
         return uid
 
     def place(self, cluster: Cluster, uid: str) -> Assumed | None:
-        """Find a place for a pod as a round of the gate controller does; None: the pod fits on no node."""
+        """Find a place for a pod as a cycle of the gate controller does; None: the pod fits on no node."""
         places = Placer(cluster, self.now_s).place([self.pod(uid)])
         return places[0] if places else None
 

@@ -48,10 +48,10 @@ class Replica:
         self.status = StatusServer(
             self.cluster, not_ready=self.not_ready,
             queue=lambda now_s: view(
-                self.keeper.memory, self.keeper.queues, self.lease, now_s, refusal=self.keeper.refusal
+                self.keeper.state, self.keeper.queues, self.lease, now_s, refusal=self.keeper.refusal
             ),
             turn=lambda pod, now_s: turn_of(
-                self.cluster, self.keeper.memory, self.keeper.queues, pod, now_s, decides=self.lease.is_held()
+                self.cluster, self.keeper.state, self.keeper.queues, pod, now_s, decides=self.lease.is_held()
             ),
         )  # fmt: skip
         self.url = ""
@@ -68,7 +68,7 @@ class Replica:
         works = (
             self.observer.follow_pods(), self.observer.follow_nodes(), self.lease.keep_for_ever(),
             self.keeper.decide_for_ever(), self.keeper.follow_rules(self.api, RULES),
-            ExitStatuses(self.api, self.keeper.memory.restarts, self.lease).ask_for_ever(),
+            ExitStatuses(self.api, self.keeper.state.restarts, self.lease).ask_for_ever(),
         )  # fmt: skip
         self._tasks = [asyncio.create_task(work) for work in works]
         return self

@@ -1,8 +1,8 @@
 """Find the tasks of a play that waited while only lower priorities held the room that they needed. Pure.
 
-It asks no round: the pods alone tell which pod is where. A task could have begun where its least members would all fit
-if every pod of lower priority were gone. Two rounds of waiting are normal: one in which the evicted pods end, and the
-one before the round in which the task begins. A longer wait is a fault of the scheduler.
+It asks no cycle: the pods alone tell which pod is where. A task could have begun where its least members would all fit
+if every pod of lower priority were gone. Two cycles of waiting are normal: one in which the evicted pods end, and the
+one before the cycle in which the task begins. A longer wait is a fault of the scheduler.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharepod.scheduler.controller.reservations import AGED_TWICE
-from sharepod.scheduler.placement.native import Board
+from sharepod.scheduler.placement.native import Snapshot
 from sharepod.scheduler.placement.request import DEVICE_MILLI
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ class Denial:
 
 
 class Witness:
-    """Looks at a play after each of its rounds."""
+    """Looks at a play after each of its cycles."""
 
-    def __init__(self, line: Timeline, nodes: Sequence[NodeSpec], above: int) -> None:
+    def __init__(self, timeline: Timeline, nodes: Sequence[NodeSpec], above: int) -> None:
         """Take the play to watch; only tasks with a priority above `above` are looked at."""
-        self._line, self._nodes, self._above = line, nodes, above
-        self._board = Board(tuple(nodes))
+        self._timeline, self._nodes, self._above = timeline, nodes, above
+        self._snapshot = Snapshot(tuple(nodes))
         self._looked_s = 0.0
         self._since: dict[str, tuple[float, bool]] = {}
         """By task, since when it could have begun, and whether a reservation may explain that it waits."""
@@ -50,10 +50,10 @@ class Witness:
         self.denials: list[Denial] = []
 
     def look(self, now_s: float) -> None:
-        """Look at the state after a round."""
+        """Look at the state after a cycle."""
         waiting = {
             job_run.task.name: job_run.task
-            for job_run in self._line.wanting()
+            for job_run in self._timeline.wanting()
             if job_run.task.priority > self._above and job_run.started_s is None
         }
         for name in [name for name in self._since if name not in waiting]:
@@ -78,18 +78,18 @@ class Witness:
     def end(self) -> None:
         """Count also the tasks that still wait at the end of the play."""
         for name in list(self._since):
-            self._end(name, self._line.now_s)
+            self._end(name, self._timeline.now_s)
 
     def _end(self, name: str, end_s: float) -> None:
         since_s, kept = self._since.pop(name, (end_s, False))
         if end_s > since_s:
-            priority = self._line.job_runs[name].task.priority
+            priority = self._timeline.job_runs[name].task.priority
             self.denials.append(Denial(name, priority, since_s, end_s - since_s, kept))
 
     def _somebody_aged_twice(self, now_s: float) -> bool:
         return any(
-            now_s - job_run.task.arrive_s >= AGED_TWICE * self._line.queues.of(job_run.task.user).longest_wait_s
-            for job_run in self._line.wanting()
+            now_s - job_run.task.arrive_s >= AGED_TWICE * self._timeline.queues.of(job_run.task.user).longest_wait_s
+            for job_run in self._timeline.wanting()
         )
 
     def _could_begin(self, task: Task, *, idle: bool) -> bool:
@@ -100,14 +100,14 @@ class Witness:
         cpu_milli: defaultdict[str, int] = defaultdict(int)
         memory_mib: defaultdict[str, int] = defaultdict(int)
         sizes = {node.name: node.device_mib for node in self._nodes}
-        for pod in self._line.cluster.pods():
+        for pod in self._timeline.cluster.pods():
             if not pod.place:
                 continue
             lower = pod.priority < task.priority
             if not lower:
-                cpu_milli[pod.place] += pod.ask.cpu_milli
-                memory_mib[pod.place] += pod.ask.memory_mib
-            for share, devices in zip(pod.ask.shares, pod.chosen, strict=True):
+                cpu_milli[pod.place] += pod.request.cpu_milli
+                memory_mib[pod.place] += pod.request.memory_mib
+            for share, devices in zip(pod.request.shares, pod.chosen, strict=True):
                 own_mib = sizes[pod.place] * share.milli // DEVICE_MILLI if share.mib is None else share.mib
                 for device in devices:
                     runs_milli = share.milli if pod.yields != "pause" else 0
@@ -118,12 +118,12 @@ class Witness:
                         mib[device] += own_mib
         for index, node in enumerate(self._nodes):
             names = [f"{node.name}/{device}" for device in range(node.devices)]
-            self._board.set_left(
+            self._snapshot.set_left(
                 index,
                 node.cpu_milli - cpu_milli[node.name],
                 node.memory_mib - memory_mib[node.name],
                 [milli[name] if idle else yielded[name] for name in names],
                 [node.device_mib - mib[name] for name in names],
             )
-        copies = self._board.copies_array(task.ask, range(len(self._nodes)))
+        copies = self._snapshot.copies_array(task.request, range(len(self._nodes)))
         return int(copies.sum()) >= task.least

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from sharepod.scheduler.placement.request import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import DEVICE_MILLI, NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.simulation.replay import Placed
 from sharepod.scheduler.state.trace import NamedPod
 
@@ -28,33 +28,33 @@ class Node:
             return 0
         return self.spec.device_mib * milli // DEVICE_MILLI if mib is None else mib
 
-    def fits(self, ask: PodAsk) -> bool:
+    def fits(self, request: PodRequest) -> bool:
         """Tell whether there is any way to place a pod."""
-        if self.cpu_milli < ask.cpu_milli or self.memory_mib < ask.memory_mib:
+        if self.cpu_milli < request.cpu_milli or self.memory_mib < request.memory_mib:
             return False
-        if ask.shares and ask.models and self.spec.model not in ask.models:
+        if request.shares and request.models and self.spec.model not in request.models:
             return False
-        return self._fits_rest(ask, [])
+        return self._fits_rest(request, [])
 
-    def _fits_rest(self, ask: PodAsk, chosen: list[tuple[int, ...]]) -> bool:
-        if len(chosen) == len(ask.shares):
+    def _fits_rest(self, request: PodRequest, chosen: list[tuple[int, ...]]) -> bool:
+        if len(chosen) == len(request.shares):
             return True
-        share = ask.shares[len(chosen)]
+        share = request.shares[len(chosen)]
         allowed = range(self.spec.devices) if share.beside is None else chosen[share.beside]
         for devices in combinations(allowed, share.devices):
-            one = PodAsk(shares=(ShareAsk(share.milli, share.devices, share.mib),))
+            one = PodRequest(shares=(ShareRequest(share.milli, share.devices, share.mib),))
             self.take(one, (devices,))
             fits = all(milli >= 0 for milli in self.milli) and all(mib >= 0 for mib in self.mib)
-            fits = fits and self._fits_rest(ask, [*chosen, devices])
+            fits = fits and self._fits_rest(request, [*chosen, devices])
             self.take(one, (devices,), -1)
             if fits:
                 return True
         return False
 
-    def take(self, ask: PodAsk, devices: tuple[tuple[int, ...], ...], sign: int = 1) -> None:
-        self.cpu_milli -= sign * ask.cpu_milli
-        self.memory_mib -= sign * ask.memory_mib
-        for share, on in zip(ask.shares, devices, strict=True):
+    def take(self, request: PodRequest, devices: tuple[tuple[int, ...], ...], sign: int = 1) -> None:
+        self.cpu_milli -= sign * request.cpu_milli
+        self.memory_mib -= sign * request.memory_mib
+        for share, on in zip(request.shares, devices, strict=True):
             assert len(set(on)) == share.devices
             assert share.beside is None or set(on) <= set(devices[share.beside])
             for device in on:
@@ -71,14 +71,14 @@ class Node:
 def check_placements(nodes: list[NodeSpec], pods: list[NamedPod], placed: list[Placed]) -> None:
     """Check placements pod by pod: nothing is given twice, and no pod that fits somewhere was refused."""
     state = {node.name: Node(node) for node in nodes}
-    asks = {pod.name: pod.ask for pod in pods}
+    requests = {pod.name: pod.request for pod in pods}
     for one in placed:
-        ask = asks[one.pod]
+        request = requests[one.pod]
         if not one.node:
-            assert not any(node.fits(ask) for node in state.values()), f"{one.pod} fits and was refused"
+            assert not any(node.fits(request) for node in state.values()), f"{one.pod} fits and was refused"
             continue
         node = state[one.node]
-        assert not ask.models or not ask.shares or node.spec.model in ask.models
-        assert one.milli == (ask.shares[0].milli if ask.shares else 0)
-        node.take(ask, (one.devices,) if ask.shares else ())
+        assert not request.models or not request.shares or node.spec.model in request.models
+        assert one.milli == (request.shares[0].milli if request.shares else 0)
+        node.take(request, (one.devices,) if request.shares else ())
         node.validate()

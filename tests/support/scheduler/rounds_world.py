@@ -1,15 +1,15 @@
-"""A cluster in virtual time; after each round it checks what must hold after every round."""
+"""A cluster in virtual time; after each cycle it checks what must hold after every cycle."""
 
 import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sharepod.scheduler.controller.actions import Evict, Order, Release, Tell, Yield
+from sharepod.scheduler.controller.actions import Action, Evict, Release, Tell, Yield
 from sharepod.scheduler.controller.job import key_of
 from sharepod.scheduler.controller.queues import Queue, Queues
 from sharepod.scheduler.controller.scheduling_cycle import decide
-from sharepod.scheduler.placement.request import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import DEVICE_MILLI, NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.simulation.job_run import Task
 from sharepod.scheduler.simulation.timeline import Timeline
 from sharepod.scheduler.state.cluster import Assumed
@@ -23,33 +23,33 @@ def nodes(count: int, devices: int = 4) -> list[NodeSpec]:
     return [NodeSpec(f"n{number:02d}", 64_000, 512_000, devices, "H200", DEVICE_MIB) for number in range(count)]
 
 
-def ask(milli: int = 1000, devices: int = 1, mib: int | None = 1000) -> PodAsk:
-    return PodAsk(1000, 4096, (ShareAsk(milli, devices, mib),))
+def request(milli: int = 1000, devices: int = 1, mib: int | None = 1000) -> PodRequest:
+    return PodRequest(1000, 4096, (ShareRequest(milli, devices, mib),))
 
 
 def task(name: str, priority: int = 0, milli: int = 1000, **more: object) -> Task:
-    given: dict[str, object] = {"user": "team", "arrive_s": 0.0, "run_s": 100.0, "ask": ask(milli)} | more
+    given: dict[str, object] = {"user": "team", "arrive_s": 0.0, "run_s": 100.0, "request": request(milli)} | more
     return Task(name=name, priority=priority, **given)  # type: ignore[arg-type]
 
 
-def pod_of(line: Timeline, name: str, **changed: Any) -> Pod:
+def pod_of(timeline: Timeline, name: str, **changed: Any) -> Pod:
     """Return a pod, after the API server shows it with these changes."""
-    [pod] = [pod for pod in line.cluster.pods() if pod.name == name]
+    [pod] = [pod for pod in timeline.cluster.pods() if pod.name == name]
     if changed:
-        line.cluster.set_pod(replace(pod, **changed))
+        timeline.cluster.set_pod(replace(pod, **changed))
         pod = replace(pod, **changed)
     return pod
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What one round decided, by the names of pods."""
+    """What one cycle decided, by the names of pods."""
 
-    orders: list[Order]
+    actions: list[Action]
 
     @property
     def placed(self) -> list[Assumed]:
-        return [place for one in self.orders if isinstance(one, Release) for place in one.places]
+        return [place for one in self.actions if isinstance(one, Release) for place in one.places]
 
     @property
     def released(self) -> list[str]:
@@ -57,26 +57,26 @@ class Decided:
 
     @property
     def evicted(self) -> list[str]:
-        return sorted(one.pod.name for one in self.orders if isinstance(one, Evict))
+        return sorted(one.pod.name for one in self.actions if isinstance(one, Evict))
 
     @property
     def yields(self) -> dict[str, str]:
-        return {one.pod.name: one.how for one in self.orders if isinstance(one, Yield)}
+        return {one.pod.name: one.how for one in self.actions if isinstance(one, Yield)}
 
     @property
     def told(self) -> list[tuple[str, str]]:
-        """Return reasons and texts of what the round told."""
-        return [(one.reason, one.text) for one in self.orders if isinstance(one, Tell)]
+        """Return reasons and texts of what the cycle told."""
+        return [(one.reason, one.text) for one in self.actions if isinstance(one, Tell)]
 
-    def run(self, line: Timeline) -> None:
+    def run(self, timeline: Timeline) -> None:
         """Let the released pods run."""
         for place in self.placed:
             pod = replace(place.pod, gated=False, node=place.node, chosen=place.devices, running=True)
-            line.cluster.set_pod(pod)
+            timeline.cluster.set_pod(pod)
 
 
-def decided(line: Timeline, now_s: float) -> Decided:
-    return Decided(decide(line.cluster, line.memory, line.queues, now_s))
+def decided(timeline: Timeline, now_s: float) -> Decided:
+    return Decided(decide(timeline.cluster, timeline.state, timeline.queues, now_s))
 
 
 def random_tasks(
@@ -93,20 +93,20 @@ def random_tasks(
         found.append(
             Task(
                 f"t{number}", f"user{chance.randrange(4)}", chance.choice((0, 0, 0, 100, 1000)),
-                ask(milli, devices, chance.choice(mib)), at_s, chance.expovariate(1 / 600), size, least,
+                request(milli, devices, chance.choice(mib)), at_s, chance.expovariate(1 / 600), size, least,
             )
         )  # fmt: skip
     return found
 
 
-def check(line: Timeline) -> None:
-    """Check the invariants that must hold after every round."""
+def check(timeline: Timeline) -> None:
+    """Check the invariants that must hold after every cycle."""
     milli: defaultdict[str, int] = defaultdict(int)
     mib: defaultdict[str, int] = defaultdict(int)
     gangs: defaultdict[tuple[str, str], list[Pod]] = defaultdict(list)
-    for pod in line.cluster.pods():
+    for pod in timeline.cluster.pods():
         gangs[key_of(pod)].append(pod)
-        for share, devices in zip(pod.ask.shares, pod.chosen, strict=False):
+        for share, devices in zip(pod.request.shares, pod.chosen, strict=False):
             for device in devices:
                 milli[device] += share.milli if pod.yields != "pause" else 0
                 mib[device] += DEVICE_MIB * share.milli // DEVICE_MILLI if share.mib is None else share.mib
@@ -119,5 +119,5 @@ def check(line: Timeline) -> None:
         assert len({pod.yields for pod in released}) <= 1, f"{key} is paused in part"
 
 
-def played(line: Timeline, tasks: list[Task], until_s: float = 1e9) -> None:
-    line.play(tasks, until_s, lambda _: check(line))
+def played(timeline: Timeline, tasks: list[Task], until_s: float = 1e9) -> None:
+    timeline.play(tasks, until_s, lambda _: check(timeline))

@@ -85,19 +85,19 @@ def test_a_cordoned_node_gets_nobody_who_does_not_tolerate_that() -> None:
 
 
 def test_rounds_release_pods_only_to_nodes_that_suit_them() -> None:
-    line = Timeline(nodes(3, 4), DEFAULT)
+    timeline = Timeline(nodes(3, 4), DEFAULT)
     for name in ("n00", "n01", "n02"):
-        there = line.cluster.node(name)
+        there = timeline.cluster.node(name)
         assert there is not None
         labelled = node(name, {"pool": "a" if name == "n02" else "b"})
-        line.cluster.set_node(replace(there, traits=labelled.traits))
-    line.come(task("gang", size=4, least=4))
-    line.come(task("wide", size=5, least=5))
+        timeline.cluster.set_node(replace(there, traits=labelled.traits))
+    timeline.come(task("gang", size=4, least=4))
+    timeline.come(task("wide", size=5, least=5))
     body = pod_body("x", 30)
     body["spec"]["nodeSelector"] = {"pool": "a"}
-    for pod in list(line.cluster.pods()):
-        line.cluster.set_pod(replace(pod, constraints=read(body).constraints))
-    found = decided(line, 0.0)
+    for pod in list(timeline.cluster.pods()):
+        timeline.cluster.set_pod(replace(pod, constraints=read(body).constraints))
+    found = decided(timeline, 0.0)
     assert {(place.pod.gang.name, place.node) for place in found.placed if place.pod.gang} == {("gang", "n02")}
     assert [reason for reason, _ in found.told] == ["NeverFits"]
-    assert decided(line, 1.0).orders == [], "it is told once"
+    assert decided(timeline, 1.0).actions == [], "it is told once"

@@ -18,7 +18,7 @@ class Gang:
     """A running gang in virtual time."""
 
     def __init__(self, size: int = 3, least: int = 3, restart: str = "whole") -> None:
-        self.line = Timeline(nodes(2, 4), DEFAULT)
+        self.timeline = Timeline(nodes(2, 4), DEFAULT)
         self.said = Said("gang", size, least, 0, restart)
         self.now_s, self.number = 0.0, 0
         self.come(size)
@@ -28,34 +28,34 @@ class Gang:
         """Let the gang's controller create this number of members."""
         for _ in range(count):
             self.number += 1
-            self.line.come(task(f"m{self.number}", arrive_s=self.now_s))
-            pod_of(self.line, f"m{self.number}", gang=self.said)
+            self.timeline.come(task(f"m{self.number}", arrive_s=self.now_s))
+            pod_of(self.timeline, f"m{self.number}", gang=self.said)
 
     def decide(self, after_s: float = 0.25) -> Decided:
-        """Play a round, and let the released pods run."""
+        """Play a cycle, and let the released pods run."""
         self.now_s += after_s
-        self.line.now_s = self.now_s
-        found = decided(self.line, self.now_s)
-        found.run(self.line)
+        self.timeline.now_s = self.now_s
+        found = decided(self.timeline, self.now_s)
+        found.run(self.timeline)
         return found
 
     @property
     def running(self) -> list[Pod]:
-        return sorted((pod for pod in self.line.cluster.pods() if pod.running), key=lambda pod: pod.name)
+        return sorted((pod for pod in self.timeline.cluster.pods() if pod.running), key=lambda pod: pod.name)
 
     def lose(self, pod: Pod, how: str) -> Decided:
-        """Let a member end, and play a round once it is known how."""
-        self.line.cluster.remove_pod(pod.uid)
+        """Let a member end, and play a cycle once it is known how."""
+        self.timeline.cluster.remove_pod(pod.uid)
         assert not self.decide().evicted, "nobody knows yet how it ended"
-        self.line.memory.restarts.found(pod.uid, how, "why")
+        self.timeline.state.restarts.found(pod.uid, how, "why")
         return self.decide()
 
     def gone(self, found: Decided) -> None:
         """Let the evicted pods end, as they were asked to."""
-        ending = [pod_of(self.line, name, deleting=True) for name in found.evicted]
+        ending = [pod_of(self.timeline, name, deleting=True) for name in found.evicted]
         self.decide()
         for pod in ending:
-            self.line.cluster.remove_pod(pod.uid)
+            self.timeline.cluster.remove_pod(pod.uid)
 
     def fail(self) -> None:
         """Let a member fail, the others end, and the controller create all of them anew."""
@@ -68,7 +68,7 @@ def test_when_a_member_fails_the_others_end_and_all_are_released_together_once_t
     first, *others = gang.running
     found = gang.lose(first, FAILED)
     assert found.evicted == [pod.name for pod in others]
-    assert {order.cause for order in found.orders if isinstance(order, Evict)} == {"restart"}
+    assert {action.cause for action in found.actions if isinstance(action, Evict)} == {"restart"}
     assert found.told == [("GangRestarts", "failed (why): the 2 other members of team/gang start anew with it")]
     assert not gang.decide().evicted, "once"
     gang.gone(found)
@@ -76,7 +76,7 @@ def test_when_a_member_fails_the_others_end_and_all_are_released_together_once_t
     assert not gang.decide().released
     gang.come(1)
     assert len(gang.decide().released) == 3
-    assert gang.line.memory.counters.gangs["restarted"] == 1
+    assert gang.timeline.state.counters.gangs["restarted"] == 1
 
 
 @pytest.mark.parametrize(
@@ -99,17 +99,17 @@ def test_which_losses_end_the_others(how: str, size: int, least: int, restart: s
 
 def test_a_member_that_is_deleted_is_lost_when_it_has_gone_and_nobody_has_to_be_asked() -> None:
     gang = Gang()
-    first = pod_of(gang.line, "m1", deleting=True)
+    first = pod_of(gang.timeline, "m1", deleting=True)
     assert not gang.decide().evicted
-    gang.line.cluster.remove_pod(first.uid)
+    gang.timeline.cluster.remove_pod(first.uid)
     assert gang.decide().evicted == ["m2", "m3"]
 
 
 def test_a_gang_that_is_deleted_as_a_whole_is_left_alone() -> None:
     gang = Gang()
-    for pod in [pod_of(gang.line, name, deleting=True) for name in ("m1", "m2", "m3")]:
-        gang.line.cluster.remove_pod(pod.uid)
-        assert gang.decide().orders == []
+    for pod in [pod_of(gang.timeline, name, deleting=True) for name in ("m1", "m2", "m3")]:
+        gang.timeline.cluster.remove_pod(pod.uid)
+        assert gang.decide().actions == []
 
 
 def test_who_fails_again_and_again_waits_longer_and_longer_and_says_so() -> None:
@@ -132,11 +132,11 @@ def test_who_fails_again_and_again_waits_longer_and_longer_and_says_so() -> None
 def test_until_it_is_known_how_a_member_ended_none_is_released_in_its_place() -> None:
     gang = Gang()
     first = gang.running[0]
-    gang.line.cluster.remove_pod(first.uid)
+    gang.timeline.cluster.remove_pod(first.uid)
     gang.come(1)
     assert not gang.decide().released
-    assert gang.line.memory.restarts.unknown(9) == [first]
-    gang.line.memory.restarts.found(first.uid, SUCCEEDED, "it has done its work")
+    assert gang.timeline.state.restarts.unknown(9) == [first]
+    gang.timeline.state.restarts.found(first.uid, SUCCEEDED, "it has done its work")
     assert gang.decide().released == ["m4"]
 
 
@@ -144,8 +144,8 @@ def test_who_may_not_be_evicted_is_asked_again_and_nobody_starts_beside_him() ->
     gang = Gang()
     first, second, third = gang.running
     assert gang.lose(first, FAILED).evicted == [second.name, third.name]
-    gang.line.memory.refused(third, gang.now_s)
-    gang.line.cluster.remove_pod(second.uid)
+    gang.timeline.state.refused(third, gang.now_s)
+    gang.timeline.cluster.remove_pod(second.uid)
     gang.come(2)
     for _ in range(100):
         assert not gang.decide(0.5).released
@@ -160,7 +160,7 @@ def seen_anew(*pods: Pod) -> Timeline:
     """Return the view of another replica that has not followed the cluster before. Gated pods came at 100 s."""
     fresh = Timeline(nodes(2, 4), DEFAULT)
     for pod in pods:
-        fresh.memory.note(pod, since_s=0.0 if pod.running else 100.0, started_s=0.0 if pod.running else None)
+        fresh.state.note(pod, since_s=0.0 if pod.running else 100.0, started_s=0.0 if pod.running else None)
         fresh.cluster.set_pod(pod)
     return fresh
 
@@ -168,16 +168,16 @@ def seen_anew(*pods: Pod) -> Timeline:
 def test_a_gang_that_lost_a_member_while_nobody_looked_is_found_by_the_next_to_decide() -> None:
     gang = Gang()
     gang.now_s = 100.0
-    gang.line.cluster.remove_pod(gang.running[0].uid)
+    gang.timeline.cluster.remove_pod(gang.running[0].uid)
     gang.come(1)
-    assert decided(seen_anew(*gang.line.cluster.pods()), 101.0).evicted == ["m2", "m3"]
+    assert decided(seen_anew(*gang.timeline.cluster.pods()), 101.0).evicted == ["m2", "m3"]
 
 
 def test_a_gang_whose_last_member_was_not_released_in_time_is_not_taken_for_one_that_lost_it() -> None:
     first, *others = Gang().running
     fresh = seen_anew(*others)
     late = replace(first, gated=True, node="", chosen=(), running=False)
-    fresh.memory.note(late, since_s=0.0)
+    fresh.state.note(late, since_s=0.0)
     fresh.cluster.set_pod(late)
     found = decided(fresh, 10.0)
     assert (found.evicted, found.released) == ([], [first.name])

@@ -1,4 +1,4 @@
-"""Test the metrics of gates, queues and yielding pods, with real rounds and with tenants that make many queues."""
+"""Test the metrics of gates, queues and yielding pods, with real cycles and with tenants that make many queues."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from rounds_world import nodes, pod_of, task
 from rig.until import eventually
 from sharepod.process.metrics import families
 from sharepod.scheduler.controller import gate_controller
-from sharepod.scheduler.controller.actions import Order
+from sharepod.scheduler.controller.actions import Action
 from sharepod.scheduler.controller.fairness import jain
 from sharepod.scheduler.controller.queues import Queues
 from sharepod.scheduler.controller.scheduling_cycle import decide
@@ -44,9 +44,11 @@ def samples(look: GateLook, counters: GateCounters | None = None) -> Samples:
     return found
 
 
-def look(line: Timeline, *, leading: bool = True) -> Samples:
-    found = summarise_gates(line.memory, line.queues, line.now_s, leading=leading, turns=1, rules_refused=False)
-    return samples(found, line.memory.counters)
+def look(timeline: Timeline, *, leading: bool = True) -> Samples:
+    found = summarise_gates(
+        timeline.state, timeline.queues, timeline.now_s, leading=leading, turns=1, rules_refused=False
+    )
+    return samples(found, timeline.state.counters)
 
 
 def empty_look(queues: dict[str, QueueLook], ruled: tuple[str, ...] = ()) -> GateLook:
@@ -54,23 +56,23 @@ def empty_look(queues: dict[str, QueueLook], ruled: tuple[str, ...] = ()) -> Gat
 
 
 def test_queues_are_told_with_what_waits_and_what_they_hold_by_the_replica_that_decides() -> None:
-    line = Timeline(nodes(1, 4), Queues())
-    line.come(task("runs", user="team", size=3, least=3, run_s=1e6))
-    line.step()
-    line.now_s = 30.0
-    line.come(task("gang", user="team", size=4, least=2, arrive_s=30.0))
-    line.come(task("small", user="other-team", milli=400, arrive_s=30.0))
-    line.step()
-    line.now_s = 95.0
-    line.step()
-    found = look(line)
+    timeline = Timeline(nodes(1, 4), Queues())
+    timeline.come(task("runs", user="team", size=3, least=3, run_s=1e6))
+    timeline.step()
+    timeline.now_s = 30.0
+    timeline.come(task("gang", user="team", size=4, least=2, arrive_s=30.0))
+    timeline.come(task("small", user="other-team", milli=400, arrive_s=30.0))
+    timeline.step()
+    timeline.now_s = 95.0
+    timeline.step()
+    found = look(timeline)
     assert found["sharepod_gates_waiting_pods"] == {("other-team",): 0, ("team",): 4, (OTHER,): 0}
     assert found["sharepod_gates_waiting_shares"]["team",] == 4
     assert found["sharepod_gates_waiting_devices"]["team",] == 4.0
     assert found["sharepod_gates_held_devices"] == {("other-team",): 0.4, ("team",): 3.0, (OTHER,): 0}
     assert found["sharepod_gates_longest_wait_seconds"][()] == 65.0
     assert found["sharepod_gates_fairness"][()] == pytest.approx(jain([3.0, 0.4]))
-    found = look(line, leading=False)
+    found = look(timeline, leading=False)
     assert found["sharepod_gates_waiting_pods"] == {(OTHER,): 0}
     assert found["sharepod_gates_held_devices"] == {(OTHER,): 0}
     assert found["sharepod_gates_leading"][()] == 0
@@ -84,13 +86,13 @@ def test_jains_index_is_one_where_all_have_the_same_and_less_the_fewer_have_all(
 
 
 def test_who_is_paused_is_counted_apart_from_who_waits() -> None:
-    line = Timeline(nodes(1, 1), Queues())
-    line.come(task("low"))
-    line.step()
-    line.come(task("high", priority=10))
-    line.step()
-    line.step()
-    found = look(line)
+    timeline = Timeline(nodes(1, 1), Queues())
+    timeline.come(task("low"))
+    timeline.step()
+    timeline.come(task("high", priority=10))
+    timeline.step()
+    timeline.step()
+    found = look(timeline)
     assert found["sharepod_gates_paused_pods"]["team",] == 1
     assert found["sharepod_gates_waiting_pods"]["team",] == 0
 
@@ -135,20 +137,20 @@ def test_every_series_is_there_from_the_start_at_zero() -> None:
 
 
 def test_gangs_are_timed_from_their_first_member_to_release_and_until_all_run() -> None:
-    line = Timeline(nodes(1, 4), Queues())
-    line.come(task("gang", size=3, least=2))
-    early = [pod_of(line, f"gang-{number}") for number in range(2)]
+    timeline = Timeline(nodes(1, 4), Queues())
+    timeline.come(task("gang", size=3, least=2))
+    early = [pod_of(timeline, f"gang-{number}") for number in range(2)]
     for pod in early:
-        line.cluster.remove_pod(pod.uid)
-    line.step()
-    line.now_s = 40.0
-    line.come(task("other"))  # a round of its own
+        timeline.cluster.remove_pod(pod.uid)
+    timeline.step()
+    timeline.now_s = 40.0
+    timeline.come(task("other"))  # a cycle of its own
     for pod in early:
-        line.cluster.set_pod(pod)
-    line.step()
-    line.now_s = 47.0
-    line.step()
-    found = look(line)
+        timeline.cluster.set_pod(pod)
+    timeline.step()
+    timeline.now_s = 47.0
+    timeline.step()
+    found = look(timeline)
     assert found["sharepod_gates_gang_seconds_sum"] == {("release",): 40.0, ("start",): 7.0}
     assert found["sharepod_gates_gangs_total"]["released",] == 1
     assert found["sharepod_gates_gangs_total"]["grown",] == 1
@@ -169,7 +171,7 @@ async def test_a_round_that_fails_is_counted_logged_and_not_the_end(
     monkeypatch.setattr(gate_controller, "FAILED_S", 0.2)
     rounds = [ArithmeticError("one that nobody thought of")] * 2
 
-    def fail_first(*given: Any, **more: Any) -> list[Order]:
+    def fail_first(*given: Any, **more: Any) -> list[Action]:
         if rounds:
             raise rounds.pop()
         return decide(*given, **more)
@@ -179,6 +181,6 @@ async def test_a_round_that_fails_is_counted_logged_and_not_the_end(
         world.create("a", 60)
         async with world.replica() as replica:
             await eventually(lambda: world.is_released("a"), "nothing was decided after a failure")
-            found = samples(empty_look({}), replica.keeper.memory.counters)
+            found = samples(empty_look({}), replica.keeper.state.counters)
             assert found["sharepod_gates_round_seconds_count"]["failed",] == 2
     assert len(re.findall("round failed", caplog.text)) == 2

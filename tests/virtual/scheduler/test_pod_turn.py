@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rounds_world import ask, nodes, pod_of, task
+from rounds_world import nodes, pod_of, request, task
 from typer.testing import CliRunner
 
 from sharepod.cli.commands.pods import lines
@@ -22,41 +22,43 @@ from sharepod.scheduler.placement.constraints import Constraints
 from sharepod.scheduler.simulation.timeline import Timeline
 
 
-def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
-    pod = pod_of(line, name)
-    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
+def turn(timeline: Timeline, name: str, *, decides: bool = True) -> Turn:
+    pod = pod_of(timeline, name)
+    found = turn_of(timeline.cluster, timeline.state, timeline.queues, pod, timeline.now_s, decides=decides)
     assert found is not None
     return found
 
 
-def shown(line: Timeline, name: str, *, decides: bool = True) -> str:
+def shown(timeline: Timeline, name: str, *, decides: bool = True) -> str:
     """Return what the command prints after the way over the wire."""
-    pod = pod_of(line, name)
-    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
-    answer = json.dumps(asdict(explain(line.cluster, pod, turn=found)))
+    pod = pod_of(timeline, name)
+    found = turn_of(timeline.cluster, timeline.state, timeline.queues, pod, timeline.now_s, decides=decides)
+    answer = json.dumps(asdict(explain(timeline.cluster, pod, turn=found)))
     return "\n".join(lines(json.loads(answer), "http://here", 300))
 
 
 def full() -> Timeline:
     """Return a cluster of four devices, all of which are taken."""
-    line = Timeline(nodes(1, 4), Queues())
-    line.come(task("heavy", user="heavy", size=3, least=3, run_s=1e6))
-    line.come(task("light", user="light", run_s=1e6))
-    line.step()
-    line.now_s = 60.0
-    return line
+    timeline = Timeline(nodes(1, 4), Queues())
+    timeline.come(task("heavy", user="heavy", size=3, least=3, run_s=1e6))
+    timeline.come(task("light", user="light", run_s=1e6))
+    timeline.step()
+    timeline.now_s = 60.0
+    return timeline
 
 
 def test_a_pod_that_waits_is_told_who_is_before_it_and_why() -> None:
-    line = full()
-    line.come(task("mine", user="heavy", arrive_s=60.0))
-    line.come(task("urgent", user="heavy", priority=5, arrive_s=60.0, ask=ask(1000, mib=None), size=5, least=5))
-    line.come(task("poorer", user="light", arrive_s=60.0))
-    line.step()
-    line.now_s = 70.0
-    line.come(task("later", user="heavy", arrive_s=70.0))
-    line.step()
-    found = turn(line, "later")
+    timeline = full()
+    timeline.come(task("mine", user="heavy", arrive_s=60.0))
+    timeline.come(
+        task("urgent", user="heavy", priority=5, arrive_s=60.0, request=request(1000, mib=None), size=5, least=5)
+    )
+    timeline.come(task("poorer", user="light", arrive_s=60.0))
+    timeline.step()
+    timeline.now_s = 70.0
+    timeline.come(task("later", user="heavy", arrive_s=70.0))
+    timeline.step()
+    found = turn(timeline, "later")
     assert (found.position, found.in_line, found.in_queue) == (4, 4, 3)
     assert [(before.job, before.why) for before in found.before] == [
         ("heavy/urgent", "priority 5 is above 0"),
@@ -64,25 +66,25 @@ def test_a_pod_that_waits_is_told_who_is_before_it_and_why() -> None:
         ("heavy/mine", "it came before"),
     ]
     assert found.standing.held_devices == 3.0
-    text = shown(line, "later")
+    text = shown(timeline, "later")
     assert "heavy/later: its gate is kept: no room for 100 percent now; by devices alone its shares fit on 0" in text
     assert "its turn: 4 of 4 jobs in the line, 3 of its queue; heavy/later has waited for less than 1 s" in text
     assert "before it heavy/urgent, 5 devices: priority 5 is above 0" in text
     assert "kube-scheduler" not in text
-    assert "This replica does not decide" in shown(line, "later", decides=False)
+    assert "This replica does not decide" in shown(timeline, "later", decides=False)
 
 
 def test_who_has_waited_for_too_long_or_is_paused_is_told_to_be_before_for_that() -> None:
-    line = Timeline(nodes(1, 1), Queues(Queue(), {"old": Queue(longest_wait_s=30.0)}))
-    line.come(task("low", user="low", run_s=1e6))
-    line.step()
-    line.come(task("high", user="high", priority=9, run_s=1e6))
-    line.step()
-    line.come(task("aged", user="old", priority=-7))
-    line.come(task("equal", user="low"))
-    line.now_s = 40.0
-    line.step()
-    found = turn(line, "equal")
+    timeline = Timeline(nodes(1, 1), Queues(Queue(), {"old": Queue(longest_wait_s=30.0)}))
+    timeline.come(task("low", user="low", run_s=1e6))
+    timeline.step()
+    timeline.come(task("high", user="high", priority=9, run_s=1e6))
+    timeline.step()
+    timeline.come(task("aged", user="old", priority=-7))
+    timeline.come(task("equal", user="low"))
+    timeline.now_s = 40.0
+    timeline.step()
+    found = turn(timeline, "equal")
     assert [(before.job, before.why) for before in found.before] == [
         ("old/aged", "it has waited for longer than its queue lets anyone wait"),
         ("low/low", "it is paused: among equal jobs a paused one goes on first"),
@@ -90,163 +92,165 @@ def test_who_has_waited_for_too_long_or_is_paused_is_told_to_be_before_for_that(
 
 
 def test_of_many_before_it_the_first_are_told_and_the_others_counted() -> None:
-    line = full()
+    timeline = full()
     for number in range(12):
-        line.come(task(f"t{number:02}", user="heavy", arrive_s=60.0))
-    line.step()
-    found = turn(line, "t11")
+        timeline.come(task(f"t{number:02}", user="heavy", arrive_s=60.0))
+    timeline.step()
+    found = turn(timeline, "t11")
     assert (found.position, len(found.before)) == (12, LISTED)
-    assert "and 6 more" in shown(line, "t11")
+    assert "and 6 more" in shown(timeline, "t11")
 
 
 def test_of_a_gang_it_is_told_who_is_missing() -> None:
-    line = full()
-    line.come(task("gang", user="heavy", size=6, least=4, arrive_s=60.0))
+    timeline = full()
+    timeline.come(task("gang", user="heavy", size=6, least=4, arrive_s=60.0))
     for name in ("gang-3", "gang-4", "gang-5"):
-        line.cluster.remove_pod(pod_of(line, name).uid)
-    line.step()
-    found = turn(line, "gang-1")
+        timeline.cluster.remove_pod(pod_of(timeline, name).uid)
+    timeline.step()
+    found = turn(timeline, "gang-1")
     assert found.gang is not None
     assert (found.gang.size, found.gang.least, found.gang.waiting, found.gang.missing) == (6, 4, 3, 1)
     assert found.position is None
-    text = shown(line, "gang-1")
+    text = shown(timeline, "gang-1")
     assert "its gate is kept: 3 of 4 members of the gang are there" in text
     assert "gang: 3 of 6 members are there, 0 of them released; 4 start together, and 1 of these have still" in text
 
 
 def test_why_others_do_not_yield_is_told() -> None:
-    line = full()
-    line.come(task("equal", user="heavy", arrive_s=60.0))
-    line.step()
-    assert turn(line, "equal").yields == NOBODY
-    assert f"nobody makes room: {NOBODY}" in shown(line, "equal")
-    line.come(task("polite", user="heavy", priority=5, arrive_s=60.0))
-    pod_of(line, "polite", preempts=False)
-    line.step()
-    assert turn(line, "polite").yields == NEVER
-    line.come(task("huge", user="heavy", priority=5, ask=ask(1000, devices=5), arrive_s=60.0))
-    line.step()
-    assert "not even all would make room for it on one node" in turn(line, "huge").yields
+    timeline = full()
+    timeline.come(task("equal", user="heavy", arrive_s=60.0))
+    timeline.step()
+    assert turn(timeline, "equal").yields == NOBODY
+    assert f"nobody makes room: {NOBODY}" in shown(timeline, "equal")
+    timeline.come(task("polite", user="heavy", priority=5, arrive_s=60.0))
+    pod_of(timeline, "polite", preempts=False)
+    timeline.step()
+    assert turn(timeline, "polite").yields == NEVER
+    timeline.come(task("huge", user="heavy", priority=5, request=request(1000, devices=5), arrive_s=60.0))
+    timeline.step()
+    assert "not even all would make room for it on one node" in turn(timeline, "huge").yields
 
 
 def test_who_would_yield_and_what_that_loses_is_told_and_nothing_changes() -> None:
-    line = full()
-    line.come(task("high", user="high", priority=5, arrive_s=60.0))
-    pod = pod_of(line, "high")
-    line.memory.note(pod, since_s=60.0)
-    line.memory.look(line.cluster, (), line.now_s)
-    version = line.cluster.version
-    found = turn(line, "high")
+    timeline = full()
+    timeline.come(task("high", user="high", priority=5, arrive_s=60.0))
+    pod = pod_of(timeline, "high")
+    timeline.state.note(pod, since_s=60.0)
+    timeline.state.look(timeline.cluster, (), timeline.now_s)
+    version = timeline.cluster.version
+    found = turn(timeline, "high")
     assert [(way.node, way.paused, way.evicted) for way in found.ways] == [("n00", ("light/light",), ())]
     assert found.why == UNLISTED
-    assert line.cluster.version == version
-    assert "on n00 a pod of it would fit if light/light were paused" in shown(line, "high")
+    assert timeline.cluster.version == version
+    assert "on n00 a pod of it would fit if light/light were paused" in shown(timeline, "high")
     for name in ("heavy-0", "heavy-1", "heavy-2", "light"):
-        there = pod_of(line, name)
-        line.cluster.set_pod(replace(there, ask=replace(there.ask, shares=(replace(there.ask.shares[0], mib=None),))))
-    line.memory.look(line.cluster, (), line.now_s)
-    line.cluster.advance(line.now_s)
-    [way] = turn(line, "high").ways
+        there = pod_of(timeline, name)
+        timeline.cluster.set_pod(
+            replace(there, request=replace(there.request, shares=(replace(there.request.shares[0], mib=None),)))
+        )
+    timeline.state.look(timeline.cluster, (), timeline.now_s)
+    timeline.cluster.advance(timeline.now_s)
+    [way] = turn(timeline, "high").ways
     assert (way.paused, way.evicted) == ((), ("light/light",))
     assert way.lost_s == pytest.approx(60.0), "it has just been seen to run, and starts anew"
 
 
 def test_nodes_that_are_closed_to_it_are_told_by_why() -> None:
-    line = Timeline(nodes(3, 1), Queues())
+    timeline = Timeline(nodes(3, 1), Queues())
     for name in ("one", "two", "three"):
-        line.come(task(name, run_s=1e6))
-    line.step()
-    line.come(task("mine", user="mine"))
-    pod_of(line, "mine", constraints=Constraints((("disk", "fast"),), None, ()))
-    line.step()
-    [barred] = turn(line, "mine").barred
+        timeline.come(task(name, run_s=1e6))
+    timeline.step()
+    timeline.come(task("mine", user="mine"))
+    pod_of(timeline, "mine", constraints=Constraints((("disk", "fast"),), None, ()))
+    timeline.step()
+    [barred] = turn(timeline, "mine").barred
     assert (barred.nodes, barred.examples) == (3, ("n00", "n01", "n02"))
     assert "3 nodes (n00, n01, n02): its node selector or affinity, a taint or a cordon keeps it away" in shown(
-        line, "mine"
+        timeline, "mine"
     )
-    line.come(task("other", user="other"))
-    line.step()
-    line.memory.kept["mine", "pod/mine"] = ("n01",), 1e9
-    node = line.cluster.node("n02")
+    timeline.come(task("other", user="other"))
+    timeline.step()
+    timeline.state.kept["mine", "pod/mine"] = ("n01",), 1e9
+    node = timeline.cluster.node("n02")
     assert node is not None
-    line.cluster.set_node(replace(node, units=100))
-    line.cluster.advance(line.now_s)
-    assert {(one.why.split(",")[0], one.examples) for one in turn(line, "other").barred} == {
+    timeline.cluster.set_node(replace(node, units=100))
+    timeline.cluster.advance(timeline.now_s)
+    assert {(one.why.split(",")[0], one.examples) for one in turn(timeline, "other").barred} == {
         ("kept free for mine", ("n01",)), ("kubelet has not enough percents of devices left there", ("n02",)),
     }  # fmt: skip
 
 
 def test_a_pod_that_makes_room_is_told_for_whom_since_when_and_when_it_goes_on() -> None:
-    line = Timeline(nodes(1, 1), Queues())
-    line.come(task("low", run_s=1e6))
-    line.step()
-    line.now_s = 100.0
-    line.come(task("high", priority=9, run_s=1e6, arrive_s=100.0))
-    line.step()
-    line.now_s = 190.0
-    line.step()
-    found = turn(line, "low")
+    timeline = Timeline(nodes(1, 1), Queues())
+    timeline.come(task("low", run_s=1e6))
+    timeline.step()
+    timeline.now_s = 100.0
+    timeline.come(task("high", priority=9, run_s=1e6, arrive_s=100.0))
+    timeline.step()
+    timeline.now_s = 190.0
+    timeline.step()
+    found = turn(timeline, "low")
     assert (found.waits, found.waited_s, found.why) == (False, 90.0, "for team/high of priority 9")
-    text = shown(line, "low")
+    text = shown(timeline, "low")
     assert "it makes room for 1 min 30 s: for team/high of priority 9" in text
     assert "to go on: 1 of 1 jobs in the line" in text
-    line.memory.yields.clear()
-    assert "another replica has decided it; see its Events" in shown(line, "low")
-    line.end("high")
-    line.step()
-    pod = pod_of(line, "low")
-    assert turn_of(line.cluster, line.memory, line.queues, pod, 191.0, decides=True) is None
+    timeline.state.yields.clear()
+    assert "another replica has decided it; see its Events" in shown(timeline, "low")
+    timeline.end("high")
+    timeline.step()
+    pod = pod_of(timeline, "low")
+    assert turn_of(timeline.cluster, timeline.state, timeline.queues, pod, 191.0, decides=True) is None
 
 
 def test_a_pod_that_others_hold_is_told_so() -> None:
-    line = full()
-    line.come(task("mine", user="heavy", arrive_s=60.0))
-    pod_of(line, "mine", withheld=True)
-    line.step()
-    assert "another's scheduling gate holds it, and it takes no room before that has gone" in shown(line, "mine")
+    timeline = full()
+    timeline.come(task("mine", user="heavy", arrive_s=60.0))
+    pod_of(timeline, "mine", withheld=True)
+    timeline.step()
+    assert "another's scheduling gate holds it, and it takes no room before that has gone" in shown(timeline, "mine")
 
 
 def test_a_gang_of_which_more_came_than_it_takes_tells_those_so() -> None:
-    line = full()
-    line.come(task("gang", user="heavy", size=2, least=2, arrive_s=60.0))
-    extra = replace(pod_of(line, "gang-1"), uid="extra", name="gang-9", created="9")
-    line.memory.note(extra, since_s=60.0)
-    line.cluster.set_pod(extra)
-    line.step()
-    assert turn(line, "gang-9").why == "its gang has 2 other members already, as many as it takes"
+    timeline = full()
+    timeline.come(task("gang", user="heavy", size=2, least=2, arrive_s=60.0))
+    extra = replace(pod_of(timeline, "gang-1"), uid="extra", name="gang-9", created="9")
+    timeline.state.note(extra, since_s=60.0)
+    timeline.cluster.set_pod(extra)
+    timeline.step()
+    assert turn(timeline, "gang-9").why == "its gang has 2 other members already, as many as it takes"
 
 
 @pytest.mark.parametrize("turned", [7, [], {"decides": True}, {"decides": True, "waits": True, "waited_s": "x"}])
 def test_what_is_no_turn_is_one_clear_error(turned: object) -> None:
-    line = full()
-    found = json.loads(json.dumps(asdict(explain(line.cluster, pod_of(line, "light")))))
+    timeline = full()
+    found = json.loads(json.dumps(asdict(explain(timeline.cluster, pod_of(timeline, "light")))))
     with pytest.raises(CliError, match="no SharePod scheduler of this version"):
         lines({**found, "turn": turned}, "http://here", 80)
 
 
 def rounds() -> Timeline:
-    line = Timeline(nodes(1, 4), Queues(Queue(), {"capped": Queue(weight=2.0, cap_milli=1000)}))
-    line.come(task("runs", user="team", size=3, least=3, run_s=1e6))
-    line.come(task("more", user="capped", milli=900))
-    line.step()
-    line.now_s = 30.0
-    line.come(task("gang", user="team", size=4, least=2, arrive_s=30.0))
-    line.come(task("over", user="capped", milli=200, arrive_s=30.0))
-    line.come(task("never", user="team", size=9, least=9, arrive_s=30.0, priority=5))
-    line.step()
-    return line
+    timeline = Timeline(nodes(1, 4), Queues(Queue(), {"capped": Queue(weight=2.0, cap_milli=1000)}))
+    timeline.come(task("runs", user="team", size=3, least=3, run_s=1e6))
+    timeline.come(task("more", user="capped", milli=900))
+    timeline.step()
+    timeline.now_s = 30.0
+    timeline.come(task("gang", user="team", size=4, least=2, arrive_s=30.0))
+    timeline.come(task("over", user="capped", milli=200, arrive_s=30.0))
+    timeline.come(task("never", user="team", size=9, least=9, arrive_s=30.0, priority=5))
+    timeline.step()
+    return timeline
 
 
 def queue(*arguments: str, decides: bool = True, trouble: str = "") -> tuple[int, str, str]:
-    """Run the command against a server that shows `rounds`; return exit status, stdout and stderr."""
-    line = rounds()
+    """Run the command against a server that shows `cycles`; return exit status, stdout and stderr."""
+    timeline = rounds()
     lease: Any = SimpleNamespace(is_held=lambda: decides, trouble=trouble)
 
     def look(_: float) -> dict[str, object]:
-        return view(line.memory, line.queues, lease, 95.0, refusal="queues.yaml: 'a': weight is -1")
+        return view(timeline.state, timeline.queues, lease, 95.0, refusal="queues.yaml: 'a': weight is -1")
 
-    async def ask() -> tuple[int, str, str]:
-        status = StatusServer(line.cluster, not_ready=lambda: "", queue=look, turn=lambda *_: None)
+    async def request() -> tuple[int, str, str]:
+        status = StatusServer(timeline.cluster, not_ready=lambda: "", queue=look, turn=lambda *_: None)
         port = await status.start("127.0.0.1:0", None)
         try:
             command = ["queue", "--scheduler", f"http://127.0.0.1:{port}", *arguments]
@@ -255,7 +259,7 @@ def queue(*arguments: str, decides: bool = True, trouble: str = "") -> tuple[int
         finally:
             await status.stop()
 
-    return asyncio.run(ask())
+    return asyncio.run(request())
 
 
 def test_what_waits_is_shown_in_order_with_the_reasons_and_what_queues_hold() -> None:

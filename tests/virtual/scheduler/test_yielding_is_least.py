@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Node
-from rounds_world import DEFAULT, DEVICE_MIB, ask, nodes
+from rounds_world import DEFAULT, DEVICE_MIB, nodes, request
 
 from sharepod.scheduler.controller.gang_placement import Placer
 from sharepod.scheduler.controller.job import key_of
-from sharepod.scheduler.placement.request import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.placement.request import NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.preemption.preemption_units import PreemptionUnit
 from sharepod.scheduler.preemption.room import Preemption
 from sharepod.scheduler.preemption.victims import Rest, Room, Running, least_set
@@ -27,27 +27,36 @@ NOW_S = 5000.0
 
 
 def full_cluster(chance: random.Random, *, memory: bool) -> Timeline:
-    line = Timeline(nodes(chance.randint(1, 3), 2), DEFAULT)
+    timeline = Timeline(nodes(chance.randint(1, 3), 2), DEFAULT)
     at_s = 0.0
     for number in range(9):
         at_s += chance.uniform(1, 1500)
-        line.now_s = at_s
+        timeline.now_s = at_s
         milli = chance.choice((200, 300, 500, 700, 1000))
         size = chance.choice((1, 1, 1, 2))
         mib = chance.choice((DEVICE_MIB // 4, DEVICE_MIB // 2)) if memory else 1000
         devices = chance.choice((1, 1, 2)) if size == 1 else 1
-        line.come(
-            Task(f"t{number}", f"u{number % 3}", chance.choice((0, 5)), ask(milli, devices, mib), at_s, 1e6, size, size)
+        timeline.come(
+            Task(
+                f"t{number}",
+                f"u{number % 3}",
+                chance.choice((0, 5)),
+                request(milli, devices, mib),
+                at_s,
+                1e6,
+                size,
+                size,
+            )
         )
-        line.step()
-    return line
+        timeline.step()
+    return timeline
 
 
-def wanted(line: Timeline, chance: random.Random, *, memory: bool) -> list[Pod]:
+def wanted(timeline: Timeline, chance: random.Random, *, memory: bool) -> list[Pod]:
     size = chance.choice((1, 1, 2))
     mib = DEVICE_MIB // 2 if memory else 1000
-    line.come(Task("high", "boss", 10, ask(chance.choice((400, 600, 1000)), 1, mib), NOW_S, 1.0, size, size))
-    return sorted((pod for pod in line.cluster.pods() if pod.priority == 10), key=lambda pod: pod.name)
+    timeline.come(Task("high", "boss", 10, request(chance.choice((400, 600, 1000)), 1, mib), NOW_S, 1.0, size, size))
+    return sorted((pod for pod in timeline.cluster.pods() if pod.priority == 10), key=lambda pod: pod.name)
 
 
 def subsets(holders: list[PreemptionUnit]) -> Iterator[tuple[PreemptionUnit, ...]]:
@@ -55,24 +64,24 @@ def subsets(holders: list[PreemptionUnit]) -> Iterator[tuple[PreemptionUnit, ...
         yield from combinations(holders, count)
 
 
-def fits(line: Timeline, pods: list[Pod], what: dict[str, str]) -> bool:
+def fits(timeline: Timeline, pods: list[Pod], what: dict[str, str]) -> bool:
     for uid, how in what.items():
-        line.cluster.presume(uid, how, NOW_S)
-    placer = Placer(line.cluster, NOW_S)
+        timeline.cluster.presume(uid, how, NOW_S)
+    placer = Placer(timeline.cluster, NOW_S)
     placed = placer.place(pods)
     placer.undo(placed or [])
     for uid in what:
-        line.cluster.presume(uid, "", NOW_S)
-    line.cluster.advance(NOW_S)
+        timeline.cluster.presume(uid, "", NOW_S)
+    timeline.cluster.advance(NOW_S)
     return placed is not None
 
 
-def least(line: Timeline, pods: list[Pod], holders: list[PreemptionUnit]) -> tuple[int, int] | None:
+def least(timeline: Timeline, pods: list[Pod], holders: list[PreemptionUnit]) -> tuple[int, int] | None:
     """Return the least work that must be lost, and if none must be, the least milli that must be paused."""
     pauses = [
         sum(holder.milli for holder in chosen)
         for chosen in subsets(holders)
-        if fits(line, pods, {pod.uid: "pause" for holder in chosen for pod in holder.pods})
+        if fits(timeline, pods, {pod.uid: "pause" for holder in chosen for pod in holder.pods})
     ]
     if pauses:
         return 0, min(pauses)
@@ -80,7 +89,7 @@ def least(line: Timeline, pods: list[Pod], holders: list[PreemptionUnit]) -> tup
     for chosen in subsets(holders):
         what = {pod.uid: "pause" for holder in holders for pod in holder.pods}
         what |= {pod.uid: GONE for holder in chosen for pod in holder.pods}
-        if fits(line, pods, what):
+        if fits(timeline, pods, what):
             losses.append(sum(holder.lost_ms(NOW_S) for holder in chosen))
     return (min(losses), 0) if losses else None
 
@@ -91,14 +100,14 @@ def test_no_more_is_lost_than_the_least_and_a_tenth(block: int, *, memory: bool)
     ratios = []
     for seed in range(block * 10, block * 10 + 10):
         chance = random.Random(f"{seed} {memory}")
-        line = full_cluster(chance, memory=memory)
-        pods = wanted(line, chance, memory=memory)
-        line.memory.look(line.cluster, (), NOW_S)
-        holders = [holder for own in line.memory.holders.values() for holder in own]
-        if fits(line, pods, {}):
+        timeline = full_cluster(chance, memory=memory)
+        pods = wanted(timeline, chance, memory=memory)
+        timeline.state.look(timeline.cluster, (), NOW_S)
+        holders = [holder for own in timeline.state.holders.values() for holder in own]
+        if fits(timeline, pods, {}):
             continue
-        exact = least(line, pods, holders)
-        plan = Preemption(line.cluster, Placer(line.cluster, NOW_S), holders, (), NOW_S).make_room(pods, 10)
+        exact = least(timeline, pods, holders)
+        plan = Preemption(timeline.cluster, Placer(timeline.cluster, NOW_S), holders, (), NOW_S).make_room(pods, 10)
         assert (plan is None) == (exact is None), f"seed {seed}"
         if plan is None or exact is None:
             continue
@@ -114,8 +123,8 @@ def test_no_more_is_lost_than_the_least_and_a_tenth(block: int, *, memory: bool)
 SPEC = NodeSpec("n", 10_000, 10_000, 2, "A", 1000)
 
 
-def share(milli: int, devices: int = 1, cpu_milli: int = 0) -> PodAsk:
-    return PodAsk(cpu_milli, 0, (ShareAsk(milli, devices),))
+def share(milli: int, devices: int = 1, cpu_milli: int = 0) -> PodRequest:
+    return PodRequest(cpu_milli, 0, (ShareRequest(milli, devices),))
 
 
 def pod(uid: str, milli: int, device: int, cpu_milli: int = 0) -> Running:
@@ -125,17 +134,17 @@ def pod(uid: str, milli: int, device: int, cpu_milli: int = 0) -> Running:
 def rest_of(running: list[Running], spec: NodeSpec = SPEC) -> Rest:
     milli, mib = [1000] * spec.devices, [spec.device_mib] * spec.devices
     for one in running:
-        for asked, devices in zip(one.ask.shares, one.devices, strict=True):
+        for asked, devices in zip(one.request.shares, one.devices, strict=True):
             for device in devices:
                 milli[device] -= asked.milli
                 mib[device] -= spec.device_mib * asked.milli // 1000
-    cpu_milli = spec.cpu_milli - sum(one.ask.cpu_milli for one in running)
+    cpu_milli = spec.cpu_milli - sum(one.request.cpu_milli for one in running)
     return Rest(spec, cpu_milli, spec.memory_mib, tuple(milli), tuple(mib))
 
 
-def least_on(rest: Rest, ask: PodAsk, running: list[Running], looks_max: int = 2000) -> list[str]:
+def least_on(rest: Rest, request: PodRequest, running: list[Running], looks_max: int = 2000) -> list[str]:
     """Return the uids of the pods that must go, with the least device time in all."""
-    found = least_set(Room(rest, ask).is_made_by, running, [one.ask.milli for one in running], looks_max)
+    found = least_set(Room(rest, request).is_made_by, running, [one.request.milli for one in running], looks_max)
     return [one.uid for one in found]
 
 
@@ -180,24 +189,24 @@ def test_the_set_is_the_least_of_all(wanted: list[tuple[int, int, int]], size: t
     for number, (milli, device, own_cpu) in enumerate(wanted):
         one = pod(f"p{number}", milli, device, own_cpu)
         if state.milli[device] >= milli and state.cpu_milli >= own_cpu:
-            state.take(one.ask, one.devices)
+            state.take(one.request, one.devices)
             running.append(one)
-    ask = share(*size, cpu_milli=cpu_milli)
+    request = share(*size, cpu_milli=cpu_milli)
 
     def makes_room(gone: tuple[Running, ...]) -> bool:
         for one in gone:
-            state.take(one.ask, one.devices, -1)
-        fits = state.fits(ask)
+            state.take(one.request, one.devices, -1)
+        fits = state.fits(request)
         for one in gone:
-            state.take(one.ask, one.devices)
+            state.take(one.request, one.devices)
         return fits
 
     sets = [gone for count in range(len(running) + 1) for gone in combinations(running, count) if makes_room(gone)]
     rest = Rest(spec, state.cpu_milli, state.memory_mib, tuple(state.milli), tuple(state.mib))
     if not sets:
-        assert not Room(rest, ask).is_made_by(running)
+        assert not Room(rest, request).is_made_by(running)
         return
-    found = least_on(rest, ask, running)
+    found = least_on(rest, request, running)
     assert makes_room(tuple(one for one in running if one.uid in found))
-    milli = sum(one.ask.milli for one in running if one.uid in found)
-    assert milli == min(sum(one.ask.milli for one in gone) for gone in sets)
+    milli = sum(one.request.milli for one in running if one.uid in found)
+    assert milli == min(sum(one.request.milli for one in gone) for gone in sets)
