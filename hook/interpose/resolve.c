@@ -123,31 +123,33 @@ void sp_resolve(void) {
   chain_dlopen = chain_dlopen != NULL ? chain_dlopen : own_dlopen;
   __atomic_store_n(&sp_dlopen_mask, keeps_deepbind() ? ~0 : ~SP_RTLD_DEEPBIND, __ATOMIC_RELAXED);
   __atomic_store_n(&libc_iterate, (sp_iterate_function *)own_iterate, __ATOMIC_RELAXED);
-  __atomic_store_n(&libc_dlsym, (sp_dlsym_function *)own_dlsym, __ATOMIC_RELAXED);
   __atomic_store_n(&libc_dlopen, (sp_dlopen_function *)own_dlopen, __ATOMIC_RELAXED);
+  __atomic_store_n(&libc_dlsym, (sp_dlsym_function *)own_dlsym,
+                   __ATOMIC_RELEASE); /* resolve_once: the others are set */
   /* Last, with release: if the trampolines see these, the mask is set. */
   __atomic_store_n(&sp_chain_dlsym, (sp_dlsym_function *)chain_dlsym, __ATOMIC_RELEASE);
   __atomic_store_n(&sp_chain_dlopen, (sp_dlopen_function *)chain_dlopen, __ATOMIC_RELEASE);
 }
 
-sp_dlsym_function *sp_libc_dlsym(void) {
-  if (__atomic_load_n(&libc_dlsym, __ATOMIC_RELAXED) == NULL) {
+/* A library's constructor may call the driver before ours has run. */
+static void resolve_once(void) {
+  if (__atomic_load_n(&libc_dlsym, __ATOMIC_ACQUIRE) == NULL) {
     sp_resolve();
   }
+}
+
+sp_dlsym_function *sp_libc_dlsym(void) {
+  resolve_once();
   return __atomic_load_n(&libc_dlsym, __ATOMIC_RELAXED);
 }
 
 sp_dlopen_function *sp_libc_dlopen(void) {
-  if (__atomic_load_n(&libc_dlopen, __ATOMIC_RELAXED) == NULL) {
-    sp_resolve();
-  }
+  resolve_once();
   return __atomic_load_n(&libc_dlopen, __ATOMIC_RELAXED);
 }
 
 sp_iterate_function *sp_libc_iterate(void) {
-  if (__atomic_load_n(&libc_iterate, __ATOMIC_RELAXED) == NULL) {
-    sp_resolve();
-  }
+  resolve_once();
   return __atomic_load_n(&libc_iterate, __ATOMIC_RELAXED);
 }
 

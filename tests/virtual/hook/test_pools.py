@@ -3,6 +3,7 @@
 import ctypes
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hooklab import HOOK, C, load_c
@@ -10,6 +11,7 @@ from hooklab import HOOK, C, load_c
 MIB = 1 << 20
 SOURCES = ("memory/pool.c", "memory/account.c", "memory/allocation_table.c")
 NEVER = ("sp_slot_context_memory", "sp_share_memory_limit", "sp_share_memory_shown")
+ALLOCATIONS = 200_000
 GRAPHS = 0
 """The pool that graphs allocate from; the others are 1, 2 and 3."""
 
@@ -166,3 +168,22 @@ def test_pools_are_charged_what_they_hold_in_any_order_of_threads(library: ctype
         assert world.account == sum(world.held)
         world.synchronize()
         assert world.account == sum(world.held)
+
+
+def mapped_bytes() -> int:
+    """Return what this process has mapped without a file behind it."""
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    ranges = [fields[0].split("-") for fields in maps if fields[4] == "0"]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
+
+
+def test_a_table_that_grows_gives_back_the_smaller_one(library: ctypes.CDLL) -> None:
+    library.sp_allocations_lock.restype = ctypes.c_void_p
+    before = mapped_bytes()
+    for number in range(1, ALLOCATIONS + 1):
+        assert library.sp_allocations_room()
+        table = ctypes.c_void_p(library.sp_allocations_lock())
+        library.sp_allocations_insert(table, ctypes.byref(Allocation(key=number, bytes=1)))
+        library.sp_allocations_unlock(table)
+    rows = 2 * 2 ** (ALLOCATIONS - 1).bit_length()  # half of the rows are empty
+    assert mapped_bytes() - before < 1.5 * rows * ctypes.sizeof(Allocation)
