@@ -8,7 +8,6 @@ from metered import run_metered
 
 from rig.gpu import MakeSimgpu
 
-
 ALONE = 50 // 5
 """Kernels of 5 ms that fit into what a share may have in flight while no other waits."""
 
