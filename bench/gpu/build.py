@@ -14,8 +14,8 @@ from bench.bars import costs
 from rig import programs
 from rig.programs import CLIENT, SOURCES, compiled
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+C = Path(__file__).resolve().with_name("c")
+ROOT = C.parents[2]
 CACHE = ROOT / "build" / "gpu"
 HEADERS = [ROOT, ROOT / "driver", ROOT / "region"]
 """Folders in which includes are looked up, also those of other rooms that the sources of hook and agent include."""
@@ -59,12 +59,12 @@ def _hook() -> Path:
 
 
 def _node() -> Path:
-    sources = [HERE / "node.c", *_sources("agent"), *_region("files", "slots")]
+    sources = [C / "node.c", *_sources("agent"), *_region("files", "slots")]
     return compiled(CACHE / "node", sources, FLAGS, ["-lpthread"], HEADERS)
 
 
 def _probe() -> Path:
-    sources = [HERE / f"{name}.c" for name in PROBE]
+    sources = [C / f"{name}.c" for name in PROBE]
     return compiled(CACHE / "probe", sources, FLAGS, ["-ldl", "-lpthread"], [CLIENT, SOURCES])
 
 
@@ -72,13 +72,13 @@ def _census() -> Path | None:
     if MACHINE != "x86_64":
         return None
     resolver = [INTERPOSE / name for name in ("resolve.c", "object.c", f"trampoline_{MACHINE}.S")]
-    sources = [HERE / "census.c", *resolver]
+    sources = [C / "census.c", *resolver]
     return compiled(CACHE / "libcensus.so", sources, [*HOOK_FLAGS, *SHARED], ["-lpthread"], HEADERS)
 
 
 def _cupti() -> Path:
     flags = [*FLAGS, "-fPIC", *SHARED]
-    return compiled(CACHE / "libcuptireport.so", [HERE / "cupti.c"], flags, ["-ldl", "-lpthread"])
+    return compiled(CACHE / "libcuptireport.so", [C / "cupti.c"], flags, ["-ldl", "-lpthread"])
 
 
 def build() -> Built:

@@ -10,10 +10,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bench.bars import figures
-from bench.gpu.build import HERE, ROOT
+from bench.gpu.build import ROOT
 from bench.gpu.host import Host
 from bench.gpu.node import Node
 from bench.gpu.process import ask_once
@@ -72,7 +73,7 @@ def missing(packages: Sequence[str]) -> list[str]:
 
 def command(mode: str, seconds: float = STEP_S) -> list[str]:
     """Return the command of a program. -P: this folder's modules must not shadow those that frameworks import."""
-    return [sys.executable, "-P", str(HERE / "framework_program.py"), mode, f"{seconds:g}"]
+    return [sys.executable, "-P", str(Path(__file__).with_name("framework_program.py")), mode, f"{seconds:g}"]
 
 
 def _unavailable(host: Host, what: str, packages: Sequence[str]) -> Line | None:

@@ -61,7 +61,7 @@ with Node() as node:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_node_ends_with_whoever_made_it(programs: Programs, number: signal.Signals) -> None:
-    folder = str(Path(__file__).parent)
+    folder = str(Path(__file__).with_name("machine"))
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert holder.stdout
     name, pid = holder.stdout.readline().decode().split()
