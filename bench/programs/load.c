@@ -1,8 +1,8 @@
 /*
  * load: an ordinary driver-API program with a known amount of GPU work, for benches and stress tests.
  *
- * It knows nothing of shares: the same binary runs bare and under the hook. On a real device gpu/c/probe.c does the same,
- * with kernels that log themselves.
+ * It knows nothing of shares: the same binary runs bare and under the hook. On a real device gpu/c/probe.c does the
+ * same, with kernels that log themselves.
  *
  *     load MODE [option=value ...]
  *

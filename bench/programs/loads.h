@@ -1,5 +1,6 @@
 /*
- * loads: the common loads of the load program for the simulated GPU (load.c) and the probe for a real one (gpu/c/work.c).
+ * loads: the common loads of the load program for the simulated GPU (load.c) and the probe for a real one
+ * (gpu/c/work.c).
  *
  * A program that includes this has defined `options`, with the members that are read here. It also defines how one unit
  * of work is put on a stream, which stream that is (its context is then the caller's), and how its result begins.
