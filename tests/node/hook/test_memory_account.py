@@ -272,6 +272,24 @@ assert sizes == [60 * 30 * size for size in (1, 2, 4, 2, 4, 8)] * 2, sizes
     )
 
 
+def test_all_that_a_graph_allocates_must_fit_before_it_runs(run: Run) -> None:
+    run(
+        """
+from rig.graphs import *
+module, graph, first = start(), new_graph(), allocation(200 * MIB)
+add_kernel(graph, module, "beside_5us")
+add("cuGraphAddMemAllocNode", graph, byref(first))
+add("cuGraphAddMemAllocNode", graph, byref(allocation(100 * MIB)))
+add_kernel(graph, module, "beside_5us")
+executable, before = instantiate(graph), memory()
+assert cuda.cuGraphLaunch(executable, None) == 2 and memory() == before
+_, other = take(100 * MIB)
+assert cuda.cuGraphLaunch(executable, None) == 2 and memory()[0] == 156 * MIB
+""",
+        256 << 20,
+    )
+
+
 def test_what_a_graph_keeps_for_its_next_launch_is_given_back_when_it_is_needed(run: Run) -> None:
     run(
         """

@@ -49,6 +49,7 @@ BUILDS = {
     "stubs of a library that is linked": Build(((*SHARED, *STUBS),), MAIN),
     "stubs of a library that is opened": Build(((*SHARED, *STUBS),), MAIN, ()),
     "stubs that a constructor calls": Build(((*SHARED, *STUBS, "-DEARLY"),), MAIN, ()),
+    "stubs that are called without a table of jumps": Build(((*SHARED, *STUBS, "-fno-plt"),), MAIN),
     "stubs that are bound late": Build((("-shared", "-Wl,-z,lazy", *STUBS),), MAIN, ()),
     "stubs of another library": Build(((*SHARED, "-DSTUBS"), (*SHARED, "-DCALLS", "-DWORK")), MAIN, ()),
     "stubs of the program": Build((), (*MAIN, *STUBS)),
