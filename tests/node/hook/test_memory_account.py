@@ -272,6 +272,25 @@ assert sizes == [60 * 30 * size for size in (1, 2, 4, 2, 4, 8)] * 2, sizes
     )
 
 
+def test_a_mipmap_is_charged_all_its_levels_and_none_that_it_has_not(run: Run) -> None:
+    run("""
+from rig.structs import Array3D
+LAYERED = 1
+for width, height, depth, levels, flags, size in (
+    (8, 0, 0, 99, 0, 8 + 4 + 2 + 1),
+    (8, 4, 0, 99, 0, 32 + 8 + 2 + 1),
+    (4, 4, 8, 99, 0, 128 + 16 + 2 + 1),
+    (8, 8, 8, 2, 0, 512 + 64),
+    (8, 8, 3, 99, LAYERED, 3 * (64 + 16 + 4 + 1)),
+):
+    whole, before = c_void_p(), memory()[0]
+    ok(cuda.cuMipmappedArrayCreate(byref(whole), byref(Array3D(width, height, depth, 1, 1, flags)), levels))
+    assert before - memory()[0] == size, (width, height, depth)
+    ok(cuda.cuMipmappedArrayDestroy(whole))
+    assert memory()[0] == before
+""")
+
+
 def test_all_that_a_graph_allocates_must_fit_before_it_runs(run: Run) -> None:
     run(
         """
