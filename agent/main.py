@@ -126,7 +126,10 @@ class Agent:
         self.feed_tally: Final = Counters()
 
     def open(self) -> tuple[Node, Inventory]:
-        """Take the host's place and build the node. Raises a ShareError and leaves nothing behind."""
+        """Take the host's place and build the node.
+
+        Raises ShareError, CannotStart and OSError: `close` then undoes what was done.
+        """
         settings = self._settings
         lock = self._take_place()
         self._stack.callback(self._remove_unused)
@@ -159,6 +162,10 @@ class Agent:
         return node, inventory
 
     def _claim(self, lock: HostLock, devices: Iterable[DeviceInfo], files: Mapping[DeviceUuid, Path]) -> None:
+        """Claim devices, so that no other agent serves them. Raises AgentUnavailable.
+
+        `files`: the kernel's file for each device, where that is known.
+        """
         simulated = self._environment.get("SIMGPU_STATE", "")
         for info in devices:
             file = Path(simulated) if simulated else files.get(info.uuid)
@@ -171,6 +178,7 @@ class Agent:
         self._stack.callback(metrics_server.serve(collector, settings.metrics_listen, Credentials(*files)))
 
     def _take_place(self) -> HostLock:
+        """Make the runtime directory and lock it. Raises SettingsError, or AgentUnavailable if another agent has it."""
         while True:
             # An agent that ends removes the directory: it may do so between our look at it and our lock in it.
             with contextlib.suppress(FileNotFoundError):
@@ -178,6 +186,7 @@ class Agent:
                 return self._stack.enter_context(HostLock(Path(self._settings.runtime_directory)))
 
     def _serve_hook(self) -> Path:
+        """Put the hook where programs find it, and return its path. Raises AgentUnavailable."""
         directory, version = Path(self._settings.hook_directory), importlib.metadata.version("sharepod")
         path, cause = hook_file.serve(hook.LIBRARY, directory, version)
         if cause:
@@ -186,6 +195,7 @@ class Agent:
         return path
 
     def _identity(self, inventory: Inventory, region_abi_version: int, hook_path: Path) -> Identity:
+        """Return what is told of this agent and does not change while it runs."""
         settings = self._settings
         features = ["adoption", "turns"]
         features += ["simulated"] if settings.simulate else []
@@ -221,7 +231,7 @@ class Agent:
                 Path(settings.state_directory).rmdir()
 
     def close(self) -> None:
-        """Undo `open`, last first."""
+        """Undo `open`, as far as it came, last first."""
         self._stack.close()
 
 
@@ -238,6 +248,7 @@ def _open_socket_to(path: Path, mode: int, group: str) -> None:
 
 
 async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+    """Run the agent until `stopping` is set. Raises ShareError and CannotStart."""
     take_open_files(OPEN_FILES_MIN)
     os.umask(0o022)  # not the starter's: every mode is given where a file is made
     agent = Agent(settings)
@@ -265,7 +276,7 @@ def _feed(node: Node, settings: Settings, counters: Counters) -> Feed | None:
 async def _answer(
     node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event, counters: Counters
 ) -> None:
-    """Serve gRPC until `stopping` is set."""
+    """Serve gRPC until `stopping` is set. Raises AgentUnavailable when NVML has failed and a new process may help."""
     loop = asyncio.get_running_loop()
     releases = Releases(node.devices, inventory.session)
     sockets = [(NodeService(node, releases), settings.socket_path, settings.socket_mode, settings.socket_group)]
@@ -289,6 +300,7 @@ async def _answer(
         broken: list[str] = []
 
         def end_if_restarted(cause: str) -> None:
+            """End the agent if something starts it again: a new process may reach NVML."""
             if is_restarted() and not broken:
                 broken.append(cause)
                 with contextlib.suppress(RuntimeError):
@@ -313,6 +325,7 @@ async def _answer(
 
 
 async def _tick_until(stopping: asyncio.Event, node: Node, feed: Feed | None) -> None:
+    """Do every second what is due, until `stopping` is set: samples, checkpoints, the feed if there is one."""
     ticks = 0
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):

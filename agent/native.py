@@ -76,6 +76,7 @@ class NativeArbiter:
         return Handle(_check(self._lib.sp_arbiter_add_device(self._arbiter, uuid.encode()), f"device {uuid}"))
 
     def _terms(self, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> Any:
+        """Return the terms as C structs, each with the share's class."""
         return self._ffi.new(
             "struct sp_terms[]",
             [

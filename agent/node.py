@@ -158,7 +158,7 @@ class Node:
         return self._publish_change(share)
 
     def release(self, reference: str, *, reason: str = "released") -> ShareStatus:
-        """End a share and return its last account."""
+        """End a share and return its last account. Raises UnknownShare."""
         last = self._registry.release(reference, time.monotonic_ns())
         self._owners.forget(last.share.id)
         self._devices.forget(last.share.id)
@@ -189,6 +189,7 @@ class Node:
         return self._registry.find(reference)
 
     def _one(self, share: Share) -> ShareStatus:
+        """Return the status of one share, as of now."""
         return self.statuses([share.id])[0]
 
     def _owner_ended(self, share: ShareId) -> None:
@@ -201,7 +202,7 @@ class Node:
         return time.monotonic_ns()
 
     def status(self) -> NodeStatus:
-        """Return everything, as of now."""
+        """Return everything, as of now. The rates get a sample, and what shares have used is counted."""
         now_ns = self.now_ns()
         shares = self._registry.statuses((), now_ns)
         for share in shares:
@@ -216,6 +217,7 @@ class Node:
         )
 
     def _party(self, share: Share) -> Party:
+        """Return the party that the share counts for: its pod's namespace, else the user of its owner."""
         namespace = share.labels.get("namespace", "")
         return Party(namespace=namespace) if namespace else Party(user=self._users.get(share.id, ""))
 
@@ -334,6 +336,7 @@ class Node:
                 log.error("device cannot be listed", extra={"place": place, "cause": cause})
 
     def _adopt_one(self, record: checkpoint.Record) -> None:
+        """Take over one share, or log why that fails. It is released at once if its owner has ended meanwhile."""
         share = record.share
         try:
             self._registry.adopt(record, self.now_ns())

@@ -65,6 +65,8 @@ def _read_listen(value: object) -> str:
 
 
 def _mode(allowed: Sequence[int], remedy: str) -> Kind[int]:
+    """Return the kind of a file mode that may be one of `allowed` (0: off); `remedy` is the error for any other."""
+
     def read(value: object) -> int:
         """Return the mode of octal text ("0660"); YAML 1.1 reads 0660 as the integer 432, which is the same mode."""
         if isinstance(value, int) and not isinstance(value, bool):
@@ -81,6 +83,7 @@ def _mode(allowed: Sequence[int], remedy: str) -> Kind[int]:
 
 
 def _read_group(value: object) -> str:
+    """Return the name of a group of this host, or no name. Raises ValueError."""
     found = plain(value)
     try:
         if found:
@@ -213,7 +216,10 @@ def _check_socket_path(path: str) -> None:
 
 
 def _check_preloadable(directory: str, what: str) -> None:
-    """Raise SettingsError if the loader would split the hook's path: then programs would run unmetered."""
+    """Raise SettingsError if the loader would split the hook's path: then programs would run unmetered.
+
+    `what` is the directory's name in the error.
+    """
     if set(directory) & set(" :\t\n"):
         raise SettingsError(
             f"{what} directory {directory!r} has a space or a colon, which LD_PRELOAD takes for the end of a path: "
@@ -268,7 +274,10 @@ def runtime_directories(environment: Mapping[str, str]) -> list[str]:
 
 
 def _complete(settings: Settings, where: Callable[[str], str], environment: Mapping[str, str]) -> Settings:
-    """Return the settings with their directories. Raises SettingsError when they do not fit together."""
+    """Return the settings with their directories. Raises SettingsError when they do not fit together.
+
+    `where` names, for errors, the place that a setting was given in.
+    """
     runtime = os.path.normpath(settings.runtime_directory or default_runtime_directory(environment))
     state, hooks = (
         os.path.normpath(given) if given else runtime for given in (settings.state_directory, settings.hook_directory)

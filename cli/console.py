@@ -50,6 +50,7 @@ def show_json(value: object) -> None:
 
 
 def _plain(value: object) -> object:
+    """Return a dataclass or a mapping in a form that json can write. Raises TypeError for any other value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -103,7 +104,7 @@ def _substitute(error: UnicodeError) -> tuple[str, int]:
 
 
 def open_streams() -> None:
-    """Open the streams that the caller has closed on /dev/null: no file or socket of ours may become an output.
+    """Open closed standard streams on /dev/null, so that no file or socket of ours becomes an output.
 
     Characters that the locale lacks are written in ASCII.
 
@@ -119,7 +120,10 @@ def open_streams() -> None:
 
 
 def flush() -> None:
-    """Write what is still buffered. After an OSError drop the rest, or the interpreter would try again at its exit."""
+    """Write what is still buffered. Raises OSError.
+
+    Then the rest is dropped, or the interpreter would try to write it again at its exit.
+    """
     try:
         sys.stdout.flush()
     except OSError:

@@ -24,6 +24,7 @@ runpy.run_module("sharepod.cli", run_name="__main__")
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a command to end."""
 _AGAIN_S: Final = 0.01
+"""How long after its loss a dropped exception is raised again."""
 
 
 def end_in_order() -> None:
@@ -40,9 +41,10 @@ def end_in_order() -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold back the signals that end the command, until a process that it starts is also recorded, to be ended.
+    """Hold back the signals that end the command while the block starts a process and records it.
 
-    That process inherits the mask and has to lift it itself.
+    A signal between the two would end the command and leave the process behind. The process inherits the mask and has
+    to lift it itself.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -58,6 +60,7 @@ def command_that_ends_with_us() -> list[str]:
 
 
 def _end_later(dropped: sys.UnraisableHookArgs) -> None:
+    """Raise an ending of the command again that Python has dropped. Report any other dropped exception as usual."""
     ending = dropped.exc_value
     if not isinstance(ending, KeyboardInterrupt | SystemExit):
         sys.__unraisablehook__(dropped)
@@ -71,6 +74,7 @@ def _end_later(dropped: sys.UnraisableHookArgs) -> None:
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    """Handle the first signal: raise the exception that ends the command."""
     # A second signal must not interrupt the cleanup.
     for other in SIGNALS:
         signal.signal(other, signal.SIG_IGN)

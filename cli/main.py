@@ -29,8 +29,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    """If the flag is given, print the version and end the command."""
+    if is_given:
         from sharepod.cli.commands.about import version_text
 
         typer.echo(version_text())

@@ -56,10 +56,12 @@ class Scratch:
 
 
 def _open(path: Path) -> int:
+    """Return a descriptor of a directory, to lock it. Raises OSError, also for a file and for a symbolic link."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _remove_unless_held(path: Path) -> None:
+    """Remove a directory of this user if the process that made it is dead, so that its lock is free."""
     try:
         lock = _open(path)
     except OSError:  # it belongs to another user, is no directory, or is gone

@@ -26,7 +26,7 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
     Raises what the function raises, and CliError when one of its processes was killed.
     """
     context = multiprocessing.get_context("fork")
-    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    running: dict[Connection, tuple[int, BaseProcess]] = {}  # by our end of its pipe: the task's index, its process
     done: dict[int, Result] = {}
     waiting = list(enumerate(tasks))[::-1]
     parent = os.getpid()
@@ -57,6 +57,10 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
 
 
 def _receive(connection: Connection, process: BaseProcess) -> Any:
+    """Return the result that a process sends, and wait for its end.
+
+    Raises what the task raised, and CliError if the process was killed.
+    """
     try:
         succeeded, result = connection.recv()
     except EOFError:
@@ -73,6 +77,10 @@ def _receive(connection: Connection, process: BaseProcess) -> Any:
 
 
 def _work(function: Callable[[Task], Result], task: Task, results: Connection, parent: int) -> None:
+    """Run one task in a new process and send its outcome: True and the result, or False and the error.
+
+    If `parent` dies, the kernel kills this process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends its workers
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -59,7 +59,7 @@ PRELOAD_NAME: Final = "ld.so.preload"
 
 
 class Plugin:
-    """The parts of a running plugin, which know each other only here."""
+    """The node as last seen, and what the parts of the plugin take from it."""
 
     def __init__(self, settings: Settings, node: NodeView) -> None:
         self._settings = settings
@@ -86,7 +86,10 @@ class Plugin:
         return frozenset(DeviceUuid(device.uuid) for device in devices if device.uuid not in self.device_filter.rivals)
 
     def place(self, node: NodeView) -> Place:
-        """Return where files are, for containers that are made now."""
+        """Return where files are, for containers that are made now.
+
+        Raises SettingsError if pods could write the state of simulated devices.
+        """
         settings = self._settings
         simulated = None
         if node.environment:
@@ -152,7 +155,10 @@ def _access(settings: Settings) -> Access:
 
 
 async def _runtime(settings: Settings, pods: Pods) -> Runtime:
-    """Return what the API server says of the node. Raises PluginError where shares would reach no container."""
+    """Return the node's kubelet and container runtime as soon as the API server answers.
+
+    Raises PluginError where shares would reach no container, and tells the node's operator by an Event.
+    """
     while True:
         try:
             runtime = await pods.runtime()
@@ -180,6 +186,7 @@ async def _node(agent: Agent) -> NodeView:
 
 
 async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+    """Make the parts, join them, and run them until `stopping` is set. Raises PluginError, AccessError, CannotStart."""
     _prepare(settings)
     access = _access(settings)
     async with contextlib.AsyncExitStack() as stack:
@@ -198,7 +205,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         runtime = await _runtime(settings, pods)
         node = await _node(agent)
         plugin = Plugin(settings, node)
-        plugin.place(node)
+        plugin.place(node)  # reports simulated devices in a wrong place now, not at the first pod
         with contextlib.suppress(KubeletUnavailable):  # never offer a device of both plugins, not even at first
             plugin.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
         policy = Policy(nvidia_cdi=settings.devices == "cdi")

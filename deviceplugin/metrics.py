@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Times:
-    """How long the calls of one kind took, as counts in the report."""
+    """How long the calls of one kind took, counted in `told`, which is a part of the report."""
 
     def __init__(self, told: pb.CallTimes) -> None:
         self._told = told
@@ -30,6 +30,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._told = nothing_yet()
+        """The counters, as the report has them."""
         self.allocate = Times(self._told.allocate)
         self.pre_start = Times(self._told.pre_start)
 
@@ -55,7 +56,11 @@ class Counters:
         rival_devices: int,
         offer: Iterable[str] | None = None,
     ) -> Report:
-        """Return the counters, with the units that the plugin holds and offers now (None: it does not tell)."""
+        """Return the counters, and what the plugin has now.
+
+        `unbound`: the allocations that no container has begun to use. `rival_devices`: how many devices NVIDIA's plugin
+        gives out, too. `offer`: the UUIDs of the devices that this plugin gives out; None: the report does not tell.
+        """
         report = Report(
             serving=serving, allocations=allocations, unbound_allocations=unbound, rival_devices=rival_devices
         )

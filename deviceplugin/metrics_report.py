@@ -34,7 +34,7 @@ class Reporter:
         self.serving: Callable[[], bool] = lambda: True
         """Whether this plugin is registered with kubelet."""
         self.offered: Callable[[], frozenset[DeviceUuid] | None] = lambda: None
-        """The devices that this plugin gives out now."""
+        """The devices that this plugin gives out now; None: it does not tell."""
 
     async def report_for_ever(self) -> None:
         """Send the counters to the agent whenever it is there."""

@@ -49,7 +49,6 @@ it is counted as passed. ``SYNC``: returns when work is done; the gate then lear
 ``COUNT``: another copy between the host's memory and the device's. ``AWAIT``: a stream waits for more than the device's
 work; that wait is not billed. ``LIFECYCLE``: an object that the gate has to know is made or ends. ``CHANGE``: an
 executable graph changes; its duration is learned anew. ``MEMORY``: charged to the share, or shown as the share sees it.
-shown as the share sees it.
 """
 
 REASONS = {
@@ -112,7 +111,11 @@ class Function:
     action: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown class, reason or action, one that does not fit the others, and an empty subject."""
+        """Refuse an unknown class, reason or action, one that does not fit the others, and an empty subject.
+
+        Raises:
+            ValueError: the text names the function.
+        """
         if self.kind not in CLASSES:
             raise ValueError(f"{self.name}: no class {self.kind!r}: one of {', '.join(CLASSES)}")
         if not self.subject:
@@ -148,11 +151,12 @@ def plain_name(name: str) -> str:
 
 
 def _version(since: int) -> str:
+    """Return a CUDA version as people write it: 12.3 for 12030, – for 0, which means that none is documented."""
     return f"{since // 1000}.{since % 1000 // 10}" if since else "–"
 
 
 def _variants(group: Sequence[Function]) -> str:
-    """Return the exported names of a function. Those that came later have their version."""
+    """Return the exported names of one function. Those that came later than the first have their version."""
     plain = plain_name(group[0].name)
     first = min(function.since for function in group)
     parts = []
@@ -177,7 +181,7 @@ def _table(functions: Sequence[Function]) -> list[str]:
 
 
 def _counts(functions: Sequence[Function]) -> list[str]:
-    """Return the table of the classes."""
+    """Return the table of the classes, with how many functions and exported names each has."""
     names = Counter(function.kind for function in functions)
     plain = {kind: {plain_name(function.name) for function in functions if function.kind == kind} for kind in CLASSES}
     lines = ["| class | functions | exported names | what the hook does |", "| --- | --- | --- | --- |"]
@@ -189,7 +193,7 @@ def _counts(functions: Sequence[Function]) -> list[str]:
 
 
 def _legend(functions: Sequence[Function]) -> list[str]:
-    """Return what the reasons of these functions mean."""
+    """Return the table of what the reasons of these functions mean; nothing if none has a reason."""
     used = {function.reason for function in functions}
     rows = [f"| {reason} | {text} |" for reason, text in (REASONS | ESCAPES | NOTES).items() if reason in used]
     return ["", "| reason | meaning |", "| --- | --- |", *rows] if rows else []

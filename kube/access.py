@@ -59,9 +59,11 @@ class Access:
         self._name, self._files, self._read = name, files, read
         self._lock = asyncio.Lock()
         self._asked: asyncio.Future[Any] | None = None
+        """The last read of the credentials, which may still be under way."""
         self._configuration = Configuration()
         self._refresh: Refresh | None = None
         self._stamp: tuple[object, ...] = ()
+        """Of the files at the last read; empty: they have to be read."""
         self._read_s = 0.0
         self._refused_s = -REFUSED_S
 
@@ -71,7 +73,11 @@ class Access:
         return str(self._configuration.host) if self._refresh is not None else f"of {self._name}"
 
     async def current(self) -> tuple[Configuration, tuple[object, ...]]:
-        """Return the configuration, and a value that changes when a new session is needed. Raises AccessError."""
+        """Return the configuration, and a value that changes when a new session is needed. Raises AccessError.
+
+        The credentials are read anew when a file has changed, and refreshed when they are older than AGE_S. If only the
+        refresh fails, they stay as they were.
+        """
         async with self._lock:
             stamp = tuple(map(_stamp, self._files))
             if self._refresh is None or stamp != self._stamp:
@@ -89,7 +95,10 @@ class Access:
             return known, (known.host, known.verify_ssl, known.tls_server_name, known.proxy, *files)
 
     def refused(self) -> bool:
-        """Have everything read again, as our token is not known. Return False if that was just done."""
+        """Have the next `current` read everything again, because the API server does not know our token.
+
+        Return False if that was done less than REFUSED_S ago.
+        """
         now_s = time.monotonic()
         if now_s - self._refused_s < REFUSED_S:
             return False
@@ -97,14 +106,19 @@ class Access:
         return True
 
     async def _reading(self, work: Coroutine[Any, Any, T], configuration: Configuration) -> T:
-        late = AccessError(f"{self._name}: no credential within {READ_S:.0f} s: see what its plugin does")
+        """Await a read of the credentials, check the configuration, and return what the read returned.
+
+        A read that takes longer than READ_S goes on in the background, and no other begins meanwhile. Raises
+        AccessError.
+        """
+        too_slow = AccessError(f"{self._name}: no credential within {READ_S:.0f} s: see what its plugin does")
         if self._asked is not None and not self._asked.done():
             work.close()
-            raise late  # the library lets a hanging plugin run on: a second one would hang beside it
+            raise too_slow  # the library lets a hanging plugin run on: a second one would hang beside it
         self._asked = asked = asyncio.ensure_future(work)
         if not (await asyncio.wait({asked}, timeout=READ_S))[0]:
             asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody awaits it any more
-            raise late
+            raise too_slow
         try:
             done = asked.result()
         except (ConfigException, OSError, yaml.YAMLError) as error:
@@ -117,7 +131,7 @@ class Access:
         return done
 
     def _check(self, configuration: Configuration) -> None:
-        """Complete what the library leaves unset. Raises AccessError if a secret would travel unencrypted."""
+        """Check a configuration that was read, and complete what the library leaves unset. Raises AccessError."""
         parts = urlsplit(configuration.host)
         token = str(configuration.api_key.get(_TOKEN) or "").strip()  # a file of one line ends with a line feed
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -172,7 +186,7 @@ def from_kubeconfig(path: Path) -> Access:
 
 
 def _stamp(file: Path) -> object:
-    """Return a value that changes when a file is replaced. A missing file has a value too; reading it reports that."""
+    """Return a value that changes when a file is replaced; None: it is missing, which the next read reports."""
     try:
         status = os.stat(file)  # noqa: PTH116 - for every request
     except OSError:
@@ -181,5 +195,6 @@ def _stamp(file: Path) -> object:
 
 
 def _reason(error: Exception) -> str:
+    """Return what an error says, in one line of at most _TEXT_MAX characters."""
     words = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return " ".join(words.split())[:_TEXT_MAX]

@@ -91,11 +91,14 @@ class Client:
         media: str = "application/json",
         timeout_s: float,
     ) -> Answer:
-        """Return the answer to one request. Raises ApiUnavailable."""
+        """Return the answer to one request, of which `media` is the content type. Raises ApiUnavailable.
+
+        A refusal that is about the object (404, 409, 410, 422) is an answer, too.
+        """
         while True:
             async with self._open(method, path, parameters or {}, timeout_s, body, media) as response:
                 data = await response.read()
-                if response.status != 401 or not self._access.refused():
+                if response.status != 401 or not self._access.refused():  # else ask again with new credentials
                     return self._answer(response, data)
 
     async def patiently(
@@ -103,7 +106,7 @@ class Client:
     ) -> Answer:
         """Return the answer to a GET. Ask again while the API server is away. Raises ApiUnavailable within the time.
 
-        `failed` is called for each failed try.
+        `pause_s`, the first pause, doubles with each try. `failed` is called for each failed try.
         """
         deadline_s = time.monotonic() + within_s
         while True:
@@ -123,7 +126,7 @@ class Client:
         async with self._open("GET", path, parameters, timeout_s) as response:
             if response.status != 200:
                 if response.status == 401:
-                    self._access.refused()
+                    self._access.refused()  # the next request has new credentials
                 raise self.refusal(self._answer(response, await response.read()))
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -154,6 +157,10 @@ class Client:
         body: Object | None = None,
         media: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send one request, and yield its response for as long as the caller reads it.
+
+        Raises ApiUnavailable, also when the reading fails.
+        """
         try:
             async with (await self._current()).used() as api:
                 arguments = await api.param_serialize(
@@ -171,6 +178,10 @@ class Client:
             raise self._unavailable(error, timeout_s) from None
 
     async def _current(self) -> _Session:
+        """Return the session with the present credentials. Raises AccessError.
+
+        It is a new one if the address or a certificate has changed. The one before ends with its last request.
+        """
         configuration, stamp = await self._access.current()
         if self._session is None or self._session.stamp != stamp:
             before, self._session = self._session, _Session(configuration, stamp, self._agent)
@@ -180,6 +191,7 @@ class Client:
         return self._session
 
     def _unavailable(self, error: Exception, timeout_s: float) -> ApiUnavailable:
+        """Return the error of a request without an answer as one line with the remedy."""
         if isinstance(error, AccessError):
             return ApiUnavailable(str(error))
         if isinstance(error, TimeoutError):
@@ -202,6 +214,7 @@ class Client:
         raise error
 
     def _parsed(self, data: bytes) -> Object:
+        """Return the JSON object in `data`. Raises ApiUnavailable if it is none."""
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
@@ -236,6 +249,7 @@ class _Session:
 
     @contextlib.asynccontextmanager
     async def used(self) -> AsyncIterator[ApiClient]:
+        """Lend the client for one request. The last request of a retired session closes it."""
         self._users += 1
         try:
             yield self.api
@@ -265,6 +279,7 @@ class _Rest(RESTClientObject):  # type: ignore[misc]
 async def _refuse_redirects(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
+    """Pass a request on, as aiohttp's middleware. Raise ClientError for a redirect: no other server gets our token."""
     response = await handler(request)
     if response.status in (301, 302, 303, 307, 308):
         response.close()

@@ -26,7 +26,7 @@ class EventWriter:
     """An asynchronous context manager. At its end pending Events still have a moment to be written."""
 
     def __init__(self, client: Client, host: str, component: str, first_s: float = 0.5) -> None:
-        """`component` on `host` reports. `first_s`: the pause after a first failed write; the next is four times it."""
+        """`component` on `host` reports. After a failed write the pause is at most 4 times `first_s`, then 16 times."""
         self._client = client
         self._first_s = first_s
         self._book = EventBook(host, component)
@@ -65,6 +65,7 @@ class EventWriter:
             log.warning("event dropped", extra={"pod": f"{subject.namespace}/{subject.name}", "reason": about.reason})
 
     async def _write_events(self) -> None:
+        """Write what is queued, one Event after the other, for ever."""
         while True:
             writing = await self._writings.get()
             try:
@@ -93,7 +94,7 @@ class EventWriter:
             if answer.status == 409 and writing.create and number:
                 return  # the answer to an earlier try was lost, but that try has succeeded
             if answer.status != (409 if writing.create else 404):
-                break  # else the Event exists already, or exists no more: write it the other way
+                break  # else the name of the new Event is taken, or the old Event has expired: create it anew
             writing = self._book.again(writing, time.time())
         self._book.forget(writing)
         subject = writing.notice.subject
@@ -103,6 +104,7 @@ class EventWriter:
         )
 
     async def _send(self, writing: Writing) -> Answer:
+        """Send one write. Return the answer, which may be a refusal about the Event. Raises ApiUnavailable."""
         path = f"/api/v1/namespaces/{event_namespace(writing.notice.subject)}/events"
         if writing.create:
             return await self._client.call("POST", path, body=writing.body, timeout_s=EVENT_S)

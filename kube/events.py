@@ -63,10 +63,13 @@ class Writing:
 
 @dataclass(slots=True)
 class _Written:
+    """An Event in the book."""
+
     name: str
     """Empty: it has not been written yet."""
     first_unix_s: float
     last_s: float
+    """When it was last counted, by the clock of `now_s`."""
     count: int
 
 
@@ -82,7 +85,7 @@ class EventBook:
         self._number = 0
 
     def take(self, notice: Notice, now_s: float, unix_s: float) -> Writing | None:
-        """Count an Event. Return what to write now; None: this pod has had enough."""
+        """Count an Event. Return what to write now; None: enough was written about its subject in the last minute."""
         known = self._written.get(notice)
         if known is None or now_s - known.last_s > WINDOW_S:
             known = self._remember(notice, _Written("", unix_s, now_s, 0))
@@ -97,19 +100,23 @@ class EventBook:
         return Writing(notice, known.name, create=False, body=body)
 
     def again(self, writing: Writing, unix_s: float) -> Writing:
-        """Return the write that creates the Event again: it has expired, or its name is taken."""
+        """Return the write that creates the Event under a new name: it has expired, or its name is taken."""
         known = self._written.get(writing.notice) or _Written("", unix_s, 0.0, 1)
         known.name = self._name(writing.notice.subject.name, unix_s)
         body = self._whole(writing.notice, known, unix_s)
         return Writing(writing.notice, known.name, create=True, body=body)
 
     def forget(self, writing: Writing) -> None:
-        """Forget an Event that could not be created, so that the next one does not try to change it."""
+        """Forget an Event that could not be created, so that the next write does not try to change it.
+
+        An Event that could not be changed stays known.
+        """
         known = self._written.get(writing.notice)
         if writing.create and known is not None and known.name == writing.name:
             del self._written[writing.notice]
 
     def _may_write(self, uid: str, now_s: float, most: int) -> bool:
+        """Tell whether a subject had fewer than `most` writes in the last minute. If it had, note the new one."""
         recent = [at for at in self._writes.get(uid, []) if now_s - at < 60]
         allowed = len(recent) < most
         if allowed:
@@ -121,19 +128,21 @@ class EventBook:
         return allowed
 
     def _remember(self, notice: Notice, written: _Written) -> _Written:
+        """Put an Event into the book as its newest, and return it. The oldest may be forgotten for it."""
         self._written[notice] = written
         self._written.move_to_end(notice)
         while len(self._written) > _KNOWN_MAX:
             self._written.popitem(last=False)
         return written
 
-    def _name(self, pod: str, unix_s: float) -> str:
+    def _name(self, subject_name: str, unix_s: float) -> str:
         """Return a name that no other Event has, even after a restart."""
         self._number += 1
         suffix = f".{int(unix_s * 1e6):x}{self._number % 256:02x}"
-        return pod[: _NAME_MAX - len(suffix)].rstrip("-.") + suffix
+        return subject_name[: _NAME_MAX - len(suffix)].rstrip("-.") + suffix
 
     def _whole(self, notice: Notice, known: _Written, unix_s: float) -> Body:
+        """Return all fields of an Event, for the write that creates it."""
         subject = notice.subject
         return {
             "apiVersion": "v1",
@@ -164,7 +173,10 @@ def event_namespace(subject: Subject) -> str:
 
 
 def notice(subject: Subject, reason: str, message: str, *, warning: bool) -> Notice:
-    """Return a notice that the API server accepts: one line, no longer than an Event's message may be."""
+    """Return a notice that the API server accepts.
+
+    Its reason keeps only letters and digits. Its message becomes one line of at most _MESSAGE_MAX characters.
+    """
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
     if len(line) > _MESSAGE_MAX:
         line = line[: _MESSAGE_MAX - 1] + "…"
@@ -172,4 +184,5 @@ def notice(subject: Subject, reason: str, message: str, *, warning: bool) -> Not
 
 
 def _time(unix_s: float) -> str:
+    """Return a time in whole seconds, as Kubernetes writes it."""
     return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 LIST_S: Final = 30.0
 _BARREN_MAX: Final = 5
-"""After this many watches in a row that brought nothing the version may be one that the server cannot serve. List."""
+"""After this many watches in a row that brought nothing, list again: the server may be unable to serve our version."""
 _LASTED: Final = 20
-"""A watch that lives for this many first pauses counts as a success."""
+"""In units of `Pace.first_s`: a watch that has lasted this long counts as a success, also if it brought nothing."""
 
 T = TypeVar("T")
 Change = tuple[Literal["set", "gone"], T]
@@ -88,7 +88,7 @@ class Informer(Generic[T]):
             try:
                 async for change in self._list(view):
                     yield change
-                self._listed = True
+                self._listed = True  # the reader has handled them: it asks for more
                 while trouble.barren < _BARREN_MAX:
                     trouble.watching()
                     async with contextlib.aclosing(self._follow(view, trouble)) as changes:
@@ -97,7 +97,7 @@ class Informer(Generic[T]):
                     if trouble.silent():
                         break
                     await trouble.pause(None)
-                trouble.barren = 0
+                trouble.barren = 0  # watches brought nothing: list again
                 view.listed = False
             except _Gone:
                 view.version, view.listed = "", False
@@ -109,7 +109,10 @@ class Informer(Generic[T]):
                 await trouble.pause(error)
 
     async def _list(self, view: _View[T]) -> AsyncGenerator[Change[T]]:
-        """List, unless only a watch broke since the last list. The list is at least as new as the view."""
+        """Yield what a new list changes in the view; nothing if only a watch broke since the last list.
+
+        The list is at least as new as the view. Raises _Gone, ApiUnavailable.
+        """
         if view.listed:
             return
         parameters = dict(self._source.parameters)
@@ -174,9 +177,11 @@ class _View(Generic[T]):
         self._source = source
         self.version = "0"  # any version that the server has in its cache: the watch from there brings the rest
         self.listed = False
+        """The last list has succeeded, and watches can go on from it; False: list again."""
         self._there: dict[str, T] = {}
 
     def replaced(self, listed: list[T]) -> list[Change[T]]:
+        """Take all objects of a new list. Return the changes since then: first the objects that are gone."""
         keys = {self._source.key(item) for item in listed}
         changes: list[Change[T]] = [("gone", self._there.pop(key)) for key in list(self._there) if key not in keys]
         for item in listed:
@@ -184,7 +189,7 @@ class _View(Generic[T]):
         return changes
 
     def changed(self, kind: str, item: Object) -> list[Change[T]]:
-        """Take one line of a watch. A bookmark only brings a version."""
+        """Take one line of a watch, and return what it changes. A bookmark brings a version only."""
         version = at(item, "metadata").get("resourceVersion")
         found = self._source.read(item) if kind in ("ADDED", "MODIFIED", "DELETED") else None
         changes: list[Change[T]] = []
@@ -198,6 +203,7 @@ class _View(Generic[T]):
         return changes
 
     def _set(self, item: T) -> list[Change[T]]:
+        """Note an object. Return the change; nothing if the same was read from it before."""
         key = self._source.key(item)
         if self._there.get(key) == item:
             return []
@@ -214,8 +220,11 @@ class _Trouble:
         self._log = log
         self._failures = 0
         self._since_s = 0.0
+        """When the last watch began."""
         self._said = False
+        """The log has the present trouble."""
         self.barren = 0
+        """Watches since the server last sent something."""
 
     def watching(self) -> None:
         """Note that a watch begins."""
@@ -223,14 +232,15 @@ class _Trouble:
         self.barren += 1
 
     def silent(self) -> bool:
-        """Tell whether a watch that ended normally brought nothing, though a bookmark should come every minute.
+        """Tell whether the watch that has just ended lasted and brought nothing: then the caller lists again.
 
-        The server may have started its versions again. Then it sends nothing until it reaches ours.
+        A bookmark should come every minute. But the server may have started its versions again. Then it sends nothing
+        until it reaches ours.
         """
         return self.barren > 0 and time.monotonic() - self._since_s >= self._pace.watch_s / 2
 
     def over(self) -> None:
-        """Note that the server has sent something."""
+        """Note that the server has sent something: the trouble is over."""
         self._failures = 0
         self.barren = 0
         if self._said:
@@ -238,7 +248,10 @@ class _Trouble:
             self._log.info("API server is back")
 
     async def pause(self, error: ApiUnavailable | None) -> None:
-        """Wait after a watch or list has ended. The first pause in a row is short, but none is skipped."""
+        """Wait after a watch or list has ended. The pauses grow until the server sends something or a watch has lasted.
+
+        Even the first pause is not skipped. `error` is what ended the watch or list; None: no failure.
+        """
         if self.barren and time.monotonic() - self._since_s >= _LASTED * self._pace.first_s:
             self._failures = 0  # it lasted in silence: perhaps nothing has happened
         if error is not None and not self._said and self._failures:  # a single error is how many watches end

@@ -82,7 +82,8 @@ class Lease:
             log.warning("lease not given up", extra={"cause": str(error)})
 
     async def _step(self) -> None:
-        began_s = self._clock()
+        """Read the lease once. Renew it if this replica has it, take it if it is free. Raises ApiUnavailable."""
+        began_s = self._clock()  # before the read: however long the write takes, the hold does not count as longer
         answer = await self._read()
         if answer.status == 404:
             await self._create(began_s)
@@ -107,11 +108,12 @@ class Lease:
         return await self._client.call("GET", f"{self._path}/{self._name}", timeout_s=CALL_S)
 
     async def _replace(self, read: Answer, changes: Object) -> Answer:
-        """Replace the lease as it was read. If two replicas try, the API server refuses the second."""
+        """Change the spec of the lease that was read. If two replicas try, the API server refuses the second."""
         body: Object = {**read.body, "spec": at(read.body, "spec") | changes}
         return await self._client.call("PUT", f"{self._path}/{self._name}", body=body, timeout_s=CALL_S)
 
     async def _create(self, began_s: float) -> None:
+        """Make the lease, which no replica has made yet, and hold it from `began_s` on. Raises ApiUnavailable."""
         body: Object = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -121,6 +123,7 @@ class Lease:
         self._won(await self._client.call("POST", self._path, body=body, timeout_s=CALL_S), began_s)
 
     def _spec(self, transitions: int, *, is_new: bool) -> Object:
+        """Return the spec that says that this replica holds the lease. `is_new`: until now it did not."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "holderIdentity": self._holder,
@@ -130,8 +133,11 @@ class Lease:
             **({"acquireTime": now} if is_new else {}),
         }
 
-    def _won(self, written: Answer, at_s: float) -> None:
-        """Note the lease as held if the write succeeded. Raise ApiUnavailable for any failure but a lost race."""
+    def _won(self, written: Answer, since_s: float) -> None:
+        """Note the lease as held from `since_s` on if the write succeeded. If another replica was first, do nothing.
+
+        Raises ApiUnavailable for any other failure.
+        """
         if written.status == 409:
             return
         if written.status not in (200, 201):
@@ -139,7 +145,7 @@ class Lease:
         if self._written_s is None:
             self.turns += 1
             log.info("this replica decides", extra={"lease": self._name, "holder": self._holder})
-        self._written_s = at_s
+        self._written_s = since_s
 
     def _lose(self, why: str) -> None:
         self._written_s = None

@@ -5,30 +5,30 @@ from __future__ import annotations
 Object = dict[str, object]
 
 
-def at(place: Object, key: str) -> Object:
+def at(parent: Object, key: str) -> Object:
     """Return the object under `key`; an empty one when it is missing, null or no object."""
-    value = place.get(key)
+    value = parent.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def entries(place: Object, key: str) -> list[Object]:
+def entries(parent: Object, key: str) -> list[Object]:
     """Return the objects in the list under `key`; none when it is missing or no list."""
-    value = place.get(key)
+    value = parent.get(key)
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-def text(place: Object, key: str) -> str:
+def text(parent: Object, key: str) -> str:
     """Return the text under `key`; an empty one when it is missing or no text."""
-    value = place.get(key)
+    value = parent.get(key)
     return value if isinstance(value, str) else ""
 
 
-def texts(place: Object, key: str) -> dict[str, str]:
+def texts(parent: Object, key: str) -> dict[str, str]:
     """Return the texts in the object under `key`, by name: labels, annotations, quantities.
 
     A quantity may be written as a whole number. It becomes text, too.
     """
-    found = at(place, key)
+    found = at(parent, key)
     return {
         name: value if isinstance(value, str) else str(value)
         for name, value in found.items()

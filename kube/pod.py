@@ -46,7 +46,7 @@ class Container:
         return self.place[0] == "containers", self.place[1]
 
     def resource(self, name: str) -> str | None:
-        """Return how much it asks for of a resource: its limit, else its request."""
+        """Return how much it asks for of a resource: its limit, else its request; None: it asks for none."""
         return self.limits.get(name, self.requests.get(name))
 
     def requested(self, name: str) -> str:
@@ -123,7 +123,7 @@ class Pod:
         return tuple((one.name, one.units) for one in self.init_containers if one.units and not one.stays)
 
     def named(self, name: str) -> Container | None:
-        """Return the container with that name."""
+        """Return the container or init container with that name; None: there is none."""
         return next((one for one in self.all_containers if one.name == name), None)
 
 
@@ -142,6 +142,7 @@ def read_draft(item: object, resource: str = "") -> Pod:
 
 
 def _pod(body: Object, resource: str, *, is_draft: bool) -> Pod:
+    """Read a pod of any shape. Only a draft gets labels and variables."""
     metadata, spec, status = at(body, "metadata"), at(body, "spec"), at(body, "status")
     priority, owners = spec.get("priority"), entries(metadata, "ownerReferences")
     states = [
@@ -179,6 +180,7 @@ def _pod(body: Object, resource: str, *, is_draft: bool) -> Pod:
 
 
 def _containers(spec: Object, key: str, resource: str, is_draft: bool) -> tuple[Container, ...]:
+    """Read the list `key` of a pod's spec. An entry that is no object is left out, but counts in the others' index."""
     found = spec.get(key)
     return tuple(
         _container(entry, (key, index), resource, is_draft)
@@ -188,6 +190,7 @@ def _containers(spec: Object, key: str, resource: str, is_draft: bool) -> tuple[
 
 
 def _container(entry: Object, place: tuple[str, int], resource: str, is_draft: bool) -> Container:
+    """Read one container; `place` as in Container, `resource` as in read_pod."""
     resources = at(entry, "resources")
     limits = texts(resources, "limits")
     return Container(

@@ -32,7 +32,10 @@ def read_token(path: str) -> bytes:
 
 
 def _read_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:
-    """Return a server's TLS context. With an authority, clients must show its certificate. Raises OSError."""
+    """Return a server's TLS context. Raises OSError.
+
+    With `client_ca`, clients must show a certificate of that authority.
+    """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca or None)
     context.load_cert_chain(certificate, key, password="")  # without a password OpenSSL asks on the terminal
     if client_ca:
@@ -60,7 +63,10 @@ class Credentials:
         what: str = "metrics",
         reader: str = "agent",
     ) -> None:
-        """Read the files. `what` and `reader`, the process that serves it, are for the texts. Raises SettingsError."""
+        """Read the files. Raises SettingsError.
+
+        `what` is served by the process `reader`: both words are for logs and errors.
+        """
         self._what, self._reader = what, reader
         self._log = logging.getLogger(f"sharepod.{reader}.{what}")
         self._certificate, self._key, self._token_file, self._client_ca = certificate, key, token_file, client_ca
@@ -74,7 +80,10 @@ class Credentials:
             raise SettingsError(f"{what}: {cause}")
 
     def refresh(self) -> bool:
-        """Read the files again if they have changed. Tell whether their present content is in use."""
+        """Read the files again if they have changed. Tell whether new content is in use now.
+
+        False: they have not changed, or they cannot be read; then the last content stays.
+        """
         stamp = self._look()
         if stamp == self._stamp:
             return False
@@ -86,7 +95,10 @@ class Credentials:
         return True
 
     def following(self) -> ssl.SSLContext | None:
-        """Return a context for an asyncio server; every handshake uses the files as they are then."""
+        """Return a context for an asyncio server; every handshake uses the files as they are then.
+
+        None: there is no certificate, so the server speaks no TLS.
+        """
         context = self.context
         if context is None:
             return None
@@ -107,21 +119,24 @@ class Credentials:
             certificate, key = self._pair
             return grpc.ssl_server_certificate_configuration([(key, certificate)])
 
-        def renewed() -> grpc.ServerCertificateConfiguration | None:  # on a thread of gRPC
+        def renewed() -> grpc.ServerCertificateConfiguration | None:  # on a thread of gRPC; None: no change
             return configuration() if self.refresh() else None
 
         fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)  # the stubs forget None
         return grpc.dynamic_ssl_server_credentials(configuration(), fetch)
 
     def accept(self, authorization: str) -> bool:
-        """Tell whether the Authorization header has the token, in a time that does not depend on the wrong byte."""
+        """Tell whether the Authorization header has the token; always True without a token file.
+
+        The comparison takes the same time wherever the first wrong byte is: its time tells nothing about the token.
+        """
         if self._token is None:
             return True
         scheme, _, token = authorization.partition(" ")
         return hmac.compare_digest(token.strip().encode(), self._token) and scheme.lower() == "bearer"
 
     def _read(self) -> str:
-        """Read all files. Return what is wrong; then nothing has changed."""
+        """Read all files. Return an empty text, or what is wrong with one of them; then the last content stays."""
         try:
             content = {path: Path(path).read_bytes() for path in self._paths}  # OpenSSL does not say which is missing
             context = None
@@ -143,10 +158,12 @@ class Credentials:
         return ""
 
     def _look(self) -> list[tuple[int, int, int] | None]:
+        """Return the stamps of all files; if they differ from the last ones, a file has changed."""
         return [_stamp(path) for path in self._paths]
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
+    """Return a file's inode, size and time of its last write; None: they cannot be read."""
     try:
         info = Path(path).stat()
     except OSError:

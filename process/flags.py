@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sharepod.process.setting import Setting
 
 _WORD_MAX: Final = 29
+"""`--help` breaks a longer word in its column of defaults."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,9 +28,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Sequence[str]) -> dict[str, object]:
-    """Return the given flags by the names of their settings, and `config`.
+    """Return the values of the given flags by the names of their settings, and that of `--config` by `config`.
 
-    Raises SettingsError. `--help` is printed and ends the process.
+    `head` is the text at the top of `--help`. Raises SettingsError. `--help` is printed and ends the process.
     """
     parser = _Parser(prog=program, allow_abbrev=False, add_help=False)
     parser.add_argument("--config")
@@ -58,6 +59,7 @@ def _broken(word: str) -> str:
 
 
 def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
+    """Let Typer print `--help`, from a function that takes each setting as a parameter."""
     import inspect
 
     import typer
@@ -71,7 +73,7 @@ def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
 
     parameters = []
     for item in items:
-        is_flag = item.kind is FLAG  # else its negative would take a column from the descriptions
+        is_flag = item.kind is FLAG  # without `--no-…`, which would take a column from the descriptions
         option = typer.Option(item.flag, metavar=None if is_flag else item.kind.metavar, help=item.meaning)
         default = _broken(item.default) or None
         parameters.append(

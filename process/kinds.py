@@ -26,7 +26,7 @@ def plain(value: object) -> str:
 
 
 def text(pattern: str = r".*", remedy: str = "give text", metavar: str = "NAME") -> Kind[str]:
-    """Return the kind of text that matches `pattern` as a whole."""
+    """Return the kind of text that matches `pattern` as a whole. `remedy` is the error for any other text."""
 
     def read(value: object) -> str:
         found = plain(value)
@@ -68,6 +68,7 @@ def percent(least: int, most: int) -> Kind[int]:
 
 
 def _read_flag(value: object) -> bool:
+    """Return whether a word means yes; an empty text means no. Raises ValueError."""
     word = str(value).lower()
     if word not in _TRUE + _FALSE:
         raise ValueError("give true or false")
@@ -79,6 +80,7 @@ FLAG: Final[Kind[bool]] = Kind("", _read_flag, lambda value: "true" if value els
 
 
 def _read_path(value: object) -> Path:
+    """Return an absolute path. Raises ValueError."""
     found = Path(plain(value))
     if not found.is_absolute():
         raise ValueError("give an absolute path")
@@ -90,6 +92,7 @@ PATH: Final[Kind[Path]] = Kind("PATH", _read_path)
 
 
 def _read_file(value: object) -> str:
+    """Return an absolute path as text; an empty text stays empty. Raises ValueError."""
     return str(_read_path(value)) if plain(value) else ""
 
 
@@ -98,6 +101,7 @@ FILE: Final[Kind[str]] = Kind("PATH", _read_file)
 
 
 def _read_words(value: object) -> tuple[str, ...]:
+    """Return the words of a list, or of a text with commas, without empty ones. Raises ValueError."""
     parts = value if isinstance(value, (list, tuple)) else plain(value).split(",")
     return tuple(word for word in (plain(part).strip() for part in parts) if word)
 
@@ -107,10 +111,13 @@ WORDS: Final[Kind[tuple[str, ...]]] = Kind("LIST", _read_words, ",".join)
 
 
 def address(remedy: str, *, off: str | None = None, least_port: int = 0) -> Kind[str]:
-    """Return the kind of `HOST:PORT`. If `off` is given, it is the value for the word off and for an empty text."""
+    """Return the kind of `HOST:PORT`. `remedy` is the error for any other text.
+
+    If `off` is given, it is the value for the word off and for an empty text.
+    """
 
     def read(value: object) -> str:
-        if off is not None and (value is False or plain(value) in ("off", "")):
+        if off is not None and (value is False or plain(value) in ("off", "")):  # YAML reads off as False
             return off
         found = plain(value)
         match = _ADDRESS.fullmatch(found)
@@ -122,7 +129,7 @@ def address(remedy: str, *, off: str | None = None, least_port: int = 0) -> Kind
 
 
 def is_loopback(place: str) -> bool:
-    """Tell whether a `HOST:PORT` can be reached only from this machine. The only local name is localhost."""
+    """Tell whether a `HOST:PORT` can be reached only from this machine. Of names, only localhost counts as local."""
     host = place.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

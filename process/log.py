@@ -11,14 +11,17 @@ _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return the event's own values, those that came in `extra`."""
     return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
 
 
 def _time(record: logging.LogRecord) -> str:
+    """Return the event's time in UTC, to the millisecond."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 def _word(value: object) -> str:
+    """Return a value as text; as a JSON string if it is empty, has a space, a quote or `=`, or cannot be printed."""
     text = str(value)
     plain = bool(text) and text.isprintable() and not any(mark in text for mark in ' "=')
     return text if plain else json.dumps(text, ensure_ascii=False)

@@ -43,7 +43,7 @@ class Row(Generic[Source]):
         return "counter" if self.name.endswith("_total") else "gauge"
 
     def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
-        """Return one series for each source."""
+        """Return the family, with one series for each source."""
         family = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(self.name, self.doc)
         family.samples = [Sample(self.name, labels, self.value(source)) for labels, source in sources]
         return family
@@ -65,7 +65,7 @@ class HistogramRow(Generic[Source]):
         return "histogram"
 
     def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
-        """Return one histogram for each source."""
+        """Return the family, with one histogram for each source."""
         family = HistogramMetricFamily(self.name, self.doc)
         bucket, count, total = f"{self.name}_bucket", f"{self.name}_count", f"{self.name}_sum"
         ends = [number(bound_s) for bound_s in (*self.bounds_s, _INFINITY)]
@@ -99,7 +99,7 @@ class InfoRow(Generic[Source]):
         return f"{self.text} Labels beside: {', '.join(f'`{label}`' for label in self.labels)}."
 
     def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
-        """Return one series for each source."""
+        """Return the family, with one series for each source."""
         family = InfoMetricFamily(self.name.removesuffix("_info"), self.doc)
         family.samples = [
             Sample(self.name, {**labels, **dict(zip(self.labels, self.value(source), strict=True))}, 1)
@@ -122,12 +122,16 @@ class Table(Generic[Snapshot, Source]):
     """Return sources that no longer exist. Their counters are still reported, their gauges are not."""
 
     def families(self, snapshot: Snapshot) -> list[Metric]:
-        """Return the families of a snapshot, also those without series."""
+        """Return the families of a snapshot, also those without series.
+
+        A gauge has no series for a source that has ended.
+        """
         sources = [self._labelled(one) for one in self.sources(snapshot)]
         counted = [*sources, *(self._labelled(one) for one in self.ended(snapshot))]
         return [row.family(sources if row.kind == "gauge" else counted) for row in self.rows]
 
     def _labelled(self, one: tuple[Sequence[str], Source]) -> tuple[Labels, Source]:
+        """Return a source with its labels by name; missing last labels are left out."""
         values, source = one
         return dict(zip(self.labels, values, strict=False)), source
 
@@ -174,5 +178,6 @@ def manual(title: str, introduction: Sequence[str], tables: Iterable[AnyTable[An
 
 
 def _label(item: tuple[str, Sequence[str]]) -> str:
+    """Return a label for the manual: its name and, if they are given, its possible values."""
     name, values = item
     return f"`{name}`" + (f" ({', '.join(values)})" if values else "")

@@ -67,7 +67,7 @@ class Page:
         """The families of the last scrape, by name."""
 
     def text(self, collector: Collector) -> bytes:
-        """Return the encoder's text for samples without timestamps and exemplars."""
+        """Return what the encoder would write of the collector, if no sample has a timestamp or an exemplar."""
         parts: list[str] = []
         for family in collector.collect():
             names, labels = [one.name for one in family.samples], [one.labels for one in family.samples]
@@ -82,7 +82,11 @@ class Page:
     def _write(
         self, family: Metric, names: list[str], labels: list[dict[str, str]], before: _Written | None
     ) -> _Written:
-        """Let the encoder write a family's header, and the lines that it has not written before."""
+        """Return a family as text. The encoder writes its header, and the lines that `before` does not have.
+
+        `before` is the family as the last scrape wrote it; None: it had none. The encoder writes each new line with the
+        value NaN, which is then cut off.
+        """
         lines: dict[_Key, str] = {}
         if before is not None:
             lines.update(zip(map(_key, before.names, before.labels), before.lines, strict=True))

@@ -103,7 +103,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing about peers that leave or speak no TLS."""
+        """Log an error of ours, but nothing about peers that leave or speak no TLS."""
         error = sys.exception()
         if not isinstance(error, OSError):
             log.error("scrape failed", exc_info=error)
@@ -127,6 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*self._page())
 
     def _page(self) -> tuple[HTTPStatus, str, bytes]:
+        """Return the answer's status, content type and text; status 500 if the collector raises OSError."""
         try:
             return HTTPStatus.OK, *self.server.pages.answer(self.headers.get("Accept", ""))
         except OSError:  # handle_error would take it for an error of the connection
@@ -138,6 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        """Send an answer, with the metrics compressed if the client takes that. The answer to HEAD has no body."""
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         if status == HTTPStatus.OK and exposition.gzip_accepted(self.headers.get("Accept-Encoding", "")):

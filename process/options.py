@@ -82,6 +82,7 @@ class Options(Generic[Settings]):
         return self.prefix + name.upper()
 
     def _head(self) -> str:
+        """Return the text at the top of `--help`. Its example is the last setting."""
         example = described(self.settings)[-1]
         return (
             f"{self.purpose}\n\n"
@@ -91,6 +92,7 @@ class Options(Generic[Settings]):
         )
 
     def _from_environment(self, environment: Mapping[str, str], items: Iterable[str]) -> Given:
+        """Return the settings that variables give. Raises SettingsError for an unknown variable with our prefix."""
         variables = {self.variable(name): name for name in items}
         known = {*variables, self.variable(CONFIG)}
         for key in environment:
@@ -99,10 +101,12 @@ class Options(Generic[Settings]):
         return {name: (f"environment {key}", environment[key]) for key, name in variables.items() if key in environment}
 
     def _is_anothers(self, key: str) -> bool:
+        """Tell whether a variable with our prefix belongs to another program, by `others`."""
         return any(key == other or (other.endswith("_") and key.startswith(other)) for other in self.others)
 
 
 def _read(item: Setting, where: str, value: object) -> object:
+    """Return a setting's value in its kind. Raises SettingsError that names `where`, the place of the value."""
     try:
         return item.kind.read(value)
     except ValueError as error:
@@ -110,6 +114,7 @@ def _read(item: Setting, where: str, value: object) -> object:
 
 
 def _from_file(path: str, items: Mapping[str, Setting]) -> Given:
+    """Return the settings that a YAML file gives. Raises SettingsError, also for an unknown key."""
     import yaml  # imported late: a process without a file does not need it
 
     try:

@@ -16,17 +16,18 @@ Settings = TypeVar("Settings")
 def protected(
     needed: Mapping[str, Sequence[str]],
 ) -> Callable[[Settings, Callable[[str], str], Mapping[str, str]], Settings]:
-    """Return a check of settings, for Options.complete: what an address needs if other hosts can reach it.
+    """Return a check for Options.complete, which raises SettingsError if an address is not protected.
 
-    For an address on loopback all of it is given, or none. The check raises SettingsError.
+    `needed` names, by the setting of an address, the settings that protect it. All of them must be given if other hosts
+    can reach the address. Else all are given, or none.
     """
 
     def complete(settings: Settings, where: Callable[[str], str], _: Mapping[str, str]) -> Settings:
         for name, names in needed.items():
             place = getattr(settings, name)
             missing = [item for item in names if not getattr(settings, item)]
-            given = len(missing) < len(names)
-            if missing and (given or (place != "off" and not is_loopback(place))):
+            some_given = len(missing) < len(names)
+            if missing and (some_given or (place != "off" and not is_loopback(place))):
                 flags = ", ".join("--" + item.replace("_", "-") for item in missing)
                 raise SettingsError(
                     f"{where(name)} is {place!r}, which others reach, and would not be protected: "

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def add_probes(application: web.Application, not_ready: Callable[[], str] = str) -> None:
-    """Serve both. `not_ready` returns why the process cannot answer yet; an empty text: it can."""
+    """Serve both probes. `not_ready` returns why the process cannot answer yet; an empty text: it can.
+
+    Without `not_ready` it always can.
+    """
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -47,8 +47,8 @@ def run(
     """Await `serve` with the settings and an event that SIGTERM or SIGINT sets; return the exit code.
 
     Besides CannotStart, each error of `expected` is written as one line on stderr and ends the process with its exit
-    code. With `hang_up` the end of the terminal is a signal too. `patience_s` after the signal `serve` is cancelled:
-    it may still be waiting for another process.
+    code. With `hang_up` the end of the terminal is a signal too. `serve` is cancelled `patience_s` after the signal,
+    because it may wait for another process; None: never.
     """
     log.set_up(settings.log_format, settings.log_level)
     try:
@@ -73,6 +73,7 @@ async def _until_stopped(
     hang_up: bool,
     patience_s: float | None,
 ) -> None:
+    """Await `serve`. If it is cancelled `patience_s` after a signal, that is an orderly end, too."""
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     work = asyncio.create_task(serve(settings, stopping))
     given_up = False
@@ -112,9 +113,9 @@ async def work_until(end: Awaitable[object], works: Iterable[Coroutine[None, Non
 
 
 async def drained(stopping: asyncio.Event, seconds: float, begun: Callable[[], None]) -> None:
-    """Wait for the signal to end, call `begun`, and wait `seconds` more.
+    """Wait until `stopping` is set, call `begun`, and wait `seconds` more.
 
-    Clients go on asking the process until they have heard of its end.
+    In that time clients still ask the process, until they have heard of its end.
     """
     await stopping.wait()
     begun()

@@ -17,6 +17,7 @@
 /* Our descriptors have high numbers, if the limit allows it: programs close, count on and reuse the low ones. */
 #define DESCRIPTORS_FROM 1000
 
+/* Write the path of a file in `directory` to `out`, which has room for PATH_MAX bytes. 0 or -ENAMETOOLONG. */
 static int path_of(char *out, const char *directory, const char *name) {
   size_t directory_length = strlen(directory), name_length = strlen(name);
   if (directory_length + name_length + 2 > PATH_MAX)
@@ -27,6 +28,7 @@ static int path_of(char *out, const char *directory, const char *name) {
   return 0;
 }
 
+/* Open a file of the region. Returns its descriptor, with a high number if possible, or -errno. */
 static int open_in(const char *directory, const char *name, int flags) {
   char path[PATH_MAX];
   int error = path_of(path, directory, name);
@@ -42,6 +44,7 @@ static int open_in(const char *directory, const char *name, int flags) {
   return high;
 }
 
+/* Take the slot's record lock, without waiting. 0, or -errno if another process has it. */
 static int lock_slot(int fd, uint32_t slot) {
   struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
   return fcntl(fd, F_SETLK, &lock) ? -errno : 0;
@@ -58,7 +61,7 @@ static void leave_old_image(struct sp_region *region) {
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
     struct sp_slot *slot = &region->slots[index];
     if (!sp_slot_claimed(region->claims, index) || slot->pid != (int32_t)getpid() || lock_slot(region->slots_fd, index))
-      continue;
+      continue; /* if its lock is held, it is a process with our pid in another pid namespace */
     for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
       __atomic_store_n(&slot->devices[device].context_bytes, 0, __ATOMIC_RELAXED);
       __atomic_store_n(&slot->devices[device].memory_used_bytes, 0, __ATOMIC_RELAXED);
@@ -67,6 +70,7 @@ static void leave_old_image(struct sp_region *region) {
   }
 }
 
+/* Claim the first free slot: lock it, clear it and write its head. 0, or -EUSERS: none is free. */
 static int claim_slot(struct sp_region *region) {
   leave_old_image(region);
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
@@ -95,9 +99,8 @@ static int claim_slot(struct sp_region *region) {
 #define LOST_WORD      1u        /* an open turn that never ends */
 #define LOST_BUDGET_NS 50000000u /* as alone on the device */
 
-/* Terms for a process that has lost its region: the present ones, but with all gates open and no agent. NULL: no
- * memory.
- */
+/* Terms for a process that has lost its region: the present ones, but with all gates open and no agent. NULL: there is
+ * no memory for them. */
 static void *open_terms(const void *terms) {
   char *copy = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED)
@@ -115,7 +118,8 @@ static void *open_terms(const void *terms) {
   return copy;
 }
 
-/* Map the fixed part of a file. MAP_FAILED with *error set; the caller keeps the descriptor. */
+/* Map the first `bytes` of a file. MAP_FAILED: *error says why, and is -EPROTO if the file is too short. The caller
+ * keeps the descriptor. */
 static void *map_file(int fd, size_t bytes, int protection, int *error) {
   struct stat status;
   if (fstat(fd, &status) || status.st_size < (off_t)bytes) {
@@ -127,6 +131,7 @@ static void *map_file(int fd, size_t bytes, int protection, int *error) {
   return mapped;
 }
 
+/* Map `terms` under a guard, check them and agree on the clock. 0 or -errno; after an error the caller calls let_go. */
 static int map_terms(struct sp_region *region) {
   int error, fd = open_in(region->directory, SP_TERMS_FILE, O_RDONLY);
   if (fd < 0)
@@ -148,6 +153,7 @@ static int map_terms(struct sp_region *region) {
   return 0;
 }
 
+/* Map `slots`. The guard of `terms` guards this mapping, too. 0 or -errno; after an error the caller calls let_go. */
 static int map_slots(struct sp_region *region) {
   int error, fd = open_in(region->directory, SP_SLOTS_FILE, O_RDWR);
   if (fd < 0)
@@ -168,7 +174,8 @@ static uint64_t name_of(const struct stat *status) {
   return (uint64_t)status->st_ino ^ (uint64_t)status->st_dev << 40;
 }
 
-/* A descriptor, or -errno. O_NONBLOCK: a full FIFO already tells the agent to look. ENXIO: no agent reads it now. */
+/* Open the doorbell and note which file it is. Returns a descriptor, -ENXIO if no agent reads it now, -EPIPE if it is
+ * no FIFO, or another -errno. O_NONBLOCK: a full FIFO already tells the agent to look. */
 static int open_doorbell(struct sp_region *region) {
   int fd = open_in(region->directory, SP_DOORBELL_FILE, O_WRONLY | O_NONBLOCK);
   struct stat status;
@@ -194,6 +201,7 @@ static void reset(struct sp_region *region) {
   region->slots_fd = region->doorbell_fd = -1;
 }
 
+/* Undo an attachment that has failed half-way. */
 static void let_go(struct sp_region *region) {
   sp_guard_drop(&region->guard);
   if (region->guard.spare)
@@ -208,7 +216,8 @@ static void let_go(struct sp_region *region) {
   reset(region);
 }
 
-/* Write a byte to the doorbell. The program gets no SIGPIPE from a FIFO without a reader, and errno stays unchanged. */
+/* Write the byte `bell` to the doorbell. If our descriptor is gone, open the doorbell again and take the slot's lock
+ * again. The program gets no SIGPIPE from a FIFO without a reader, and errno stays unchanged. */
 static void ring(struct sp_region *region, uint8_t bell) {
   int saved = errno;
   SP_UNCANCELLED;
@@ -243,6 +252,7 @@ static void ring(struct sp_region *region, uint8_t bell) {
   errno = saved;
 }
 
+/* 0, or -errno: then nothing is left of the attempt. -EUSERS: there is no free slot, which the agent is told. */
 int sp_region_attach(struct sp_region *region, const char *directory) {
   reset(region);
   if (strlen(directory) >= sizeof region->directory)
@@ -269,9 +279,8 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   return error;
 }
 
-/* Claim a wiped slot again: the agent took this process for dead before it had its lock again, or the file was
- * truncated.
- */
+/* Claim a wiped slot again, and restore its memory account. Either the agent took this process for dead before it had
+ * its lock again, or the file was truncated. */
 static void claim_again(struct sp_region *region) {
   struct sp_slot *slot = region->slot;
   for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
@@ -285,9 +294,11 @@ static void claim_again(struct sp_region *region) {
   sp_slot_claim(region->claims, region->slot_index);
 }
 
+/* Take the slot's lock again, which is lost when the program closes any descriptor of the file, and repair the slot's
+ * claim. 0 or -errno. */
 int sp_region_relock(struct sp_region *region) {
   if (region->pid != (int32_t)getpid())
-    return -ESRCH;
+    return -ESRCH; /* a forked child has no slot */
   const char *directory = region->directory;
   struct stat mapped, opened;
   /* The descriptor may be closed, or be another file by now: compare before it is trusted. */
@@ -301,10 +312,10 @@ int sp_region_relock(struct sp_region *region) {
     int fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
     if (fd < 0)
       return fd;
-    region->slots_fd = fd;
+    region->slots_fd = fd; /* the old number is not closed: it may be the program's by now */
   }
   error = lock_slot(region->slots_fd, region->slot_index);
-  if (!error && region->slot->pid == 0)
+  if (!error && region->slot->pid == 0) /* the slot was wiped */
     claim_again(region);
   else if (!error) /* the program may have overwritten the claim before the agent knew this process */
     sp_slot_claim(region->claims, region->slot_index);

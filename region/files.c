@@ -1,4 +1,5 @@
-/* Makes the files of a region for a new share, and opens them again after the agent's restart. Only the agent does. */
+/* The agent's side of a region's files: makes them for a new share, opens them again after the agent's restart, and
+ * judges those that it finds. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -13,10 +14,12 @@
 #include "agent/arbiter/arbiter.h"
 #include "region/region.h"
 
+/* Write the path of a file in `directory` to `out`, which has room for PATH_MAX bytes. 0 or -ENAMETOOLONG. */
 static int path_of(char *out, const char *directory, const char *name) {
   return snprintf(out, PATH_MAX, "%s/%s", directory, name) < PATH_MAX ? 0 : -ENAMETOOLONG;
 }
 
+/* Open a file of the region. Returns its descriptor or -errno. */
 static int open_in(const char *directory, const char *name, int flags) {
   char path[PATH_MAX];
   int error = path_of(path, directory, name);
@@ -24,6 +27,7 @@ static int open_in(const char *directory, const char *name, int flags) {
   return fd < 0 && !error ? -errno : fd;
 }
 
+/* Create a file of that mode and size. Returns its descriptor, or -errno; -EEXIST: the file is there already. */
 static int create_file(const char *path, mode_t mode, size_t bytes) {
   int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
   if (fd < 0)
@@ -37,6 +41,8 @@ static int create_file(const char *path, mode_t mode, size_t bytes) {
   return fd;
 }
 
+/* Open the region's `terms` if they are there (*adopted), else make all three files. Then map `terms` under a guard and
+ * check them. 0 or -errno; -EPROTO: they have another ABI or another number of devices. */
 static int adopt_or_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count, bool *adopted) {
   char path[PATH_MAX];
   int error = path_of(path, directory, SP_TERMS_FILE);
@@ -107,6 +113,7 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
   return 0;
 }
 
+/* Returns 1 when the files were there, 0 when they were made, or -errno: then nothing is open. */
 int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count) {
   memset(owner, 0, sizeof *owner);
   owner->slots_fd = owner->doorbell_fd = -1;
@@ -135,13 +142,14 @@ int sp_region_create(struct sp_region_owner *owner, const char *directory, uint3
   return adopted ? 1 : 0;
 }
 
-/* A copy of the `terms` of a region that can be used. */
+/* The whole file `terms`, as read_terms copies it. */
 struct terms_file {
   struct sp_header header;
   struct sp_grant grants[SP_DEVICES_MAX];
 };
 _Static_assert(sizeof(struct terms_file) == SP_TERMS_BYTES, "the file has nothing else");
 
+/* Copy `terms` and check them. 0 or -errno; -EPROTO: the file is too short, or has another ABI. */
 static int read_terms(const char *directory, struct terms_file *file) {
   int fd = open_in(directory, SP_TERMS_FILE, O_RDONLY);
   if (fd < 0)
@@ -152,6 +160,7 @@ static int read_terms(const char *directory, struct terms_file *file) {
   return error;
 }
 
+/* Returns how many devices the share has: so many of `found` are filled. -errno: the region cannot be used. */
 int sp_region_terms(const char *directory, struct sp_found *found) {
   struct terms_file file;
   int error = read_terms(directory, &file);
@@ -170,6 +179,8 @@ int sp_region_terms(const char *directory, struct sp_found *found) {
   return (int)file.header.grant_count;
 }
 
+/* Is the region in use? 2: a process holds a slot's lock; 1: a slot is claimed, but none is locked; 0: no slot is
+ * claimed, or `slots` cannot be opened. */
 int sp_region_tenants(const char *directory) {
   int fd = open_in(directory, SP_SLOTS_FILE, O_RDONLY);
   if (fd < 0)
@@ -183,6 +194,7 @@ int sp_region_tenants(const char *directory) {
   return locked ? 2 : claimed ? 1 : 0;
 }
 
+/* 0 if all three files are there and can be used; else the -errno that says why not. */
 int sp_region_error(const char *directory) {
   struct terms_file file;
   struct stat status;
@@ -197,7 +209,7 @@ int sp_region_error(const char *directory) {
   close(fd);
   if (error)
     return error;
-  /* Only looked at: opening it would look as if an agent read it. */
+  /* The doorbell is not opened: while it is open for reading, it seems that an agent reads it. */
   char bell[PATH_MAX];
   error = path_of(bell, directory, SP_DOORBELL_FILE);
   if (error)
@@ -207,6 +219,7 @@ int sp_region_error(const char *directory) {
   return S_ISFIFO(status.st_mode) ? 0 : -EPIPE;
 }
 
+/* Drop, unmap and close what sp_region_create has opened. The files stay. */
 void sp_region_close(struct sp_region_owner *owner) {
   sp_guard_drop(&owner->guard);
   if (owner->header)

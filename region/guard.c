@@ -29,8 +29,8 @@ static bool within(const struct sp_guard *guard, const void *address) {
   return false;
 }
 
-/* Replace both mappings of a region: one alone would be useless. Uses only system calls that a signal handler may make.
- */
+/* Replace both mappings of a region: one alone would be useless. False: the kernel has refused. Uses only system calls
+ * that a signal handler may make. */
 static bool replace(struct sp_guard *guard) {
   bool done = true;
   for (int part = 1; part >= 0; part--) {
@@ -48,6 +48,8 @@ static bool replace(struct sp_guard *guard) {
   return done;
 }
 
+/* The handler of SIGBUS. After a fault in a guarded mapping it returns, and the instruction runs again on other pages.
+ * Any other fault gets the default action: the handler is removed, and the instruction faults again. */
 static void on_fault(int number, siginfo_t *info, void *context) {
   (void)context;
   int saved = errno;
@@ -72,6 +74,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
   errno = saved;
 }
 
+/* Install the handler, unless the program has one. */
 static void install(void) {
   struct sigaction before, ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
   sigfillset(&ours.sa_mask);
@@ -79,13 +82,14 @@ static void install(void) {
     sigaction(SIGBUS, &ours, NULL);
 }
 
+/* Put the guard into the first free entry, without a lock. False: all entries are taken, and nothing is guarded. */
 bool sp_guard_add(struct sp_guard *guard) {
   int saved = errno;
   for (uint32_t index = 0; index < GUARDS_MAX; index++) {
     struct sp_guard *none = NULL;
     if (!__atomic_compare_exchange_n(&guards[index], &none, guard, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
       continue;
-    uint32_t count = __atomic_load_n(&guard_count, __ATOMIC_RELAXED);
+    uint32_t count = __atomic_load_n(&guard_count, __ATOMIC_RELAXED); /* raised below: on_fault looks no further */
     while (count <= index &&
            !__atomic_compare_exchange_n(&guard_count, &count, index + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
     }

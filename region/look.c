@@ -9,8 +9,8 @@
 #include "region/region.h"
 #include "region/uncancelled.h"
 
-/* Copy the first `bytes` of a file into memory; MAP_FAILED with *error set. A mapping would not do: the process that
- * asks has no guard. If the file is truncated, that is an error. */
+/* Copy the first `bytes` of a file into memory. MAP_FAILED: *error says why, and is -EPROTO if the file is too short. A
+ * mapping would not do, because the process that asks has no guard. */
 static void *read_whole(int directory, const char *name, size_t bytes, int *error) {
   int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) {
@@ -28,6 +28,7 @@ static void *read_whole(int directory, const char *name, size_t bytes, int *erro
   return copy;
 }
 
+/* Copy a region into `region`, without a slot. 0, or -errno: nothing was kept. */
 int sp_region_look(struct sp_region *region, const char *path) {
   SP_UNCANCELLED;
   memset(region, 0, sizeof *region);

@@ -42,22 +42,22 @@ static void full_fence(void) {
 
 /* ---- the clock ---- */
 
-/* The process's clock less the agent's. It is not 0 in a time namespace. Under libfaketime, clock_gettime is not the
- * kernel's, and is not used. */
+/* The process's clock less the agent's. It is not 0 in a time namespace. */
 static int64_t ahead_ns;
-static bool by_call;
+static bool by_call; /* clock_gettime is not the kernel's, as under libfaketime: the kernel is asked by a system call */
 
 static uint64_t ns_of(const struct timespec *time) {
   return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
 }
 
+/* The kernel's own time. By a system call, because a library may have replaced clock_gettime. */
 static uint64_t called_ns(void) {
   struct timespec now;
   syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
   return ns_of(&now);
 }
 
-/* The time on the clock of the kernel's timeouts. */
+/* This process's own time, on the clock of the kernel's timeouts. It may differ from the agent's: see sp_now_ns. */
 static uint64_t own_now_ns(void) {
   struct timespec now;
   if (__builtin_expect(__atomic_load_n(&by_call, __ATOMIC_RELAXED), 0))
@@ -89,6 +89,8 @@ static uint64_t apart(uint64_t one, uint64_t other) {
   return one > other ? one - other : other - one;
 }
 
+/* Find out whether clock_gettime is faked, and whether the agent's clock is ours moved by the time namespace. The
+ * agent's heartbeat shows that: it is near to one of the two. */
 void sp_clock_agree(uint64_t heartbeat_ns) {
   uint64_t before_ns = called_ns();
   struct timespec told = {0};
@@ -102,6 +104,7 @@ void sp_clock_agree(uint64_t heartbeat_ns) {
   __atomic_store_n(&ahead_ns, heartbeat_ns && agrees ? moved_ns : 0, __ATOMIC_RELAXED);
 }
 
+/* The system call itself. For FUTEX_WAIT_BITSET `timeout` is a time of CLOCK_MONOTONIC, and not a span. */
 static long futex(const uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
   return syscall(SYS_futex, word, operation, value, timeout, NULL, FUTEX_BITSET_MATCH_ANY);
 }
@@ -155,6 +158,7 @@ uint64_t sp_header_heartbeat_ns(const struct sp_header *header) {
   return load_relaxed64(&header->heartbeat_ns);
 }
 
+/* Sleep while the grant's word is `word`, for at most `timeout_ns`. It may return early: the caller looks again. */
 void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns) {
   int saved = errno;
   struct timespec deadline = timespec_of(own_now_ns() + timeout_ns);
@@ -162,6 +166,7 @@ void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout
   errno = saved;
 }
 
+/* The kernel's struct futex_waitv, which older headers lack. */
 struct waitv {
   uint64_t value;
   uint64_t address;
@@ -169,6 +174,8 @@ struct waitv {
   uint32_t reserved;
 };
 
+/* Sleep while the grant's word is `word` and *local is `value`. Where the kernel can wait for only one word at a time,
+ * that is `local`, and the sleep is at most 500 µs. The caller looks again. */
 void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_t *local, uint32_t value,
                       uint64_t timeout_ns) {
   enum { SIZE_U32 = 2, PRIVATE = 128 };
@@ -205,6 +212,8 @@ void sp_slot_wait_begin(struct sp_slot_device *slot) {
     store_relaxed64(&slot->waiting_since_ns, sp_now_ns());
 }
 
+/* The calling thread waits and is counted. So a count of 0, or of more than SP_WAITING_MAX, is damage: set it to 1.
+ * True: this thread has repaired it. */
 bool sp_slot_wait_again(struct sp_slot_device *slot) {
   uint32_t waiting = __atomic_load_n(&slot->waiting, __ATOMIC_RELAXED);
   return (waiting == 0 || waiting > SP_WAITING_MAX) &&
@@ -217,10 +226,12 @@ void sp_slot_wait_end(struct sp_slot_device *slot) {
 
 void sp_region_diagnose(struct sp_region *region, enum sp_diagnostic_kind kind, uint32_t detail) {
   if (!region->slot || region->slot->pid != (int32_t)getpid() || detail == UINT32_MAX)
-    return;
+    return; /* the slot is not ours; or the detail plus one would be 0, which means that nothing has happened */
   store_relaxed(&region->slot->diagnostics[kind], detail + 1);
 }
 
+/* The check word of a report, a hash of its fields. `words` are the fields, packed as in sp_slot_publish. A reader
+ * packs what it has read in the same way: the hash of a torn copy differs from the copy's check word. */
 uint32_t sp_slot_check(const uint64_t words[7]) {
   uint64_t hash = 0x9e3779b97f4a7c15u;
   for (int index = 0; index < 7; index++) {
@@ -301,19 +312,22 @@ uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) 
   return overhead_bytes < 0 && total < -(uint64_t)overhead_bytes ? 0 : total + (uint64_t)overhead_bytes;
 }
 
+/* The memory used, as programs are shown it: a negative overhead is not subtracted. The reason is in region.h. */
 uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device) {
   int64_t overhead_bytes;
   uint64_t total = charged(region, device, &overhead_bytes);
   return overhead_bytes < 0 ? total : total + (uint64_t)overhead_bytes;
 }
 
+/* Charge the bytes to our slot if the share's total stays within the cap. 0: charged; -1: over the cap, and nothing is
+ * charged. A cap of 0 is none. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes) {
   uint64_t *used = &region->slot->devices[device].memory_used_bytes;
-  /* Add first, then look: two processes that race both see both, so the cap is never exceeded; at worst both are
-   * refused where one would have fitted, which the caller answers by one more try. */
+  /* Add first, then look. If two processes race, at least one sees the bytes of both, so the cap is never exceeded. At
+   * worst both are refused although one would fit: so the caller tries twice. */
   __atomic_fetch_add(used, bytes, __ATOMIC_SEQ_CST);
   if (limit_bytes == 0 || sp_region_memory_used(region, device) <= limit_bytes) {
-    __atomic_fetch_add(&region->charged[device].memory_bytes, bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&region->charged[device].memory_bytes, bytes, __ATOMIC_RELAXED); /* for claim_again */
     return 0;
   }
   __atomic_fetch_sub(used, bytes, __ATOMIC_SEQ_CST);
@@ -340,6 +354,7 @@ void sp_grant_wake(struct sp_grant *grant) {
   futex(&grant->word, FUTEX_WAKE, INT_MAX, NULL);
 }
 
+/* Change what an open turn allows. Waiters notice it only after sp_grant_wake. */
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags) {
   store_relaxed64(&grant->lookahead_ns, lookahead_ns);
   store_relaxed64(&grant->budget_ns, budget_ns);
@@ -350,6 +365,7 @@ void sp_grant_mend(struct sp_grant *grant, uint32_t word) {
   store_release(&grant->word, word); /* pairs with sp_grant_word, as that of sp_grant_open did */
 }
 
+/* Keep the bill in the region: if this agent is killed, the next one continues from there. */
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
   store_relaxed64(&grant->used_ns, used_ns);
 }
@@ -359,6 +375,7 @@ void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t o
   store_relaxed64((uint64_t *)&grant->overhead_bytes, (uint64_t)overhead_bytes);
 }
 
+/* Open the gate: set the next odd word and return it. Waiters notice it only after sp_grant_wake. */
 uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags,
                        uint64_t now_ns) {
   uint32_t word = grant->word | 1u; /* only the arbiter writes it */
@@ -368,6 +385,8 @@ uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t look
   return word;
 }
 
+/* Close the gate: set the next even word and return it. Slots that are read after this show every process that has
+ * entered the turn. */
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
   uint32_t word = (grant->word | 1u) + 1u;
   if (word == 0)

@@ -8,8 +8,8 @@
  *   slots   written by the tenant's processes, one slot each. Preallocated, never grown. The agent never maps it:
  *           it reads with pread (coherent with mappings on tmpfs), so a tenant that truncates the file gives the agent
  *           a short read and not a SIGBUS. Everything read is range-checked; a lie harms only its author.
- *   bell    the doorbell, a FIFO of mode 0622. A process writes a byte to say "look at my slots": the index of its
- * slot, which is only a hint, or SP_DOORBELL_FULL if it has found no free slot.
+ *   bell    the doorbell, a FIFO of mode 0622. A process writes a byte to say "look at my slots". The byte is the index
+ *           of its slot, which is only a hint, or SP_DOORBELL_FULL if it has found no free slot.
  *
  * A process that maps one of these files is guarded against its truncation: guard.c.
  *
@@ -243,6 +243,7 @@ struct sp_guard {
 /* Guard the mappings; the struct must not move until it is dropped. Installs the handler unless the program has its own
  * for SIGBUS. False: there is no room, and nothing is guarded. */
 bool sp_guard_add(struct sp_guard *guard);
+/* End the guard. The mappings stay. */
 void sp_guard_drop(struct sp_guard *guard);
 
 /* ---- the tenant's side: no allocation, no locale, errno untouched ---- */
@@ -274,9 +275,11 @@ int sp_region_relock(struct sp_region *region);
 /* Tell the agent to look at our slots. */
 void sp_region_ring(struct sp_region *region);
 
-/* region/look.c. Copy the files in `directory`, for a process that asks about its share without using a device. No slot
- * is claimed, and the agent does not notice. 0 or -errno as above; `slot` is NULL and there are no descriptors. */
+/* region/look.c. Copy the files in the directory `path`, for a process that asks about its share without using a
+ * device. No slot is claimed, and the agent does not notice. 0 or -errno as above; `slot` is NULL and there are no
+ * descriptors. */
 int sp_region_look(struct sp_region *region, const char *path);
+/* Free the copies of a look that has succeeded. */
 void sp_region_unlook(struct sp_region *region);
 
 /* region.c, from here on. Is the slot in use? */
@@ -311,6 +314,7 @@ static inline uint32_t sp_name_hash(const char *name) {
 
 /* A count of waiting threads beyond this is damage. */
 #define SP_WAITING_MAX (1u << 20)
+/* A thread counts itself while it waits at the closed gate. */
 void sp_slot_wait_begin(struct sp_slot_device *slot);
 /* Repair the count while a thread still waits. True: the count was damaged. */
 bool sp_slot_wait_again(struct sp_slot_device *slot);
@@ -336,7 +340,8 @@ int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, c
 /* Count `count` copies of `bytes` in all. Any thread may call this; the two counters need not change together. */
 void sp_slot_copied_to_device(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count);
 void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count);
-/* Add to memory_used_bytes if the share's total stays within `limit_bytes` (0 = no cap). 0 or -1. */
+/* Add to memory_used_bytes if the share's total stays within `limit_bytes` (0: no cap). 0: added; -1: over the cap, and
+ * nothing has changed. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes);
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
 /* Add to context_bytes what is reserved for contexts, or subtract what is not any more. */
@@ -374,9 +379,12 @@ uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t look
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags);
 /* Restore a damaged word. */
 void sp_grant_mend(struct sp_grant *grant, uint32_t word);
+/* Change what an open turn allows. */
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags);
 void sp_grant_wake(struct sp_grant *grant);
+/* Keep the bill, for the next agent. */
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns);
+/* Tell the processes what the agent has learned from NVML: see the fields. */
 void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes);
 
 /* Read what slot `slot` reports of device `device`. 0; 1: torn (a writer died, writes, or lies); -errno. */
@@ -397,7 +405,7 @@ int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);
 int sp_slot_diagnostics(const struct sp_region_owner *owner, uint32_t slot, uint32_t diagnostics[]);
 /* Restore the file's length, and the claims of the slots in the mask `live`. */
 void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live);
-/* Clear the slot of a process that is gone. */
+/* Clear the slot of a process that is gone. 0, or -EIO: it stays claimed. */
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot);
 /* Read everything from the doorbell. Returns a mask of the slots that claim to have rung it: a hint, for a tenant may
  * lie. *full: a process claims that it found no free slot. */

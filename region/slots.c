@@ -13,6 +13,7 @@ static off_t slot_offset(uint32_t slot) {
   return (off_t)(sizeof(struct sp_slots_header) + slot * sizeof(struct sp_slot));
 }
 
+/* Is this copy of a report whole? Its check word tells. */
 static bool is_whole(const struct sp_slot_device *said) {
   const uint64_t words[7] = {(uint64_t)said->drained_turn << 32 | said->held_turn,
                              said->drained_ns,
@@ -24,6 +25,7 @@ static bool is_whole(const struct sp_slot_device *said) {
   return said->check == sp_slot_check(words) || said->sequence == 0; /* 0: no report was ever written */
 }
 
+/* 0: `out` is whole; 1: all three copies were torn, and `out` is the last one; -errno: nothing was read. */
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
   off_t offset =
       slot_offset(slot) + (off_t)(offsetof(struct sp_slot, devices) + device * sizeof(struct sp_slot_device));
@@ -43,6 +45,7 @@ int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t 
   return got == (ssize_t)sizeof *out ? 0 : got < 0 ? -errno : -EIO;
 }
 
+/* 0, or -errno: nothing was read, and `claimed` is 0. */
 int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look) {
   struct {
     struct sp_slots_header header;
@@ -62,6 +65,7 @@ int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *loo
   return 0;
 }
 
+/* The pid of the process that holds the slot's record lock; 0: none is known. */
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
   struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
   if (fcntl(owner->slots_fd, F_GETLK, &lock))
@@ -76,6 +80,8 @@ int sp_slot_diagnostics(const struct sp_region_owner *owner, uint32_t slot, uint
   return got == (ssize_t)bytes ? 0 : got < 0 ? -errno : -EIO;
 }
 
+/* Undo what a tenant has damaged: a truncated file gets its length back, and the slots in the mask `live` are claimed
+ * again. */
 void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
   static const uint8_t claimed = 1;
   struct stat status;
@@ -88,6 +94,7 @@ void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
       return;
 }
 
+/* Clear the slot of a process that is gone. 0, or -EIO: it stays claimed, and the caller tries again. */
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
   static const struct sp_slot empty;
   static const uint8_t free_slot;
@@ -97,6 +104,8 @@ int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
   return pwrite(owner->slots_fd, &free_slot, 1, (off_t)slot) == 1 ? 0 : -EIO;
 }
 
+/* Read what was written to the doorbell. Returns a mask of the slots that have rung it. That is only a hint, because a
+ * tenant may write any byte. */
 uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full) {
   uint8_t buffer[4096];
   uint64_t rung = 0;
@@ -108,7 +117,7 @@ uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full) {
     got = read(owner->doorbell_fd, buffer, sizeof buffer);
     for (ssize_t index = 0; index < got; index++) {
       if (buffer[index] == SP_DOORBELL_FULL)
-        *full = true;
+        *full = true; /* a process claims that it found no free slot */
       else
         rung |= (uint64_t)1 << (buffer[index] % SP_SLOTS_MAX);
     }

@@ -53,7 +53,7 @@ class RunningAgent:
         self.environment = environment
         main = [sys.executable, "-m", "sharepod.agent.main"]
         self.command = [*command_that_ends_with_us(), "agent"] if ends_with_us else main
-        self.wrapper: Sequence[str] = ()
+        self.wrapper: Sequence[str] = ()  # words in front of the command
         self.process: subprocess.Popen[str] | None = None
         self._channel: grpc.Channel | None = None
         self._log_path = directory.parent / "log"
@@ -62,8 +62,8 @@ class RunningAgent:
         """Start an agent and wait until it answers."""
         with self._log_path.open("a") as log:
             self.process = self._spawn(self.flags, log)
-        until(lambda: self.ready() or self._of().poll() is not None)
-        assert self._of().poll() is None, self.log()
+        until(lambda: self.ready() or self._last().poll() is not None)
+        assert self._last().poll() is None, self.log()
         self._channel = grpc.insecure_channel(f"unix:{self.directory}/agent.sock")
         return self
 
@@ -72,6 +72,7 @@ class RunningAgent:
         return self._spawn(flags or self.flags, subprocess.PIPE)
 
     def _spawn(self, flags: Sequence[str], stderr: int | IO[str]) -> subprocess.Popen[str]:
+        """Start an agent with these flags on the directory. Return its process at once."""
         command = [*self.command, "--runtime-directory", str(self.directory), *flags]
         environment = self.environment or {k: v for k, v in os.environ.items() if not k.startswith("SHAREPOD_")}
         return subprocess.Popen([*self.wrapper, *command], stderr=stderr, text=True, env=environment)
@@ -83,14 +84,15 @@ class RunningAgent:
             return True
         return False
 
-    def _of(self) -> subprocess.Popen[str]:
+    def _last(self) -> subprocess.Popen[str]:
+        """Return the process of the last agent, which may have ended."""
         assert self.process is not None
         return self.process
 
     @property
     def pid(self) -> int:
         """Return the process id of the last agent."""
-        return self._of().pid
+        return self._last().pid
 
     @property
     def stub(self) -> rpc.NodeServiceStub:
@@ -103,7 +105,7 @@ class RunningAgent:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        process = self._of()
+        process = self._last()
         process.send_signal(number)
         return process.wait(10)
 
@@ -151,7 +153,7 @@ MakeAgent = Callable[..., RunningAgent]
 def python(
     environment: dict[str, str], *arguments: str, within: Sequence[str] = (), of: str = sys.executable
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run Python, or another command, and yield it with its first line of output; then end it.
+    """Run Python, or the command `of`, and yield it with its first line of output; then kill it.
 
     `within` are words in front of the command, such as those of `pid_namespaces.alone`.
     """
@@ -175,7 +177,7 @@ def python(
 
 @contextlib.contextmanager
 def program(environment: dict[str, str], *arguments: str, of: Path = PROGRAM) -> Iterator[subprocess.Popen[str]]:
-    """Run the GPU program, or another one; yield it once it has printed its first line ("ready"), then end it."""
+    """Run the GPU program, or the program `of`; yield it once it has printed its first line ("ready"), then kill it."""
     with python(environment, str(of), *arguments) as (process, line):
         assert line == "ready\n"
         yield process

@@ -139,7 +139,7 @@ def serve(path: str) -> socket.socket:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path + ".new")
         listener.listen()
-        Path(path + ".new").rename(path)
+        Path(path + ".new").rename(path)  # `visit` waits for this name: now a connection is accepted
         return listener.accept()[0]
 
 

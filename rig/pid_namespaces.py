@@ -11,7 +11,10 @@ _ENTER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 @functools.cache
 def alone() -> tuple[str, ...]:
-    """Return the words in front of a command that make it pid 1 of its own namespace."""
+    """Return the words in front of a command that make it pid 1 of its own namespace.
+
+    Skips the test where no namespace can be made.
+    """
     try:
         refused = subprocess.run([*_ENTER, "true"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
@@ -22,6 +25,7 @@ def alone() -> tuple[str, ...]:
 
 
 def _status(pid: int) -> dict[str, list[str]]:
+    """Return the fields of a process's status in /proc, each as its words; empty: it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:  # the process has ended meanwhile

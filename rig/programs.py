@@ -198,6 +198,7 @@ class Program:
                 stream.close()
 
     def _failed(self, what: str) -> ProgramFailed:
+        """Return an error that says what happened to the program and, if it has ended, what it wrote to stderr."""
         errors = ""
         if self._process.poll() is not None and self._process.stderr is not None and not self._process.stderr.closed:
             errors = f": {self._process.stderr.read().decode().strip()}"
@@ -205,7 +206,7 @@ class Program:
 
 
 def chain_ns(rounds: int, pause_us: int) -> list[int]:
-    """Return `rounds` times of a bare futex hand-off through a third process, with sleeps of `pause_us` between."""
+    """Return the times of `rounds` bare futex hand-offs through a third process, with sleeps of `pause_us` between."""
     command: Sequence[str] = [str(build("chain.c", "chain")), str(rounds), str(pause_us)]
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     hops: list[int] = json.loads(output)["hops_ns"]

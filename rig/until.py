@@ -53,9 +53,11 @@ async def eventually(
 
 
 def _pause_s(waited_s: float, poll_s: float) -> float:
+    """Return how long to sleep before the condition is asked again."""
     return max(poll_s, min(waited_s / PART, SELDOM_S))
 
 
 def _not_in_time(holds: object, what: Says, timeout_s: float) -> NotInTimeError:
+    """Return the error for a condition that did not come true, with `what` or else the condition itself."""
     said = what if isinstance(what, str) else what()
     return NotInTimeError(f"not within {timeout_s:g} s: {said or holds}")

@@ -37,7 +37,7 @@ OTHER: Final = "other"
 
 
 def band_of(priority: int) -> str:
-    """Return the band of a priority: as a label, the names of PriorityClasses would have no bound."""
+    """Return the band of a priority, for a label: bands are few, but PriorityClasses may be any number."""
     if priority >= SYSTEM_PRIORITY:
         return BANDS[3]
     return BANDS[2] if priority > 0 else BANDS[1] if priority == 0 else BANDS[0]
@@ -111,7 +111,10 @@ class QueueNames:
         self._others: set[str] = set()
 
     def told(self, look: GateLook) -> dict[str, QueueLook]:
-        """Return the queues by the names under which they are reported."""
+        """Return the queues by the names under which they are reported.
+
+        The queues beyond QUEUES_MAX are added up under OTHER. A queue that has gone keeps its name, with zeros.
+        """
         for name in sorted(look.ruled):
             if len(self._ruled) < QUEUES_MAX:
                 self._ruled.add(name)
@@ -208,7 +211,10 @@ _ROUNDS: Final[HistogramRow[Histogram]] = HistogramRow(
 def _counted(
     known: Sequence[str], of: Callable[[GateCounters], Mapping[str, int]]
 ) -> Callable[[GateSnapshot], list[tuple[tuple[str], int]]]:
-    """Return a function that finds the count of each known key in a snapshot, 0 before the first event."""
+    """Return a function that finds the count of each known key in a snapshot, 0 before the first event.
+
+    `of` picks the counts in the counters.
+    """
     return lambda snapshot: [((key,), of(snapshot.counters).get(key, 0)) for key in known]
 
 

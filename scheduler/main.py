@@ -55,10 +55,14 @@ COMPONENT: Final = "sharepod-scheduler"
 RENEW_S: Final = 60.0
 """The time between two estimates of the expected pods."""
 METRICS_S: Final = 5.0
+"""How long a scrape waits for the event loop."""
 
 
 async def renew_for_ever(cluster: Cluster, name: str) -> None:
-    """Renew the view's policy, for ever, when the expected pods or the nodes have changed."""
+    """Renew the view's policy, for ever, when the expected pods or the nodes have changed.
+
+    `name` is the policy's name. The numbers are computed in a thread, as they take long.
+    """
     judged: tuple[Outline, Mix] | None = None
     while True:
         mix, snapshot = cluster.expected(), cluster.snapshot
@@ -66,12 +70,13 @@ async def renew_for_ever(cluster: Cluster, name: str) -> None:
         if (outline, mix) != judged:
             judged = outline, mix
             numbers = await asyncio.to_thread(Numbers.of, name, outline, mix)
-            if cluster.snapshot is snapshot:
+            if cluster.snapshot is snapshot:  # else the numbers are for a snapshot that has been replaced meanwhile
                 cluster.renew(Policy.made_of(numbers, snapshot), mix)
         await asyncio.sleep(RENEW_S)
 
 
 def _access(settings: Settings) -> Access:
+    """Return the access to the API server, by the kubeconfig or the pod's service account. Raises AccessError."""
     return from_kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else in_cluster(os.environ)
 
 
@@ -84,7 +89,7 @@ class _OnLoop:
         self._loop = asyncio.get_running_loop()
 
     def collect(self) -> list[Metric]:
-        """Return all metrics as of now."""
+        """Return all metrics as of now. Raises TimeoutError if the event loop is busy for METRICS_S."""
 
         async def collected() -> list[Metric]:
             return self._collected()
@@ -93,7 +98,7 @@ class _OnLoop:
 
 
 def _serve_metrics(settings: Settings, collected: Callable[[], list[Metric]], stack: contextlib.AsyncExitStack) -> None:
-    """Serve the metrics that `collected` returns, at the address in the settings. Raises CannotStart."""
+    """Serve the metrics that `collected` returns, at the address in the settings, if any. Raises CannotStart."""
     if settings.metrics_listen == "off":
         return
     credentials = Credentials(
@@ -105,7 +110,11 @@ def _serve_metrics(settings: Settings, collected: Callable[[], list[Metric]], st
 async def _listen_to_agents(
     settings: Settings, book: UsageBook, client: Client, stack: contextlib.AsyncExitStack
 ) -> usage_server.Counters:
-    """Serve the agents' reports into the book; return the counters. Raises SettingsError."""
+    """Take the agents' reports into the book; return the counters. Raises SettingsError.
+
+    If `usage_listen` is off, nothing is taken and the counters stay 0. Without a certificate, on the loopback only, the
+    node that a report names is believed.
+    """
     if settings.usage_listen == "off":
         return usage_server.Counters()
     certificate, node_of = None, None
@@ -129,7 +138,10 @@ def _gate_controller(
     not_ready: Callable[[], str],
     stack: contextlib.AsyncExitStack,
 ) -> tuple[GateController, Lease]:
-    """Return the controller that releases pods and makes shares yield, and the lease that lets one replica decide."""
+    """Return the controller that releases pods and makes shares yield, and the lease that lets one replica decide.
+
+    When `stack` closes, the lease is given up and the requests under way are cancelled.
+    """
     namespace, _, name = settings.lease.partition("/")
     holder = f"{os.environ.get('HOSTNAME', COMPONENT)}_{secrets.token_hex(4)}"
     lease = Lease(client, namespace=namespace, name=name, holder=holder)
@@ -140,6 +152,7 @@ def _gate_controller(
 
 
 async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+    """Run the scheduler until `stopping` is set, then go on answering for `drain_seconds`."""
     take_open_files()
     heap.tune()
     access = _access(settings)
@@ -183,7 +196,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
             port = await status.start(settings.listen, credentials.following())
         stack.push_async_callback(status.stop)
         log.info("scheduler started", extra={"listen": settings.listen, "port": port, "policy": settings.policy})
-        gc.freeze()
+        gc.freeze()  # what is there now stays: no collection has to look at it
         works = (
             observer.follow_pods(),
             observer.follow_nodes(),

@@ -63,7 +63,7 @@ class Nvml:
             raise LayoutError(f"NVML does not start (code {code}): see SIMGPU_DEVICES and SIMGPU_STATE")
 
     def text(self, name: str, *arguments: object) -> str:
-        """Return the text that a call writes."""
+        """Return the text that a call writes. Raises LayoutError."""
         text = ctypes.create_string_buffer(96)
         if code := self._library[name](*arguments, text, 96):
             raise LayoutError(f"{name} fails (code {code})")
@@ -71,7 +71,7 @@ class Nvml:
 
     def number(self, name: str, *arguments: object) -> int:
         """Return the number that a call writes, or 0 if it fails."""
-        value, pending = ctypes.c_uint(), ctypes.c_uint()
+        value, pending = ctypes.c_uint(), ctypes.c_uint()  # only nvmlDeviceGetMigMode writes the second one
         self._library[name](*arguments, ctypes.byref(value), ctypes.byref(pending))
         return value.value
 
@@ -105,7 +105,7 @@ def machine() -> tuple[str, list[Gpu]]:
 
 
 def capabilities(gpus: list[Gpu]) -> dict[str, int]:
-    """Return the MIG capabilities with their minor numbers; none if no GPU is in MIG mode."""
+    """Return the MIG capabilities by name, with the minor numbers of their nodes; none if no GPU is in MIG mode."""
     if not any(gpu.mig for gpu in gpus):
         return {}
     found = {"config": CONFIG_MINOR, "monitor": MONITOR_MINOR}
@@ -130,14 +130,17 @@ def nodes(gpus: list[Gpu]) -> dict[str, tuple[int, int]]:
 
 
 def fresh(path: Path) -> Path:
-    """Make the folder of a file, and remove an old file instead of overwriting it: a program may have mapped it."""
+    """Make the folder of a file, and remove an old file, which a program may have mapped; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     return path
 
 
 def lay_out_files(root: Path, version: str, gpus: list[Gpu], settings: str) -> None:
-    """Lay out everything but the device nodes. Raises OSError."""
+    """Lay out everything but the device nodes. Raises OSError.
+
+    ``settings``: the text of the file in which the libraries find the settings.
+    """
     libraries = root / LIBRARIES
     for name in ("libcuda.so", "libnvidia-ml.so"):
         shutil.copyfile(LIBRARY_DIR / f"{name}.1", fresh(libraries / f"{name}.{version}"))

@@ -118,6 +118,7 @@ class KernelTruth:
 
 
 def _load() -> ctypes.CDLL:
+    """Load the driver's library, and declare the functions of model/truth.c."""
     library = ctypes.CDLL(str(_LIBRARY), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     handle = ctypes.c_void_p
     library.simgpu_truth_open.restype = handle
@@ -210,6 +211,7 @@ class Truth:
         ]
 
     def _records(self) -> Iterator[tuple[int, ...]]:
+        """Return the kernel log's records of all devices, oldest first, each with the fields of ``sg_log_record``."""
         count = self._library.simgpu_truth_kernels(self._state, None, 0)
         room = ctypes.create_string_buffer(max(count, 1) * _RECORD.size)
         count = min(count, self._library.simgpu_truth_kernels(self._state, room, count))

@@ -68,9 +68,9 @@ class Found:
 
 
 def read_named(item: object, resource: str = "") -> Pod:
-    """Return a pod if its containers have names that can be told and written, with its units of a resource counted.
+    """Return a pod that is being made, with its units of a resource counted.
 
-    Raises Refused.
+    Raises Refused for a container's name that Kubernetes does not allow: names go into errors and annotations.
     """
     pod = read_draft(item, resource)
     for container in pod.all_containers:
@@ -82,7 +82,7 @@ def read_named(item: object, resource: str = "") -> Pod:
 
 
 def percentage(what: str, text: str) -> int:
-    """Return a decimal fraction such as 0.25 in whole per cent. Raises Refused."""
+    """Return a decimal fraction such as 0.25 in whole per cent. Raises Refused; its text begins with `what`."""
     match = _DECIMAL.fullmatch(text)
     if match is None or text in ("", "."):
         raise Refused(f"{what} is {shown(text)}: give a decimal number such as 0.5")
@@ -95,7 +95,7 @@ def percentage(what: str, text: str) -> int:
 
 
 def number(what: str, text: str, least: int, most: int) -> int:
-    """Return a whole number in plain digits. Raises Refused."""
+    """Return a whole number in plain digits. Raises Refused; its text begins with `what`."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
         raise Refused(f"{what} is {shown(text)}: give a whole number from {least} to {most}")
     return int(text)
@@ -122,12 +122,12 @@ def amount(container: Container, resource: str, most: int) -> int | None:
 
 
 def devices(what: str, text: str) -> int:
-    """Return the number of devices that an ask spreads over. Raises Refused."""
+    """Return the number of devices that an ask spreads over. Raises Refused; its text begins with `what`."""
     return number(what, text, 1, DEVICES_MAX)
 
 
 def mebibytes(what: str, text: str) -> int:
-    """Read a memory size in MiB, and return it in bytes. Raises Refused."""
+    """Read a memory size in MiB, and return it in bytes. Raises Refused; its text begins with `what`."""
     return number(what, text, 1, MEMORY_MOST_BYTES // MIB) * MIB
 
 

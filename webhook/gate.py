@@ -17,9 +17,9 @@ SYSTEM: Final = "gates"
 
 
 def decide(request: Request) -> Decision:
-    """Return the decision about a pod that is being made.
+    """Return the decision: a new pod that asks for shares gets the gate, or is refused if its gang is wrong.
 
-    A pod that names its node is bound already, and no gate could hold it.
+    Any other pod is admitted unchanged. A pod that names its node is bound already, and no gate could hold it.
     """
     if request.operation != "CREATE":
         return Decision()

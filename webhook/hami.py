@@ -55,21 +55,25 @@ def find(pod: Pod, defaults: Defaults) -> Found | None:
 
 
 def _ask(container: Container, defaults: Defaults) -> tuple[Ask, str]:
-    """Return what a container asks for, and a warning (or an empty text)."""
+    """Return what a container asks for, and a warning (or an empty text).
+
+    An amount of 0 counts as none, but 0 devices are refused. Raises Refused.
+    """
     count = amount(container, WHOLE_GPU, DEVICES_MAX)
     if count == 0:
         raise Refused(f"{WHOLE_GPU} of container {container.name} is 0: give 1 to {DEVICES_MAX}, or leave it out")
     memory = (amount(container, MEMORY, MEMORY_MOST_BYTES // MIB) or 0) * MIB or None
     part = amount(container, MEMORY_PERCENT, 100) or None
     compute = amount(container, COMPUTE, 100) or None
-    low = amount(container, PRIORITY, 1) == 1
+    low = amount(container, PRIORITY, 1) == 1  # HAMi's 0 is high, and means nothing here
     if memory and part:
         raise Refused(f"container {container.name} asks for {MEMORY} and {MEMORY_PERCENT}: give one of them")
     forced = container.environment.get(POLICY_VARIABLE, "").lower() == "force"
-    limit, warning = (compute if forced else None), ""
+    limit, warning = (compute if forced else None), ""  # not forced: its programs may use idle time, too
     if compute and part and part != compute:
         memory = _memory_part(container, part, compute, defaults)
     elif compute and compute < 100 and not memory and not part:
+        # In HAMi such a container has all memory of its devices: no other pod fits beside it.
         if forced:
             raise Refused(
                 f"container {container.name} asks for all memory of a device and is held to {compute} % of it, "

@@ -37,7 +37,7 @@ def find(pod: Pod, defaults: Defaults) -> Found | None:
     limit = number(f"annotation {COMPUTE}", given[COMPUTE], 1, 100) if COMPUTE in given else None
     if MEMORY in given:
         memory = mebibytes(f"annotation {MEMORY}", given[MEMORY])
-        percent = min(defaults.percent_of_memory(memory), limit or 100)
+        percent = min(defaults.percent_of_memory(memory), limit or 100)  # a request may not exceed the limit
         return Found(SYSTEM, (Ask(container, percent, count, memory, limit),))
     percent = percentage(f"annotation {FRACTION}", given[FRACTION])
     if not 1 <= percent <= 99:
@@ -53,6 +53,7 @@ def find(pod: Pod, defaults: Defaults) -> Found | None:
 
 
 def _container(pod: Pod, given: dict[str, str]) -> Container:
+    """Return the container that the share is for: the named one, else the first. Raises Refused."""
     if CONTAINER not in given:
         if not pod.containers:
             raise Refused("the pod has no container")

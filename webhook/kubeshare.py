@@ -52,7 +52,7 @@ def find(pod: Pod, _: Defaults) -> Found | None:
 
 
 def _given(pod: Pod) -> dict[str, str]:
-    """Return the pod's words, from labels and annotations."""
+    """Return the pod's words, from labels and annotations. Raises Refused if the two differ in a word."""
     labels = {key: text for key, text in pod.labels.items() if key.startswith(PREFIX)}
     annotations = {key: text for key, text in pod.annotations.items() if key.startswith(PREFIX)}
     for key in labels.keys() & annotations.keys():
@@ -62,6 +62,7 @@ def _given(pod: Pod) -> dict[str, str]:
 
 
 def _ask(pod: Pod, given: dict[str, str], request: int, limit: int) -> Ask:
+    """Return the share of the pod's only container; `request` and `limit` are in per cent. Raises Refused."""
     memory = number(MEMORY, given[MEMORY], 0, MEMORY_MOST_BYTES) if MEMORY in given else 0
     if 0 < memory < MEMORY_LEAST_BYTES:
         raise Refused(f"{MEMORY} is {memory} bytes: give at least {MEMORY_LEAST_BYTES}, it is in bytes")
@@ -79,5 +80,5 @@ def _ask(pod: Pod, given: dict[str, str], request: int, limit: int) -> Ask:
         return Ask(container, request, 1, memory or None, limit)
     if not memory:
         raise Refused(f"neither {REQUEST} nor {MEMORY} says how much is needed: give one of them")
-    # Such a pod has no guarantee there: it runs on what others leave. The least share here is 1 %.
+    # In KubeShare such a pod has no guarantee: it runs on what others leave. Our least share is 1 %.
     return Ask(container, 1, 1, memory, limit, "batch")

@@ -36,6 +36,7 @@ def _serve_metrics(settings: Settings, collector: WebhookMetrics) -> Callable[[]
 
 
 async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+    """Serve until `stopping` is set, and for `drain_seconds` more. Raises CannotStart."""
     credentials = Credentials(str(settings.certificate), str(settings.key), what="webhook", reader="webhook")
     handlers: dict[str, Callable[[Request], Decision]] = {
         COMPATIBILITY_PATH: functools.partial(translate.decide, defaults=settings.defaults),

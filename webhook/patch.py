@@ -13,18 +13,21 @@ Operation = dict[str, Any]
 
 
 def difference(before: object, after: object, path: str = "") -> Iterator[Operation]:
-    """Yield the operations that turn `before` into `after`: objects key by key, lists of equal length item by item."""
+    """Yield the operations that turn `before` into `after`: objects key by key, lists of equal length item by item.
+
+    Any other value is replaced as a whole. `path` is the JSON pointer to the two values.
+    """
     if before is after:  # also for untouched parts of a hostile pod, however deep they are
         return
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
-            place = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+            pointer = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
             if key not in after:
-                yield {"op": "remove", "path": place}
+                yield {"op": "remove", "path": pointer}
             elif key not in before:
-                yield {"op": "add", "path": place, "value": after[key]}
+                yield {"op": "add", "path": pointer, "value": after[key]}
             else:
-                yield from difference(before[key], after[key], place)
+                yield from difference(before[key], after[key], pointer)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for index, (old, new) in enumerate(zip(before, after, strict=True)):
             yield from difference(old, new, f"{path}/{index}")

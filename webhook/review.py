@@ -96,6 +96,7 @@ def answer(request: Request, decision: Decision) -> bytes:
 
 
 def _parse(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body. Raises MalformedReview."""
     try:
         loaded = json.loads(body.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError):  # ValueError also covers the decoding
@@ -106,18 +107,21 @@ def _parse(body: bytes) -> dict[str, Any]:
 
 
 def _no_constant(_: str) -> NoReturn:
+    """Refuse NaN and Infinity: Python's reader takes them, JSON does not have them."""
     raise ValueError
 
 
-def _object(place: JsonObject, key: str) -> dict[str, Any]:
-    value = place.get(key)
+def _object(parent: JsonObject, key: str) -> dict[str, Any]:
+    """Return the object under `key`. Raises MalformedReview."""
+    value = parent.get(key)
     if not isinstance(value, dict):
         raise MalformedReview(f"{key} is no object")
     return value
 
 
-def _text(place: JsonObject, key: str, form: re.Pattern[str], default: str | None = None) -> str:
-    value = place.get(key, default)
+def _text(parent: JsonObject, key: str, form: re.Pattern[str], default: str | None = None) -> str:
+    """Return the text under `key`, or `default` if it is missing. Raises MalformedReview for any other form."""
+    value = parent.get(key, default)
     if not isinstance(value, str) or not form.fullmatch(value):
         raise MalformedReview(f"request.{key} is no text of its kind")
     return value

@@ -93,6 +93,8 @@ class WebhookServer:
     def _route(
         self, name: str, handler: Callable[[Request], Decision]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Return what aiohttp calls for each request to a handler's path. `name` is the handler's in the metrics."""
+
         async def serve(request: web.Request) -> web.Response:
             began_s, result = time.monotonic(), "malformed"
             try:
@@ -121,6 +123,10 @@ class WebhookServer:
         return serve
 
     async def _read(self, request: web.Request) -> bytes:
+        """Return a request's body. Raises ConnectionError, TimeoutError, or an error of aiohttp's for a wrong body.
+
+        PATIENCE_S includes the wait while AT_ONCE other bodies are read.
+        """
         if request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType
         if (request.content_length or 0) > BODY_MAX:
@@ -129,6 +135,7 @@ class WebhookServer:
             return await request.read()
 
     def _refuse(self, request: web.Request, status: int, cause: str) -> web.Response:
+        """Log a request that is no review. Return its answer, after which the connection is closed."""
         self._complaints.tell(request.remote, status, cause)
         response = web.Response(status=status, text=cause + "\n")
         response.force_close()  # the rest of what the peer has sent is not read
@@ -140,12 +147,15 @@ class _Complaints:
 
     def __init__(self) -> None:
         self._left = float(_COMPLAINTS)
-        self._at = time.monotonic()
+        """Lines that may be logged now: one more each second, _COMPLAINTS at most."""
+        self._left_at = time.monotonic()
+        """When `_left` was last computed."""
         self._untold = 0
 
     def tell(self, peer: str | None, status: int, cause: str) -> None:
+        """Log a request, or count it for the next line."""
         now = time.monotonic()
-        self._left, self._at = min(float(_COMPLAINTS), self._left + now - self._at), now
+        self._left, self._left_at = min(float(_COMPLAINTS), self._left + now - self._left_at), now
         if self._left < 1:
             self._untold += 1
             return
@@ -156,6 +166,7 @@ class _Complaints:
 
 
 def _tell(request: Request, decision: Decision) -> None:
+    """Log the decision about a pod."""
     extra: dict[str, object] = {"namespace": request.namespace, "pod": request.name, "uid": request.uid}
     if request.dry_run:
         extra["dry_run"] = True

@@ -19,7 +19,7 @@ _SCHEDULER: Final = text(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "give the name
 
 
 def _read_memory(value: object) -> int | None:
-    """Return a size in bytes. An empty text gives None, so that a manifest can leave it open."""
+    """Return a size in bytes. An empty text gives None, so that a manifest can leave it open. Raises ValueError."""
     if not plain(value):
         return None
     try:

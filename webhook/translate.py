@@ -35,7 +35,7 @@ _MARK_MAX: Final = 1024
 
 
 def decide(request: Request, defaults: Defaults) -> Decision:
-    """Return the decision about a pod that is being made."""
+    """Return the decision: a new pod is translated or refused, or unchanged if it has no other system's words."""
     if request.operation != "CREATE":
         return Decision()
     try:
@@ -54,7 +54,7 @@ def decide(request: Request, defaults: Defaults) -> Decision:
 
 
 def _find(pod: Pod, defaults: Defaults) -> Found | None:
-    """Return what the pod asks for in the words of the one system that it is written for."""
+    """Return what the pod asks for in another system's words; None: nothing. Raises Refused for two systems."""
     found = [item for item in (system.find(pod, defaults) for system in (kai, hami, kubeshare)) if item is not None]
     if len(found) > 1:
         raise Refused(f"the pod is written for {found[0].system} and for {found[1].system}: write it for one of them")
@@ -62,7 +62,10 @@ def _find(pod: Pod, defaults: Defaults) -> Found | None:
 
 
 def _pending(pod: Pod, found: Found) -> tuple[Ask, ...]:
-    """Return the asks that are not translated yet: the API server may call again, and users copy pods."""
+    """Return the asks that are not translated yet: the API server may call again, and users copy pods.
+
+    Raises Refused if the pod's mark is from another system.
+    """
     if MARK not in pod.annotations:
         return found.asks
     if not pod.annotations[MARK].startswith(found.system):
@@ -72,6 +75,7 @@ def _pending(pod: Pod, found: Found) -> tuple[Ask, ...]:
 
 def _check(pod: Pod, ask: Ask) -> None:
     """Raise Refused when the pod also gives in our words what it gives in another system's."""
+    # In a marked pod the shares of other containers may come from an earlier translation.
     marked, container = MARK in pod.annotations, ask.container
     for item in pod.all_containers:
         if item.resource(RESOURCE) is not None and (not marked or item.name == container.name):
@@ -110,6 +114,7 @@ def _write(original: JsonObject, pod: Pod, system: str, asks: Iterable[Ask], def
 
 
 def _annotations(pod: Pod, ask: Ask) -> dict[str, str]:
+    """Return our annotations for one container. A class that the pod gives in our words wins. Raises Refused."""
     said: dict[str, str] = {}
     if ask.devices > 1:
         said["devices"] = str(ask.devices)
@@ -131,6 +136,7 @@ def _annotations(pod: Pod, ask: Ask) -> dict[str, str]:
 
 
 def _resources(container: JsonObject, ask: Ask) -> dict[str, Any]:
+    """Return the resources of a container with our units in place of the other system's."""
     resources = dict(at(container, "resources"))
     for key in ("limits", "requests"):
         kept = {name: value for name, value in at(resources, key).items() if name not in ask.drop}
@@ -144,10 +150,11 @@ def _read_again(changed: JsonObject) -> None:
     names = tuple(item.name for item in pod.all_containers)
     for container in pod.all_containers:
         if RESOURCE in container.limits:
-            _read_terms(pod, container, names)
+            _check_terms(pod, container, names)
 
 
-def _read_terms(pod: Pod, container: Container, names: tuple[str, ...]) -> None:
+def _check_terms(pod: Pod, container: Container, names: tuple[str, ...]) -> None:
+    """Raise Refused if the device plugin would refuse a container's terms. `names` are all containers of the pod."""
     try:
         units = quantity_bytes(container.limits[RESOURCE])
         read_terms(pod.annotations, container.name, units, containers=names)

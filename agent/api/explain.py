@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 def _holders(node: NodeStatus, device: DeviceUuid, but: ShareId) -> list[tuple[ShareStatus, DeviceUsage]]:
+    """Return the shares that hold or drain the device, each with its usage there; the share `but` is left out."""
     return [
         (status, usage)
         for status in node.shares
@@ -37,6 +38,7 @@ def _holders(node: NodeStatus, device: DeviceUuid, but: ShareId) -> list[tuple[S
 
 
 def _reason_waiting(terms: DeviceTerms, usage: DeviceUsage, names: str, share_class: ShareClass) -> str:
+    """Return why a share waits that is not kept by a gang. `names`: the holders, in words; empty if there is none."""
     request, limit = terms.terms.request_millipercent, terms.terms.limit_millipercent
     used = usage.used_1s_millipercent
     if limit < 100_000 and used >= limit * 0.97:
@@ -73,6 +75,11 @@ def _reason(
     gang_index: int | None,
     mates: Sequence[ShareStatus],
 ) -> str:
+    """Return why the share runs or waits on a device, as a sentence.
+
+    `names`: the holders, in words. `gang_index`: the device that its gang waits for; None: it waits for none.
+    `mates`: the shares of its gang, itself among them.
+    """
     state = usage.usage.state
     if status.share.yielding:
         request = percent_text(terms.terms.request_millipercent)
@@ -141,6 +148,7 @@ def explain(node: NodeStatus, share_id: ShareId) -> list[pb.Explanation]:
 
 
 def _gang(status: ShareStatus, mates: Sequence[ShareStatus]) -> tuple[str, ...]:
+    """Return a sentence about the gang of the share; none if it is in no gang."""
     if not status.share.gang:
         return ()
     others = [mate.share.title for mate in mates if mate is not status]
@@ -149,6 +157,7 @@ def _gang(status: ShareStatus, mates: Sequence[ShareStatus]) -> tuple[str, ...]:
 
 
 def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus) -> tuple[str, ...]:
+    """Return sentences about what the share has of a device, what it uses, and what is wrong."""
     held, account = terms.terms, usage.usage
     cap = f"of {bytes_text(held.memory_limit_bytes)}" if held.memory_limit_bytes else "(no cap)"
     used, limit = account.memory_used_bytes, held.memory_limit_bytes

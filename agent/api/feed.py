@@ -139,6 +139,7 @@ class Feed:
         return found
 
     def _keep(self, addresses: frozenset[Address]) -> None:
+        """Open a stream to each address that has none, and end those to addresses that are gone."""
         for address in self._streams.keys() - addresses:
             self._streams.pop(address).cancel()
         for address in addresses - self._streams.keys():
@@ -207,6 +208,7 @@ class _Stream:
         return credentials, (("authorization", f"Bearer {read_token(self._target.token_file).decode('ascii')}"),)
 
     def _channel(self, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        """Return a channel to the address. With credentials it uses TLS; the certificate must name the target."""
         target = f"{'ipv6' if ':' in self._address[0] else 'ipv4'}:{self._name}"
         if credentials is None:
             return grpc.aio.insecure_channel(target, options=_OPTIONS)
@@ -232,6 +234,7 @@ class _Stream:
             raise fault
 
     async def _listen(self, call: Call) -> None:
+        """Note when the scheduler answers. Raises _Failed with the reason when it has ended the stream."""
         while await call.read() is not grpc.aio.EOF:
             self._answered_s = time.monotonic()
             if self._failure or self._name not in self._counters.answered_ns:
@@ -242,6 +245,7 @@ class _Stream:
         raise _Failed(f"{code.name}: {' '.join((details or 'the stream was ended').split())[:300]}")
 
     async def _send(self, call: Call) -> None:
+        """Send what each new snapshot changes, or a heartbeat. Raises _Failed if no answer comes for ANSWER_S."""
         sent: Snapshot | None = None
         quiet = 0
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the call ended: _listen knows why
@@ -259,6 +263,7 @@ class _Stream:
                     raise _Failed(f"no answer for {ANSWER_S:g} s")
 
     def _forget(self) -> None:
+        """Count the scheduler as not connected."""
         self._counters.answered_ns = {name: at for name, at in self._counters.answered_ns.items() if name != self._name}
 
 

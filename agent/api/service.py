@@ -74,6 +74,7 @@ async def answer(context: Context, name: str, call: Callable[[], Answer]) -> Ans
 
 
 async def _awaited(context: Context, name: str, call: Awaitable[Answer]) -> Answer:
+    """Return what `call` gives. An error ends the rpc of `context`, with the code of a ShareError, else INTERNAL."""
     try:
         return await call
     except ShareError as error:
@@ -143,7 +144,7 @@ class NodeService(rpc.NodeServiceServicer):
 
     @_answered
     def ListShares(self, request: pb.ListSharesRequest) -> pb.ListSharesResponse:  # noqa: N802
-        """Return the shares."""
+        """Return the shares with these ids or names, oldest first; all if none is named."""
         now_ns = self._node.now_ns()
         shares = [self._share(status) for status in self._node.statuses(request.shares)]
         return pb.ListSharesResponse(shares=shares, now_ns=now_ns)
@@ -161,7 +162,7 @@ class NodeService(rpc.NodeServiceServicer):
 
     @_answered
     def ListTurns(self, request: pb.ListTurnsRequest) -> pb.ListTurnsResponse:  # noqa: N802
-        """Return finished turns."""
+        """Return finished turns after the given sequence, oldest first."""
         if request.max_turns > _TURNS_MAX:
             raise InvalidInput(f"max_turns {request.max_turns} is above {_TURNS_MAX}: ask for less and call again")
         found = self._node.turns(request.after_sequence, request.max_turns or _TURNS_DEFAULT)
@@ -224,6 +225,7 @@ class NodeService(rpc.NodeServiceServicer):
             await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
 
     def _usage(self, status: NodeStatus, shares: list[ShareStatus]) -> pb.WatchUsageResponse:
+        """Return one message of the stream: these shares and all devices."""
         return pb.WatchUsageResponse(
             now_ns=status.now_ns,
             shares=[self._share(held) for held in shares],
@@ -267,12 +269,14 @@ def _share_class(value: pb.ShareClass.ValueType) -> ShareClass | None:
 
 
 def _device_ask(item: pb.DeviceAsk) -> DeviceAsk:
+    """Read what is asked of one device. Limit 0 means that none is given: 100 %. Raises InvalidInput."""
     limit = item.limit_millipercent or WHOLE_MILLIPERCENT
     terms = Terms(item.request_millipercent, limit, item.memory_limit_bytes)
     return DeviceAsk(item.device, terms, item.memory_in_proportion)
 
 
 def _change(item: pb.DeviceChange) -> TermsChange:
+    """Read new terms of one device. A value that is not given becomes None: it stays."""
     return TermsChange(
         device=item.device,
         request_millipercent=item.request_millipercent if item.HasField("request_millipercent") else None,
@@ -282,6 +286,7 @@ def _change(item: pb.DeviceChange) -> TermsChange:
 
 
 def _interval_ns(request: pb.WatchUsageRequest) -> int:
+    """Return the time between two messages of a stream: 1 s unless the request has another. Raises InvalidInput."""
     if not request.HasField("interval"):
         return _INTERVAL_DEFAULT_NS
     interval_ns = request.interval.seconds * 1_000_000_000 + request.interval.nanos
@@ -330,6 +335,7 @@ def _device(status: DeviceStatus) -> pb.Device:
 
 
 def _turn(turn: Turn, share: Share | None, device: DeviceUuid) -> pb.Turn:
+    """Return a turn as a message. Without a share, which has been forgotten, it has no id and no name."""
     return pb.Turn(
         sequence=turn.sequence,
         share_id=share.id if share else "",

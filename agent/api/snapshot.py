@@ -53,7 +53,7 @@ def message(node: pb.ReportingNode, before: Snapshot | None, after: Snapshot) ->
 
 
 def _new(before: Iterable[Part], after: Iterable[Part]) -> list[Part]:
-    """Return the parts that are new or have changed."""
+    """Return the parts of `after` that are new or have changed."""
     known = {part.SerializeToString() for part in before}
     return [part for part in after if part.SerializeToString() not in known]
 
@@ -98,6 +98,7 @@ class SnapshotBuilder:
         )
 
     def _share_numbers(self, share: str, index: int, usage: DeviceUsage) -> pb.ShareNumbers:
+        """Return the numbers of a share on a device; each that has moved by less than a step stays as last sent."""
         last = self._shares.get((share, index), pb.ShareNumbers())
         return pb.ShareNumbers(
             share_id=share,
@@ -109,6 +110,7 @@ class SnapshotBuilder:
         )
 
     def _device_numbers(self, device: DeviceStatus, now_ns: int, waited: int) -> pb.DeviceNumbers:
+        """Return the numbers of a device; each that has moved by less than a step stays as last sent."""
         last = self._devices.get(device.info.index, pb.DeviceNumbers())
         account = self._accounts[device.info.uuid]
         memory_step = device.info.memory_total_bytes // MEMORY_STEPS or MEMORY_STEP_BYTES
@@ -127,7 +129,7 @@ class SnapshotBuilder:
 
 
 def stepped(told: int, value: int, step: int) -> int:
-    """Return the value in whole steps; or the one that was sent, if the value is less than a step away from it."""
+    """Return the value in whole steps; or `told`, sent last, if the two are less than a step apart. 0 stays 0."""
     return told if value and abs(value - told) < step else (value + step // 2) // step * step
 
 
@@ -147,6 +149,7 @@ def _device(device: DeviceStatus, *, offered: bool) -> pb.ReportedDevice:
 
 
 def _share(share: Share, place: int, index: int) -> pb.ReportedShare:
+    """Return what the share holds of its `place`-th device, which has that index on the node."""
     terms = share.devices[place].terms
     return pb.ReportedShare(
         id=share.id,

@@ -36,6 +36,7 @@ def _owner(metadata: Iterable[Sequence[Any]] | None) -> str:
 
 
 def _check_labels(labels: Iterable[str]) -> None:
+    """Raise NotYours if a label says which pod the share is for: only operators may set these."""
     for label in labels:
         if label in _LABELS_OF_PODS:
             raise NotYours(f"label {label} says which pod a share is for: leave it out, or {_OPERATORS}")
@@ -108,6 +109,8 @@ class UsersService(NodeService):
 
 
 async def _refuse(context: Context, name: str, why: str) -> Never:
+    """End the rpc with NotYours. `why` is what follows its name in the error."""
+
     def refuse() -> Never:
         raise NotYours(f"{name} {why}: {_OPERATORS}")
 

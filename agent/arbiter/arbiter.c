@@ -14,7 +14,8 @@
 
 #include "agent/arbiter/node.h"
 
-/* What an epoll event belongs to: the two top bits of its tag. */
+/* What an epoll event belongs to: the two top bits of its tag. Below these: the share from bit 8 on, and its slot; of
+ * TAG_LOOP the descriptor. */
 enum { TAG_LOOP = 0, TAG_DOORBELL = 1, TAG_PIDFD = 2 };
 #define EVENTS 64
 
@@ -22,6 +23,7 @@ static uint64_t doorbell_tag(int share) {
   return (uint64_t)TAG_DOORBELL << 62 | (uint64_t)share << 8;
 }
 
+/* Processes of the share have rung: look at those that are new, and step the share's devices. */
 static void on_doorbell(struct sp_arbiter *arbiter, struct sp_share *share) {
   bool full;
   uint64_t rung = sp_doorbell_drain(&share->region, &full); /* before the scan: a change after it rings again */
@@ -44,6 +46,7 @@ static void go_on(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
   sp_bill(device, now_ns);
 }
 
+/* Every SP_TICK_NS: heartbeat, a look at what rings no doorbell, a step of every device. */
 static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
   arbiter->ticked_ns = now_ns;
   bool beat = now_ns - arbiter->heartbeat_ns > SP_BEAT_NS;
@@ -89,6 +92,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     sp_step(arbiter, &arbiter->devices[index], now_ns); /* a step can be due by the passing of time alone */
 }
 
+/* Handle an event: the timer or a poke, a doorbell, or the end of a process. */
 static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) {
   uint64_t tag = event->data.u64;
   if (tag >> 62 == TAG_LOOP) {
@@ -109,6 +113,7 @@ static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) 
   }
 }
 
+/* The arbiter's thread. It holds the lock except while it waits for events. */
 static void *run(void *argument) {
   struct sp_arbiter *arbiter = argument;
   prctl(PR_SET_NAME, "sharepod-arbiter");
@@ -146,7 +151,8 @@ static void *run(void *argument) {
   return NULL;
 }
 
-/* Edge-triggered: all that has come is read before the next epoll_wait, so it need not be reported twice. */
+/* Add a descriptor to the loop's epoll. 0 or -errno. Edge-triggered: all that has come is read before the next
+ * epoll_wait, so it need not be reported twice. */
 static int watch(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = tag};
   return epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
@@ -191,7 +197,7 @@ int sp_arbiter_start(struct sp_arbiter *arbiter) {
 
 /* Open a share's gates for good: what waits passes, unless it is paused. */
 static void let_go(struct sp_share *share) {
-  sp_region_heartbeat(&share->region, 0);
+  sp_region_heartbeat(&share->region, 0); /* 0: the gates are open */
   for (uint32_t index = 0; index < share->member_count; index++)
     sp_grant_wake(share->members[index].grant);
 }
@@ -202,6 +208,7 @@ static void free_share(struct sp_share *share) {
   free(share);
 }
 
+/* The planned stop, or the end of an arbiter that was never started: all gates open that are not paused. */
 void sp_arbiter_free(struct sp_arbiter *arbiter) {
   if (!arbiter)
     return;
@@ -257,6 +264,7 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
   return handle;
 }
 
+/* 0; -errno: there are too few or too many terms, no such device, or a value is out of range. */
 static int check_terms(const struct sp_arbiter *arbiter, const struct sp_terms *terms, uint32_t count) {
   if (count == 0 || count > SP_DEVICES_MAX)
     return -EINVAL;
@@ -272,6 +280,7 @@ static int check_terms(const struct sp_arbiter *arbiter, const struct sp_terms *
   return 0;
 }
 
+/* Set the member's terms, here and in its grant. The caller tells the policy. */
 static void write_terms(struct sp_member *member, const struct sp_terms *terms) {
   member->terms = *terms;
   member->grant->memory_limit_bytes = terms->memory_limit_bytes;
@@ -280,6 +289,8 @@ static void write_terms(struct sp_member *member, const struct sp_terms *terms) 
   member->grant->share_class = terms->share_class;
 }
 
+/* Add the member to the device and its policy, and close what an earlier agent left open. -EUSERS: the
+ * policy is full. */
 static int join_device(struct sp_member *member, struct sp_node_device *device, const struct sp_terms *terms,
                        uint64_t now_ns) {
   member->device = device;
@@ -311,6 +322,7 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   return 0;
 }
 
+/* End the share's turns, and take its members off the devices that they have joined. */
 static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
@@ -324,6 +336,8 @@ static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, ui
   }
 }
 
+/* Create a region in `directory`, or adopt the one that is there with its account. Returns the share's handle, or
+ * -errno. */
 int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, const struct sp_terms *terms,
                          uint32_t term_count, const uint64_t *used_ns) {
   pthread_mutex_lock(&arbiter->lock);
@@ -433,6 +447,7 @@ int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key) {
   return error;
 }
 
+/* Forget a share: its turns end, its gates open, and its gang goes on without it. */
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);

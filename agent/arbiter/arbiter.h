@@ -96,7 +96,9 @@ int sp_region_terms(const char *directory, struct sp_found *found);
  * just lost its descriptors; 0: no slot is claimed. */
 int sp_region_tenants(const char *directory);
 
+/* NULL: there is no memory, or no descriptor. */
 struct sp_arbiter *sp_arbiter_new(void);
+/* Start the threads. */
 int sp_arbiter_start(struct sp_arbiter *arbiter);
 /* Planned stop: opens every gate that is not paused within 50 ms, ends the thread, frees everything. */
 void sp_arbiter_free(struct sp_arbiter *arbiter);
@@ -109,7 +111,10 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid);
  * Returns the share's handle. */
 int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, const struct sp_terms *terms,
                          uint32_t term_count, const uint64_t *used_ns);
+/* Change the terms of a share: one for each of its devices, in the same order. A turn under the old terms is judged
+ * anew. */
 int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count);
+/* Pause a share, or resume it. Its gang is paused while any of its shares is. */
 int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused);
 /* Make shares with the same key one gang, as far as they are on different devices: they get their devices together, and
  * all are paused while one of them is. Key 0: the share is a gang of its own. */
@@ -117,6 +122,7 @@ int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key);
 /* Forget a share. Its gates open (the processes that are left run unmetered); the caller removes the directory. */
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share);
 
+/* The account of the share on its `term`-th device, as of now. */
 int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage);
 /* The bounds of the histograms of waits and turns, and of hand-offs. */
 extern const uint64_t sp_turn_bounds_ns[11], sp_hand_off_bounds_ns[11];

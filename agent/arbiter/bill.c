@@ -39,7 +39,8 @@ static void book(struct sp_node_device *device, struct sp_member *member, int64_
     sp_policy_charge(&device->policy, member->policy, charged_ns, now_ns);
 }
 
-/* Add to both accounts and to those of the current turn. */
+/* Add to both accounts and to those of the current turn. What is charged past the turn's
+ * deadline is counted as overrun, too, if the turn drains or others wait. */
 static void charge(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
                    uint64_t now_ns) {
   member->turn_used_ns += (uint64_t)used_ns;
@@ -52,8 +53,9 @@ static void charge(struct sp_node_device *device, struct sp_member *member, int6
   book(device, member, used_ns, charged_ns, now_ns);
 }
 
-/* The members that pay for the time that passes now. A draining turn has the device to itself until its drain's bound:
- * until then neither the successor, if that was granted early, nor the members with a late drain pay. */
+/* Find the members that pay for the time that passes now; returns how many. A draining turn has the device to itself
+ * until its drain's bound: until then neither the successor, if that was granted early, nor the members with a late
+ * drain pay. */
 static uint32_t find_payers(const struct sp_node_device *device, struct sp_member *payers[SP_POLICY_SHARES]) {
   uint32_t count = 0;
   bool exclusive = false;
@@ -95,13 +97,14 @@ static uint64_t ran_until(const struct sp_member *member, uint64_t until_ns) {
   return !view->running && view->entered && view->ended_ns < until_ns ? view->ended_ns : until_ns;
 }
 
-/* How much time has passed up to `until_ns` while the share paid for it. What other shares have paid is left out, but
- * only as far as they paid it before the end of the turn's work. */
+/* How long the share has paid for the device, until its work ended or until `until_ns`, whichever is first. What other
+ * shares paid in that time is subtracted. After a late drain they may have paid beyond that end: of what they have paid
+ * since the co-grant, at most the time from the co-grant to that end counts. */
 static int64_t paid_ns(const struct sp_member *member, uint64_t until_ns) {
   int64_t end_ns = (int64_t)ran_until(member, until_ns), others_ns = member->others_ns;
-  int64_t late_ns = end_ns - (int64_t)member->cogranted_ns;
-  if (member->cogranted && late_ns < member->others_late_ns)
-    others_ns -= member->others_late_ns - (late_ns > 0 ? late_ns : 0);
+  int64_t shared_ns = end_ns - (int64_t)member->cogranted_ns;
+  if (member->cogranted && shared_ns < member->others_late_ns)
+    others_ns -= member->others_late_ns - (shared_ns > 0 ? shared_ns : 0);
   return end_ns - (int64_t)member->begun_ns - others_ns;
 }
 
@@ -114,6 +117,7 @@ static uint64_t turn_used(const struct sp_member *member, uint64_t until_ns) {
   return least_ns < 0 ? 0 : (uint64_t)least_ns;
 }
 
+/* A turn is being granted: its account is empty, and the share may have a little more idle time for free. */
 void sp_bill_begin(struct sp_member *member) {
   member->cut = NULL;
   member->cut_ns = 0;
@@ -144,7 +148,8 @@ static bool keeps_others_out(const struct sp_node_device *device, const struct s
   return member->grant->flags & SP_GRANT_CONTENDED;
 }
 
-static void bill(struct sp_node_device *device, uint64_t until_ns) {
+/* Bill the time from the last bill to `until_ns`: the payers share it equally. */
+static void bill_payers(struct sp_node_device *device, uint64_t until_ns) {
   if (until_ns <= device->billed_until_ns)
     return;
   int64_t elapsed_ns = (int64_t)(until_ns - device->billed_until_ns);
@@ -154,6 +159,7 @@ static void bill(struct sp_node_device *device, uint64_t until_ns) {
   uint32_t count = find_payers(device, payers);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_member *member = payers[index];
+    /* A turn that follows a drain at once pays from the end of that work, which is before the drain was noticed. */
     if (!member->begun_ns)
       member->begun_ns = from_ns == device->drained_ns ? device->ended_ns : from_ns;
     if (member->begun_ns < member->granted_ns)
@@ -189,7 +195,7 @@ static bool is_shared(const struct sp_node_device *device) {
   return count > 1;
 }
 
-/* Do not let the member pay for the time up to `until_ns`. */
+/* Do not let the member pay for the time up to `until_ns`, or to the end of its work: as if other shares had paid. */
 static void skip(struct sp_node_device *device, struct sp_member *member, uint64_t until_ns) {
   uint64_t from_ns = device->billed_until_ns;
   if (!member || !member->begun_ns)
@@ -208,10 +214,10 @@ static void skip(struct sp_node_device *device, struct sp_member *member, uint64
 void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   uint64_t open_ns = device->heartbeat_ns + SP_STALE_NS;
   if (!device->heartbeat_ns || until_ns <= open_ns || !is_shared(device)) {
-    bill(device, until_ns);
+    bill_payers(device, until_ns);
     return;
   }
-  bill(device, open_ns);
+  bill_payers(device, open_ns);
   if (until_ns <= device->billed_until_ns)
     return;
   skip(device, device->holder, until_ns);
@@ -220,6 +226,8 @@ void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   device->billed_until_ns = until_ns;
 }
 
+/* The member has drained after the grant of its successor, the holder. If it overran its predicted end, note by how
+ * much: sp_bill_closed uses that. */
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns) {
   struct sp_member *holder = device->holder;
   if (holder && holder != member && member->predicted_end_ns && drained_ns > member->predicted_end_ns + CUT_NS &&
@@ -248,7 +256,8 @@ void sp_bill_closed(struct sp_node_device *device, struct sp_member *member) {
   charge(device, member, mine_ns, charged_ns, device->billed_until_ns);
 }
 
-/* When the last work that ran beside other turns had ended, as the member's processes report it. */
+/* When the last work that ran beside other turns had ended, as the member's processes report it. They report only the
+ * lower 32 bits of the time in us; an end in the future counts as now. */
 static uint64_t beside_until(const struct sp_member *member, uint64_t now_ns) {
   int32_t ago_us = (int32_t)((uint32_t)(now_ns / 1000) - member->beside_until_us);
   return ago_us > 0 ? now_ns - (uint64_t)ago_us * 1000 : now_ns;
@@ -298,7 +307,7 @@ struct refund {
   int64_t used_ns, charged_ns;
 };
 
-/* Deduct up to `most_ns`, but no more than there is. Returns what was deducted. */
+/* Deduct up to `most_ns` from *from_ns, but no more than it has. Returns what was deducted. */
 static int64_t deduct(int64_t *from_ns, int64_t most_ns) {
   int64_t part_ns = *from_ns < most_ns ? *from_ns : most_ns;
   *from_ns -= part_ns;
@@ -338,7 +347,8 @@ static void pay_holder(struct sp_node_device *device, struct refund *refund) {
   charge(device, holder, 0, back_ns - forgive(holder, back_ns), device->billed_until_ns);
 }
 
-/* Take back what the turn was billed but has not used. Called at its end, when all its use is known. */
+/* Take back what the turn was billed but has not used. Called at its end, when all its use is known. Returns what the
+ * shares that used the time may be paid of it. */
 static struct refund refund_unused(struct sp_node_device *device, struct sp_member *member) {
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
   if (over_ns <= 0 || member->by_clock || member->view.torn)
@@ -369,10 +379,12 @@ void sp_bill_last(struct sp_node_device *device, struct sp_member *member) {
   pay_unpaid(device, &refund);
 }
 
+/* The turn is over and its processes have reported all of it: take back what it has not used, and pay it to the shares
+ * that have. */
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
   struct refund refund = refund_unused(device, member);
   if (member->draining && device->drains[0] != member) {
-    note_unpaid(device, member);
+    note_unpaid(device, member); /* an older turn still drains: its refund may pay for this use */
     return;
   }
   pay_unpaid(device, &refund); /* the drain was not late, only the news of it: another share used the time */

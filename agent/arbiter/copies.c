@@ -5,23 +5,24 @@
 /* More than a process can copy: 500 GB/s for a day is a quarter of this. The sum of 64 such processes fits a word. */
 #define MOST_BYTES ((uint64_t)1 << 57)
 
-/* Believe a counter that has risen, and to no more than can be true; else keep its last value. */
-static void take(struct sp_member *member, uint64_t *before, uint64_t said) {
+/* Believe a counter that has risen, and to no more than can be true; else keep its last value and count a fault. */
+static void believe(struct sp_member *member, uint64_t *before, uint64_t said) {
   if (said >= *before && said <= MOST_BYTES)
     *before = said;
   else
     member->usage.faults++;
 }
 
+/* Read what the process in `slot` has copied, as far as that can be believed. */
 static void take_slot(struct sp_member *member, uint32_t slot) {
   struct sp_copies *before = &member->said[slot].copies;
   struct sp_slot_copies said;
   if (sp_slot_copies(&member->share->region, slot, member->index, &said))
     return; /* the file is truncated: sp_slots_watch counts that as a fault */
-  take(member, &before->to_device_bytes, said.to_device_bytes);
-  take(member, &before->to_host_bytes, said.to_host_bytes);
-  take(member, &before->to_device_count, said.to_device_count);
-  take(member, &before->to_host_count, said.to_host_count);
+  believe(member, &before->to_device_bytes, said.to_device_bytes);
+  believe(member, &before->to_host_bytes, said.to_host_bytes);
+  believe(member, &before->to_device_count, said.to_device_count);
+  believe(member, &before->to_host_count, said.to_host_count);
 }
 
 /* The sum, which must not wrap even if a tenant lies in one process after the other: a counter may not fall. */
@@ -36,6 +37,7 @@ static void add(struct sp_copies *total, const struct sp_copies *more) {
   total->to_host_count = sum(total->to_host_count, more->to_host_count);
 }
 
+/* Add up the host copies of live and of gone processes, into the usage. */
 void sp_copies_scan(struct sp_member *member) {
   struct sp_usage *usage = &member->usage;
   struct sp_copies all = usage->gone_copies;
@@ -50,6 +52,7 @@ void sp_copies_scan(struct sp_member *member) {
   usage->device_to_host_copies = all.to_host_count;
 }
 
+/* The process in `slot` is gone: keep what it has copied. */
 void sp_copies_retire(struct sp_member *member, uint32_t slot) {
   take_slot(member, slot);
   add(&member->usage.gone_copies, &member->said[slot].copies);

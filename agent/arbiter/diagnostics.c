@@ -4,6 +4,7 @@
 #include "agent/arbiter/node.h"
 #include "hook/interpose/driver.h"
 
+/* The driver functions that a detail can stand for, by sp_name_hash. */
 static const char *const functions[] = {
 #define WRAPPED(name, since, class, action, subject, reason) #name,
 #include "driver/wrapped.h"
@@ -12,6 +13,7 @@ static const char *const functions[] = {
 #undef SP_FIELD
 };
 
+/* The name of the driver function that a diagnostic's detail is the hash of; "": none that is known here. */
 const char *sp_function_of(uint32_t detail) {
   for (uint32_t index = 0; index < sizeof functions / sizeof *functions; index++)
     if (sp_name_hash(functions[index]) == detail)
@@ -19,12 +21,14 @@ const char *sp_function_of(uint32_t detail) {
   return "";
 }
 
+/* Put a diagnostic into the share's ring; the oldest one gives way. `pid` 0: not known. */
 static void keep(struct sp_share *share, int32_t pid, uint32_t kind, uint32_t detail) {
   struct sp_diagnostic *diagnostic = &share->diagnostics[share->diagnostic_count % SP_DIAGNOSTICS_KEPT];
   share->diagnostic_count++;
   *diagnostic = (struct sp_diagnostic){.number = share->diagnostic_count, .pid = pid, .kind = kind, .detail = detail};
 }
 
+/* Keep what the process in `slot` reports for the first time: each kind once. */
 void sp_diagnostics_take(struct sp_share *share, uint32_t slot) {
   struct sp_tenant *tenant = &share->tenants[slot];
   uint32_t said[SP_DIAGNOSTIC_KINDS];
@@ -34,17 +38,20 @@ void sp_diagnostics_take(struct sp_share *share, uint32_t slot) {
     if (!said[kind] || kind == SP_DIAGNOSTIC_FULL || tenant->diagnostics_told >> kind & 1)
       continue;
     tenant->diagnostics_told |= 1u << kind;
-    keep(share, tenant->pid, kind, said[kind] - 1);
+    keep(share, tenant->pid, kind, said[kind] - 1); /* a slot has the detail plus one */
   }
 }
 
+/* A process reports that the share had no slot for it. Kept once, until a process of the share ends. */
 void sp_diagnostic_full(struct sp_share *share) {
   if (~share->claimed || share->full_told)
-    return;
+    return; /* a slot is free, or it has been told */
   share->full_told = true;
   keep(share, 0, SP_DIAGNOSTIC_FULL, SP_SLOTS_MAX);
 }
 
+/* Return how many diagnostics with a number above `after` were put into the array, oldest first. -ENOENT: no such
+ * share. */
 int sp_arbiter_read_diagnostics(struct sp_arbiter *arbiter, int share, uint64_t after,
                                 struct sp_diagnostic *diagnostics, uint32_t capacity) {
   pthread_mutex_lock(&arbiter->lock);

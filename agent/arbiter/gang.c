@@ -33,12 +33,13 @@
 #define UNDERWAY_NS 2000000u   /* a turn lasts at least this long before a follower may end it */
 #define REFUSED_NS  2000000u   /* a member that was too far ahead to follow is asked again after this */
 
+/* Does the member wait for a turn? One of a paused gang does not count as waiting. */
 static bool waits(const struct sp_member *member) {
   return member->view.waiting && !member->gang->paused && !member->holding;
 }
 
-/* Does no other share use the device, or did a moment ago? Then a reservation would win nothing. A member with a limit
- * always reserves, so that its work does not spin on the device for the rest of the gang. */
+/* True: no other share has the device, wants it, or had it a moment ago. Then a reservation would win nothing. A member
+ * with a limit always reserves, so that its work does not spin on the device for the rest of the gang. */
 static bool has_it_alone(const struct sp_member *member) {
   const struct sp_node_device *device = member->device;
   return member->terms.limit_millipercent == SP_POLICY_WHOLE && !sp_others_wait(device, member) &&
@@ -54,6 +55,7 @@ void sp_gang_stir(struct sp_arbiter *arbiter, const struct sp_gang *gang) {
     arbiter->stirred |= bit_of(gang->members[index]->device);
 }
 
+/* The devices that the gang reserves, a bit each. */
 static uint64_t reserved_by(const struct sp_gang *gang) {
   uint64_t devices = 0;
   for (uint32_t index = 0; index < gang->count; index++)
@@ -62,6 +64,7 @@ static uint64_t reserved_by(const struct sp_gang *gang) {
   return devices;
 }
 
+/* Does the gang reserve every device on which it waits, except those that it has alone? */
 static bool is_complete(const struct sp_gang *gang) {
   for (uint32_t index = 0; index < gang->count; index++) {
     const struct sp_member *member = gang->members[index];
@@ -71,7 +74,9 @@ static bool is_complete(const struct sp_gang *gang) {
   return true;
 }
 
-/* A gang that has committed some devices keeps them, even if another of its members begins to wait after that. */
+/* May the gang commit the devices that it reserves? Not while an older gang that is complete reserves one of them, or
+ * one of them is committed already, or has a holder that it was not lent to. A gang that has committed some devices
+ * keeps them, even if another of its members begins to wait after that. */
 static bool may_commit(const struct sp_arbiter *arbiter, const struct sp_gang *gang) {
   if (!is_complete(gang))
     return false;
@@ -87,6 +92,7 @@ static bool may_commit(const struct sp_arbiter *arbiter, const struct sp_gang *g
   return true;
 }
 
+/* Keep for the gang the devices that it reserves: from now on they are not lent. */
 static void commit(struct sp_arbiter *arbiter, struct sp_gang *gang) {
   for (uint32_t index = 0; index < gang->count; index++)
     if (gang->members[index]->reserves)
@@ -94,6 +100,7 @@ static void commit(struct sp_arbiter *arbiter, struct sp_gang *gang) {
   arbiter->stirred |= reserved_by(gang); /* turns for which a device was lent end now */
 }
 
+/* Take the gang off the list of those that reserve a device. The order of the others stays. */
 static void forget_gang(struct sp_arbiter *arbiter, const struct sp_gang *gang) {
   uint32_t index = 0;
   while (index < arbiter->gang_count && arbiter->gangs[index] != gang)
@@ -116,6 +123,7 @@ static void unreserve(struct sp_arbiter *arbiter, struct sp_member *member) {
     forget_gang(arbiter, gang);
 }
 
+/* Give up the member's reservation, if it has one: if it still waits, its policy knows that again. */
 void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   if (!member->reserves)
     return;
@@ -131,15 +139,17 @@ void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t
     sp_gang_leave(arbiter, gang->members[index], now_ns);
 }
 
+/* The policy has chosen `member`. False: a reservation would win nothing, and the caller grants the device at once. */
 bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_gang *gang = member->gang;
-  bool alone = true;
+  /* A reservation helps only if another member waits that has reserved its device, or that has to share it. */
+  bool none_to_wait_for = true;
   for (uint32_t index = 0; index < gang->count; index++) {
     const struct sp_member *other = gang->members[index];
     if (other != member && waits(other) && (other->reserves || !has_it_alone(other)))
-      alone = false;
+      none_to_wait_for = false;
   }
-  if (alone || has_it_alone(member))
+  if (none_to_wait_for || has_it_alone(member))
     return false;
   if (!reserved_by(gang))
     arbiter->gangs[arbiter->gang_count++] = gang;
@@ -165,9 +175,8 @@ static struct sp_member *next_committed(struct sp_gang *gang, const struct sp_me
   return next;
 }
 
-/* Grant all devices that the gang has committed, if all are free. Those that it has reserved since are for a later
- * commit.
- * */
+/* Grant all devices that the gang has committed, if all are free, for the shortest of their quanta. Those that it has
+ * reserved since are for a later commit. */
 static void grant_committed(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   for (uint32_t index = 0; index < gang->count; index++)
     if (is_committed(gang->members[index]) && !sp_step_try_free(arbiter, gang->members[index]->device, now_ns))
@@ -191,8 +200,8 @@ static void grant_committed(struct sp_arbiter *arbiter, struct sp_gang *gang, ui
   sp_gang_stir(arbiter, gang);
 }
 
-/* Does work of another member of its gang still run after that member's turn? */
-static bool is_outlived(const struct sp_member *member) {
+/* Does another member of the gang have work that still runs after its turn? It may spin for a launch of `member`. */
+static bool partner_still_runs(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   for (uint32_t index = 0; index < gang->count; index++)
     if (gang->members[index] != member && gang->members[index]->draining && gang->members[index]->view.busy)
@@ -202,7 +211,7 @@ static bool is_outlived(const struct sp_member *member) {
 
 /* The time, past or to come, from which on work of its gang on another device may be spinning for what `member` waits
  * to launch; UINT64_MAX: there is no such work. */
-static uint64_t late_ns(const struct sp_member *member) {
+static uint64_t spins_from_ns(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   uint64_t least_ns = UINT64_MAX;
   for (uint32_t index = 0; index < gang->count; index++) {
@@ -218,14 +227,15 @@ static uint64_t late_ns(const struct sp_member *member) {
   return least_ns;
 }
 
-/* The time at which the member may be let in to follow, or is asked again after a refusal. */
-static uint64_t missed_ns(const struct sp_member *member) {
-  uint64_t from_ns = late_ns(member);
+/* When the member may be let in to follow, or is asked again after a refusal; UINT64_MAX: nothing spins for it. */
+static uint64_t follow_from_ns(const struct sp_member *member) {
+  uint64_t from_ns = spins_from_ns(member);
   return from_ns > member->refused_ns ? from_ns : member->refused_ns;
 }
 
-/* The device's member that its gang misses first on another device, and the time of missed_ns; NULL: none is missed. */
-static struct sp_member *find_missed(const struct sp_node_device *device, uint64_t *from_ns) {
+/* The waiting member of the device for which work of its gang may be spinning first, and in *from_ns the time at which
+ * it may follow. NULL: there is none. */
+static struct sp_member *first_to_follow(const struct sp_node_device *device, uint64_t *from_ns) {
   struct sp_member *found = NULL;
   *from_ns = UINT64_MAX;
   for (int index = 0; device->gang_members && index < device->policy.top; index++) {
@@ -233,7 +243,7 @@ static struct sp_member *find_missed(const struct sp_node_device *device, uint64
     if (!member || member->gang->count < 2 || !member->view.waiting || member->holding ||
         (member->draining && !member->cogranted))
       continue;
-    uint64_t since_ns = missed_ns(member);
+    uint64_t since_ns = follow_from_ns(member);
     if (since_ns < *from_ns) {
       *from_ns = since_ns;
       found = member;
@@ -242,10 +252,11 @@ static struct sp_member *find_missed(const struct sp_node_device *device, uint64
   return found;
 }
 
-/* May the member run before the policy chooses it? Yes, if it is ahead of its target by about one turn at most, or if
- * it has been missed for longer than a drain's least bound. A paused member always may: it gets no turn. */
+/* May the member run before the policy chooses it? A paused member always may, because it gets no turn. Another one may
+ * if it is at most about one turn ahead of its target, or if work of its gang may have spun for it for longer than
+ * SP_DRAIN_MIN_NS. A refusal is noted: the member is asked again after REFUSED_NS. */
 static bool may_follow(struct sp_member *member, uint64_t now_ns) {
-  uint64_t from_ns = late_ns(member);
+  uint64_t from_ns = spins_from_ns(member);
   if (member->gang->paused || sp_policy_is_near(&member->device->policy, member->policy, now_ns) ||
       (from_ns < now_ns && now_ns - from_ns > SP_DRAIN_MIN_NS))
     return true;
@@ -253,9 +264,11 @@ static bool may_follow(struct sp_member *member, uint64_t now_ns) {
   return false;
 }
 
+/* Let in the device's member for which work of its gang may be spinning. True: it has the device; or it will have it
+ * within HOLD_NS, and the device is kept free until that time, which is then retry_ns. */
 static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   uint64_t from_ns;
-  struct sp_member *member = find_missed(device, &from_ns);
+  struct sp_member *member = first_to_follow(device, &from_ns);
   if (!member || from_ns > now_ns + HOLD_NS || !may_follow(member, now_ns))
     return false;
   if (from_ns > now_ns) {
@@ -266,22 +279,22 @@ static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
     unreserve(arbiter, member);
   uint64_t end_ns = sp_gang_deadline_ns(member->gang), quantum_ns = QUANTUM_NS;
   if (!sp_policy_is_near(&device->policy, member->policy, now_ns)) {
-    quantum_ns = SP_LENT_NS;
+    quantum_ns = SP_LENT_NS; /* it is too far ahead of its target: a short turn, and not again soon */
     member->refused_ns = now_ns + SP_DRAIN_MIN_NS;
   }
   if (!member->gang->paused && sp_policy_take(&device->policy, member->policy, now_ns).share < 0) {
     member->refused_ns = now_ns + REFUSED_NS;
     return false;
   }
-  member->follows = is_outlived(member);
+  member->follows = partner_still_runs(member); /* if not, its turn ends with those of its gang */
   if (end_ns < now_ns + quantum_ns)
     quantum_ns = end_ns > now_ns ? end_ns - now_ns : 0;
   sp_turn_grant(arbiter, member, quantum_ns, now_ns);
   return true;
 }
 
-/* Keep the device for a moment after a gang's turn. The gang's turns end together, and their drains nearly so: when
- * the last has drained, its threads wait again at once. */
+/* True: the device is kept, until retry_ns at most, for a gang of which it has just had a turn. The gang's turns end
+ * together, and their drains nearly so: when the last has drained, its threads wait again at once. */
 static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   for (int place = 0; place < device->policy.top; place++) {
     const struct sp_member *member = device->members[place];
@@ -298,7 +311,7 @@ static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   return false;
 }
 
-/* A latency share below its request goes before a gang that has committed the device. */
+/* A latency share below its request goes before a gang that has committed the device. True: one has got the device. */
 static bool latency_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->latency_waiting)
     return false;
@@ -320,6 +333,7 @@ void sp_gang_commit(struct sp_arbiter *arbiter) {
       commit(arbiter, arbiter->gangs[index]);
 }
 
+/* Offer a device without a holder to the gangs. True: a gang has got it, or it is kept for one. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->gang_members)
     return false;
@@ -333,14 +347,15 @@ bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
   return true;
 }
 
+/* Must the holder's turn end because a gang needs the device, or because it follows and its reason is gone? */
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns) {
   const struct sp_member *holder = device->holder;
   if (holder->lent && device->committed_to)
     return true;
   if (holder->follows)
-    return !is_outlived(holder) || now_ns >= holder->deadline_ns;
+    return !partner_still_runs(holder) || now_ns >= holder->deadline_ns;
   uint64_t from_ns;
-  return sp_gang_due_ns(device) <= now_ns && may_follow(find_missed(device, &from_ns), now_ns);
+  return sp_gang_due_ns(device) <= now_ns && may_follow(first_to_follow(device, &from_ns), now_ns);
 }
 
 /* The device has no holder, and no drain keeps it from the next share. */
@@ -351,10 +366,11 @@ static bool is_vacant(const struct sp_node_device *device) {
   return !device->holder;
 }
 
+/* When a member may next be let in to follow on the device; UINT64_MAX: none is to follow. */
 uint64_t sp_gang_due_ns(const struct sp_node_device *device) {
   uint64_t from_ns;
   const struct sp_member *holder = device->holder;
-  if (!device->gang_members || (holder ? holder->follows : !is_vacant(device)) || !find_missed(device, &from_ns))
+  if (!device->gang_members || (holder ? holder->follows : !is_vacant(device)) || !first_to_follow(device, &from_ns))
     return UINT64_MAX;
   if (!holder) /* a device that is kept for another gang may see no other step until then */
     return from_ns;
@@ -362,6 +378,8 @@ uint64_t sp_gang_due_ns(const struct sp_node_device *device) {
   return from_ns > underway_ns ? from_ns : underway_ns;
 }
 
+/* Close the member's turn, and with it the turns of its gang that end at their deadline. A follower's turn is closed
+ * alone. */
 void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
   struct sp_gang *gang = member->gang;
   bool together = !member->follows;
@@ -375,6 +393,7 @@ void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   }
 }
 
+/* When the turns of the gang end, together; UINT64_MAX: it holds none that ends, except a follower's. */
 uint64_t sp_gang_deadline_ns(const struct sp_gang *gang) {
   uint64_t deadline_ns = UINT64_MAX;
   for (uint32_t index = 0; index < gang->count; index++) {
@@ -386,13 +405,14 @@ uint64_t sp_gang_deadline_ns(const struct sp_gang *gang) {
   return deadline_ns;
 }
 
+/* The other device that a member which reserves its own still waits for, as its handle; -1: none. */
 int32_t sp_gang_waits_for(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   for (uint32_t index = 0; member->reserves && index < gang->count; index++) {
     const struct sp_member *other = gang->members[index];
-    bool called = is_committed(other);
+    bool committed = is_committed(other);
     if (other != member && waits(other) &&
-        (called ? other->device->holder || other->device->draining : !other->reserves))
+        (committed ? other->device->holder || other->device->draining : !other->reserves))
       return other->device->handle;
   }
   return -1;

@@ -7,6 +7,7 @@
 
 #define MOST_BYTES ((int64_t)1 << 50)
 
+/* Put what each live process of the share is charged with on its `term`-th device into the array. Returns how many. */
 int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_holding *holdings,
                              uint32_t capacity) {
   pthread_mutex_lock(&arbiter->lock);
@@ -27,6 +28,8 @@ int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t ter
   return result;
 }
 
+/* Set how much more memory the process in `slot` takes than it is charged with. Without an effect if the process has
+ * gone. A negative figure gives back at most what was reserved for contexts. */
 int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term, uint32_t slot, int32_t pid,
                             int64_t overhead_bytes) {
   pthread_mutex_lock(&arbiter->lock);
@@ -52,6 +55,7 @@ void sp_arbiter_forget_contexts(struct sp_arbiter *arbiter) {
   sp_arbiter_unlock(arbiter);
 }
 
+/* Set what a context takes of the device, unless 0, and have all shares told. Returns what is set; 0: nothing. */
 uint64_t sp_arbiter_context_bytes(struct sp_arbiter *arbiter, int device, uint64_t context_bytes) {
   if (device < 0 || (uint32_t)device >= arbiter->device_count)
     return 0;

@@ -37,6 +37,7 @@ struct look {
   bool grown;
 };
 
+/* Have the identity thread look at the share, unless it is about to, or rests from the last look. */
 void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   if (share->asked || now_ns < share->rest_until_ns)
     return; /* every tick asks again until all is known and done */
@@ -45,12 +46,15 @@ void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_
   pthread_cond_signal(&arbiter->identity_asked);
 }
 
+/* Have the identity thread clear the slots of processes that are gone, and repair damage. */
 void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share) {
   share->clear = true;
   pthread_cond_signal(&arbiter->identity_asked);
 }
 
-static void find(struct look *look, uint32_t slot) {
+/* Find out which process has the slot, and open a pidfd for it. If no process holds the slot's lock, the slot is put
+ * into `nobody`. In all other cases without a result the next look tries again. */
+static void find_process(struct look *look, uint32_t slot) {
   int32_t pid = sp_slot_owner(&look->region, slot);
   if (pid <= 0) {
     look->nobody |= (uint64_t)1 << slot;
@@ -70,7 +74,7 @@ static void find(struct look *look, uint32_t slot) {
 }
 
 /* Does the process map the slots? Asked only about a process that has lost its lock: it has closed the hook's
- * descriptor, or has become another program. */
+ * descriptor, or has become another program. True, too, if that cannot be told: then it keeps its slot. */
 static bool maps_slots(const struct look *look, int32_t pid) {
   char path[32], line[512], needle[32];
   struct stat status;
@@ -91,6 +95,7 @@ static bool maps_slots(const struct look *look, int32_t pid) {
   return found || lines == MAPS_MAX; /* a process with more lines keeps its slot: other processes must get their look */
 }
 
+/* Has the slot's process become another program (exec), which does not use the slot? */
 static bool is_replaced(const struct look *look, uint32_t slot) {
   int32_t pid = look->pids[slot];
   if (pid <= 0 || sp_slot_owner(&look->region, slot) != 0)
@@ -101,7 +106,7 @@ static bool is_replaced(const struct look *look, uint32_t slot) {
   return !maps_slots(look, pid);
 }
 
-/* Do the look, without the arbiter's lock. */
+/* Do the look, without the arbiter's lock. After LOOK_MAX_NS it ends early: `done` has the slots that are finished. */
 static void go_through(struct look *look, uint64_t began_ns) {
   struct stat status;
   if (!fstat(look->region.slots_fd, &status) && status.st_size > (off_t)SP_SLOTS_BYTES)
@@ -114,7 +119,7 @@ static void go_through(struct look *look, uint64_t began_ns) {
   for (uint64_t rest = look->claimed & ~look->done; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
     if (!(look->watched >> slot & 1))
-      find(look, slot);
+      find_process(look, slot);
     else if (is_replaced(look, slot))
       look->replaced |= rest & -rest;
     look->done |= rest & -rest;
@@ -123,6 +128,8 @@ static void go_through(struct look *look, uint64_t began_ns) {
   }
 }
 
+/* Watch the process that was found in the slot: its end is an event of arbiter.c (TAG_PIDFD). Takes the pidfd over, or
+ * closes it if the slot has been watched or given up since. */
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, const struct look *look) {
   struct sp_tenant *tenant = &share->tenants[slot];
   uint64_t bit = (uint64_t)1 << slot;
@@ -138,7 +145,7 @@ static void watch(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t s
   tenant->orphaned_ns = 0;
 }
 
-/* Take over what the look has found, with the arbiter's lock. */
+/* Take over what the look has found, with the arbiter's lock. If the share was removed meanwhile, all is dropped. */
 static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t began_ns) {
   struct sp_share *share = sp_share_of(arbiter, look->handle);
   uint64_t now_ns = sp_now_ns();
@@ -193,6 +200,7 @@ static struct sp_share *next_asked(struct sp_arbiter *arbiter) {
   return NULL;
 }
 
+/* The identity thread: looks at one share after the other that needs it. It holds the lock except during a look. */
 static void *run(void *argument) {
   struct sp_arbiter *arbiter = argument;
   prctl(PR_SET_NAME, "sharepod-ident");
@@ -234,6 +242,7 @@ int sp_identity_start(struct sp_arbiter *arbiter) {
   return -pthread_create(&arbiter->identity_thread, NULL, run, arbiter);
 }
 
+/* The caller has set `stopping`. */
 void sp_identity_stop(struct sp_arbiter *arbiter) {
   pthread_mutex_lock(&arbiter->lock);
   pthread_cond_signal(&arbiter->identity_asked);

@@ -10,6 +10,7 @@
 
 #include "agent/arbiter/node.h"
 
+/* Add the share's members to the gang. */
 static void put_in(struct sp_gang *gang, struct sp_share *share) {
   share->gang = gang;
   for (uint32_t index = 0; index < share->member_count; index++) {
@@ -18,6 +19,7 @@ static void put_in(struct sp_gang *gang, struct sp_share *share) {
   }
 }
 
+/* Remove the share's members from the gang's list. They point to it until put_in gives them another. */
 static void take_out(struct sp_gang *gang, const struct sp_share *share) {
   uint32_t kept = 0;
   for (uint32_t index = 0; index < gang->count; index++)
@@ -26,18 +28,20 @@ static void take_out(struct sp_gang *gang, const struct sp_share *share) {
   gang->count = kept;
 }
 
+/* Make the members of a new share a gang of their own. */
 void sp_gang_init(struct sp_share *share) {
   for (uint32_t index = 0; index < share->member_count; index++)
     share->members[index].share = share;
   put_in(&share->own, share);
 }
 
-/* Add `each` to the count of gang members of every device of the gang. */
+/* Add `each` to the count of gang members of every device of the gang. A gang with one device is not counted. */
 static void count_gang(const struct sp_gang *gang, uint32_t each) {
   for (uint32_t index = 0; gang->count > 1 && index < gang->count; index++)
     gang->members[index]->device->gang_members += each;
 }
 
+/* Has the gang a member on one of the share's devices? */
 static bool overlaps(const struct sp_gang *gang, const struct sp_share *share) {
   for (uint32_t index = 0; index < gang->count; index++)
     for (uint32_t other = 0; other < share->member_count; other++)
@@ -46,14 +50,16 @@ static bool overlaps(const struct sp_gang *gang, const struct sp_share *share) {
   return false;
 }
 
-static struct sp_gang *find(const struct sp_arbiter *arbiter, const struct sp_share *share, uint32_t key) {
+/* The first gang with the key that has no member on the share's devices; NULL: there is none. */
+static struct sp_gang *find_gang(const struct sp_arbiter *arbiter, const struct sp_share *share, uint32_t key) {
   struct sp_gang *gang = arbiter->joint;
   while (gang && (gang->key != key || overlaps(gang, share)))
     gang = gang->next;
   return gang;
 }
 
-static struct sp_gang *add(struct sp_arbiter *arbiter, uint32_t key) {
+/* Make an empty gang, at the end of the list. NULL: there is no memory. */
+static struct sp_gang *add_gang(struct sp_arbiter *arbiter, uint32_t key) {
   struct sp_gang **end = &arbiter->joint, *gang = calloc(1, sizeof *gang);
   if (!gang)
     return NULL;
@@ -63,7 +69,8 @@ static struct sp_gang *add(struct sp_arbiter *arbiter, uint32_t key) {
   return *end = gang;
 }
 
-static void drop(struct sp_arbiter *arbiter, struct sp_gang *gang) {
+/* Take an empty gang off the list, and free it. */
+static void drop_gang(struct sp_arbiter *arbiter, struct sp_gang *gang) {
   struct sp_gang **link = &arbiter->joint;
   while (*link != gang)
     link = &(*link)->next;
@@ -71,6 +78,7 @@ static void drop(struct sp_arbiter *arbiter, struct sp_gang *gang) {
   free(gang);
 }
 
+/* Tell the member's policy and its gate whether its gang is paused. A turn that it holds is left to the next step. */
 static void pause_member(struct sp_member *member, uint64_t now_ns) {
   bool paused = member->gang->paused;
   if (member->device->policy.shares[member->policy].paused == paused)
@@ -81,6 +89,7 @@ static void pause_member(struct sp_member *member, uint64_t now_ns) {
     sp_grant_set(member->grant, SP_BUDGET_SHARED_NS, SP_LOOKAHEAD_NS, paused ? SP_GRANT_PAUSED : 0);
 }
 
+/* Bring the gang's pause up to date, and that of its members: it is paused while one of its shares is. */
 void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   gang->paused = false;
   for (uint32_t index = 0; index < gang->count; index++)
@@ -90,11 +99,12 @@ void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t no
   sp_gang_stir(arbiter, gang);
 }
 
+/* Move the share into the gang of the key, made if need be; key 0: into its own. -ENOMEM: nothing has changed. */
 int sp_gang_join(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t key, uint64_t now_ns) {
-  struct sp_gang *from = share->gang, *to = key ? find(arbiter, share, key) : &share->own;
+  struct sp_gang *from = share->gang, *to = key ? find_gang(arbiter, share, key) : &share->own;
   if (from->key == key)
     return 0;
-  if (!to && !(to = add(arbiter, key)))
+  if (!to && !(to = add_gang(arbiter, key)))
     return -ENOMEM;
   sp_gang_dissolve(arbiter, from, now_ns);
   sp_gang_dissolve(arbiter, to, now_ns);
@@ -107,6 +117,6 @@ int sp_gang_join(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t ke
   sp_gang_pause(arbiter, from, now_ns);
   sp_gang_pause(arbiter, to, now_ns);
   if (from->key && !from->count)
-    drop(arbiter, from);
+    drop_gang(arbiter, from);
   return 0;
 }

@@ -42,11 +42,13 @@ void sp_lead_init_member(struct sp_member *member) {
   member->lead_max_ns = LEAD_MAX_NS;
 }
 
+/* How long before the predicted end of the member's residue the next share is granted. */
 uint64_t sp_lead_ns(const struct sp_member *member) {
   uint64_t lead_ns = member->device->lead_ns;
   return lead_ns < member->lead_max_ns ? lead_ns : member->lead_max_ns;
 }
 
+/* The holder has just got its grant: note when the drains before it should end, and where its slices begin. */
 void sp_lead_granted(struct sp_node_device *device) {
   device->holder->lead_cut = false;
   device->holder->slices_ns = device->holder->granted_ns;
@@ -63,6 +65,7 @@ void sp_lead_granted(struct sp_node_device *device) {
   sp_lead_aim(device->holder);
 }
 
+/* The member has drained. If the next share was granted before, learn from it how long a lead the member bears. */
 void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
   if (!member->predicted_end_ns)
     return; /* the next share was not granted before that */
@@ -80,6 +83,8 @@ void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
   member->predicted_end_ns = 0;
 }
 
+/* The member's turn has closed. If it was granted before its predecessor had drained, learn the device's lead from
+ * whether its first launch came late. */
 void sp_lead_closed(struct sp_member *member) {
   if (!member->predecessor_ns || !member->view.entered || member->late || member->lead_cut)
     return;
@@ -89,9 +94,11 @@ void sp_lead_closed(struct sp_member *member) {
   *lead_ns = bounded(late ? *lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : *lead_ns - LEAD_STEP_NS);
 }
 
+/* Move the holder's deadline to where its residue is not cut in two by the end of a slice. */
 void sp_lead_aim(struct sp_member *holder) {
   if (holder->terms.limit_millipercent < SP_POLICY_WHOLE || holder->deadline_ns <= holder->slices_ns)
     return;
+  /* To the nearer of two places: AIM_TO_NS in this slice, or AIM_NS in the next one. */
   uint64_t phase_ns = (holder->deadline_ns - holder->slices_ns) % SLICE_NS, slice_ns = holder->deadline_ns - phase_ns;
   if (phase_ns < AIM_NS)
     holder->deadline_ns = slice_ns + AIM_NS;

@@ -8,6 +8,7 @@
 
 #include "agent/arbiter/node.h"
 
+/* Repair the terms, the account and the memory figures of the grant. True: something was damaged. */
 static bool mend_terms(struct sp_member *member) {
   struct sp_grant *grant = member->grant;
   const struct sp_terms *terms = &member->terms;
@@ -35,7 +36,8 @@ static bool mend_terms(struct sp_member *member) {
   return damaged;
 }
 
-/* Repair the turn's word: while the turn is open, it is the word that was granted; else it may be any closed word. */
+/* Repair the turn's word: while the turn is open, it is the word that was granted; else it may be any closed word.
+ * True: it, or the flag of a pause, was damaged. */
 static bool mend_turn(struct sp_member *member) {
   struct sp_grant *grant = member->grant;
   uint32_t word = sp_grant_word(grant), closed_flags = member->gang->paused ? SP_GRANT_PAUSED : 0;

@@ -266,7 +266,9 @@ void sp_wake(struct sp_arbiter *arbiter);
 /* slots.c */
 /* Find out which processes have come to the share, and which have left. */
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
+/* The process in `slot` is gone: bill it, keep its counts, forget it, and have its slot cleared. */
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns);
+/* Read what the share's processes report of the member's device, into the member's view and usage. */
 void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
 void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns); /* in one read */
 /* Bring the device's counts up to date. Called after any change of view, pause, class or claims; `there` is false for a
@@ -278,11 +280,13 @@ void sp_slots_fault(struct sp_share *share);
 void sp_slots_mark_unresponsive(struct sp_member *member);
 /* The processes in the slots `rung`, a bit each, have rung: believe them again. */
 void sp_slots_mark_responsive(struct sp_share *share, uint64_t rung);
+/* Close the pidfds of the share's processes. */
 void sp_slots_close(struct sp_share *share);
 
 /* identity.c */
 /* Let the identity thread, later, find out which processes have the slots that are not watched, free the slots of
- * processes that have become another program (exec), clear the slots that are `gone` and repair what is damaged. */
+ * processes that have become another program (exec), clear the slots that are `gone` and repair what is damaged. Does
+ * nothing while the thread rests from its last look at the share. */
 void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
 /* Let it only clear the slots that are `gone` and repair what is damaged. */
 void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share);
@@ -342,7 +346,8 @@ static inline bool sp_turn_ends(const struct sp_node_device *device, const struc
 }
 /* Open the grant of `member`, after its deadline was set; returns the turn's word. */
 uint32_t sp_pressure_open(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns);
-/* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
+/* Tell the holder what has changed around it; wake its keeper if it has to hurry. Its deadline comes sooner if another
+ * share begins to wait. */
 void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 /* When the holder's budget has to be lowered for the end of its turn; once it is, the deadline. UINT64_MAX: the turn
  * does not end. */
@@ -353,8 +358,11 @@ void sp_lead_init_device(struct sp_node_device *device);
 void sp_lead_init_member(struct sp_member *member);
 /* How long before the predicted end of the member's residue the next share is granted. */
 uint64_t sp_lead_ns(const struct sp_member *member);
-void sp_lead_granted(struct sp_node_device *device); /* to device->holder */
+/* device->holder has just got its grant: note when the drains before it should end, and aim its deadline. */
+void sp_lead_granted(struct sp_node_device *device);
+/* The member has drained: learn its own longest lead, if the next share was granted before that. */
 void sp_lead_drained(struct sp_member *member, uint64_t drained_ns);
+/* The member's turn has closed: learn the device's lead from whether its first launch came late. */
 void sp_lead_closed(struct sp_member *member);
 /* Move the holder's deadline to where its residue is not cut in two. Called after each change of the deadline. */
 void sp_lead_aim(struct sp_member *holder);
@@ -364,6 +372,7 @@ void sp_lead_aim(struct sp_member *holder);
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 /* Grant the device, which is free, to `member`, which its policy has chosen. */
 void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns);
+/* Close the member's turn, if it holds one: from here on it drains. If none of its work runs, it is over at once. */
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
 /* The member's drain is late: let other shares run beside it. */
 void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns);
@@ -394,22 +403,24 @@ int sp_gang_join(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t ke
 void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns);
 
 /* gang.c; `member` is one of a gang on several devices */
-/* Step all devices of the gang: something has changed that concerns them all. */
+/* Have all devices of the gang stepped soon: something has changed that concerns them all. */
 void sp_gang_stir(struct sp_arbiter *arbiter, const struct sp_gang *gang);
 /* Offer the device, which is free, to the gangs. True: one of them got it, or it is kept for one. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 /* Let every gang that is complete, and may, commit its devices. Any change on any device can make a gang complete. */
 void sp_gang_commit(struct sp_arbiter *arbiter);
-/* The policy has chosen `member`. True: it reserves the device and waits for the rest of its gang. */
+/* The policy has chosen `member`. True: it reserves the device and waits for the rest of its gang. False: a reservation
+ * would win nothing, and the caller grants the device at once. */
 bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 /* Give up the member's reservation, if it has one. */
 void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
+/* Give up all reservations of the gang. */
 void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns);
 /* Must the holder's turn end because a gang needs the device, or because its own gang's turns end? */
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns);
-/* When sp_gang_ends may next be true, or a follower is missed on a device without a holder; UINT64_MAX: never. */
+/* When sp_gang_ends may next be true, or, on a device without a holder, a member may follow; UINT64_MAX: never. */
 uint64_t sp_gang_due_ns(const struct sp_node_device *device);
-/* Close the turn of `member`, and with it those of its gang. */
+/* Close the turn of `member`, and with it those of its gang. A follower's turn is closed alone. */
 void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
 /* When the turns that the gang holds end, together; UINT64_MAX: it holds none, or they do not end. */
 uint64_t sp_gang_deadline_ns(const struct sp_gang *gang);

@@ -4,6 +4,7 @@
  */
 #include "agent/arbiter/node.h"
 
+/* Did another share have a turn a moment ago? It will want one soon, and what is queued now delays it. */
 bool sp_others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   for (int index = 0; index < 2; index++) {
     const struct sp_member *other = device->recent[index].member;
@@ -13,6 +14,7 @@ bool sp_others_recent(const struct sp_node_device *device, const struct sp_membe
   return false;
 }
 
+/* Does another share of class latency with live processes hold a part of the device? */
 static bool beside_latency(const struct sp_node_device *device, const struct sp_member *member) {
   return device->latency_present > (uint32_t)member->counted_present;
 }
@@ -23,6 +25,7 @@ struct pressure {
   uint32_t flags;
 };
 
+/* What the grant of `member` has to tell the gate now. Where several rules apply, the later one decides. */
 static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member,
                                    uint64_t now_ns) {
   bool contended = sp_others_wait(device, member);
@@ -52,6 +55,8 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
   return pressure;
 }
 
+/* When the holder's budget must be lowered for the end of its turn; once it is, the deadline. UINT64_MAX: its turn does
+ * not end. */
 uint64_t sp_pressure_due_ns(const struct sp_node_device *device) {
   const struct sp_member *holder = device->holder;
   if (!sp_turn_ends(device, holder))
@@ -60,11 +65,13 @@ uint64_t sp_pressure_due_ns(const struct sp_node_device *device) {
   return budget_ns > SP_BUDGET_END_NS ? holder->deadline_ns + SP_BUDGET_END_NS - budget_ns : holder->deadline_ns;
 }
 
+/* Open the member's grant; returns the turn's word. */
 uint32_t sp_pressure_open(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   struct pressure pressure = pressure_on(device, member, now_ns);
   return sp_grant_open(member->grant, pressure.budget_ns, pressure.lookahead_ns, pressure.flags, now_ns);
 }
 
+/* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
 void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   struct pressure now = pressure_on(device, holder, now_ns);

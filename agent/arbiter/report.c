@@ -3,6 +3,7 @@
 
 #include "agent/arbiter/node.h"
 
+/* Return the account as of now: an open turn is billed first, and a wait that goes on is counted up to now. */
 int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);

@@ -8,6 +8,7 @@ struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share) {
   return share >= 0 && share < SP_SHARES_MAX ? arbiter->shares[share] : NULL;
 }
 
+/* Note a grant that has changed: its waiters are woken at the next sp_wake, after the decision. */
 void sp_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
   if (arbiter->wake_count == SP_WAKES_MAX)
     sp_wake(arbiter);
@@ -24,6 +25,7 @@ void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
   pthread_mutex_unlock(&arbiter->lock);
 }
 
+/* Make the arbiter's thread look at what another thread has changed. */
 void sp_arbiter_poke(struct sp_arbiter *arbiter) {
   uint64_t one = 1;
   ssize_t put = write(arbiter->wake_fd, &one, sizeof one);

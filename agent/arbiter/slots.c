@@ -10,11 +10,13 @@
 #define READ_NS    10000000u   /* reading a slot takes less */
 #define WRITING_NS 1000000000u /* even a busy host lets a thread that writes its report run within this */
 
+/* Keep a total over the device's members. `counts`: does the member count in it now? *counted: did it before? */
 static void count(uint32_t *total, bool *counted, bool counts) {
   *total += (uint32_t)counts - (uint32_t)*counted;
   *counted = counts;
 }
 
+/* Bring the device's counts up to date with the member. `there` false: it leaves, and counts no more. */
 void sp_member_count(struct sp_member *member, bool there) {
   struct sp_node_device *device = member->device;
   bool latency = there && member->terms.share_class == SP_CLASS_LATENCY;
@@ -29,6 +31,8 @@ void sp_slots_fault(struct sp_share *share) {
     share->members[index].usage.faults++;
 }
 
+/* Read which slots are claimed, into `look`, and bring the share's claims up to date. The identity thread is asked
+ * about claims without a known process, and about damage. */
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_slots_look *look, uint64_t now_ns) {
   /* Damage: the tenant has truncated the file, or has removed the claim of a process that lives and keeps its slot. */
   bool cut = sp_slots_look(&share->region, look) != 0;
@@ -43,6 +47,7 @@ static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_
     sp_identity_ask(arbiter, share, now_ns);
 }
 
+/* No process has entered the member's turn: from now on those that report that they wait are ignored. */
 void sp_slots_mark_unresponsive(struct sp_member *member) {
   for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
@@ -52,6 +57,7 @@ void sp_slots_mark_unresponsive(struct sp_member *member) {
   }
 }
 
+/* The processes in the slots `rung`, a bit each, have rung: believe again that they wait. */
 void sp_slots_mark_responsive(struct sp_share *share, uint64_t rung) {
   for (uint64_t rest = rung; rest; rest &= rest - 1)
     for (uint32_t index = 0; index < share->member_count; index++)
@@ -63,6 +69,7 @@ void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t
   watch(arbiter, share, &look, now_ns);
 }
 
+/* The overhead of a process has changed, or it is gone: write the new sums into the grants. */
 void sp_holdings_changed(struct sp_share *share) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
@@ -74,6 +81,7 @@ void sp_holdings_changed(struct sp_share *share) {
   }
 }
 
+/* Take the counters that the process in `slot` reports. One that has fallen keeps its last value. */
 static void take_counts(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said) {
   struct sp_said *before = &member->said[slot];
   if (said->beside_ns > before->beside_ns) {
@@ -93,6 +101,7 @@ static void take_counts(struct sp_member *member, uint32_t slot, const struct sp
     member->usage.memory_refused_bytes = said->refused_bytes;
 }
 
+/* The process in `slot` is gone: bill it, keep its counts, forget it, and have its slot cleared. */
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns) {
   struct sp_tenant *tenant = &share->tenants[slot];
   if (tenant->pidfd >= 0) {
@@ -142,7 +151,8 @@ void sp_slots_close(struct sp_share *share) {
       close(share->tenants[slot].pidfd);
 }
 
-/* Clamp a time that a tenant reports to [low, high]. It may truly lie past `high` by the time that reading it took. */
+/* Clamp a time that a tenant reports to [low, high]; one outside is a fault. But it may truly lie past `high` by the
+ * time that reading it took. */
 static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low, uint64_t high) {
   if (value > high)
     high = sp_now_ns(); /* the tenant may have written it after `high` was read */
@@ -185,7 +195,7 @@ static void take_memory(struct sp_member *member, struct sp_said *before, const 
 }
 
 /* Is the process in the middle of writing its report? A thread that loses the processor while it writes leaves an odd
- * sequence and completes it later. That is no fault of its share. */
+ * sequence and completes it later. That is no fault of its share, until it has lasted for WRITING_NS. */
 static bool is_writing(struct sp_said *before, const struct sp_slot_device *said, uint64_t now_ns) {
   if (!(said->sequence & 1u))
     return false;
@@ -198,13 +208,14 @@ static bool is_writing(struct sp_said *before, const struct sp_slot_device *said
  * that its work still runs. */
 static void add_last(const struct sp_member *member, const struct sp_slot_device *said, bool holds,
                      struct sp_view *view) {
-  uint32_t last = member->turn - 2;
+  uint32_t last = member->turn - 2; /* a close and a grant each add one */
   if (said->drained_turn == last)
     view->last_ended_ns = said->drained_ns > view->last_ended_ns ? said->drained_ns : view->last_ended_ns;
   else if (holds || said->held_turn == last)
     view->last_runs = true;
 }
 
+/* Add one process's counters and memory to the view's sums. */
 static void add_account(const struct sp_said *known, struct sp_view *view) {
   view->launches += known->launches;
   view->passed += known->passed;
@@ -212,7 +223,7 @@ static void add_account(const struct sp_said *known, struct sp_view *view) {
   view->memory_used_bytes += known->memory_bytes;
 }
 
-/* Add what the process in `slot` reports. `known`: its report, if that has been read already; else NULL. */
+/* Add what the process in `slot` reports to `view`. `known`: its report, if that has been read already; else NULL. */
 static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_slot_device *known, struct sp_view *view,
                      uint64_t now_ns) {
   struct sp_said *before = &member->said[slot];
@@ -282,6 +293,8 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
     view->longest_unit_ns = unit_ns;
 }
 
+/* Read the reports of all claimed slots anew, into the member's view and usage. `first`: the report of slot 0, if it
+ * has been read already; else NULL. */
 static void scan(struct sp_member *member, const struct sp_slot_device *first, uint64_t now_ns) {
   struct sp_view view = {0};
   for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
@@ -305,6 +318,7 @@ void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {
   scan(member, NULL, now_ns);
 }
 
+/* Read the claims of the share and the reports about the member; most shares need a single read for that. */
 void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_slots_look look;
   watch(arbiter, member->share, &look, now_ns);

@@ -9,8 +9,9 @@
 #define TOLD_NS        300000u  /* the news of a drain is rarely later than this */
 #define OVERLAP_MAX_NS 1000000u /* a residue that runs on for this long after its predicted end shares the time */
 
-/* A device that a gang reserves is lent in short turns to shares that are on this device alone. Returns the quantum. */
-static uint64_t lent(const struct sp_node_device *device, struct sp_member *member, uint64_t quantum_ns) {
+/* Note whether the member's turn is lent, and return its quantum. A device that a gang reserves is lent in short turns
+ * to shares that are on this device alone. The turn of a latency share below its request is not shortened. */
+static uint64_t lend(const struct sp_node_device *device, struct sp_member *member, uint64_t quantum_ns) {
   member->lent =
       device->reserved && member->gang->count == 1 && device->policy.shares[member->policy].rule != SP_RULE_LATENCY;
   return member->lent && quantum_ns > SP_LENT_NS ? SP_LENT_NS : quantum_ns;
@@ -23,7 +24,7 @@ static bool extend(struct sp_node_device *device, struct sp_member *holder, uint
   sp_policy_return(&device->policy, holder->policy, now_ns);
   struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
   if (choice.share == holder->policy) {
-    holder->deadline_ns = now_ns + lent(device, holder, choice.quantum_ns);
+    holder->deadline_ns = now_ns + lend(device, holder, choice.quantum_ns);
     sp_lead_aim(holder);
     return true;
   }
@@ -32,7 +33,8 @@ static bool extend(struct sp_node_device *device, struct sp_member *holder, uint
   return false;
 }
 
-/* … and with it its gang: all of the gang's turns are extended, or none. */
+/* Ask whether the holder goes on, and with it its gang. True: all turns of the gang have a new deadline, and end
+ * together. False: the caller closes all of them. */
 static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
   const struct sp_gang *gang = holder->gang;
   if (gang->count == 1) /* a device that a gang has committed goes to that gang, even from a latency share */
@@ -54,6 +56,7 @@ static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
   return true;
 }
 
+/* Does a latency share wait that must end the holder's turn? */
 static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
   if (!device->latency_waiting)
     return false;
@@ -67,7 +70,7 @@ static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
   return false;
 }
 
-/* Must the holder's turn end? */
+/* Close the holder's turn if it must end; else extend it if it is due, and tell its gate what has changed. */
 static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   const struct sp_view *view = &holder->view;
@@ -117,7 +120,8 @@ static bool resolve_drains(struct sp_arbiter *arbiter, struct sp_node_device *de
   return true;
 }
 
-/* A successor was granted early, and the residue has outlived its prediction: from here on the two share the time. */
+/* A successor was granted early. If the residue has outlived its prediction, or its drain's bound is past, then the two
+ * share the time from here on. */
 static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
   for (uint32_t index = 0; index < device->draining; index++) {
     struct sp_member *member = device->drains[index];
@@ -144,10 +148,12 @@ static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now
   return longest;
 }
 
+/* Bring the device's drains up to date. True: it has no holder, and no drain keeps it from the next share. */
 bool sp_step_try_free(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   return !device->holder && (!device->draining || resolve_drains(arbiter, device, now_ns));
 }
 
+/* Bill the shares that drain up to now, so that the policy chooses by their true accounts. */
 void sp_step_bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   bool exclusive = false;
   for (uint32_t index = device->draining; index-- > 0;) {
@@ -161,6 +167,8 @@ void sp_step_bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_bill(device, exclusive ? now_ns - TOLD_NS : now_ns);
 }
 
+/* Grant the device, which is free: to a stuck share, to a gang, or to the share that the policy chooses. If none may
+ * have it now, retry_ns says when to ask again. */
 static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   sp_step_bill_drains(arbiter, device, now_ns);
   struct sp_member *late = stuck(device, now_ns);
@@ -182,10 +190,11 @@ static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
       if (end_ns < now_ns + choice.quantum_ns)
         choice.quantum_ns = end_ns > now_ns ? end_ns - now_ns : 0;
     }
-    sp_turn_grant(arbiter, member, lent(device, member, choice.quantum_ns), now_ns);
+    sp_turn_grant(arbiter, member, lend(device, member, choice.quantum_ns), now_ns);
   }
 }
 
+/* Do what is due on the device: close, drain, grant. Its cost is counted. */
 void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   uint64_t began_ns = sp_now_ns();
   if (device->holder)
@@ -201,6 +210,7 @@ void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t
   device->decision_ns += sp_now_ns() - began_ns;
 }
 
+/* When the next step of the device is due without an event; UINT64_MAX: never. */
 static uint64_t due_ns_of(const struct sp_node_device *device) {
   uint64_t due_ns = device->holder ? UINT64_MAX : device->retry_ns;
   const struct sp_member *holder = device->holder;
@@ -242,6 +252,7 @@ void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t 
 
 #define ROUNDS 8 /* a step may stir other devices, and their steps still others; more rounds than this are a bug */
 
+/* Step every device on which something is due, or that another step has stirred. Returns when the next step is due. */
 uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns) {
   uint64_t due_ns = UINT64_MAX;
   for (int round = 0; round == 0 || (arbiter->stirred && round < ROUNDS); round++) {

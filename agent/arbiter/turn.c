@@ -10,6 +10,7 @@
 
 #include "agent/arbiter/node.h"
 
+/* Note that the member has ended a turn: `recent` keeps the last two different members. */
 static void remember_end(struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   if (device->recent[0].member != member)
     device->recent[1] = device->recent[0];
@@ -35,7 +36,7 @@ static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uin
   histogram->sum_ns += span_ns;
 }
 
-/* Has the member waited for the end of another share's turn, and for nothing else? */
+/* Has the member waited for the end of another share's turn, and for nothing else? Such a grant is a hand-off. */
 static bool takes_over(const struct sp_member *member) {
   const struct sp_node_device *device = member->device;
   const struct sp_member *last = device->draining ? device->drains[device->draining - 1] : device->recent[0].member;
@@ -43,6 +44,7 @@ static bool takes_over(const struct sp_member *member) {
          member->waiting_ns && (device->draining || member->waiting_ns < device->drained_ns);
 }
 
+/* Write the finished turn into the ring that traces are read from, and count it. */
 static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
   struct sp_turn *turn = &arbiter->turns[arbiter->turn_count % SP_TURNS_KEPT];
   arbiter->turn_count++;
@@ -78,6 +80,7 @@ static void remove_drain(struct sp_member *member) {
   member->draining = false;
 }
 
+/* End a turn that drained at `drained_ns`, now or a while ago: bill and correct it, record it, and tell the policy. */
 static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (drained_ns < device->billed_until_ns)
@@ -112,6 +115,7 @@ void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
   sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
+/* Close the member's turn, if it holds one: from here on it drains. If none of its work runs, it is over at once. */
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (!member->holding)
@@ -144,6 +148,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   }
 }
 
+/* Adopt a turn that an earlier agent left open: it is closed, and drains like any other. */
 void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (device->holder || device->draining)
@@ -161,6 +166,7 @@ void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
   sp_grant_wake(member->grant);
 }
 
+/* The share is released: end its turn on the device whatever its slots say, and forget the member. */
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   sp_gang_leave(arbiter, member, now_ns);
   sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
@@ -175,6 +181,7 @@ void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
       device->members[index]->cut = NULL;
 }
 
+/* Grant the device, which has no holder, to `member`. */
 void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (!device->draining && now_ns > device->billed_until_ns)
@@ -224,6 +231,7 @@ static void shorten(struct sp_node_device *device, uint64_t now_ns) {
   }
 }
 
+/* Scan the member and act on what its slots say: bill, end its drain, tell the policy whether it waits. */
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_slots_scan(member, now_ns);

@@ -25,6 +25,7 @@ def holders(file: int) -> list[int]:
 
 
 def _users(pid: str) -> list[int]:
+    """Return the user of a process; empty if it is gone or not shown here."""
     # The owner of /proc/PID would be wrong: it is root for a process that has made itself undumpable.
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():

@@ -71,6 +71,7 @@ class _Board(threading.Thread):
         self._known: dict[DeviceUuid, dict[int, DeviceProcess]] = {}
 
     def run(self) -> None:
+        """Look, deliver, and wait for an Xid event, until the agent closes."""
         xids: tuple[int, ...] = ()
         while not self._watch.stopping.is_set():
             with self._watch.session.use() as generation:
@@ -80,6 +81,10 @@ class _Board(threading.Thread):
             self._watch.looked(looks)
 
     def _look(self, generation: int, xids: tuple[int, ...]) -> tuple[DeviceLook, ...]:
+        """Look at all devices of the thread. If NVML has been opened anew, their handles are first found again.
+
+        `xids`: the events since the last look.
+        """
         if generation != self._generation:
             try:
                 self._handles = tuple(self._watch.found(item.info) for item in self._handles)
@@ -91,6 +96,7 @@ class _Board(threading.Thread):
         return tuple(self._look_at(item, xids) for item in self._handles)
 
     def _look_at(self, item: nvml.Handle, xids: tuple[int, ...]) -> DeviceLook:
+        """Look at one device, and remember its processes for the next look."""
         look = nvml.look_at(item, xids, self._known.get(item.info.uuid, {}))
         self._known[item.info.uuid] = {process.pid: process for process in look.processes}
         return look
@@ -105,6 +111,7 @@ class _Search(threading.Thread):
         self._watch = watch
 
     def run(self) -> None:
+        """Ask every LOOK_INTERVAL_S until the device is there; from then on look at it as a `_Board` does."""
         while not self._watch.stopping.is_set():
             with self._watch.session.use() as generation:
                 try:
@@ -122,6 +129,7 @@ class _Search(threading.Thread):
 
 
 def _not_found(uuid: DeviceUuid, error: Exception) -> DeviceLook:
+    """Return the look at a device that NVML could not find."""
     return DeviceLook(uuid, error=nvml.fault_of(error), gone=nvml.is_gone(error))
 
 
@@ -191,6 +199,7 @@ class Inventory:
         return {item.info.uuid: item.file for board in self._boards for item in board if item.file is not None}
 
     def _list(self, count: int) -> list[tuple[nvml.Handle, ...]]:
+        """Return the devices of `count` GPUs, a tuple for each GPU. One that does not answer is put into `unlisted`."""
         asks = [functools.partial(nvml.list_gpu, place, simulated=self._simulated) for place in range(count)]
         boards: list[tuple[nvml.Handle, ...]] = []
         index = 0

@@ -66,6 +66,7 @@ class HostLock:
         return self
 
     def _is_current(self, file: int) -> bool:
+        """Tell whether the open file still is the one at the lock's path."""
         try:
             return os.path.samestat(os.fstat(file), self._path.stat())
         except FileNotFoundError:
@@ -81,6 +82,10 @@ class HostLock:
             self._lock_file(file, index)
 
     def _lock_file(self, path: Path, index: int) -> None:
+        """Lock the kernel's file for a device. Raises AgentUnavailable if another agent may have the lock.
+
+        If strangers have it, root's agent logs them and goes on.
+        """
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # no such file here: then only the name excludes other agents
@@ -97,6 +102,10 @@ class HostLock:
                 log.warning("file of a device is locked", extra={"index": index, "uid": uid, "remedy": remedy})
 
     def _claim_name(self, key: str, index: int) -> None:
+        """Take the name of a device. Raises AgentUnavailable if another agent may have it.
+
+        If a stranger has it, root's agent takes a second name beside it, logs the stranger, and goes on.
+        """
         held = b"\0sharepod/device/" + key.encode()[-78:]
         mine, is_free, is_root = held, self._bind(held), os.getuid() == 0
         if not is_free and is_root:
@@ -114,6 +123,7 @@ class HostLock:
             log.warning("name of a device is a stranger's", extra={"index": index, "uid": uid, "remedy": remedy})
 
     def _bind(self, address: bytes) -> bool:
+        """Take the name and keep it until the end. False: it is taken."""
         name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             name.bind(address)

@@ -113,7 +113,7 @@ class Devices:
         return self._arbiter.context_bytes(self._registry.device_handle(device))
 
     def begin(self, now_ns: int) -> None:
-        """Expect looks from now on."""
+        """Expect looks from now on: a device without one for OVERDUE_NS hangs."""
         self._looked_ns = dict.fromkeys(self._health, now_ns)
 
     def notice_hanging(self, now_ns: int) -> None:
@@ -150,12 +150,14 @@ class Devices:
         self._refusals = {key: count for key, count in self._refusals.items() if key[0] != share}
 
     def _judge(self, device: DeviceUuid, verdict: health.Health) -> None:
+        """Set the verdict on a device. If its reason is new, tell the registry and the log."""
         before, self._health[device] = self._health[device], verdict
         if verdict.reason != before.reason:
             self._registry.set_health(device, verdict.reason)
             self._tell_health(device, verdict.reason)
 
     def _tell_health(self, device: DeviceUuid, reason: str) -> None:
+        """Log why the device is unhealthy; without a reason, that it is healthy again. The line names its shares."""
         held = [s.title for s in self._registry.shares() if any(terms.device == device for terms in s.devices)]
         if reason:
             log.error("device unhealthy", extra={"device": device, "reason": reason, "shares": held})
@@ -176,6 +178,7 @@ class Devices:
             self._arbiter.context_bytes(self._registry.device_handle(look.uuid), learned)
 
     def _tell_refusals(self, share: Share, device: DeviceUuid, usage: Usage) -> None:
+        """Log the allocations that the cap has refused since the last call for the share and device."""
         told = self._refusals.get((share.id, device), 0)
         self._refusals[share.id, device] = usage.memory_refusals
         if usage.memory_refusals > told:
@@ -191,6 +194,7 @@ class Devices:
 
 
 def _tell_found(found: unmanaged.Finding) -> None:
+    """Log a process that runs without a share, or unmetered although it was started in one."""
     process = found.process
     fields: dict[str, object] = {
         "device": found.device,

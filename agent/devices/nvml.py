@@ -135,14 +135,15 @@ def is_gone(error: Exception) -> bool:
 
 
 def _described(handle: Any, parent: Any, *, simulated: bool) -> Handle:
+    """Return a device without its index. `parent`: its whole GPU, the same handle if it is one."""
     uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
-    place = None if simulated else _place(parent)  # a simulated device has no place on this host's bus
+    place = None if simulated else _place_on_bus(parent)  # a simulated device has no place on this host's bus
     info = DeviceInfo(uuid, -1, _name(handle, parent), _memory(handle)[0], numa_node_at(place))
     parent_uuid = _text(pynvml.nvmlDeviceGetUUID(parent))
     return Handle(info, handle, parent, parent_uuid, place / "uevent" if place else None)
 
 
-def _place(parent: Any) -> Path | None:
+def _place_on_bus(parent: Any) -> Path | None:
     """Return the kernel's directory for a device's place on the bus; None: not known."""
     try:
         return place_of(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
@@ -199,6 +200,7 @@ def nvlink_peers(one: Handle, others: Sequence[Handle]) -> tuple[int, ...]:
 
 
 def _linked(one: Handle, other: Handle) -> bool:
+    """Tell whether NVLink connects two GPUs; False if one is a MIG instance, or the driver does not tell."""
     if one.handle is not one.parent or other.handle is not other.parent:
         return False
     try:
@@ -227,6 +229,7 @@ def numa_node_at(place: Path | None) -> int:
 
 
 def _process_name(pid: int) -> str:
+    """Return the name of a process in printable letters; "?" if it is gone."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -326,7 +329,7 @@ class XidEvents:
                     pynvml.nvmlEventSetFree(events)
 
     def wait(self, timeout_s: float, stopping: threading.Event) -> tuple[int, ...]:
-        """Return the first event, after at most about `timeout_s`."""
+        """Return the Xid of the first event; nothing if none comes within about `timeout_s`, or at the agent's end."""
         end = time.monotonic() + timeout_s
         while (left := end - time.monotonic()) > 0 and not stopping.is_set():
             if self._set is None:

@@ -46,6 +46,7 @@ class Releases:
         return await asyncio.shield(self._resume(reference))
 
     async def _release(self, reference: str) -> DeviceStatus:
+        """Do the work of `release`, to the end even if the caller gives up."""
         async with self._one_at_a_time:
             info = self._devices.find(reference)
             if not self._devices.released and (cause := await on_thread("nvml", self._session.close)):
@@ -54,6 +55,7 @@ class Releases:
             return self._devices.status(info.uuid)
 
     async def _resume(self, reference: str) -> DeviceStatus:
+        """Do the work of `resume`, to the end even if the caller gives up."""
         async with self._one_at_a_time:
             info = self._devices.find(reference)
             if info.uuid not in self._devices.released:

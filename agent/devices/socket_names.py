@@ -51,6 +51,7 @@ def holders(name: bytes) -> dict[bytes, int]:
 
 
 def _attributes(data: bytes) -> dict[int, bytes]:
+    """Return the netlink attributes in `data` by their kind."""
     found, at = {}, 0
     while at + 4 <= len(data):
         length, kind = struct.unpack_from("=HH", data, at)
@@ -65,4 +66,5 @@ def is_strangers(uid: int) -> bool:
 
 
 def _knows_all_users() -> bool:
+    """Tell whether this user namespace has all user ids, as the host's has."""
     return Path("/proc/self/uid_map").read_text(encoding="ascii").split()[-1] == str(2**32 - 1)

@@ -91,7 +91,8 @@ class UnmanagedProcesses:
     ) -> list[Finding]:
         """Take one look into account. Returns the new findings.
 
-        `owned`: the pids of all shares; `causes`: by pid, why a process that was started in a share runs unmetered.
+        `owned`: the pids of the shares that hold the device. `causes`: by pid, why a process that was started in a
+        share runs unmetered.
         """
         before = self._since.get(device, {})
         suspects = [p for p in processes if p.pid not in owned and not self._is_allowed(p.name)]

@@ -208,6 +208,7 @@ BUILD_ROWS: Final[tuple[InfoRow[Identity], ...]] = (
 
 
 def _held(snapshot: Snapshot, shares: Iterable[ShareStatus]) -> Iterator[tuple[tuple[str, ...], Held]]:
+    """Yield each share on each of its devices, with its SHARE_LABELS; POD_LABELS, the last of these, only for a pod."""
     devices = {device.info.uuid: device.info for device in snapshot.status.devices}
     for status in shares:
         labels = status.share.labels
@@ -219,6 +220,7 @@ def _held(snapshot: Snapshot, shares: Iterable[ShareStatus]) -> Iterator[tuple[t
 
 
 def _devices(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], DeviceStatus]]:
+    """Yield each device with its DEVICE_LABELS."""
     for device in snapshot.status.devices:
         info = device.info
         yield (snapshot.identity.node_name, str(info.index), info.uuid, info.name), device

@@ -29,8 +29,8 @@ static int64_t scaled(int64_t value, uint32_t rate, uint32_t whole) {
   return result > FINITE ? FINITE : result < -FINITE ? -FINITE : (int64_t)result;
 }
 
-/* What the bucket must hold before a turn is granted. It is so much that a share that is alone runs for limit x period,
- * then pauses. */
+/* What the bucket must hold before a turn is granted. With this much, a share that is alone runs for limit x
+ * LIMIT_PERIOD_NS, then pauses. */
 int64_t sp_account_threshold(const struct sp_policy_share *s) {
   return scaled(earned(LIMIT_PERIOD_NS, s->limit_mp), WHOLE - s->limit_mp, WHOLE);
 }
@@ -42,7 +42,8 @@ static int64_t bucket_capacity(const struct sp_policy *policy, const struct sp_p
   return policy->active > 1 ? max_i64(burst, earned(2 * policy->round_ns, s->limit_mp)) : burst;
 }
 
-/* The longest that a turn ordinarily becomes: kernels are not cut, so the last one may run past the quantum. */
+/* The longest that a turn ordinarily becomes, in account units. Kernels are not cut, so the last one may run past the
+ * quantum. */
 static int64_t longest_turn(const struct sp_policy *policy, const struct sp_policy_share *s) {
   return earned(sp_policy_ordinary(policy, s) + min_u64(s->longest_unit_ns, QUANTUM_MAX_NS), WHOLE);
 }
@@ -57,6 +58,7 @@ static uint32_t credit_rate(const struct sp_policy *policy, const struct sp_poli
   return policy->active == 1 ? WHOLE : s->guarantee_mp;
 }
 
+/* Cap the accounts of a share that is not active: it saves at most its request over SAVED_NS. */
 static void cap_savings(struct sp_policy_share *s) {
   s->credit = min_i64(s->credit, earned(SAVED_NS, s->request_mp));
   s->lag = min_i64(s->lag, earned(SAVED_NS, s->request_mp));
@@ -81,6 +83,7 @@ void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s) 
   }
 }
 
+/* Bring the accounts of all active shares to now_ns, at the rates of that time. */
 void sp_accounts_advance(struct sp_policy *policy, uint64_t now_ns) {
   if (policy->stale)
     sp_policy_rates(policy);
@@ -102,6 +105,8 @@ void sp_accounts_advance(struct sp_policy *policy, uint64_t now_ns) {
   }
 }
 
+/* Bring the accounts of all active shares to now_ns, and those of this share, active or not. While idle it earns its
+ * request, which first repays its debt. */
 void sp_accounts_bring(struct sp_policy *policy, struct sp_policy_share *s, uint64_t now_ns) {
   sp_accounts_advance(policy, now_ns);
   if (is_active(s))
@@ -121,6 +126,7 @@ void sp_accounts_bring(struct sp_policy *policy, struct sp_policy_share *s, uint
   sp_accounts_cap(policy, s);
 }
 
+/* Put the share into the set of active shares, or take it out: its state may have changed. */
 void sp_accounts_sort(struct sp_policy *policy, int share) {
   struct sp_policy_share *s = &policy->shares[share];
   uint64_t bit = (uint64_t)1 << (share % 64), *word = &policy->active_set[share / 64];
@@ -134,9 +140,10 @@ void sp_accounts_sort(struct sp_policy *policy, int share) {
     cap_savings(s);
 }
 
-/* Time to which the active shares were entitled, but for which no share was charged, was lost in hand-offs: all of them
- * give it back at their rates. The sum is signed: if co-granted holders are charged one after the other, the later
- * charge returns what the earlier one took too much. */
+/* Take lost time back from the active shares, before `charged`, in account units, is charged to one of them. Time to
+ * which they were entitled, but for which none was charged, was lost in hand-offs: all give it back at their rates. The
+ * sum is signed: if co-granted holders are charged one after the other, the later charge returns what the earlier one
+ * took too much. */
 static void give_back_loss(struct sp_policy *policy, int64_t charged) {
   int64_t loss = max_i64(policy->entitled - charged, -LOSS_RETURNED_MAX);
   policy->entitled = 0;
@@ -153,7 +160,7 @@ static void give_back_loss(struct sp_policy *policy, int64_t charged) {
   }
 }
 
-/* Lower bounds of a share that has just been charged. */
+/* Keep the accounts of a share that was just charged above their lower bounds. Lag below its bound becomes debt. */
 static void bound_overrun(struct sp_policy *policy, struct sp_policy_share *s) {
   int64_t turn = longest_turn(policy, s);
   /* Surplus that a share has used must not cost it its guarantee later: its credit is never less than minus one turn.
@@ -169,6 +176,7 @@ static void bound_overrun(struct sp_policy *policy, struct sp_policy_share *s) {
   s->lag = floor;
 }
 
+/* Charge device time that the share has used; negative: give some back. */
 void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns) {
   used_ns = min_i64(max_i64(used_ns, -(int64_t)STEP_MAX_NS), STEP_MAX_NS);
   if (used_ns < 0) /* a correction never gives back more than was charged */
@@ -184,17 +192,20 @@ void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int
   bound_overrun(policy, s);
 }
 
-/* Compare two times, account / rate, by cross multiplication. A target of 0 (leftovers) counts as the smallest rate. */
+/* Compare two times, account / rate, by cross multiplication: -1, 0, 1 as the first is shorter, equal, longer. A target
+ * of 0 (leftovers) counts as the smallest rate. */
 static int compare(int64_t a, uint32_t a_mp, int64_t b, uint32_t b_mp) {
   __int128 left = (__int128)a * (b_mp ? b_mp : 1);
   __int128 right = (__int128)b * (a_mp ? a_mp : 1);
   return (left > right) - (left < right);
 }
 
+/* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */
 int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b) {
   return compare(a->lag, a->target_mp, b->lag, b->target_mp);
 }
 
+/* -1, 0, 1 as `a` reaches its due lag later than `b`, at the same time, or sooner. */
 int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_share *b) {
   return compare(a->lag - a->due_lag, a->target_mp, b->lag - b->due_lag, b->target_mp);
 }
@@ -203,6 +214,7 @@ static uint64_t bounded(uint64_t quantum_ns) {
   return clamp_u64(quantum_ns, QUANTUM_MIN_NS, QUANTUM_MAX_NS);
 }
 
+/* The longest that the share's quantum ever is at these rates. */
 uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_policy_share *s) {
   uint64_t ordinary_ns = sp_policy_ordinary(policy, s);
   return bounded(ordinary_ns + ordinary_ns / VARIES);

@@ -9,7 +9,7 @@
 #define STEP_MAX_NS (1000000 * MS)
 #define FINITE      ((int64_t)(STEP_MAX_NS * WHOLE))
 
-/* `ns` at `rate_mp`, in account units. */
+/* What `ns` earn at `rate_mp`, in account units (ns x millipercent). */
 static inline int64_t earned(uint64_t ns, uint32_t rate_mp) {
   return (int64_t)(ns * rate_mp);
 }
@@ -20,20 +20,22 @@ static inline bool is_limited(const struct sp_policy_share *s) {
 
 /* Bring the accounts of all active shares to now_ns, at the rates of that time. */
 void sp_accounts_advance(struct sp_policy *policy, uint64_t now_ns);
-/* … and of this one, active or not: before its accounts are changed or it becomes active. */
+/* The same, and then bring this share's accounts to now_ns, active or not. Called before they are changed, and before
+ * the share becomes active. */
 void sp_accounts_bring(struct sp_policy *policy, struct sp_policy_share *s, uint64_t now_ns);
-/* After any change of waiting, holding, paused or present: is it among the active? */
+/* Put the share into the set of active shares, or take it out. Called after any change of waiting, holding, paused or
+ * present. A share that moves begins with rates 0, and the rates of all are computed anew. */
 void sp_accounts_sort(struct sp_policy *policy, int share);
 /* Keep a share's accounts below their upper bounds. */
 void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s);
-/* Device time that the share used, negative to take some back; brought to now before. */
+/* Charge device time that the share has used; negative: give some back. The caller has brought its accounts to now. */
 void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns);
 /* Cancel the lag common to all active shares. */
 void sp_accounts_cancel_common_lag(struct sp_policy *policy);
 /* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */
 int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b);
 
-/* … and as `a` reaches its due lag later, as soon, or sooner. */
+/* -1, 0, 1 as `a` reaches its due lag later than `b`, at the same time, or sooner. */
 int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_share *b);
 
 /* How long the share's next turn may last before its limit cuts it: about the ordinary quantum; longer if it is behind.

@@ -3,8 +3,8 @@
  *
  * Per share two accounts run on the same charges: `credit` earns the request and answers "is it below its request?",
  * `lag` earns the target (request + part of the surplus) and answers "how far behind is it?". A lag common to all
- * active shares is time that the device did not give anyone; it is cancelled (settle), so only differences between
- * shares remain, and hand-off costs, overcommit and rounding never pile up.
+ * active shares is time that the device did not give anyone; it is cancelled (sp_accounts_cancel_common_lag), so only
+ * differences between shares remain, and hand-off costs, overcommit and rounding never pile up.
  */
 #include "agent/policy/policy.h"
 
@@ -13,19 +13,22 @@
 #include "agent/policy/accounts.h"
 #include "agent/policy/rates.h"
 
+/* Is there a share at this index? The calls of policy.h ignore an index without one. */
 static bool is_known(const struct sp_policy *policy, int share) {
   return share >= 0 && share < policy->top && policy->shares[share].present;
 }
 
+/* `credit`: the share's credit at the time that is asked about. A share with request 0 is never below it. */
 static bool is_below_request(const struct sp_policy_share *s, int64_t credit) {
   return s->request_mp > 0 && credit >= 0;
 }
 
+/* May the share begin a turn under its limit? `bucket`: what its bucket holds at the time that is asked about. */
 static bool limit_allows(const struct sp_policy_share *s, int64_t bucket) {
   return !is_limited(s) || bucket >= sp_account_threshold(s);
 }
 
-/* Accounts and rates as of now: a debt that is repaid on the way changes the rates. */
+/* Bring accounts and rates to now. A debt that is repaid on the way changes the rates: then they are computed anew. */
 static void refresh(struct sp_policy *policy, uint64_t now_ns) {
   sp_accounts_advance(policy, now_ns);
   if (policy->stale)
@@ -34,13 +37,15 @@ static void refresh(struct sp_policy *policy, uint64_t now_ns) {
 
 /* ------------------------------------------------------------------------------------------------ choice */
 
+/* The rule by which the share would be chosen now. */
 static uint32_t rule_of(const struct sp_policy_share *s) {
   if (is_below_request(s, s->credit))
     return s->share_class == SP_CLASS_LATENCY ? SP_RULE_LATENCY : SP_RULE_REQUEST;
   return takes_surplus(s) ? SP_RULE_SURPLUS : SP_RULE_LEFTOVER;
 }
 
-/* By the order of the rules; then the share with the turn that is due first; then the one that has waited longest. */
+/* Is `a` chosen before `b`? By the order of the rules; then the share with the turn that is due first; then the one
+ * that has waited longest. */
 static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_share *b) {
   uint32_t rule_a = rule_of(a);
   uint32_t rule_b = rule_of(b);
@@ -50,7 +55,7 @@ static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_
   return behind != 0 ? behind > 0 : a->waiting_since_ns < b->waiting_since_ns;
 }
 
-/* Begin the share's turn. */
+/* Begin the share's turn: it holds, and waits no longer. Returns the choice, with the rule and the quantum. */
 static struct sp_choice give(struct sp_policy *policy, int share) {
   struct sp_policy_share *s = &policy->shares[share];
   struct sp_choice choice = {.share = share, .retry_ns = UINT64_MAX};
@@ -65,6 +70,7 @@ static struct sp_choice give(struct sp_policy *policy, int share) {
   return choice;
 }
 
+/* Choose the share that runs next; it holds from now on. share == -1: none may run, and retry_ns says when to ask. */
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   struct sp_choice choice = {.share = -1, .quantum_ns = 0, .retry_ns = UINT64_MAX, .rule = SP_RULE_NONE};
   refresh(policy, now_ns);
@@ -90,6 +96,8 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   return give(policy, choice.share);
 }
 
+/* Begin the turn of a member of a gang, which the policy has chosen before or which follows, out of order. share == -1:
+ * it cannot hold now. */
 struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].holding || policy->shares[share].paused)
     return (struct sp_choice){.share = -1, .retry_ns = UINT64_MAX};
@@ -103,17 +111,20 @@ struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t no
   return choice;
 }
 
+/* Give back the turn of the share that was chosen last: it waits again. */
 void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns) {
   sp_policy_wait(policy, share, true, now_ns); /* before the end: else it would count as idle in between */
   sp_policy_end(policy, share, now_ns);
 }
 
+/* May the share go before others once? Its limit allows a turn, and it is ahead of its target by one turn at most. */
 bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return false;
   struct sp_policy_share *s = &policy->shares[share];
   refresh(policy, now_ns);
   sp_accounts_bring(policy, s, now_ns);
+  /* An ordinary turn takes twice the due lag. */
   return !s->paused && s->debt == 0 && s->lag >= -2 * s->due_lag && limit_allows(s, s->bucket);
 }
 
@@ -127,6 +138,7 @@ static bool request_waits(const struct sp_policy *policy) {
   return false;
 }
 
+/* The quantum that the share would get now, before its limit cuts it; the shortest if it must yield to a request. */
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
@@ -144,6 +156,7 @@ uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns)
   return sp_account_longest(policy, &policy->shares[share]);
 }
 
+/* Should `waiter`, a latency share that its limit lets run, end the turn of `holder` now? */
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns) {
   if (!is_known(policy, waiter) || !is_known(policy, holder) || waiter == holder)
     return false;
@@ -151,6 +164,7 @@ bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, 
   const struct sp_policy_share *h = &policy->shares[holder];
   if (!s->waiting || s->holding || s->paused || s->share_class != SP_CLASS_LATENCY)
     return false;
+  /* The policy is const here: what the waiter has earned since the last call is added below, and not stored. */
   uint64_t elapsed_ns = now_ns > policy->updated_ns ? min_u64(now_ns - policy->updated_ns, STEP_MAX_NS) : 0;
   if (!h->holding || !limit_allows(s, s->bucket + earned(elapsed_ns, s->limit_mp)))
     return false;
@@ -167,7 +181,8 @@ void sp_policy_init(struct sp_policy *policy) {
   policy->stale = true;
 }
 
-/* Find out whether a latency share is present. Called after any change of terms, presence or pause. */
+/* Find out whether a latency share is present, and have all rates computed anew. Called after any change of terms,
+ * presence or pause. */
 static void look_for_latency(struct sp_policy *policy) {
   policy->latency_present = false;
   for (int i = 0; i < policy->top; i++) {
@@ -178,6 +193,7 @@ static void look_for_latency(struct sp_policy *policy) {
   policy->stale = true;
 }
 
+/* Set the terms, each cut to its range: an unknown class becomes batch. */
 static void set_terms(struct sp_policy_share *s, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class) {
   s->limit_mp = limit_mp < 1 ? 1 : limit_mp > WHOLE ? WHOLE : limit_mp;
   s->request_mp = request_mp > s->limit_mp ? s->limit_mp : request_mp;
@@ -195,7 +211,7 @@ int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_
     s->present = true;
     s->updated_ns = policy->updated_ns;
     set_terms(s, request_mp, limit_mp, share_class);
-    s->bucket = sp_account_threshold(s);
+    s->bucket = sp_account_threshold(s); /* enough for a turn at once */
     if (policy->top <= i)
       policy->top = i + 1;
     look_for_latency(policy);
@@ -270,6 +286,7 @@ void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
   sp_accounts_cap(policy, &policy->shares[share]);
 }
 
+/* Set the share's longest unit; returns its ordinary quantum at the rates of the last call. */
 uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
@@ -283,6 +300,7 @@ uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_un
 
 /* -------------------------------------------------------------------------------------------- validation */
 
+/* Are the invariants of this one share kept? */
 static bool share_is_valid(const struct sp_policy *policy, const struct sp_policy_share *s) {
   if (s->request_mp > s->limit_mp || s->limit_mp < 1 || s->limit_mp > WHOLE || s->share_class > SP_CLASS_BATCH)
     return false;

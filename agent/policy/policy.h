@@ -113,7 +113,8 @@ void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns);
 /* Choose the next share among those that wait and do not hold. The chosen share holds, and no longer waits. */
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns);
 /* Begin the turn of a member of a gang that was chosen before. It then waited for the gang's other devices, and was
- * idle here meanwhile (sp_policy_end). It holds from now on, for two milliseconds at least; share == -1: it cannot. */
+ * idle here meanwhile (sp_policy_end). It holds from now on, for two milliseconds at least. share == -1: it is paused,
+ * holds already, or is not known. */
 struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns);
 /* May the share go before others once? Its limit allows a turn, and it is ahead of its target by one turn at most. */
 bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns);

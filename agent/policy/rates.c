@@ -10,8 +10,9 @@
 /* What the guarantees leave over goes to the tiers in this order; the shares of one tier divide its part. */
 enum tier { TIER_SURPLUS, TIER_INDEBTED, TIER_LEFTOVER, TIER_NONE, TIER_COUNT };
 
-/* A paused share is active while its last work runs, but it earns nothing: the scheduler may have promised the request
- * of a paused share to others as well, so earning would lower their guarantees. */
+/* The tier in which the share gets a part of what the guarantees leave over. A paused share is active while its last
+ * work runs, but it earns nothing: the scheduler may have promised the request of a paused share to others as well, so
+ * earning would lower their guarantees. */
 static enum tier tier_of(const struct sp_policy_share *s) {
   if (s->paused)
     return TIER_NONE;
@@ -20,6 +21,7 @@ static enum tier tier_of(const struct sp_policy_share *s) {
   return s->debt > 0 ? TIER_INDEBTED : TIER_SURPLUS;
 }
 
+/* The weight by which a tier's part is divided: the request, but at least LEFTOVER_WEIGHT_MP among the leftovers. */
 static uint32_t weight_of(const struct sp_policy_share *s) {
   return s->request_mp > LEFTOVER_WEIGHT_MP || takes_surplus(s) ? s->request_mp : LEFTOVER_WEIGHT_MP;
 }
@@ -65,6 +67,7 @@ static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t lef
   return 0;
 }
 
+/* The request that counts for the guarantee: none while paused. In debt it is half: the other half repays the debt. */
 static uint32_t effective_request(const struct sp_policy_share *s) {
   if (s->paused)
     return 0;
@@ -78,6 +81,7 @@ uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_poli
   return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, policy->longest_ns);
 }
 
+/* What ordinarily ends after a turn of the share: half a unit, because kernels are not cut. */
 uint64_t sp_policy_residue(const struct sp_policy_share *s) {
   return clamp_u64(s->longest_unit_ns / 2, RESIDUE_NS, QUANTUM_MAX_NS);
 }
@@ -100,6 +104,7 @@ void sp_policy_round(struct sp_policy *policy) {
   }
 }
 
+/* Compute guarantees, targets, the round and due lags from the terms of the active shares: docs/policy.md. */
 void sp_policy_rates(struct sp_policy *policy) {
   uint64_t requests = 0;
   policy->active = 0;

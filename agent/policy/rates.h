@@ -11,7 +11,7 @@
 #define QUANTUM_MAX_NS (50 * MS)
 /* A turn costs a hand-off (about 50 us), so turns are long unless a latency share might be kept waiting. */
 #define QUANTUM_NS (10 * MS)
-/* A round is so long for each share: with their longest quanta cut, about the median quantum is left of it. */
+/* A round is this long for each active share: with their longest quanta cut, about the median quantum is left of it. */
 #define BASE_NS         (12 * MS)
 #define BASE_LATENCY_NS (5 * MS)
 /* What was launched in a turn and ends after it, of small units: measured, docs/adr/0011. */
@@ -35,6 +35,7 @@ static inline int64_t max_i64(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
+/* Does the share wait or hold? A paused one is active only while it holds. */
 static inline bool is_active(const struct sp_policy_share *s) {
   return s->present && (s->holding || (s->waiting && !s->paused));
 }
@@ -52,7 +53,7 @@ static inline int next_active(const struct sp_policy *policy, int from) {
   return -1;
 }
 
-/* Takes part in the surplus; the others get what even these leave. */
+/* Does the share take part in the surplus? The others get what these leave of it. */
 static inline bool takes_surplus(const struct sp_policy_share *s) {
   return s->share_class != SP_CLASS_BATCH && s->request_mp > 0;
 }

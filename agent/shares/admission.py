@@ -106,10 +106,12 @@ def check_fit(room: Room, terms: Terms, *, overcommit: bool) -> None:
 
 
 def _terms(ask: DeviceAsk, room: Room) -> Terms:
+    """Return the terms on the device of `room`: a cap in proportion depends on the device's memory."""
     return ask.terms_on(room.info.memory_total_bytes)
 
 
 def _check_health(room: Room) -> None:
+    """Raise WrongState if the device is unhealthy."""
     if room.health_reason:
         raise WrongState(
             f"device {room.info.index} is unhealthy ({room.health_reason}): name another, or wait until it is well"
@@ -120,7 +122,7 @@ def _best_fit(candidates: Sequence[Room], ask: DeviceAsk, *, overcommit: bool) -
     """Return the fitting device that would have the least time left afterwards, so that large gaps stay whole.
 
     Ties go to the device with the least memory left, then to the lowest index. A best-effort share gets the device with
-    the most free time.
+    the most free time. Raises DoesNotFit, InvalidInput or WrongState if the share fits on none.
     """
     fitting: list[Room] = []
     refusals: list[DoesNotFit | InvalidInput | WrongState] = []

@@ -103,6 +103,7 @@ class Dumper:
         return f'{{{self._head}, "devices": {known}, "shares": [{shares}]}}'
 
     def _dump(self, status: ShareStatus) -> str:
+        """Return the record of a share: the last one again, if the share has had no new status since."""
         known = self._dumped.get(status.share.id)
         if known is not None and known[0] is status:
             return known[1]
@@ -115,6 +116,7 @@ class Dumper:
 
 
 def _counters(usage: Usage) -> dict[str, Any]:
+    """Return the counters of an account as they are written."""
     gone = {name: getattr(usage.gone_copies, name) for name in _COPIES}
     return {**{name: getattr(usage, name) for name in COUNTERS}, "gone_copies": gone}
 
@@ -147,6 +149,7 @@ def parse(text: str, boot: str) -> Checkpoint:
 
 
 def _unreadable(cause: str) -> WrongState:
+    """Return the error for a checkpoint that cannot be read."""
     return WrongState(
         f"checkpoint is unreadable ({cause}): names, labels and owners of its shares are lost, their terms are not: "
         f"it is kept as {UNREADABLE}"
@@ -154,6 +157,7 @@ def _unreadable(cause: str) -> WrongState:
 
 
 def _read(items: Iterable[Mapping[str, Any]]) -> tuple[tuple[Record, ...], tuple[Unread, ...]]:
+    """Read each share by itself: return those that can be read, and the others as they stand, with the cause."""
     records: dict[ShareId, Record] = {}
     unread: list[Unread] = []
     for item in items:
@@ -168,6 +172,7 @@ def _read(items: Iterable[Mapping[str, Any]]) -> tuple[tuple[Record, ...], tuple
 
 
 def _name(item: Mapping[str, Any]) -> str:
+    """Return the name of the share's directory, which is its id; empty if the item has no proper id."""
     try:
         name = str(item["share"]["id"])
     except _MALFORMED:
@@ -176,7 +181,7 @@ def _name(item: Mapping[str, Any]) -> str:
 
 
 def _record(item: Mapping[str, Any]) -> Record:
-    """Read a share. Fields that are not known here, because a newer agent wrote them, are left out."""
+    """Read a share. Fields of a newer agent are left out. Raises one of _MALFORMED."""
     share = {name: item["share"][name] for name in _SHARE if name in item["share"]}
     devices = tuple(
         DeviceTerms(DeviceUuid(held["device"]), Terms(**{n: held["terms"][n] for n in _TERMS if n in held["terms"]}))
@@ -204,6 +209,7 @@ def _devices(items: Iterable[Mapping[str, Any]]) -> tuple[DeviceInfo, ...]:
 
 
 def _usage(item: Mapping[str, Any]) -> Usage:
+    """Read an account, which an older agent may have written. Raises one of _MALFORMED."""
     known = {"charged_ns": item["used_ns"], **item}  # older agents had one account for both
     counters: dict[str, Any] = {name: int(known.get(name, 0)) for name in COUNTERS}
     if not all(0 <= value < _COUNTER_MAX for value in counters.values()):

@@ -57,6 +57,7 @@ class Line:
 
 
 def _init_cause(error: int) -> str:
+    """Return why cuInit failed, from its CUresult."""
     return _INIT_CAUSES.get(error, "the driver does not start: `sharepod doctor` looks at it")
 
 
@@ -145,6 +146,7 @@ class DiagnosticLog:
 
     @staticmethod
     def _diagnostics(status: ShareStatus, told: _Told) -> list[Line]:
+        """Return a line for each diagnostic that has not been logged yet, and note it in `told`."""
         lines: list[Line] = []
         for diagnostic in status.diagnostics:
             if diagnostic.number <= told.diagnostic:
@@ -161,6 +163,7 @@ class DiagnosticLog:
 
     @staticmethod
     def _region(status: ShareStatus, told: _Told) -> list[Line]:
+        """Return lines about damage that has grown and a region that has become unusable, and note them in `told`."""
         lines: list[Line] = []
         faults = sum(held.usage.faults for held in status.usages)
         if faults >= max(1, told.faults * _FAULTS_FACTOR):
@@ -176,6 +179,7 @@ class DiagnosticLog:
 
     @staticmethod
     def _caps(status: ShareStatus, told: _Told, context_bytes: Mapping[DeviceUuid, int]) -> list[Line]:
+        """Return a line for each memory cap that has become too small for a context, and note these in `told`."""
         causes = {
             held.device: cause
             for held in status.share.devices

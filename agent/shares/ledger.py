@@ -130,6 +130,7 @@ class DeviceAccount:
 
 
 def _rate(passed_ns: int, counted_ns: int) -> int:
+    """Return what was counted in the time passed as 1/1000 % of that time; 0 if no time has passed."""
     if passed_ns <= 0 or counted_ns <= 0:
         return 0
     # A share is never charged more than passes. A higher rate comes from reading the counter after the clock.
@@ -145,10 +146,14 @@ def carried(usages: Sequence[Usage], live_launches: int, now: Sequence[Usage]) -
     """
     launches = sum(usage.launches for usage in usages)
     gone = max(0, launches - min(live_launches, sum(usage.launches for usage in now)))
-    return tuple(_carried(usage, told, gone, max(launches, 1)) for usage, told in zip(usages, now, strict=True))
+    return tuple(_earlier(usage, told, gone, max(launches, 1)) for usage, told in zip(usages, now, strict=True))
 
 
-def _carried(usage: Usage, told: Usage, gone: int, launches: int) -> Usage:
+def _earlier(usage: Usage, told: Usage, gone: int, launches: int) -> Usage:
+    """Return the earlier account of one device.
+
+    `told`: what the slots report of it now. `gone` of all `launches` were made by processes that have no slot any more.
+    """
     missing = map(sub, astuple(usage.copies), astuple(told.copies))
     copies = Copies(*map(max, astuple(usage.gone_copies), missing))
     return replace(

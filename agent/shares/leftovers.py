@@ -88,7 +88,7 @@ class Leftovers:
                 del self._left[name]
                 continue
             directory = self._shares / name
-            tenants = self._arbiter.region_tenants(str(directory))
+            tenants = self._arbiter.region_tenants(str(directory))  # 2: in use; 1: perhaps; 0: not in use
             if tenants == 1 and name not in self._doubtful:
                 self._doubtful.add(name)
             elif tenants == 2:

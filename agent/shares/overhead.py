@@ -44,7 +44,10 @@ class Overheads:
         self._context: dict[DeviceUuid, int] = {}
 
     def step(self, device: DeviceUuid, held: Iterable[Held], nvml_bytes: Mapping[int, int]) -> list[Settled]:
-        """Take one look into account; `nvml_bytes` is NVML's figure by pid, 0 where it does not tell."""
+        """Take one look into account, and return the overheads on which it and the last look agree.
+
+        `nvml_bytes` is NVML's figure by pid, 0 where it does not tell.
+        """
         before = self._before.get(device, {})
         now: dict[Held, int] = {}
         settled: list[Settled] = []
@@ -66,6 +69,7 @@ class Overheads:
         return self._context.get(device, 0)
 
     def _learn(self, device: DeviceUuid, overhead_bytes: int) -> None:
+        """Keep the least overhead of a process on the device: about what a context takes."""
         known = self._context.get(device, 0)
         if overhead_bytes > 0 and (not known or overhead_bytes < known):
             self._context[device] = overhead_bytes

@@ -93,6 +93,7 @@ class Owners:
         asyncio.get_running_loop().add_reader(pidfd, self._end, share)
 
     def _end(self, share: ShareId) -> None:
+        """Stop watching an owner that is gone, and tell."""
         self.forget(share)
         self._ended(share)
 

@@ -361,6 +361,7 @@ class Registry:
             raise AssertionError("more than 100 % of a device is promised")
 
     def _entry(self, reference: str) -> _Entry:
+        """Return the live share with that id or name. Raises UnknownShare."""
         entry = self._entries.get(ShareId(reference))
         if entry is None and reference:
             entry = next((e for e in self._entries.values() if e.share.name == reference), None)
@@ -377,6 +378,7 @@ class Registry:
                 raise NameTaken(f"id {ask.id!r} is the name of share {share.id}: choose another, or release that one")
 
     def _enter(self, share: Share, handle: Handle, carried: tuple[Usage, ...], now_ns: int) -> None:
+        """Add a share to the live ones, and begin its accounts with a sample."""
         accounts = tuple(Account() for _ in share.devices)
         self._entries[share.id] = _Entry(share, handle, accounts, carried)
         titles = self._titles.setdefault(handle, [])
@@ -387,11 +389,12 @@ class Registry:
             account.add(now_ns, usage.used_ns, usage.waited_ns)
 
     def _join(self, handle: Handle, share: Share) -> None:
+        """Make one gang of the live shares of an owner that name the same one. A share without a gang is alone."""
         live = {(held.owner, held.gang) for held in self.shares()}
         self._arbiter.join_gang(handle, self._gangs.key(share.owner, share.gang, live))
 
     def _holder(self, turn: Turn) -> Share | None:
-        """Return the share that had the turn's handle when the turn ended."""
+        """Return the share that had the turn's handle when the turn ended; None if it has been forgotten."""
         for since_ns, share in reversed(self._titles.get(turn.share, [])):
             if since_ns <= turn.drained_ns:
                 return share
@@ -404,6 +407,7 @@ class Registry:
         return [self._arbiter.read_usage(entry.handle, term) for term in range(len(entry.accounts))]
 
     def _status(self, entry: _Entry, read: Sequence[Usage], now_ns: int) -> ShareStatus:
+        """Return the share's status. `read`, its accounts as of now, is also a sample for the rates."""
         usages: list[DeviceUsage] = []
         parts = zip(entry.share.devices, entry.accounts, entry.carried, read, strict=True)
         for term, (held, account, carried, usage) in enumerate(parts):
@@ -429,6 +433,7 @@ class Registry:
         return [(self._handles[held.device], held.terms) for held in devices]
 
     def _changed_devices(self, share: Share, change: TermsChange) -> list[DeviceUuid]:
+        """Return the devices that `change` is for. Raises UnknownDevice, or InvalidInput if the share has it not."""
         held = [terms.device for terms in share.devices]
         if not change.device:
             return held
@@ -441,6 +446,7 @@ class Registry:
         return [device]
 
     def _new_id(self) -> ShareId:
+        """Draw an id that is no live share's id or name."""
         while True:
             share_id = ShareId("".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH)))
             if all(share_id not in (share.id, share.name) for share in self.shares()):
@@ -456,6 +462,8 @@ def _give_to(uid: int, directory: Path) -> None:
 
 
 def _changed(terms: Terms, change: TermsChange) -> Terms:
+    """Return the terms with the change; what it does not give stays."""
+
     def pick(new: int | None, old: int) -> int:
         return old if new is None else new
 

@@ -80,6 +80,7 @@ class Spending:
         return tuple(Spent(party, self._used_ns[party], count) for party, count in self._shares.items())
 
     def _known(self, party: Party) -> Party:
+        """Return the party; or, when PARTIES_MAX others are counted, the one without a name."""
         return party if party in self._shares or len(self._shares) < PARTIES_MAX else Party()
 
 

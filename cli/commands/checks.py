@@ -125,7 +125,7 @@ def check_membarrier() -> Check:
 def check_agent(node: pb.GetNodeResponse | None, refusal: CliError | None) -> Check:
     """Check that the agent answers and has this version."""
     if node is None:
-        cause, _, remedy = str(refusal or "not asked").partition(": start ")
+        cause, _, remedy = str(refusal or "not asked").partition(": start ")  # as in `no_agent` of connection/client.py
         return Check("agent", FAIL, cause, f"start {remedy}" if remedy else "look at the agent's log")
     kind = "simulated devices" if is_simulated(node) else f"driver {node.driver_version}"
     text = f"{node.version}, pid {node.agent_pid}, {kind}, region ABI {node.region_abi_version}"
@@ -148,7 +148,7 @@ def check_hook(path: Path) -> Check:
 
 
 def check_served_hook(node: pb.GetNodeResponse) -> Iterator[Check]:
-    """Warn if an upgrade would replace the hook while programs have it mapped."""
+    """Yield a warning if an upgrade would replace the hook while programs have it mapped, else nothing."""
     if Path(node.hook_path).name == hook.LIBRARY.name:  # a served copy of the hook has its version in its name
         text = "served from the package: the agent's hook directory is mounted noexec"
         remedy = "stop the programs before an upgrade replaces it, or choose another --hook-directory"
@@ -162,7 +162,7 @@ def check_mps(directory: Path) -> Check:
         os.kill(pid, 0)
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         return Check("MPS", OK, "no control daemon")
-    except (OSError, ValueError, OverflowError):
+    except (OSError, ValueError, OverflowError):  # it runs as another user, or its file has no pid yet
         return Check("MPS", FAIL, f"a control daemon serves {directory}: its clients cannot be metered", _STOP_MPS)
     return Check("MPS", FAIL, f"control daemon {pid} serves {directory}: its clients cannot be metered", _STOP_MPS)
 
@@ -185,7 +185,10 @@ def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:
 
 
 def check_tmpfs(directory: Path, mounts: str) -> Check:
-    """Check that regions lie in memory: on a disk each change of a shared word may be written out."""
+    """Check that regions lie in memory: on a disk each change of a shared word may be written out.
+
+    `mounts` is the text of /proc/mounts. The longest mount point above `directory` is the one that holds it.
+    """
     best, kind = "", "unknown"
     for line in mounts.splitlines():
         point, filesystem = line.split()[1:3]
@@ -234,6 +237,7 @@ def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
 
 
 def _probe(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a command to its end and return its output; None: it did not end in time."""
     try:
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False

@@ -49,7 +49,8 @@ def find_program(name: str, path: str | None) -> str:
 def gains_rights(program: str, path: str | None = None) -> str:
     """Return the right that a program file, or its interpreter, gains at its start and so loses the hook; empty: none.
 
-    With such a right the loader drops LD_PRELOAD, also for all programs that this one starts.
+    With such a right the loader drops LD_PRELOAD, also for all programs that this one starts. `path` is the PATH in
+    which `env` looks for a script's interpreter.
     """
     for _ in range(_INTERPRETERS_MAX):
         status = Path(program).stat()
@@ -72,6 +73,7 @@ def gains_rights(program: str, path: str | None = None) -> str:
 
 
 def _has_capabilities(program: str) -> bool:
+    """Tell whether a file has capabilities. False: it has none, or they cannot be read."""
     try:
         return bool(os.getxattr(program, "security.capability"))
     except OSError:
@@ -89,7 +91,7 @@ def _interpreter(program: str) -> list[str]:
 
 
 def program_environment(base: Mapping[str, str], additions: Mapping[str, str], hook_path: str) -> dict[str, str]:
-    """Return `base` with the share in it: the variables of the agent, and the hook first in LD_PRELOAD."""
+    """Return `base` with the share in it: the agent's variables `additions`, and the hook first in LD_PRELOAD."""
     environment = dict(base)
     for name, value in {**additions, "LD_PRELOAD": hook_path}.items():
         present = environment.get(name, "") if name in _PATH_LISTS else ""
@@ -114,5 +116,6 @@ def become(program: str, arguments: Sequence[str], environment: Mapping[str, str
 
 
 def _is_text(program: str) -> bool:
+    """Tell whether a file can be a script: there is no zero byte at its begin."""
     with Path(program).open("rb") as file:
         return b"\0" not in file.read(256)

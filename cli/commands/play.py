@@ -30,6 +30,8 @@ MISSING: Final = "{} is missing: pip install 'sharepod[scheduler]'"
 
 @dataclass(frozen=True, slots=True)
 class _Play:
+    """All that a process needs to run one play."""
+
     nodes: Sequence[NodeSpec]
     tasks: Sequence[Task]
     queues: Queues
@@ -60,11 +62,11 @@ class Played:
 
 
 def play(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str], jobs: int, *, as_json: bool) -> None:
-    """Play a list of pods under each policy, and print the results. Raises CliError."""
-    plays = _plays(nodes, pods, queues, policies)
+    """Play a list of pods under each policy, `jobs` plays at a time, and print the results. Raises CliError."""
+    plays = _read_plays(nodes, pods, queues, policies)
     end_in_order()
     done: list[Played] = []
-    for played in side_by_side(_play, plays, jobs):
+    for played in side_by_side(_run_play, plays, jobs):
         done.append(played)
         note(f"{len(done)} of {len(plays)}: {played.policy}: {100 * played.used:.2f} % used")
     if as_json:
@@ -73,7 +75,8 @@ def play(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str], 
         show(_tables(done))
 
 
-def _plays(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str]) -> list[_Play]:
+def _read_plays(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str]) -> list[_Play]:
+    """Read the lists, and return a play for each policy. Raises CliError."""
     try:
         from sharepod.scheduler.controller.queues import KEY, Queues, read_queues
         from sharepod.scheduler.errors import PlacementError
@@ -93,7 +96,10 @@ def _plays(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str]
 
 
 def listed(path: Path) -> list[Task]:
-    """Return a list's pods as tasks. Time begins when the first one arrives. Raises TraceError."""
+    """Return a list's pods as tasks, without the pods that ask for no share. Raises TraceError.
+
+    Time begins when the first pod of the list arrives. A pod without an end runs until the last moment of the list.
+    """
     from sharepod.scheduler.simulation.job_run import Task
     from sharepod.scheduler.state.trace import read_timed_pods
 
@@ -111,12 +117,13 @@ def listed(path: Path) -> list[Task]:
     ]  # fmt: skip
 
 
-def _play(given: _Play) -> Played:
+def _run_play(given: _Play) -> Played:
+    """Run one play to its end, and note from time to time how far it is. Raises CliError if no pod would ever fit."""
     from sharepod.scheduler.simulation.timeline import Timeline
     from sharepod.scheduler.simulation.waits import used, waits
 
-    line = Timeline(given.nodes, given.queues, given.policy)
-    line.expect(given.tasks)
+    timeline = Timeline(given.nodes, given.queues, given.policy)
+    timeline.expect(given.tasks)
     comes_s = max(task.arrive_s for task in given.tasks)
     told_s = time.monotonic()
 
@@ -124,24 +131,25 @@ def _play(given: _Play) -> Played:
         nonlocal told_s
         if time.monotonic() - told_s > TOLD_S:
             told_s = time.monotonic()
-            ended = sum(run.ended_s is not None for run in line.job_runs.values())
+            ended = sum(run.ended_s is not None for run in timeline.job_runs.values())
             note(
                 f"{given.policy}: day {now_s / DAY_S:.1f} of {comes_s / DAY_S:.1f}, "
-                f"{len(line.job_runs)} of {len(given.tasks)} have come, {ended} have ended"
+                f"{len(timeline.job_runs)} of {len(given.tasks)} have come, {ended} have ended"
             )
 
-    played = line.play(given.tasks, float("inf"), tell)
-    runs = [run for run in played if line.fits(run.task)]
+    played = timeline.play(given.tasks, float("inf"), tell)
+    runs = [run for run in played if timeline.fits(run.task)]
     if not runs:
         raise CliError("no pod of the list would fit into the empty cluster: are the nodes the right ones?")
     devices = sum(node.devices for node in given.nodes)
     return Played(
-        given.policy, line.rounds, devices, used(runs, devices, line.now_s), len(played) - len(runs),
-        sum(run.ended_s is None for run in runs), waits(runs, line.now_s),
+        given.policy, timeline.rounds, devices, used(runs, devices, timeline.now_s), len(played) - len(runs),
+        sum(run.ended_s is None for run in runs), waits(runs, timeline.now_s),
     )  # fmt: skip
 
 
 def _tables(done: Sequence[Played]) -> Group:
+    """Return two tables: each policy's use of the devices, and how long its jobs waited, by priority."""
     from rich.console import Group
 
     from sharepod.cli.render.tables import table

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from sharepod.cli.connection import scheduler
 from sharepod.cli.errors import EXIT_USAGE, CliError
-from sharepod.cli.render import queue_explain as turns
+from sharepod.cli.render import queue_explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,16 +45,17 @@ def lines(found: Object, url: str, width: int) -> list[str]:
 
 
 def _lines(found: Object) -> Iterator[str]:
+    """Yield the lines of an explanation before they are wrapped. Raises KeyError and others if it has another form."""
     yield f"{found['pod']}: {found['text']}"
     if found["incomplete"]:
         yield f"Not everything is known yet: {found['incomplete']}"
     for held in found["held"]:
         devices = ", ".join(f"{index} ({uuid})" for index, uuid in held["devices"])
         yield f"  container {held['container'] or '(init)'}: device {devices}"
-    yield from _there(found)
+    yield from _neighbours(found)
     turn = found.get("turn")
     if turn is not None:
-        yield from turns.lines(turn)
+        yield from queue_explain.lines(turn)
     if found["fitting"]:
         yield f"It would go to (policy {found['policy']}):"
     for number, fit in enumerate(found["fitting"], 1):
@@ -71,7 +72,8 @@ def _lines(found: Object) -> Iterator[str]:
             yield f"      and {refused['nodes'] - len(refused['examples'])} more"
 
 
-def _there(found: Object) -> Iterator[str]:
+def _neighbours(found: Object) -> Iterator[str]:
+    """Yield what is left of each device on which the pod has a share, and the other shares there."""
     devices = found["left"]["devices"] if found["left"] else []
     for place in found["there"]:
         yield f"  device {_device(devices[place['device']])} left, beside it:"
@@ -87,10 +89,11 @@ def _there(found: Object) -> Iterator[str]:
 
 
 def _behind(fit: Object, number: int) -> str:
+    """Say how much more a place costs than the best one, and for what. `number` is its position in the list, from 1."""
     if fit["behind"] == 0:
         return "the best" if number == 1 else "as good, but later by name"
     if fit["behind_milli"] is not None:
-        grain = fit["behind_milli"] / fit["behind"]
+        grain = fit["behind_milli"] / fit["behind"]  # milli of a device in one of the policy's steps
         text, use = f"costs {fit['behind_milli']} milli of a device more", round(fit["behind_use"] * grain)
         room = fit["behind_milli"] - use
     else:
@@ -106,10 +109,12 @@ def _nodes(count: int) -> str:
 
 
 def _devices(left: Object) -> str:
+    """Return what is left of each device of a node; empty: nothing is known of its devices."""
     return ", ".join(_device(device) for device in left["devices"])
 
 
 def _device(device: Object) -> str:
+    """Return what is left of a device and how it is used, or why the pod cannot have it."""
     if device["closed"]:
         return f"{device['index']} {device['closed']}"
     text = f"{device['index']} {device['left_percent']} % and {device['left_mib'] / 1024:.0f} GiB"
@@ -119,6 +124,7 @@ def _device(device: Object) -> str:
 
 
 def _rest(left: Object) -> str:
+    """Return what is left of a node beside its devices; empty: nothing is known of the node."""
     if not left["devices"]:
         return ""
     processors, gib = max(0, left["cpu_milli"]) / 1000, max(0, left["memory_mib"]) / 1024

@@ -63,11 +63,13 @@ def queue(
 
 
 def _unknown(namespace: str, names: list[str]) -> str:
+    """Return the note about a queue of which the scheduler knows nothing, with the known name that is most like it."""
     near = difflib.get_close_matches(namespace, names, 1)
     return f"queue {namespace} holds nothing and nothing of it waits" + (f": did you mean {near[0]}?" if near else "")
 
 
 def _tables(waiting: list[dict[str, Any]], queues: list[dict[str, Any]]) -> Group:
+    """Return a table of the waiting jobs, and below it one of the queues."""
     from rich.console import Group
 
     from sharepod.cli.render.tables import table

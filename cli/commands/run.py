@@ -138,6 +138,10 @@ def _become(
     before: dict[str, str],
     simulate: str | None,
 ) -> NoReturn:
+    """Register a share and replace this process by the program. Raises CliError; then there is no share.
+
+    `before` is the environment in which the command was started.
+    """
     with connect(path) as client:
         if simulate is not None:
             check_devices(client.node(), path, simulate)

@@ -40,12 +40,16 @@ PLACEMENT_COLUMNS: Final = ("seed", "pod", "node", "device_indices", "milli")
 
 @dataclass(frozen=True, slots=True)
 class _Task:
+    """All that a process needs for one replay: under one policy, in the order of one seed."""
+
     nodes: Sequence[NodeSpec]
     pods: Sequence[NamedPod]
     policy: str
     arrive: float | None
+    """How much is asked for, as a part of all devices; None: each pod comes once."""
     seed: int
     keeps_places: bool
+    """Whether the replay also returns where each pod went."""
 
 
 def simulate(
@@ -130,7 +134,7 @@ def simulate(
         return
     if queues is not None:
         raise UsageError("--queues is for pods that wait: give it with --times")
-    tasks = _tasks(nodes, pods, names, until, count, keeps_places=placements is not None)
+    tasks = _read_tasks(nodes, pods, names, until, count, keeps_places=placements is not None)
     results = _run(tasks, jobs or os.cpu_count() or 1)
     outcomes = [outcome for outcome, _ in results]
     if output is Output.json:
@@ -145,6 +149,7 @@ def simulate(
 
 
 def _policies(text: str) -> list[str]:
+    """Return the policies that `text` names. Raises UsageError for an unknown name, and for one that is there twice."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in POLICIES:
@@ -157,6 +162,10 @@ def _policies(text: str) -> list[str]:
 def _check(
     arrive: float | None, seeds: int, jobs: int, names: Sequence[str], placements: Path | None, picture: Path | None
 ) -> None:
+    """Raise UsageError for a flag that is out of its range or does not go with the others.
+
+    Raises CliError if a file cannot be written, or if what draws the picture is not installed.
+    """
     if arrive is not None and not 0 < arrive <= ARRIVE_MAX:
         raise UsageError(
             f"--arrive {arrive:g} cannot be: above 0 and at most {ARRIVE_MAX:g}, 1 is the time of all devices"
@@ -177,6 +186,7 @@ def _check(
 
 
 def _check_play(placements: Path | None, picture: Path | None, seeds: int) -> None:
+    """Raise UsageError for flags that do not go with --times."""
     for flag, path in (("--placements", placements), ("--picture", picture)):
         if path is not None:
             raise UsageError(f"{flag} is of pods that stay: leave it out with --times")
@@ -185,6 +195,7 @@ def _check_play(placements: Path | None, picture: Path | None, seeds: int) -> No
 
 
 def _check_files(named: Mapping[str, Path | None]) -> None:
+    """Raise UsageError if two flags name the same file. `named`: the files by their flags."""
     given = [(flag, path.resolve()) for flag, path in named.items() if path is not None]
     for flag, path in given:
         twin = next((other for other, same in given if same == path and other != flag), None)
@@ -192,9 +203,13 @@ def _check_files(named: Mapping[str, Path | None]) -> None:
             raise UsageError(f"{flag} and {twin} are the same file: give each its own")
 
 
-def _tasks(
+def _read_tasks(
     nodes: Path, pods: Path, names: Sequence[str], arrive: float | None, seeds: int, *, keeps_places: bool
 ) -> list[_Task]:
+    """Read the lists, and return a task for each policy and seed. Raises CliError.
+
+    It notes on stderr which pods are left out or will fail, and which nodes have more devices than are counted.
+    """
     try:
         from sharepod.scheduler.errors import PlacementError
         from sharepod.scheduler.simulation.replay import check_lists, unknown_models
@@ -218,10 +233,12 @@ def _tasks(
 
 
 def _others(told: Sequence[str], kind: str) -> str:
+    """Return how many there are beside the first of `told`; empty: there are no others."""
     return f"; and {len(told) - 1} more {kind}{'s' if len(told) > 2 else ''}" if len(told) > 1 else ""
 
 
 def _run(tasks: Sequence[_Task], jobs: int) -> list[tuple[Outcome, list[Placed]]]:
+    """Run the tasks, `jobs` at a time, and note each result. Return for each its outcome and its pods' places."""
     end_in_order()
     results = []
     for number, result in enumerate(side_by_side(_replay, tasks, jobs), start=1):
@@ -233,6 +250,7 @@ def _run(tasks: Sequence[_Task], jobs: int) -> list[tuple[Outcome, list[Placed]]
 
 
 def _replay(task: _Task) -> tuple[Outcome, list[Placed]]:
+    """Run one task. Return its outcome, and where each pod went if the task keeps that."""
     from sharepod.scheduler.simulation.replay import replay
 
     placed: list[Placed] = []
@@ -242,7 +260,7 @@ def _replay(task: _Task) -> tuple[Outcome, list[Placed]]:
 
 
 def _rows(placed: Sequence[tuple[int, list[Placed]]]) -> str:
-    """Return the pods in the order of their arrival. A pod that failed has no node."""
+    """Return the file of --placements: the pods in the order of their arrival. A pod that failed has no node."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(PLACEMENT_COLUMNS)
@@ -253,6 +271,7 @@ def _rows(placed: Sequence[tuple[int, list[Placed]]]) -> str:
 
 
 def _plain(outcome: Outcome) -> dict[str, object]:
+    """Return an outcome in the form of the JSON output."""
     points = [
         asdict(point) | {"failed": _failed(point.failed), "insisting": _counts(*point.insisting)}
         for point in outcome.points
@@ -261,6 +280,7 @@ def _plain(outcome: Outcome) -> dict[str, object]:
 
 
 def _failed(counts: Sequence[tuple[str, int, int]]) -> dict[str, dict[str, int]]:
+    """Return the counts by size. `counts` has, for each size, how many pods failed and how many came."""
     return {size: _counts(failed, came) for size, failed, came in counts}
 
 
@@ -269,6 +289,11 @@ def _counts(failed: int, came: int) -> dict[str, int]:
 
 
 def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float | None) -> Group:
+    """Return what was allocated and what failed under each policy, as means over its seeds.
+
+    Each policy has a row for the end of its replays. If `arrive` is above 1, there is a row before it for the moment at
+    which the time of all devices had been asked for.
+    """
     from rich.console import Group
 
     from sharepod.cli.render.tables import table
@@ -292,21 +317,28 @@ def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float | No
 
 
 def _size_order(size: str) -> tuple[bool, bool, int]:
+    """Return the key that sorts sizes: pods without devices, then shares, then whole devices by their number."""
     number = size.split()[0]
     return (size != "CPU", size != "share", int(number) if number.isdecimal() else 0)
 
 
 def _spread(values: Sequence[float]) -> str:
+    """Return the mean and, if there are several values, their standard deviation."""
     mean = f"{statistics.fmean(values):.2f} %"
     return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
 
 
 def _part_failed(counts: Sequence[tuple[int, int] | None]) -> str:
+    """Return the part of all pods of a size that failed; a dash: none came.
+
+    `counts` has, for each seed, how many failed and how many came; None: none.
+    """
     came = sum(count[1] for count in counts if count)
     return f"{100 * sum(count[0] for count in counts if count) / came:.2f} %" if came else "–"
 
 
 def _draw(path: Path, outcomes: Sequence[Outcome], names: Sequence[str]) -> None:
+    """Write the picture: for each policy the mean curve over its seeds."""
     curves = {}
     for name in names:
         own = [outcome.points for outcome in outcomes if outcome.policy == name]
@@ -318,6 +350,7 @@ def _draw(path: Path, outcomes: Sequence[Outcome], names: Sequence[str]) -> None
 
 
 def _curve() -> Callable[[Mapping[str, Sequence[tuple[float, float]]]], bytes]:
+    """Return the function that draws. Raises CliError if it is not installed."""
     try:
         from sharepod.cli.render.curve import png
     except ImportError as error:

@@ -149,6 +149,10 @@ class Client:
     def _call(
         self, method: Callable[..., Response], request: object, gang: str = "", timeout_s: float = _TIMEOUT_S
     ) -> Response:
+        """Make a call with this user's token. Raises CliError.
+
+        `gang` is the gang of a registration: all of its programs need the same token.
+        """
         metadata = token.metadata(self._socket_path, gang=gang)
         try:
             return method(request, timeout=timeout_s, metadata=metadata)
@@ -156,6 +160,7 @@ class Client:
             raise self._refusal(error) from None
 
     def _refusal(self, error: grpc.RpcError) -> errors.CliError:
+        """Return the error for a failed call, with the agent's text if there is one; the status sets its exit code."""
         # The error that the library raises is the call itself; only its type does not say so.
         call = cast("grpc.Call", error)
         code, details = call.code(), call.details() or ""

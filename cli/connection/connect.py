@@ -53,6 +53,10 @@ def socket_path(given: str | None) -> str:
 
 
 def _default_socket() -> str:
+    """Return the socket to use if none is given: in the first directory that has one, else in the first directory.
+
+    It is the users' socket if this user may use that one alone.
+    """
     places = [Path(directory) / SOCKET_NAME for directory in default_directories()]
     found = next((place for place in places if _is_there(place)), places[0])
     users = found.with_name(USERS_SOCKET_NAME)
@@ -134,7 +138,7 @@ def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
             # The agent detaches: this process becomes the program, which must not find a child that it never started.
             # The agent holds its end of the pipe for its whole life.
             own_cgroup = _in_own_cgroup()
-            for words in (own_cgroup, []) if own_cgroup else ([],):
+            for words in (own_cgroup, []) if own_cgroup else ([],):  # in our cgroup if it cannot have its own
                 done = subprocess.run(
                     [*words, *command],
                     stdin=subprocess.DEVNULL,
@@ -168,7 +172,10 @@ def _in_own_cgroup() -> list[str]:
 
 
 def _wait_until_it_listens(path: str, ended: int, deadline: float) -> None:
-    """Return when an agent listens, or when this one never will: `ended` is readable and no other agent listens."""
+    """Return when an agent listens, when this one never will, or at `deadline`.
+
+    When `ended` becomes readable, this agent has ended. Another one then has `_OTHER_STARTS_S` to listen.
+    """
     over = False
     while not listens(path) and time.monotonic() < deadline:
         if not over and select.select([ended], [], [], _LOOK_S)[0]:

@@ -41,6 +41,11 @@ def main() -> int:
 
 
 def _stop_when_empty(shares: Path, launcher: int) -> None:
+    """End this process when `_EMPTY_LOOKS` looks in a row find no directory in `shares`.
+
+    Looks without a share count only once there was a share, the process of the pidfd `launcher` has ended, or
+    `_FIRST_SHARE_S` are over.
+    """
     first_deadline = time.monotonic() + _FIRST_SHARE_S
     empty = 0
     while empty < _EMPTY_LOOKS:

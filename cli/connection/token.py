@@ -30,18 +30,18 @@ def metadata(socket_path: str, *, gang: str = "") -> tuple[tuple[str, str], ...]
                 f"--gang {gang}: your token, which its programs share, cannot be kept: {error}: "
                 "name a directory of yours with XDG_STATE_HOME"
             ) from None
-        token = _passing()
+        token = _token_of_this_process()
     return (("sharepod-token", token),)
 
 
 @functools.cache
-def _passing() -> str:
-    """Return a new token for this process alone."""
+def _token_of_this_process() -> str:
+    """Return a new token that no other process knows; every call returns the same."""
     return secrets.token_urlsafe(32)
 
 
 def _kept(path: Path) -> str:
-    """Return the token in the file. If there is none, make one. Raises OSError."""
+    """Return the token in the file at `path`. If there is no file, make one. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     while True:

@@ -65,6 +65,7 @@ def demo(
 
 
 def _real_gpu() -> bool:
+    """Tell whether a CUDA driver loads and initialises here."""
     from sharepod.cli.commands import checks
 
     return checks.check_driver({}, simulated=False).status == checks.OK
@@ -92,6 +93,10 @@ class Act:
         return alone, self._measure(self._parts, until=end)
 
     def _measure(self, parts: list[Part], until: float) -> Outcome:
+        """Return what the programs got in a window that begins after `_SETTLE_S` and lasts until `until`.
+
+        It lasts a second at least. Raises CliError if a program ends in that time.
+        """
         from sharepod.cli.demo.account import outcome
 
         self._watch(time.monotonic() + _SETTLE_S)
@@ -100,7 +105,7 @@ class Act:
         return outcome({part.name: part.gpu_percent for part in parts}, before, self._stage.read())
 
     def _watch(self, until: float) -> None:
-        """Show the live table until that time of the clock."""
+        """Show the live table until that time of the clock. Raises CliError if a program ends before."""
         from rich.live import Live
 
         from sharepod.cli.console import console
@@ -115,6 +120,7 @@ class Act:
 
 
 def _show_turns(turns: list[Turn], joined_ns: int, picture: Path | None) -> None:
+    """Show the turns around the moment at which the third program joins. Write them to `picture` if that is given."""
     from sharepod.cli.console import note, write_file
     from sharepod.cli.render.picture import svg
     from sharepod.cli.render.turns import Window
@@ -139,6 +145,7 @@ def _show_outcome(outcome: Outcome) -> None:
 
 
 def _picture(turns: list[Turn], window: Window) -> RenderableType:
+    """Return a row of blocks for each program, in the order of `_PROGRAMS`."""
     from rich.text import Text
 
     from sharepod.cli.console import console

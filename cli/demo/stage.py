@@ -136,6 +136,7 @@ def _started(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def _await(agent: subprocess.Popen[bytes], directory: Path) -> None:
+    """Wait until the agent listens. Raises CliError if it ends before, or takes too long."""
     deadline = time.monotonic() + _START_S
     while not listens(str(directory / SOCKET_NAME)):
         if agent.poll() is not None or time.monotonic() > deadline:
@@ -155,12 +156,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _last_line(log: Path) -> str:
+    """Return the last line of a log; empty: there is none."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 
 @contextmanager
 def _environment(extra: Mapping[str, str]) -> Iterator[None]:
+    """Add variables to this process's environment for a block. Processes that it starts inherit them."""
     before = dict(os.environ)
     os.environ.update(extra)
     try:

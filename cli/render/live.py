@@ -60,5 +60,6 @@ def single_keys() -> Iterator[Callable[[float], str]]:
 
 
 def _sleep(seconds: float) -> str:
+    """Wait for a key where none can come: sleep, and return no key."""
     time.sleep(seconds)
     return ""

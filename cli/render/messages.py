@@ -41,6 +41,7 @@ def plain(message: Message) -> dict[str, Any]:
 
 
 def _plain(field: Any, value: Any) -> Any:
+    """Return the value of a message's field for JSON."""
     kind = field.message_type
     if kind is not None and kind.GetOptions().map_entry:
         return dict(value)
@@ -52,6 +53,7 @@ def _plain(field: Any, value: Any) -> Any:
 
 
 def _word(enum: Any, number: int) -> str:
+    """Return a value of an enum as a word, without the prefix that all values of the enum have."""
     value = enum.values_by_number.get(number)  # a newer agent may send unknown values
     prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
     return value.name.removeprefix(prefix).lower() if value else f"unknown ({number})"

@@ -28,6 +28,7 @@ def text_rows(turns: Sequence[Turn], window: Window, columns: int) -> list[tuple
 
 
 def _level(fraction: float) -> int:
+    """Return the index of the block for a part of the time. If there is any, it is not the empty block."""
     level = round(fraction * (len(BLOCKS) - 1))
     return max(level, 1) if fraction > 0 else 0
 
@@ -61,6 +62,7 @@ def svg(turns: Sequence[Turn], window: Window, title: str, width: int = 900) -> 
 
 
 def _axis(window: Window, scale: float, top: int, ticks: int = 5) -> list[str]:
+    """Return the lines and labels of the time axis as SVG. `top` is the lower edge of the rows of shares."""
     parts = []
     for tick in range(ticks + 1):
         at_ns = window.length_ns * tick // ticks

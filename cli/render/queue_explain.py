@@ -15,7 +15,10 @@ _NS: Final = 10**9
 
 
 def lines(turn: Object) -> Iterator[str]:
-    """Yield the lines. Raises KeyError, TypeError, ValueError if `turn` has another form."""
+    """Yield the lines about a pod that waits for devices, or makes room for others.
+
+    `turn` is what the gate controller knows of it. Raises KeyError, TypeError, ValueError if it has another form.
+    """
     if not turn["decides"]:
         yield "This replica does not decide: of its turn another one knows, ask each pod of the Deployment."
         return
@@ -23,6 +26,7 @@ def lines(turn: Object) -> Iterator[str]:
 
 
 def _waits(turn: Object) -> Iterator[str]:
+    """Yield why a pod waits: its job's place in the line, its queue, its gang, possible victims, and closed nodes."""
     waited = f"{turn['job']} has waited for {_time(turn['waited_s'] or 0)}, with priority {turn['priority']}"
     if turn["position"] is None:
         yield f"  its turn: it is not in the line; {waited}"
@@ -60,6 +64,7 @@ def _waits(turn: Object) -> Iterator[str]:
 
 
 def _yields(turn: Object) -> Iterator[str]:
+    """Yield why a pod makes room, and when it goes on."""
     since = "since before this replica looked" if turn["waited_s"] is None else f"for {_time(turn['waited_s'])}"
     yield f"  it makes room {since}: {turn['why'] or 'another replica has decided it; see its Events'}"
     if turn["position"] is not None:
@@ -69,6 +74,7 @@ def _yields(turn: Object) -> Iterator[str]:
 
 
 def _way(way: Object) -> str:
+    """Say which victims would have to go or pause on a node, and what work is lost with them."""
     words = (("paused", "were paused"), ("evicted", "were evicted"))
     parts = [f"if {', '.join(way[kind])} {word}" for kind, word in words if way[kind]]
     more = f" and {way['more']} more" if way["more"] else ""
@@ -77,6 +83,7 @@ def _way(way: Object) -> str:
 
 
 def _time(seconds: float) -> str:
+    """Write a time in the unit that suits a reader."""
     if seconds >= 2 * 86_400:
         return f"{seconds / 86_400:.0f} days"
     if seconds >= 3600:

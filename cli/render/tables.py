@@ -79,6 +79,7 @@ class Fitting:
         yield self._without(left_out, _UNBOUNDED)
 
     def _without(self, left_out: Sequence[str], folded_width: int) -> Table:
+        """Return the table without these columns. The text of a folding column is cut to `folded_width`."""
         kept = [at for at, column in enumerate(self._columns) if column not in left_out]
         drawn = table(*(self._columns[at] for at in kept))
         for row in self._rows:
@@ -97,12 +98,13 @@ def measured(millipercent: int) -> str:
 
 
 def _memory(term: pb.DeviceShare) -> str:
+    """Return the memory in use and, if there is a cap, the cap."""
     used = format_bytes(term.usage.memory_used_bytes)
     return f"{used} / {format_bytes(term.memory_limit_bytes)}" if term.memory_limit_bytes else used
 
 
 def _holder(share: pb.Share) -> str:
-    """Return the container that a share was made for, if its labels tell it."""
+    """Return the container that a share was made for, as far as its labels tell it; empty: they do not."""
     return "/".join(share.labels[key] for key in ("namespace", "pod", "container") if share.labels.get(key))
 
 

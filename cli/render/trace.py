@@ -17,10 +17,12 @@ Event = dict[str, object]
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> Event:
+    """Return the event that names a row or its device. `kind` is process_name (a device) or thread_name (a row)."""
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _slice(name: str, category: str, process: int, thread: int, start_ns: int, end_ns: int) -> Event:
+    """Return the event of something that lasts. A row of the trace is a thread of a process."""
     # The format counts in microseconds. A fraction keeps the nanoseconds.
     return {
         "ph": "X",
@@ -56,10 +58,15 @@ def chrome_trace(turns: Sequence[Turn], origin_ns: int | None = None) -> dict[st
 
 
 def _wait_start(turn: Turn) -> int:
+    """Return when the wait for a turn began; without a wait this is the grant."""
     return min(turn.requested_ns, turn.granted_ns) if turn.requested_ns else turn.granted_ns
 
 
 def _turn_events(turn: Turn, process: int, row: int, origin_ns: int) -> Iterable[Event]:
+    """Yield a turn and its drain for the row, and the wait before the turn for the next row.
+
+    There is no drain or wait if it took no time.
+    """
     granted, drained = turn.granted_ns - origin_ns, turn.drained_ns - origin_ns
     held = _slice(f"turn ({turn.reason})", "turn", process, row, granted, drained)
     held["args"] = {

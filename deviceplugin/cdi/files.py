@@ -101,6 +101,7 @@ def nvidia_edits(devices: Sequence[tuple[str, int]], directories: Iterable[Path]
 
 
 def _nvidia_files(directories: Iterable[Path]) -> Iterable[dict[str, Any]]:
+    """Yield what NVIDIA's CDI files hold. A file that cannot be read is logged and left out."""
     for directory in directories:
         for path in sorted([*directory.glob("*.yaml"), *directory.glob("*.json")]):
             try:
@@ -113,6 +114,7 @@ def _nvidia_files(directories: Iterable[Path]) -> Iterable[dict[str, Any]]:
 
 
 def _container_edits(edits: ContainerEdits, others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return edits in CDI's form: first those of other files, each device, mount and hook once, then ours."""
     merged: dict[str, Any] = {"env": [], "deviceNodes": [], "mounts": [], "hooks": []}
     for other in others:
         merged["env"] += other.get("env") or []

@@ -31,9 +31,10 @@ class Runtime:
     container_runtime: str
 
     def lack(self, *, cdi_is_on: bool) -> str | None:
-        """Return why no share reaches a container here, and the remedy; None: shares do. An unknown version is a lack.
+        """Return why no share reaches a container here, and the remedy; None: nothing is lacking.
 
-        `cdi_is_on`: the operator says that CDI is on in the runtime, whatever its version.
+        An unknown version is a lack. `cdi_is_on`: the operator says that CDI is on in the runtime, whatever its
+        version.
         """
         kubelet, runtime = _KUBELET.match(self.kubelet), _RUNTIME.match(self.container_runtime)
         if not kubelet or _release(kubelet[1], kubelet[2]) < KUBELET_SINCE:

@@ -91,6 +91,7 @@ class Agent:
         return await self._looks.take()
 
     async def _node(self) -> NodeView:
+        """Ask the agent for the node once."""
         answer = await self._call(self._stub.GetNode(pb.GetNodeRequest(), timeout=TIMEOUT_S))
         return NodeView(
             devices=tuple(answer.devices),
@@ -158,19 +159,19 @@ class Agent:
             )
         has = [Terms(one.request_millipercent, one.limit_millipercent, one.memory_limit_bytes) for one in share.devices]
         wanted = [
-            _terms_on(node.device(on.device_uuid), terms, held) for on, held in zip(share.devices, has, strict=True)
+            _terms_on(node.device(part.device_uuid), terms, held) for part, held in zip(share.devices, has, strict=True)
         ]
-        share_class, for_whom = _class_of(terms), dict(labels or share.labels)
-        there = has, share.share_class, dict(share.labels), share.gang
-        if (wanted, share_class, for_whom, terms.gang) != there:
+        share_class, new_labels = _class_of(terms), dict(labels or share.labels)
+        present = has, share.share_class, dict(share.labels), share.gang
+        if (wanted, share_class, new_labels, terms.gang) != present:
             changes = [
                 pb.DeviceChange(
-                    device=on.device_uuid,
-                    request_millipercent=one.request_millipercent,
-                    limit_millipercent=one.limit_millipercent,
-                    memory_limit_bytes=one.memory_limit_bytes,
+                    device=part.device_uuid,
+                    request_millipercent=new.request_millipercent,
+                    limit_millipercent=new.limit_millipercent,
+                    memory_limit_bytes=new.memory_limit_bytes,
                 )
-                for on, one in zip(share.devices, wanted, strict=True)
+                for part, new in zip(share.devices, wanted, strict=True)
             ]
             request = pb.UpdateShareRequest(
                 share=share.id,
@@ -183,7 +184,7 @@ class Agent:
         await self._pause(share, terms)
 
     async def _pause(self, share: HeldShare, terms: PodTerms) -> None:
-        """Pause a share or let it run, as its terms say."""
+        """Pause a share or let it run, as its terms say. Raises StaysPaused if it has no room to run again."""
         yielding = terms.yields == "pause"
         paused = terms.paused or yielding
         if (paused, yielding) == (share.paused, share.yielding):
@@ -210,12 +211,17 @@ class Agent:
         await self._call(self._stub.ReportPlugin(report, timeout=TIMEOUT_S))
 
     async def _call(self, call: Awaitable[Answer]) -> Answer:
+        """Return the answer to a call. Raises PluginError."""
         try:
             return await call
         except grpc.aio.AioRpcError as error:
             raise self._said(error) from None
 
     def _said(self, error: grpc.aio.AioRpcError) -> PluginError:
+        """Return the agent's error as the plugin's, and count it as a failure of the agent.
+
+        A lack of room and a pod's wrong request are no failures of the agent.
+        """
         text = (error.details() or error.code().name).splitlines()[0]
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return NoRoom(text)

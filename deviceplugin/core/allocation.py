@@ -68,7 +68,7 @@ class Allocations:
         return tuple(self._allocations.values())
 
     def get(self, allocation_id: str) -> Allocation | None:
-        """Return an allocation as it is now."""
+        """Return an allocation as it is now; None: there is none with this id."""
         return self._allocations.get(AllocationId(allocation_id))
 
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId, unix_ns: int) -> Allocation:

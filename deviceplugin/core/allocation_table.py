@@ -48,8 +48,9 @@ class Record:
         self._saved = self._allocations.all()
         """The allocations on disk."""
         self._failing = False
-        self._changes = 0
-        self._changed: dict[AllocationId, int] = {}
+        """The last write to disk failed, and the log says so."""
+        self._move_count = 0
+        self._last_moves: dict[AllocationId, int] = {}
         """By allocation: the number of its last move. It moves when it is given out and when its container starts."""
         self.changed: Callable[[], None] = lambda: None
         """Called when the set of taken units may have changed."""
@@ -67,11 +68,11 @@ class Record:
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
         """Return the units in use by the UUID of their device, or under NOT_BOUND."""
         taken: dict[str, frozenset[UnitId]] = {}
-        bound = {unit for item in self._allocations.all() if item.devices for unit in item.units}
+        in_shares = {unit for item in self._allocations.all() if item.devices for unit in item.units}
         for item in self._allocations.all():
             parts = len(item.devices) or 1
-            # An allocation without a share has units in common with the pod's running container.
-            ordered = sorted(item.units if item.devices else item.units - bound)
+            # An allocation without a share may have units in common with the pod's running container: they count there.
+            ordered = sorted(item.units if item.devices else item.units - in_shares)
             for index, device in enumerate(item.devices or (NOT_BOUND,)):
                 taken[device] = taken.get(device, frozenset()) | frozenset(ordered[index::parts])
         return taken
@@ -79,17 +80,17 @@ class Record:
     @property
     def moves(self) -> int:
         """A number that grows when an allocation is given out or its container begins to start."""
-        return self._changes
+        return self._move_count
 
     def has_moved(self, allocation_id: AllocationId, since: int) -> bool:
         """Tell whether the allocation has moved since `moves` was `since`: what was found out before is then void."""
-        return self._changed.get(allocation_id, 0) > since
+        return self._last_moves.get(allocation_id, 0) > since
 
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId) -> Allocation:
         """Return the allocation of a container that is being admitted; it is on disk as soon as there is room."""
         self._learn()
         allocation = self._allocations.issue(units, fresh_id, time.time_ns())
-        self._note_change(allocation.id)
+        self._note_move(allocation.id)
         self._try_to_save()
         return allocation
 
@@ -107,7 +108,7 @@ class Record:
                 f"units of {binding.title} were never given out by this node (its allocations were lost): "
                 "delete the pod, so that it is admitted anew"
             )
-        self._note_change(allocation.id)
+        self._note_move(allocation.id)
         superseded = self._allocations.superseded(allocation)
         self.save()
         return Claim(allocation, superseded, is_first=allocation.id in unbound)
@@ -123,11 +124,11 @@ class Record:
     def drop(self, allocation_id: AllocationId) -> None:
         """Forget an allocation. If the disk was full and it comes back, a later collection ends it again."""
         self._allocations.drop(allocation_id)
-        self._changed.pop(allocation_id, None)
+        self._last_moves.pop(allocation_id, None)
         self._try_to_save()
 
     def save(self) -> None:
-        """Write the changes that are not on disk. Raises PluginError when that fails."""
+        """Write the changes that are not on disk, and call `changed`. Raises PluginError if they cannot be written."""
         self._check_active()
         self._learn()
         current = self._allocations.all()
@@ -150,14 +151,14 @@ class Record:
         self._saved = current
 
     def reload(self) -> None:
-        """Replace all allocations by those on disk: another plugin has served the node until now."""
+        """Replace all allocations by those on disk if another plugin wrote them: it has served the node until now."""
         found = self._store.reread() if self._store.changed() else None
         if found is None:
             return
         before = len(self.all())
         self._allocations = Allocations(found)
         self._saved = self._allocations.all()
-        self._changed.clear()
+        self._last_moves.clear()
         log.info("allocations of the plugin before taken over", extra={"had": before, "has": len(self._saved)})
         self.changed()
 
@@ -169,6 +170,7 @@ class Record:
             self.save()
 
     def _check_active(self) -> None:
+        """Raise PluginError while another plugin serves the node: the file is that plugin's."""
         if not self.active():
             raise PluginError("another device plugin serves this node now: it is tried again there")
 
@@ -177,15 +179,17 @@ class Record:
         if not self.active() or not self._store.changed():
             return
         for item in self._store.reread() or ():
-            if item.id not in self._changed:
+            if item.id not in self._last_moves:
                 self._allocations.put(item)
 
     def _try_to_save(self) -> None:
+        """Save if that is possible: the caller does not depend on it."""
         try:
             self.save()
         except PluginError:
             return  # `save` has logged it, and it is tried again with the next change and every collection
 
-    def _note_change(self, allocation_id: AllocationId) -> None:
-        self._changes += 1
-        self._changed[allocation_id] = self._changes
+    def _note_move(self, allocation_id: AllocationId) -> None:
+        """Note that an allocation moves now: see `has_moved`."""
+        self._move_count += 1
+        self._last_moves[allocation_id] = self._move_count

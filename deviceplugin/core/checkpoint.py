@@ -56,7 +56,7 @@ class Store:
             return False
 
     def load(self) -> tuple[Allocation, ...]:
-        """Return what was saved last; nothing on a new node, or when the file is damaged. That file is put aside."""
+        """Return what was saved last; nothing on a new node, or when the file is damaged: then it is put aside."""
         try:
             return self._read()
         except FileNotFoundError:
@@ -79,6 +79,10 @@ class Store:
             return None
 
     def _read(self) -> tuple[Allocation, ...]:
+        """Return the allocations in the file, and note which file it was: see `changed`.
+
+        Raises OSError, ValueError, KeyError or TypeError.
+        """
         with self._path.open(encoding="utf-8") as file:
             self._seen, self._saved = _stamp(os.fstat(file.fileno())), None
             return _allocations(json.load(file))
@@ -103,6 +107,7 @@ class Store:
             ) from None
 
     def _encode(self, item: Allocation) -> tuple[Allocation, str]:
+        """Return the allocation and its JSON text; that of an unchanged allocation is not made again."""
         known = self._encoded.get(item.id)
         if known is not None and known[0] is item:
             return known
@@ -114,13 +119,14 @@ def _stamp(found: os.stat_result) -> _Stamp:
 
 
 def _allocations(content: dict[str, Any]) -> tuple[Allocation, ...]:
+    """Return the allocations in a file's content. Raises ValueError, KeyError or TypeError for any other content."""
     if content["format"] != FORMAT:
         raise ValueError(f"format {content['format']}")
-    return tuple(_allocation(item) for item in content["allocations"])
+    return tuple(_from_fields(item) for item in content["allocations"])
 
 
 def _fields(allocation: Allocation) -> dict[str, Any]:
-    """Return what `dataclasses.asdict` returns; that function makes deep copies, at ten times the cost."""
+    """Return an allocation's fields for JSON. `dataclasses.asdict` makes deep copies, at ten times the cost."""
     binding = allocation.binding
     return {
         **{name: getattr(allocation, name) for name in _ALLOCATION},
@@ -129,7 +135,8 @@ def _fields(allocation: Allocation) -> dict[str, Any]:
     }
 
 
-def _allocation(item: dict[str, Any]) -> Allocation:
+def _from_fields(item: dict[str, Any]) -> Allocation:
+    """Return the allocation with these fields, as `_fields` writes them. Raises ValueError, KeyError or TypeError."""
     binding = item["binding"]
     return Allocation(
         id=AllocationId(item["id"]),

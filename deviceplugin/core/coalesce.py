@@ -38,6 +38,7 @@ class Look(Generic[Answer]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask_after(self, before: asyncio.Task[Answer] | None) -> Answer:
+        """Await the end of the call `before`, make the next call the present one, and ask. Raises what that raises."""
         if before is not None:
             await asyncio.wait([before])
         self._current, self._next = self._next, None

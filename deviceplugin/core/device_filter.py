@@ -60,6 +60,7 @@ class DeviceFilter:
 
 
 def _unhealthy(device: pb.Device) -> pb.Device:
+    """Return a copy of a device that NVIDIA's plugin gives out as well: it counts as unhealthy."""
     seen = pb.Device()
     seen.CopyFrom(device)
     seen.healthy, seen.health_reason = False, RIVAL_REASON

@@ -59,12 +59,16 @@ class Placement:
         return [uuids[first : first + terms.devices] for first in range(len(uuids) - terms.devices + 1)]
 
     def _one_device(self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView) -> Sequence[str]:
-        """Return the device that all containers of a pod must share. Raises NoRoom."""
+        """Return the device that all containers of a pod must share, as a choice of one. Raises NoRoom.
+
+        If another container of the pod has a device already, it is that one. Else it has room for all that ask for it.
+        """
         for item in self._record.all():
             other = item.binding
             if item.id != allocation.id and other and other.pod_uid == pod.uid and item.devices:
                 return item.devices[:1]
         together = [name for name, units in pod.units if self._reconciler.read_terms(pod, name, units).same_device]
+        # An init container is not in `pod.units`: it may ask for more than the others together.
         needed = max(sum(units for name, units in pod.units if name in together) * 1000, terms.request_millipercent)
         fitting = [device for device in node.devices if device.healthy and free_millipercent(device) >= needed]
         if not fitting:

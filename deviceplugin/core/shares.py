@@ -87,6 +87,7 @@ class Shares:
         return True
 
     async def _release(self, item: Allocation) -> None:
+        """End the share at the agent, and remove its CDI file. The caller holds its lock. Raises PluginError."""
         await self._agent.release(item.id)
         self._cdi.remove(item.id)
         self._terms.pop(item.id, None)

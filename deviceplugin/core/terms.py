@@ -135,12 +135,16 @@ def read_terms(
 
 
 def _nearest(word: str, known: Collection[str]) -> str:
+    """Return a remedy for an unknown word: the known word most like it, else all of them."""
     near = difflib.get_close_matches(word[:_SHOWN_MAX].lower(), known, 1, 0.6)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def _effective(annotations: Mapping[str, str], container: str, containers: Collection[str]) -> dict[str, str]:
-    """Return the value in effect for `container` by key. Raises TermsError for an unknown key under `sharepod.io/`."""
+    """Return the values in effect for `container`, by key.
+
+    Raises TermsError for a name under `sharepod.io/` that is not known, and for a value that is too long.
+    """
     for_pod: dict[str, str] = {}
     for_container: dict[str, str] = {}
     for name, value in annotations.items():
@@ -157,7 +161,7 @@ def _effective(annotations: Mapping[str, str], container: str, containers: Colle
 
 
 def _split(name: str, containers: Collection[str]) -> tuple[str | None, str]:
-    """Return the container that an annotation is for (None: all) and its key."""
+    """Return the container that an annotation is for (None: all), and its key. Raises TermsError if one is unknown."""
     if not name.startswith(PREFIX):
         raise TermsError(f"unknown annotation {shown(name)}: write {PREFIX} in lower case")
     before, dot, key = name.removeprefix(PREFIX).rpartition(".")
@@ -178,7 +182,10 @@ def _split(name: str, containers: Collection[str]) -> tuple[str | None, str]:
 
 
 def _devices(text: str | None, units: int) -> int:
-    """Return the number of devices that the units spread over; each gets a whole percentage, at most 100."""
+    """Return the number of devices that the units spread over, as the annotation `text` says, else by default.
+
+    Each device gets a whole percentage, at most 100. Raises TermsError.
+    """
     if units < 1:
         raise TermsError(f"{units} units asked for: ask for 1 or more of {PREFIX}gpu")
     if text is None:
@@ -199,7 +206,7 @@ def _devices(text: str | None, units: int) -> int:
 
 
 def _devices_by_default(units: int) -> int:
-    """Return 1 for a part of one device, else the number of whole devices."""
+    """Return 1 for a part of one device, else the number of whole devices. Raises TermsError."""
     if units <= UNITS_PER_DEVICE:
         return 1
     devices, rest = divmod(units, UNITS_PER_DEVICE)
@@ -215,6 +222,10 @@ def _devices_by_default(units: int) -> int:
 
 
 def _limit(text: str | None, request: int, limit_percent: int) -> int:
+    """Return the limit in per cent, as the annotation `text` says. Raises TermsError.
+
+    Without the annotation it is the node's, or the request if that is more.
+    """
     if text is None:
         return max(request, limit_percent)
     if not _PERCENT.fullmatch(text):
@@ -230,7 +241,7 @@ def _limit(text: str | None, request: int, limit_percent: int) -> int:
 
 
 def _memory(text: str, devices: int) -> int:
-    """Return the cap on each device: an even part of the whole, rounded down."""
+    """Return the cap on each device in bytes: an even part of the whole, rounded down. Raises TermsError."""
     per_device = quantity_bytes(text) // devices
     if MEMORY_LEAST_BYTES <= per_device <= MEMORY_MOST_BYTES:
         return per_device
@@ -249,6 +260,7 @@ def quantity_bytes(text: str) -> int:
 
 
 def _chosen(text: str, devices: int) -> tuple[str, ...]:
+    """Return the UUIDs that the scheduler wrote, one for each device. Raises TermsError."""
     uuids = tuple(text.split(","))
     for uuid in uuids:
         if not _UUID.fullmatch(uuid):
@@ -266,6 +278,7 @@ def _chosen(text: str, devices: int) -> tuple[str, ...]:
 
 
 def _yields(given: Mapping[str, str]) -> str:
+    """Return how the pod yields: one of YIELDS; empty: it does not. Raises TermsError."""
     text = given.get("yield", "")
     if "yield" in given and text not in YIELDS:
         raise TermsError(f"{YIELD} is {shown(text)}, neither limit nor pause: the scheduler writes it, leave it out")
@@ -273,6 +286,7 @@ def _yields(given: Mapping[str, str]) -> str:
 
 
 def _switch(given: Mapping[str, str], key: str) -> bool:
+    """Tell whether an annotation is "true". One that is missing is false. Raises TermsError."""
     text = given.get(key, "false")
     if text not in ("true", "false"):
         raise TermsError(f'{PREFIX}{key} is {shown(text)}: give "true" or "false"')

@@ -49,7 +49,7 @@ class Units:
         return tuple((unit, unit not in out) for unit in listed)
 
     def _listed(self, taken: Mapping[str, Collection[UnitId]]) -> list[UnitId]:
-        """Return the ids of the node: those that its shares hold, whatever devices it had then, and the lowest free.
+        """Return the ids of the node: those that shares on its devices hold, and the lowest ones that no share holds.
 
         Units held by shares of a lost device are not listed: kubelet counts them as used, so others would lack them.
         """
@@ -74,6 +74,7 @@ class Units:
         size = self._per_device * len(unhealthy)
         lost = {unit for uuid in unhealthy for unit in taken.get(uuid, ())}
         held = {unit for uuid, units in taken.items() if uuid not in unhealthy for unit in units}
+        # 0: held on unhealthy devices alone; 1: on others, too; 2: free; 3: held on others alone.
         ranks = {unit: 0 if unit in lost - held else 1 if unit in lost else 3 if unit in held else 2 for unit in listed}
         # The highest first: `pack` gives out the lowest ones, so a unit that is taken out is rarely in use.
         listed = listed[::-1]

@@ -69,7 +69,7 @@ class AnnotationReconciler:
         return tuple(self._pods.values())
 
     def pod(self, binding: Binding) -> Pod | None:
-        """Return a container's pod, as the watch has it."""
+        """Return a container's pod, as the watch has it; None: the watch does not show it."""
         return self._pods.get(binding.cgroup_uid)
 
     async def follow(self) -> None:
@@ -82,10 +82,11 @@ class AnnotationReconciler:
                 if pod.phase in FINISHED:
                     self._note_end(pod)
             elif (known := self._pods.get(pod.cgroup_uid)) is not None and known.uid == pod.uid:
-                del self._pods[pod.cgroup_uid]
+                del self._pods[pod.cgroup_uid]  # no later mirror of the same static pod has its place
                 self._note_end(pod)
 
     def _note_end(self, pod: Pod) -> None:
+        """Set `ended` if the pod holds an allocation."""
         bindings = (item.binding for item in self._record.all())
         if any(one is not None and one.cgroup_uid == pod.cgroup_uid for one in bindings):
             self.ended.set()
@@ -121,7 +122,7 @@ class AnnotationReconciler:
         self._owed.add(item.id)
 
     def read_terms(self, pod: Pod, container: str, units: int) -> PodTerms:
-        """Return the terms of a container. Raises PluginError."""
+        """Return the terms of a container; the name of its gang includes the namespace. Raises PluginError."""
         try:
             terms = read_terms(
                 pod.annotations, container, units, limit_percent=self._limit_percent, containers=pod.names
@@ -138,6 +139,7 @@ class AnnotationReconciler:
         self._owed.discard(item.id)
 
     async def _apply(self, pod: Pod) -> None:
+        """Bring a pod's annotations to its shares. Also forget what was noted of allocations that are gone."""
         for item in self._record.all():
             # A share that is just being made gets the terms that were read for it: the next look finds newer ones.
             is_of_pod = item.binding is not None and item.binding.cgroup_uid == pod.cgroup_uid
@@ -151,7 +153,7 @@ class AnnotationReconciler:
         self._owed &= known
 
     def _heir(self, item: Allocation, binding: Binding, pod: Pod) -> str:
-        """Return the container that has an allocation now. An init container's goes to the next with as many units.
+        """Return which container has an allocation now. An init container's goes to the next with as many units.
 
         When that container started, the API may not have shown yet that the init container had finished.
         """
@@ -165,9 +167,14 @@ class AnnotationReconciler:
         heirs = [
             name for name, units in pod.units if units == len(item.units) and name in pod.running and name not in bound
         ]
-        return heirs[0] if len(heirs) == 1 else binding.container
+        return heirs[0] if len(heirs) == 1 else binding.container  # with several, it is not known which
 
     async def _apply_to(self, item: Allocation, pod: Pod) -> None:
+        """Give the share of one allocation the terms of its pod, and the container that has it now.
+
+        The caller holds the share's lock. An error is told to the pod's owner once, and the next look tries again.
+        """
+        # Nothing to do if the watch has another copy of the pod by now, or if the share has newer terms than this copy.
         if item.binding is None or self._pods.get(pod.cgroup_uid) is not pod or self._older.get(item.id) is pod:
             return
         try:

@@ -69,6 +69,7 @@ class GarbageCollector:
         """When this process first saw an allocation without a container, by the loop's clock: it is never set."""
         self._hurry_until_s = 0.0
         self._said = ""
+        """The failure that was last logged; empty: the last look succeeded."""
 
     async def collect_for_ever(self) -> None:
         """Release what is over, and catch up on what could not be done in time, for ever."""
@@ -100,6 +101,7 @@ class GarbageCollector:
             self._hurry_until_s = loop.time() + COLLECT_S
 
     def _hurries(self, now_s: float) -> bool:
+        """Tell whether to look at once: a pod has ended, a share waits for room, or an ended pod's share is left."""
         if self._reconciler.ended.is_set() or self._reconciler.owes:
             return True
         bound = (item for item in self._record.all() if item.binding is not None)
@@ -128,7 +130,7 @@ class GarbageCollector:
             lives = item.binding is not None and item.binding.cgroup_uid in live
             if lives or self._is_listed(item, held):
                 continue
-            # Only kubelet knows about allocations that were never started. Its list counts once it contains a pod.
+            # Only kubelet knows about allocations that were never started. Its list counts if it has an expected pod.
             if await self._is_gone(item.binding) if item.binding is not None else expected:
                 await self._shares.end(item, since=since)
         for share, binding in strangers:
@@ -141,7 +143,6 @@ class GarbageCollector:
 
         An init container may wait for its image longer than UNBOUND_S. If the API server went away right after the pod
         was admitted, the watch may not know the pod, so the API server is asked about unknown pods. Raises
-        ApiUnavailable.
         ApiUnavailable.
         """
         pods = {pod.cgroup_uid for pod in self._reconciler.pods() if pod.phase not in FINISHED}
@@ -162,7 +163,7 @@ class GarbageCollector:
                     await self._shares.rest(item, since=since)
 
     def _was_the_last(self, item: Allocation, pod: Pod) -> bool:
-        """Tell whether an allocation is an init container's and the pod's last container with units has ended.
+        """Tell whether an allocation is an init container's, and the pod's last container with units has ended well.
 
         The API may still show the end of the previous run: it does not count if a later run has begun to start.
         """
@@ -178,7 +179,11 @@ class GarbageCollector:
         return began_unix_s is not None and ran_unix_s >= math.floor(began_unix_s)  # kubelet writes whole seconds
 
     def _may_be_over(self, item: Allocation) -> bool:
-        """Tell whether an allocation may be over and the sources should be asked: the watch alone does not decide."""
+        """Tell whether an allocation may be over, so that the other sources are asked.
+
+        The watch shows its pod as finished or not at all, or no container has started with it for UNBOUND_S since the
+        first call.
+        """
         if item.binding is not None:
             self._unbound_since.pop(item.id, None)
             pod = self._reconciler.pod(item.binding)
@@ -221,8 +226,12 @@ class GarbageCollector:
         )
 
     async def _is_gone(self, binding: Binding) -> bool:
-        """Tell whether the API server itself says that the pod is over. Raises ApiUnavailable."""
+        """Tell whether the pod is over. The API server is asked by name if the watch does not show it.
+
+        Raises ApiUnavailable.
+        """
         pod = self._reconciler.pod(binding)
         if pod is None:
             pod = await self._api.get(binding.namespace, binding.pod)
+        # A pod with neither uid is a later one of that name. A tenant can change the annotations behind `cgroup_uid`.
         return pod is None or pod.phase in FINISHED or binding.cgroup_uid not in (pod.cgroup_uid, pod.uid)

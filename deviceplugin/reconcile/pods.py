@@ -100,6 +100,7 @@ class Pods:
         return runtime
 
     async def _read(self, path: str, within_s: float = GET_S) -> Answer:
+        """Return the answer to a GET, which is repeated while the API server is away. Raises ApiUnavailable."""
         return await self._client.patiently(path, within_s, self._pace.first_s / 2, self.failed)
 
     async def watch(self) -> AsyncGenerator[Change[Pod]]:

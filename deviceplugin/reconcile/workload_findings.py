@@ -84,7 +84,9 @@ class _Known:
 
     runs_since_s: float | None = None
     has_attached: bool = False
+    """A program has used the share since the container's start."""
     quiet_told: bool = False
+    """NoCudaYet was told, or is not to be told."""
     missing: int = 0
     """Looks in a row at which the agent lacked the share."""
     refusals: int = 0
@@ -102,7 +104,7 @@ class WorkloadFindings:
     def step(self, seats: Sequence[Seat], programs: Sequence[Program], now_s: float) -> list[Note]:
         """Take one look and return the new findings."""
         before, self._known, notes = self._known, {}, []
-        told = self._programs
+        told = self._programs  # those of the last look that were told
         self._programs = set()
         fresh = [one for one in programs if (one.device, one.pid, one.name) not in told]
         waiting: set[Program] = set()
@@ -126,6 +128,7 @@ class WorkloadFindings:
 
     @staticmethod
     def _lost(seat: Seat, known: _Known) -> list[Note]:
+        """Report once that the agent lacks a running container's share, at the look number LOST_LOOKS."""
         is_missing = seat.share is None and seat.is_running and not seat.is_busy
         known.missing = known.missing + 1 if is_missing else 0
         if known.missing != LOST_LOOKS:
@@ -161,7 +164,8 @@ class WorkloadFindings:
     ) -> list[Note] | None:
         """Report programs that use the device beside the share; and, without alarm, that no program has used CUDA yet.
 
-        Returns None while it is too early to tell.
+        `own`: the pod's programs that were not told yet. `is_beside`: the pod has such programs, told or not. Returns
+        None while it is too early to tell.
         """
         if not seat.is_running:
             known.runs_since_s, known.has_attached = None, False
@@ -193,6 +197,7 @@ def _refusals(share: HeldShare) -> int:
 
 
 def _first_known(seat: Seat) -> _Known:
+    """Return what is known of a share at its first look. What was before this plugin served counts as told."""
     if not seat.was_there:
         return _Known()
     count = _refusals(seat.share) if seat.share is not None else 0

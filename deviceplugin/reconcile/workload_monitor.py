@@ -68,7 +68,7 @@ class WorkloadMonitor:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Look once."""
+        """Look once, and write what is new. While the agent is away, only its absence is reported."""
         now_s = asyncio.get_running_loop().time()
         try:
             node = await self._agent.node()
@@ -90,6 +90,7 @@ class WorkloadMonitor:
                 await self._api.event(note.pod, note.reason, note.message, warning=note.warning)
 
     def _programs(self, node: NodeView) -> list[Program]:
+        """Return the programs that use devices without a share, each with its pod."""
         return [
             Program(
                 device.index, one.pid, one.name, one.memory_used_bytes, self._processes.pod_of_process(one.pid) or ""
@@ -99,6 +100,7 @@ class WorkloadMonitor:
         ]
 
     def _away(self, now_s: float, error: PluginError) -> None:
+        """Note that the agent does not answer. After AWAY_S, tell the node's operator once."""
         if self._away_since_s is None:
             self._away_since_s = now_s
         if now_s - self._away_since_s >= AWAY_S and not self._away_told:
@@ -107,6 +109,7 @@ class WorkloadMonitor:
             self._tell_node(Note(None, "SharePodAgentUnreachable", text))
 
     def _back(self) -> None:
+        """Note that the agent answers, and tell the operator if its absence was told."""
         if self._away_told:
             text = "the node's agent answers again: pods are metered, containers start"
             self._tell_node(Note(None, "SharePodAgentReachable", text, warning=False))

@@ -64,7 +64,9 @@ class _Start:
     """How far the start of a container has got."""
 
     until_s: float
+    """When the start fails, by the loop's clock."""
     waits_for: str = "kubelet to say which container holds the units"
+    """What it waits for now, for the error that tells that the time is up."""
     pod: Pod | None = None
     container: str = ""
     no_room: NoRoom | None = None
@@ -139,10 +141,11 @@ class Allocator:
             await self._api.event(pod, "ShareNotReady", f"container {container}: {error}", warning=True)
 
     async def _start(self, units: frozenset[UnitId], start: _Start) -> None:
+        """Find the container that holds the units, and make its share. `start` notes each step. Raises PluginError."""
         holder = await self._holder(units)
         title = f"{holder.namespace}/{holder.pod}"
         start.waits_for = f"the API server to show pod {title}"
-        views = {pod.uid: pod for pod in self._reconciler.pods()}
+        views = {pod.uid: pod for pod in self._reconciler.pods()}  # the watch's copies, older than what is read next
         try:
             pod = await self._pod(holder, units)
         except ApiUnavailable as error:
@@ -170,13 +173,17 @@ class Allocator:
         await self._api.event(pod, "ShareReady", f"container {binding.container}: share {share.id} on device {indices}")
 
     async def _make(self, claim: Claim, binding: Binding, terms: PodTerms, pod: Pod, start: _Start) -> HeldShare:
+        """Return the container's share, new or brought up to date, when all that the container needs is on disk.
+
+        The caller holds the share's lock. `start` notes if the share stays paused. Raises PluginError.
+        """
         allocation = claim.allocation
         start.waits_for = "the agent"
         node = await self._seen()
         share = None if claim.is_first else await self._agent.share(allocation.id)
-        elsewhere = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
-        if share is not None and elsewhere and not share.processes:
-            await self._agent.release(share.id)  # no process has it: it may as well start on another device
+        must_move = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
+        if share is not None and must_move and not share.processes:
+            await self._agent.release(share.id)  # no process has it: it can be made again elsewhere
             share, node = None, await self._seen()
         labels = binding.labels
         if share is None:
@@ -192,7 +199,7 @@ class Allocator:
         devices = tuple(uuid for uuid, _ in chosen)
         self._record.set_devices(allocation.id, devices)
         others = nvidia_edits(chosen) if self._policy.nvidia_cdi and not node.environment else []
-        named = () if others else devices
+        named = () if others else devices  # `others` bring the devices
         self._cdi.write(allocation.id, edits_of(self._place(node), allocation.id, named), others)
         log.info(
             "share ready",
@@ -213,13 +220,17 @@ class Allocator:
         labels: Mapping[str, str],
         start: _Start,
     ) -> HeldShare:
+        """Return the share, registered on the first choice of devices that has room. Wait for room if there is none.
+
+        Raises NoRoom when ROOM_WAIT_S or most of the start's time is over, and PluginError.
+        """
         loop = asyncio.get_running_loop()
         until_s = min(loop.time() + ROOM_WAIT_S, start.until_s - ROOM_LEFT_S)
         while True:
             try:
-                for wanted in self._placement.choices(allocation, terms, pod, node):
+                for uuids in self._placement.choices(allocation, terms, pod, node):
                     try:
-                        return await self._agent.register(allocation.id, terms, wanted, labels)
+                        return await self._agent.register(allocation.id, terms, uuids, labels)
                     except NoRoom as error:
                         start.no_room = error
             except NoRoom as error:
@@ -237,7 +248,7 @@ class Allocator:
         """Return a container that holds the units: exactly these, or some of them.
 
         Pod-resources does not list a plain init container. If no later container has some of its units either,
-        kubelet's checkpoint names it.
+        kubelet's checkpoint names it. Raises PluginError.
         """
         holders = (await self._kubelet.look()).holders
         exact = [holder for holder in holders if holder.units == units]
@@ -251,7 +262,10 @@ class Allocator:
         return known[1]
 
     def _recorded(self, units: frozenset[UnitId]) -> tuple[Pod, Holder] | None:
-        """Return the watch's pod that has exactly these units in kubelet's checkpoint, and its last container."""
+        """Return the pod that has exactly these units in kubelet's checkpoint, and its last container that has them.
+
+        None: the watch shows no such pod, or only a finished one.
+        """
         pods = {pod.cgroup_uid: pod for pod in self._reconciler.pods() if pod.phase not in FINISHED}
         found = [
             (container.order, pods[item.pod_uid], container.name)
@@ -266,9 +280,10 @@ class Allocator:
         return pod, Holder(pod.namespace, pod.name, name, units)
 
     async def _pod(self, holder: Holder, units: frozenset[UnitId]) -> Pod | None:
-        """Return the pod as it is now. If the API server is away and the uid is known, return the watch's last copy.
+        """Return the holder's pod as it is now; None: it is gone. Raises ApiUnavailable.
 
-        Pod-resources names no uid, and a pod may have the name of an earlier one. Raises ApiUnavailable.
+        While the API server is away, the watch's last copy does if kubelet's checkpoint has its uid. Otherwise the API
+        server is asked for longer: by the name alone, the copy could be of an earlier pod.
         """
         try:
             return await self._api.get(holder.namespace, holder.pod, API_WAIT_S)
@@ -290,6 +305,7 @@ class Allocator:
         unfinished = [one for one in init if one.name not in pod.finished]
         if holder.units == units:  # the holder has the same units as its init containers: it starts after them
             return unfinished[0].name if unfinished and not self._is_past(unfinished[0], pod) else holder.container
+        # The holder has other units: an init container starts, which pod-resources does not list.
         return (unfinished or init)[0].name if init else holder.container
 
     def _is_past(self, init: Container, pod: Pod) -> bool:
@@ -300,6 +316,7 @@ class Allocator:
         return bool(names & (pod.running | started))
 
     def _is_sick(self, share: HeldShare, node: NodeView) -> bool:
+        """Tell whether a device of the share is unhealthy, gone, or no longer offered."""
         devices = (node.device(held.device_uuid) for held in share.devices)
         return any(device is None or not device.healthy for device in devices)
 

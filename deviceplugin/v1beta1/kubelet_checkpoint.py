@@ -51,6 +51,7 @@ def read_checkpoint(directory: Path, resource: str) -> tuple[Recorded, ...]:
 
 
 def _open_plainly(path: str, flags: int) -> int:
+    """Open a file for `open`. Fail on a link, and do not wait for a pipe's writer."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

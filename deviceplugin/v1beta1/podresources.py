@@ -108,6 +108,7 @@ class PodResources:
         return read_checkpoint(self._checkpoints, self._resource)
 
     async def _list(self) -> Listing:
+        """Ask kubelet once for what it lists. Raises KubeletUnavailable."""
         response = await self._ask("List", pb.ListPodResourcesRequest())
         holders = (
             Holder(pod.namespace, pod.name, container.name, self._units(container))
@@ -118,7 +119,10 @@ class PodResources:
         return Listing(tuple(holder for holder in holders if holder.units), pods)
 
     async def given(self, domain: str) -> frozenset[str]:
-        """Return kubelet's ids of the resources with a name that begins with `domain`. Raises KubeletUnavailable."""
+        """Return kubelet's ids of all resources with a name that begins with `domain`.
+
+        Both the ids that pods hold and those that pods could get are among them. Raises KubeletUnavailable.
+        """
         held = await self._ask("List", pb.ListPodResourcesRequest())
         entries = [entry for pod in held.pod_resources for container in pod.containers for entry in container.devices]
         entries += (await self._ask("GetAllocatableResources", pb.AllocatableResourcesRequest())).devices
@@ -127,11 +131,12 @@ class PodResources:
         )
 
     def _units(self, container: pb.ContainerResources) -> frozenset[UnitId]:
-        """Merge the entries: kubelet has one for each id."""
+        """Return the container's units of our resource. Kubelet has an entry for each id."""
         ours = (entry.device_ids for entry in container.devices if entry.resource_name == self._resource)
         return frozenset(map(UnitId, chain.from_iterable(ours)))
 
     async def _ask(self, name: str, request: Any) -> Any:
+        """Return the answer to the call `name`. Ask again for as long as PATIENCE_S says. Raises KubeletUnavailable."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -143,6 +148,7 @@ class PodResources:
             await asyncio.sleep(RETRY_S)
 
     def _unavailable(self, error: grpc.aio.AioRpcError) -> KubeletUnavailable:
+        """Count the failure, and return it as one line with the remedy."""
         self.failed()
         remedy = "wait until kubelet is up, or give the directory of its pod-resources socket"
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -94,9 +94,12 @@ class Registration:
         self._seen_at = 0.0
         """When kubelet was last seen to read our units."""
         self._dead_looks = 0
+        """Looks in a row at which no plugin served on the socket in our place."""
         self._said = ""
+        """What was last logged about kubelet; empty: nothing since the last registration."""
         self._known_at = 0.0
-        self._watching: asyncio.Task[None]
+        """When kubelet last accepted the registration."""
+        self._looking: asyncio.Task[None]
         self._ending: set[asyncio.Task[None]] = set()
         self.registered: Callable[[], None] = lambda: None
         """Called when kubelet has accepted the registration."""
@@ -111,21 +114,21 @@ class Registration:
 
     async def __aenter__(self) -> Self:
         """Begin to serve and to register, now or when kubelet is there."""
-        self._watching = asyncio.create_task(self._watch())
+        self._looking = asyncio.create_task(self._look_for_ever())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the streams and the server, and remove our socket."""
-        self._watching.cancel()
-        await asyncio.wait([self._watching])
-        if self._own and _look_at(self.path) == self._own:
+        self._looking.cancel()
+        await asyncio.wait([self._looking])
+        if self._own and _socket_at(self.path) == self._own:  # else it is another plugin's
             self.path.unlink(missing_ok=True)
         self._end_server()
         await asyncio.gather(*self._ending)
 
-    async def _watch(self) -> None:
+    async def _look_for_ever(self) -> None:
         while True:
             try:
                 await self._look()
@@ -136,23 +139,23 @@ class Registration:
     async def _look(self) -> None:
         """Look at the sockets once, and act on what changed."""
         now = asyncio.get_running_loop().time()
-        if self._state is State.STANDING_BY and self._is_served():
+        if self._state is State.STANDING_BY and self._goes_on_standing_by():
             return
-        self._look_at_own()
+        self._check_own()
         if self._state is State.STANDING_BY:
             return
-        kubelet = _look_at(self._kubelet)
+        kubelet = _socket_at(self._kubelet)
         if kubelet != self._tried:
             self._tried, self._failures, self._retry_at = kubelet, 0, 0.0
         if kubelet is None:
-            self._wait("kubelet is away", f"{self._kubelet} is not there")
+            self._set_waiting("kubelet is away", f"{self._kubelet} is not there")
         elif self._own and kubelet == self._known_to and self._is_watched(now):
             return
         elif now >= self._retry_at:
             await self._announce(kubelet)
 
-    def _is_served(self) -> bool:
-        """Return whether the plugin in our place is alive, while we stand by."""
+    def _goes_on_standing_by(self) -> bool:
+        """Tell whether the plugin in our place may still serve. If it is dead, begin to take over from it."""
         self._dead_looks = 0 if _is_served(self.path) else self._dead_looks + 1
         if self._dead_looks < STAND_BY_LOOKS:
             return True
@@ -160,11 +163,11 @@ class Registration:
         self._state = State.WAITING
         return False
 
-    def _look_at_own(self) -> None:
-        """Find out whether our socket was removed or replaced by another plugin's."""
+    def _check_own(self) -> None:
+        """Forget our socket if it was removed: it is made anew. Stand by if another plugin's has replaced it."""
         if not self._own:
             return
-        found = _look_at(self.path)
+        found = _socket_at(self.path)
         if found == self._own:
             return
         self._own = self._known_to = None
@@ -179,7 +182,7 @@ class Registration:
         self._end_server()
 
     def _is_watched(self, now: float) -> bool:
-        """Return whether kubelet reads our units, or did so a moment ago."""
+        """Tell whether kubelet reads our units, or did so a moment ago. If not, have us registered again later."""
         if self._service.watchers:
             self._seen_at = now
             # Not sooner: another make's plugin with our resource name would register again at once, too.
@@ -188,26 +191,29 @@ class Registration:
         if now - self._seen_at < UNWATCHED_S:
             return True
         self._known_to = None
-        self._retry("kubelet does not read the units: registering again", f"none read for {UNWATCHED_S:g} s")
+        self._retry_later("kubelet does not read the units: registering again", f"none read for {UNWATCHED_S:g} s")
         return False
 
     async def _announce(self, kubelet: _Socket) -> None:
-        """Serve, then register: kubelet connects to us before it answers."""
+        """Serve if our socket is not there, then register with this kubelet, which connects to us before it answers.
+
+        After a failure it is tried again later.
+        """
         before = self._server
         try:
             if not self._own:
                 await self._serve()
             await self._register()
         except OSError as error:
-            self._retry("no socket for kubelet", f"{error.filename or self.path}: {error.strerror or error}")
+            self._retry_later("no socket for kubelet", f"{error.filename or self.path}: {error.strerror or error}")
             return
         except grpc.aio.AioRpcError as error:
             away = error.code() is grpc.StatusCode.UNAVAILABLE
             event = "kubelet is away" if away else "kubelet refused the registration"
-            self._retry(event, f"{error.code().name}: {error.details()}")
+            self._retry_later(event, f"{error.code().name}: {error.details()}")
             return
         finally:
-            if before is not self._server:
+            if before is not self._server:  # its socket was removed, and the new server has another
                 self._end(before)
         self._known_to, self._state, self._said = kubelet, State.REGISTERED, ""
         self._known_at = self._seen_at = asyncio.get_running_loop().time()
@@ -215,7 +221,7 @@ class Registration:
         log.info("registered with kubelet", extra={"resource": self._resource, "socket": str(self.path)})
 
     async def _serve(self) -> None:
-        """Make a socket and rename it into place over any other: a crashed plugin leaves its own behind."""
+        """Make a socket and rename it over any other: a crashed plugin leaves its own behind. Raises OSError."""
         if _is_served(self.path):
             log.warning(
                 "another device plugin serves: taking over from it",
@@ -225,7 +231,7 @@ class Registration:
         made = self._new_path()
         server = await listen(self._service, made)
         try:
-            own = _look_at(made)
+            own = _socket_at(made)
             if not self._has_served:
                 self.taking_over()
             made.rename(self.path)
@@ -244,20 +250,22 @@ class Registration:
         async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
             await rpc.RegistrationStub(channel).Register(request, timeout=REGISTER_TIMEOUT_S)
 
-    def _wait(self, event: str, cause: str) -> None:
+    def _set_waiting(self, event: str, cause: str) -> None:
         """Become unregistered, and log once why."""
         self._state, self._known_to = State.WAITING, None
         if self._said != event:
             self._said = event
             log.warning(event, extra={"cause": cause, "resource": self._resource})
 
-    def _retry(self, event: str, cause: str) -> None:
-        self._wait(event, cause)
+    def _retry_later(self, event: str, cause: str) -> None:
+        """Become unregistered until the next try, which comes later after each failure."""
+        self._set_waiting(event, cause)
         delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2**self._failures)
         self._failures = min(self._failures + 1, 16)
         self._retry_at = asyncio.get_running_loop().time() + delay_s
 
     def _end_server(self) -> None:
+        """End kubelet's streams and the server, and forget our socket. The path is not touched."""
         self._service.end_streams()
         self._end(self._server)
         self._server = self._own = None
@@ -270,10 +278,12 @@ class Registration:
             task.add_done_callback(self._ending.discard)
 
     def _new_path(self) -> Path:
+        """Return a path beside ours that no other plugin uses."""
         return self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
 
 
-def _look_at(path: Path) -> _Socket | None:
+def _socket_at(path: Path) -> _Socket | None:
+    """Return which socket is at a path; None: there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Serves kubelet's device plugin protocol: messages come in and go out here; `unit` and allocator know them.
+"""Serves kubelet's device plugin protocol: its messages are read and written here, and the allocator knows none.
 
 Every call turns ids into units, asks the allocator, and turns its answer back. A PluginError becomes a status, with its
 text cut to what fits into a pod's status. Any other error is a bug: it is logged once and answered with INTERNAL.
@@ -57,7 +57,7 @@ class Allocator(Protocol):
 
 
 class _Stream:
-    """One ListAndWatch call that kubelet reads."""
+    """One ListAndWatch call that kubelet reads: `woken` has it look at the units again, `ended` ends it."""
 
     def __init__(self) -> None:
         self.woken = asyncio.Event()
@@ -112,7 +112,7 @@ class PluginService(rpc.DevicePluginServicer):
             self.changed()
 
     def changed(self) -> None:
-        """Compute again which units are healthy: shares of unhealthy devices came or went."""
+        """Have every stream compute the units again: shares came or went, or devices changed."""
         for stream in self._streams:
             stream.woken.set()
 
@@ -176,7 +176,7 @@ class PluginService(rpc.DevicePluginServicer):
     async def PreStartContainer(  # noqa: N802
         self, request: pb.PreStartContainerRequest
     ) -> pb.PreStartContainerResponse:
-        """Bind the container's units."""
+        """Make the share of the container that holds these units, before it starts."""
         begun_ns, result = time.monotonic_ns(), "failed"
         try:
             await self._allocator.pre_start(_units(request.devices_ids))
@@ -217,6 +217,7 @@ def _device(unit: UnitId, healthy: bool) -> pb.Device:
 
 
 def _container(edits: ContainerEdits) -> pb.ContainerAllocateResponse:
+    """Return a container's edits as kubelet's message."""
     return pb.ContainerAllocateResponse(
         envs=edits.variables,
         mounts=[

@@ -58,6 +58,8 @@ struct haul {
   uint64_t bytes[2], count[2]; /* by enum sp_way */
 };
 
+/* Add `count` copies, together of `bytes`, to the haul. A copy within a device only sets `inside`; one from host to
+ * host adds nothing. */
 static void add(struct haul *haul, bool to_device, bool from_device, uint64_t bytes, uint64_t count) {
   if (to_device != from_device) {
     enum sp_way way = to_device ? SP_TO_DEVICE : SP_TO_HOST;
@@ -67,6 +69,7 @@ static void add(struct haul *haul, bool to_device, bool from_device, uint64_t by
   haul->inside |= to_device && from_device;
 }
 
+/* The haul of one copy. */
 static struct haul one(bool to_device, bool from_device, uint64_t bytes) {
   struct haul haul = {0};
   add(&haul, to_device, from_device, bytes, 1);
@@ -188,6 +191,8 @@ static size_t alike(size_t at, size_t count) {
   return count - at < STRIDE(count) ? count - at : STRIDE(count);
 }
 
+/* What a batch of copies between addresses copies. Each examined copy stands for those behind it, too (alike). A copy
+ * within a device ends the search: it makes the whole batch a launch. */
 static struct haul flat_haul(const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes,
                              size_t count) {
   struct haul haul = {0};
@@ -235,6 +240,7 @@ static uint64_t boxes_bytes(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) 
   return bytes;
 }
 
+/* What a batch of copies of boxes copies, found as in flat_haul. */
 static struct haul boxes_haul(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) {
   struct haul haul = {0};
   for (size_t i = 0; copies != NULL && i < count && !haul.inside; i += STRIDE(count)) {
@@ -283,6 +289,7 @@ static uint64_t fabric_bytes(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t cou
   return bytes;
 }
 
+/* What a batch of copies over a fabric copies, found as in flat_haul. */
 static struct haul fabric_haul(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t count) {
   struct haul haul = {0};
   for (size_t i = 0; copies != NULL && i < count && !haul.inside; i += STRIDE(count)) {
@@ -301,7 +308,8 @@ static struct haul fabric_haul(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t c
 FABRIC(cuFabricCpyBatchAsync, false)
 FABRIC(cuFabricCpyBatchAsync_ptsz, true)
 
-/* Decompression runs on an engine of the device, or as kernels if the device has none. */
+/* The bytes that a decompression makes. It runs on an engine of the device, or as kernels if the device has none, so it
+ * passes the gate. */
 static uint64_t unpacked_bytes(const CUmemDecompressParams *pieces, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; pieces != NULL && i < count; i++) {

@@ -15,6 +15,7 @@ static inline uint64_t size_class(uint64_t bytes) {
   return bytes >> low << low;
 }
 
+/* Pass the gate, make the launch by `call`, tell the gate its result, and return that from the wrapper. */
 #define GATED(stream, per_thread, key, call)                                                                           \
   do {                                                                                                                 \
     struct sp_pass pass;                                                                                               \

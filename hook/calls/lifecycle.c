@@ -53,8 +53,8 @@ CONTEXT_CHANGE(cuCtxPushCurrent_v2, (CUcontext context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent, (CUcontext * context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
 
-/* Settle the memory that was reserved for a context before it was made. If a primary context existed already, its own
- * charge stays and the reservation is released. */
+/* `bytes` were reserved for a context before it was made: keep them as its charge, or release them if it was not made.
+ * If a primary context existed already, its own charge stays and the reservation is released. */
 static void conclude_context(CUresult result, CUdevice device, CUcontext context, uint64_t bytes) {
   if (result == CUDA_ERROR_INVALID_DEVICE) {
     sp_share_no_device(device);
@@ -192,9 +192,8 @@ static CUcontext primary_context(CUdevice device) {
   return context;
 }
 
-/* May this call destroy the context? If it stays after all, the gate learns it again, but the account must not forget
- * it.
- */
+/* Count a release of the primary context, or a `reset`, which ends all references. True: it may destroy the context. If
+ * the context stays after all, the gate learns it again, but the account must not forget it. */
 static bool may_be_last(CUdevice device, bool reset) {
   if (device < 0 || device >= RETAINS) {
     return true;

@@ -7,6 +7,7 @@
 #include "hook/interpose/intercept.h"
 #include "hook/memory/memory.h"
 
+/* Make `call`, which waits for `what`. On success also do `then`, and tell the gate. Returns from the wrapper. */
 #define SYNCED_THEN(stream, per_thread, what, call, then)                                                              \
   do {                                                                                                                 \
     CUresult result;                                                                                                   \

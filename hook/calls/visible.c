@@ -34,7 +34,7 @@ static void append(char *list, const char *more) {
     memcpy(list + length, more, adds + 1);
 }
 
-/* Write the same list with UUIDs. Like the driver's, it ends before the first entry that names no device. */
+/* Write the same list with UUIDs to `text`. Like the driver's, it ends before the first entry that names no device. */
 static void by_uuid(const struct sp_view *view, const char *list) {
   char uuid[SP_UUID_ROOM], named[sizeof text] = NAME;
   for (bool first = true; *list; first = false) {
@@ -49,6 +49,8 @@ static void by_uuid(const struct sp_view *view, const char *list) {
   memcpy(text, named, sizeof text); /* another thread's driver may read it already: the bytes are the same */
 }
 
+/* If the list has numbers, put `text` into the environment instead. Returns the entry that it replaces, for
+ * sp_visible_end; NULL: nothing was replaced. */
 char *sp_visible_begin(void) {
   struct sp_view view;
   int saved = errno;
@@ -67,6 +69,7 @@ char *sp_visible_begin(void) {
   return before;
 }
 
+/* Put the program's own entry back. */
 void sp_visible_end(char *before) {
   /* Search again: another thread may have added variables, and then the entries have moved. */
   for (char **entry = environ; before && entry && *entry; entry++)

@@ -29,7 +29,7 @@ static void after_fork_in_child(void) {
   sp_this_process.attached = 0;
 }
 
-/* The 32 hexadecimal digits of an NVML UUID ("GPU-…", "MIG-…") as 16 bytes. */
+/* The 32 hexadecimal digits of an NVML UUID ("GPU-…", "MIG-…") as 16 bytes. False: it is none. */
 static bool parse_uuid(const char *text, unsigned char bytes[16]) {
   int digits = 0;
   const char *at = memchr(text, '-', SP_UUID_BYTES);
@@ -53,6 +53,8 @@ static bool parse_uuid(const char *text, unsigned char bytes[16]) {
   return digits == 32;
 }
 
+/* Make a device for each grant, and find the driver's device with the grant's UUID. `ordinal` stays -1 if there is
+ * none: nothing is metered for that grant. */
 static void map_devices(void) {
   const struct sp_driver *driver = sp_driver();
   int count = 0;
@@ -91,9 +93,9 @@ const char *sp_share_directory(void) {
   return directory && *directory ? directory : DEFAULT_DIRECTORY;
 }
 
-/* Map the region and claim a slot, once. This is done even if nothing can be metered: the reason is told in the slot.
- */
-static int join(void) {
+/* Map the region and claim a slot, once. This is done even if nothing can be metered: the slot tells the reason. 0 or
+ * -errno. */
+static int enter_region(void) {
   const struct sp_slot *slot = sp_this_process.region.slot;
   if (slot && slot->pid == (int32_t)getpid()) /* if the pid differs, it is the slot of a parent that could not attach */
     return 0;
@@ -130,10 +132,11 @@ static const char *lacking(const struct sp_driver *driver) {
   return NULL;
 }
 
+/* Attach the process: from now on its launches and its memory are metered. 0, or -errno: nothing is. */
 static int attach(void) {
   if (sp_mps_client())
     return -EOPNOTSUPP; /* under MPS the device's time cannot be told apart by process */
-  int error = join();
+  int error = enter_region();
   if (error)
     return error;
   const struct sp_driver *driver = sp_driver();
@@ -157,11 +160,13 @@ static int attach(void) {
   return 0;
 }
 
-static bool closed(void) {
+/* Must a process that cannot be metered be kept from the device? Otherwise it runs unmetered. */
+static bool policy_is_closed(void) {
   const char *policy = getenv("SHAREPOD_POLICY");
   return policy && strcmp(policy, "closed") == 0;
 }
 
+/* Attach at the first call. False: cuInit must fail, because the policy is `closed` and the process is not attached. */
 bool sp_attach(void) {
   static bool tried;
   SP_UNCANCELLED;
@@ -170,7 +175,7 @@ bool sp_attach(void) {
   bool usable = true;
   if (!tried) {
     tried = true;
-    usable = attach() == 0 || !closed();
+    usable = attach() == 0 || !policy_is_closed();
     tried = usable; /* under `closed` every cuInit tries again, and fails again */
   }
   pthread_mutex_unlock(&attach_lock);
@@ -178,9 +183,10 @@ bool sp_attach(void) {
   return usable;
 }
 
+/* The device of the calling thread's context; NULL: the share does not hold it, or it is not known. */
 struct sp_device *sp_device_current(void) {
   const struct sp_driver *driver = sp_driver();
-  CUdevice ordinal = 0;
+  CUdevice ordinal = 0; /* that of a single device */
   if (!sp_this_process.single_device && (!driver->cuCtxGetDevice || driver->cuCtxGetDevice(&ordinal)))
     return NULL;
   for (uint32_t index = 0; index < sp_this_process.device_count; index++)
@@ -189,6 +195,7 @@ struct sp_device *sp_device_current(void) {
   return NULL;
 }
 
+/* Push the context, unless it is current. True: it was pushed, and sp_context_leave must pop it. */
 bool sp_context_enter(CUcontext context) {
   const struct sp_driver *driver = sp_driver();
   CUcontext current = NULL;
@@ -202,11 +209,12 @@ void sp_context_leave(void) {
   sp_driver()->cuCtxPopCurrent(&context);
 }
 
+/* cuInit has failed with this CUresult. Claim a slot all the same: it tells the agent the reason. */
 void sp_attach_failed(int result) {
   SP_UNCANCELLED;
   int saved = errno;
   pthread_mutex_lock(&attach_lock);
-  if (!sp_mps_client() && join() == 0)
+  if (!sp_mps_client() && enter_region() == 0)
     tell(SP_DIAGNOSTIC_INIT, (uint32_t)result & INT32_MAX);
   pthread_mutex_unlock(&attach_lock);
   errno = saved;
@@ -228,8 +236,10 @@ void sp_share_no_function(const char *name) {
   tell(SP_DIAGNOSTIC_FUNCTION, sp_name_hash(name));
 }
 
+/* Must a context on this device be refused? Only under the policy `closed`, if the share does not hold the device. The
+ * agent is told. */
 bool sp_share_refuses(int ordinal) {
-  if (!sp_load(&sp_this_process.attached) || !closed())
+  if (!sp_load(&sp_this_process.attached) || !policy_is_closed())
     return false;
   for (uint32_t index = 0; index < sp_this_process.device_count; index++)
     if (sp_this_process.devices[index].ordinal == ordinal)

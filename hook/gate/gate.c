@@ -23,7 +23,8 @@
 #define SELDOM 256u
 #define RARELY 64u
 #define FIRST  512u
-/* At most this often a launch into an idle stream gets an edge in front, which shows the difference of the clocks. */
+/* At most this often a launch into an idle stream gets an edge in front: a marker without work, which shows the
+ * difference of the clocks. */
 #define EDGE_NS 50000000u
 
 /* The length that an unknown unit counts for. Beside other shares, and before any unit is known, two of them may be in
@@ -49,6 +50,8 @@ static inline bool fits(const struct sp_device *device, const struct sp_stream_s
          in_flight_ns + predicted_ns <= sp_grant_lookahead_ns(device->grant);
 }
 
+/* Announce that this thread is between the gate and the driver's return. The caller reads the grant's word only after
+ * that. */
 static inline void announce(struct sp_thread *thread, const struct sp_device *device) {
   sp_store(&thread->inside, device->bit);
   if (sp_unlikely(sp_load(&sp_this_process.no_membarrier)))
@@ -57,7 +60,8 @@ static inline void announce(struct sp_thread *thread, const struct sp_device *de
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
 }
 
-/* If no state is free, that is not remembered: one may become free at any time. */
+/* Find the state of the stream, and put it first in the thread's cached pair. NULL: the launch cannot be metered. That
+ * is not remembered: a state may become free at any time. */
 static struct sp_stream_state *look_up(struct sp_known_stream pair[2], struct sp_known_stream sought,
                                        struct sp_thread *thread, struct sp_device *device, bool per_thread) {
   sought.state = sp_stream_find(device, thread, sought.stream, per_thread);
@@ -68,7 +72,8 @@ static struct sp_stream_state *look_up(struct sp_known_stream pair[2], struct sp
   return sought.state;
 }
 
-/* The state of the stream, from the thread's cache or looked up. `device`: the thread's. */
+/* The state of the stream, from the thread's cache or looked up; NULL: the launch cannot be metered. `device`: that of
+ * the thread's context. */
 static inline struct sp_stream_state *cached_state(struct sp_device *device, struct sp_thread *thread, void *stream,
                                                    bool per_thread) {
   uint64_t generation = __atomic_load_n(&sp_this_process.stream_generation, __ATOMIC_ACQUIRE);
@@ -83,8 +88,8 @@ static inline struct sp_stream_state *cached_state(struct sp_device *device, str
   return look_up(pair, (struct sp_known_stream){stream, key, NULL}, thread, device, per_thread);
 }
 
-/* Is this launch to be measured alone? `first`: it is the first of a turn, which shows when the device was free for us
- * (marker.c). */
+/* Is this launch to be measured alone? `launches` counts those of the unit; `spread` is that number, spread over 16
+ * bits. `first`: it is the first of a turn, which shows when the device was free for us (marker.c). */
 static bool is_measured(const struct sp_stream_state *state, const struct sp_work_profile *profile, uint16_t launches,
                         uint16_t spread, bool first) {
   bool exact = sp_profile_is_exact(profile);
@@ -95,6 +100,8 @@ static bool is_measured(const struct sp_stream_state *state, const struct sp_wor
   return spread < (exact && sp_load(&state->batch_profile) == profile ? RARELY : launches < FIRST ? OFTEN : SELDOM);
 }
 
+/* Pass the gate: wait for a turn, and until the launch fits into the budget. Then fill `pass`, and record a marker in
+ * front of the launch if one is needed. On return the thread is announced, which ends with sp_gate_leave. */
 static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, struct sp_thread *thread,
                                                         struct sp_device *device, struct sp_stream_state *state,
                                                         uint64_t key) {
@@ -195,7 +202,8 @@ static void publish_drain_eta(struct sp_device *device, const struct sp_stream_s
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* Publish a pass from here: the keeper does not publish while the process holds no turn. */
+/* Count a launch that passes unmetered. The count is published here, because the keeper does not publish while the
+ * process holds no turn. */
 static void publish_pass(struct sp_device *device) {
   pthread_mutex_lock(&device->turn_lock);
   device->report.passed = __atomic_add_fetch(&device->passed, 1, __ATOMIC_RELAXED);
@@ -203,7 +211,7 @@ static void publish_pass(struct sp_device *device) {
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* The tables hold fewer threads or streams than the program has: the launch passes unmetered, and the agent is told. */
+/* A table of `most` threads or streams is full: the launch passes unmetered, and the agent is told, once. */
 static void pass_crowded(struct sp_device *device, uint32_t most) {
   static uint32_t told;
   if (!device)
@@ -213,6 +221,7 @@ static void pass_crowded(struct sp_device *device, uint32_t most) {
     sp_share_crowded(most);
 }
 
+/* Pass the gate for one launch. If pass->device is NULL afterwards, the launch is not metered. */
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
   pass->device = NULL;
   if (sp_unlikely(!sp_load(&sp_this_process.attached)))
@@ -244,7 +253,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   }
   enter(pass, thread, device, state, key);
-  bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->eta_published);
+  bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->eta_published); /* a long unit, or behind one */
   if (sp_unlikely(says) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED && sp_device_foresees(device))
     publish_drain_eta(device, state, pass->predicted_ns);
 }
@@ -273,6 +282,7 @@ static inline __attribute__((always_inline)) void account(const struct sp_pass *
     sp_stream_measure(state, false); /* a second one: it shows what an event takes, which is not part of the unit */
 }
 
+/* The driver has been called: count the launch if it was accepted, and withdraw the announce. */
 void sp_gate_leave(struct sp_pass *pass, int result) {
   struct sp_device *device = pass->device;
   if (!device)
@@ -285,6 +295,7 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
     sp_keeper_kick(device);
 }
 
+/* The thread has left an earlier call by a jump: undo what that call left at the gate. */
 void sp_gate_left(void) {
   struct sp_thread *thread = sp_load(&sp_this_process.attached) ? sp_thread_self() : NULL;
   if (!thread)
@@ -296,12 +307,15 @@ void sp_gate_left(void) {
     sp_keeper_kick(&sp_this_process.devices[__builtin_ctz(inside)]);
 }
 
+/* A launch was made that passes no gate: count it. */
 void sp_gate_passed(void) {
   struct sp_device *device = sp_load(&sp_this_process.attached) ? sp_device_current() : NULL;
   if (device)
     publish_pass(device);
 }
 
+/* The stream is about to get an item that waits for something else than the device's work: mark the work in front of
+ * it, and note the wait. */
 void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   if (sp_likely(!sp_load(&sp_this_process.attached)))
     return;
@@ -333,6 +347,8 @@ void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
     sp_streams_close(thread->device, thread, stream, per_thread, sync);
 }
 
+/* The thread has come back from a synchronising call: what it waited for has ended, and its turn may be returned
+ * early. */
 void sp_gate_synced(enum sp_sync sync) {
   if (!sp_load(&sp_this_process.attached))
     return;
@@ -341,10 +357,11 @@ void sp_gate_synced(enum sp_sync sync) {
   if (device)
     sp_streams_closed(device, thread, sync);
   uint32_t flags = device ? sp_grant_flags(device->grant) : 0;
-  if (flags & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED))
+  if (flags & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED)) /* only then idle time counts */
     sp_keeper_synced(device, flags & SP_GRANT_CONTENDED);
 }
 
+/* The thread has another current context: its device and stream states must be looked up again. */
 void sp_gate_context_changed(void) {
   if (!sp_load(&sp_this_process.attached))
     return;

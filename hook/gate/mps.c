@@ -43,6 +43,7 @@ static long daemon_pid(const char *directory) {
   return pid;
 }
 
+/* Will the driver make this process a client of MPS? */
 bool sp_mps_client(void) {
   const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
   bool named = directory && *directory;

@@ -39,6 +39,7 @@ struct sp_work_profile {
 };
 _Static_assert(sizeof(struct sp_work_profile) == 16, "four to a cache line");
 
+/* Is the prediction for an earlier version of the unit's work? */
 static inline bool sp_profile_is_stale(const struct sp_work_profile *profile) {
   return (sp_load(&profile->learned) & ~1) != sp_load(&profile->version);
 }
@@ -148,6 +149,7 @@ struct sp_device {
   uint32_t queue_kept;             /* places of markers that are being recorded */
   uint64_t
       seen_ns[SP_MARKERS_MAX]; /* for each marker in the queue: when a thread of the program saw its end; 0: none has */
+  /* atomic, and guarded by no lock */
   struct sp_stream_state *waiting_state; /* the keeper waits inside the driver for a marker of this stream */
   uint32_t synced;                       /* a thread has just waited for all its work */
   uint64_t gap_ns;                       /* moving average of the pauses between work */
@@ -259,7 +261,9 @@ static inline void sp_thread_on(struct sp_thread *thread, struct sp_device *devi
 }
 struct sp_thread *sp_thread_self(void); /* NULL when all records are taken: not metered */
 uint32_t sp_thread_index(const struct sp_thread *thread);
-bool sp_threads_inside(uint32_t device_index); /* call after sp_barrier */
+/* Is any thread between the gate and the driver's return, on this device? Call it after sp_barrier. */
+bool sp_threads_inside(uint32_t device_index);
+/* How many launches have passed the gate, of all threads, also of those that have ended. */
 uint64_t sp_threads_launches(uint32_t device_index);
 void sp_barrier(void); /* every thread of the process passes a full barrier */
 
@@ -287,9 +291,8 @@ struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_threa
                                        bool per_thread);
 /* The state of a stream handle, in any context; NULL for the default streams, which outlive every capture. */
 struct sp_stream_state *sp_stream_of_handle(const void *stream);
-/* Record a marker in every stream of the device that has pending work; `context`: only in streams of this current
- * context.
- */
+/* Record a marker in every stream of the device that has pending work. `context`: only in streams of this current
+ * context; NULL: of all. */
 void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder);
 /* The calling thread is about to wait for the work in `stream`, or for more: record a marker behind that work, if
  * possible, which tells when it ends. */
@@ -300,11 +303,14 @@ void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum 
 /* Has the thread seen the end of all work in the stream, by an event behind it? Then a marker would only show a later
  * time, and the program would wait for it. The driver is asked at most once for each event that was waited for. */
 bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread);
+/* Has any stream of the device work that has not ended, as far as is known? */
 bool sp_streams_pending(const struct sp_device *device);
 /* Does any stream without a marker in the queue have unmarked work? */
 bool sp_streams_unmarked(const struct sp_device *device);
 /* Does any such stream have unmarked work that is predicted to have ended by now? */
 bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns);
+/* A stream (`context` is NULL) or a context (`stream` is NULL) is about to be destroyed: record last markers, then
+ * forget the states. */
 void sp_streams_forget(void *stream, void *context);
 /* A context is really gone, after its streams were forgotten: no capture in it is open any more. */
 void sp_streams_gone(const void *context);
@@ -350,13 +356,14 @@ void sp_busy_shift(struct sp_busy_intervals *busy, int64_t by_ns);
 bool sp_stream_capturing(void *stream, bool per_thread);
 /* Count a capture, also for its stream if that is one that can be destroyed. */
 void sp_streams_capture_begin(void *stream);
+/* The capture has ended, so it does not count any more. */
 void sp_streams_capture_end(void *stream);
 /* The stream is destroyed, which ends the captures that began there. */
 void sp_captures_end_with(struct sp_stream_state *state);
 /* Is it the legacy stream, or a thread's own stream, which other threads reach only through the legacy
  * stream? */
 bool sp_stream_is_legacy(const struct sp_stream_state *state);
-/* Record an event into the stream, unless that could disturb a capture. */
+/* Record an event into the stream, unless that could disturb a capture. `launching`: the thread launches there. */
 CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bool launching);
 
 /* clock.c */
@@ -378,6 +385,7 @@ bool sp_keeper_start(struct sp_device *device);
 void *sp_keeper_run(void *device); /* the thread */
 /* End the process if only keepers are left of its threads: libc counts them, so the process would never end. */
 void sp_keeper_last(void);
+/* Wake the keeper, or keep it from going to sleep. */
 void sp_keeper_kick(struct sp_device *device);
 /* A thread has waited for its work while idle time counts: the turn may be returned at once. */
 void sp_keeper_synced(struct sp_device *device, bool contended);
@@ -394,6 +402,7 @@ static inline bool sp_device_foresees(const struct sp_device *device) {
   return sp_load(&device->stretch) == 0;
 }
 
+/* The predicted time of the work in front of the markers that have not finished. */
 static inline uint64_t sp_device_in_flight(const struct sp_device *device) {
   uint64_t completed = sp_load(&device->completed_ns), marked = sp_load(&device->marked_ns);
   return marked > completed ? marked - completed : 0;

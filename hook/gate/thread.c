@@ -12,8 +12,8 @@
 #define SEEN_NS 1000000 /* every store reaches the other cores within this */
 
 static struct sp_thread records[SP_THREADS_MAX];
-static uint32_t record_count; /* records ever used: what the keeper scans */
-static uint64_t departed_launches[SP_DEVICES_MAX];
+static uint32_t record_count;                      /* records ever used: what the keeper scans */
+static uint64_t departed_launches[SP_DEVICES_MAX]; /* of threads that have ended */
 static pthread_key_t exit_key;
 static uint32_t exit_key_made;
 static pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
@@ -25,6 +25,7 @@ void sp_thread_forget_streams(struct sp_thread *thread) {
     memset(thread->known, 0, sizeof thread->known);
 }
 
+/* A thread has ended: keep its counts and give its record back. The thread's exit calls this. */
 static void release_record(void *pointer) {
   struct sp_thread *thread = pointer;
   for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
@@ -43,6 +44,7 @@ static void make_exit_key(void) {
   exit_key_made = pthread_key_create(&exit_key, release_record) == 0;
 }
 
+/* The calling thread's record, which it takes at its first call. NULL: all are taken, and the thread is not metered. */
 struct sp_thread *sp_thread_self(void) {
   if (sp_likely(self != NULL))
     return self;
@@ -69,6 +71,7 @@ uint32_t sp_thread_index(const struct sp_thread *thread) {
   return (uint32_t)(thread - records);
 }
 
+/* Is any thread between the gate and the driver's return? The answer is right only after sp_barrier. */
 bool sp_threads_inside(uint32_t device_index) {
   uint32_t count = __atomic_load_n(&record_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++)
@@ -85,6 +88,7 @@ uint64_t sp_threads_launches(uint32_t device_index) {
   return total;
 }
 
+/* Make every thread of the process pass a full barrier. */
 void sp_barrier(void) {
   /* Pairs with the announce in gate.c: if we do not see a thread's announce after this, that thread sees our stores. */
   if (!sp_load(&sp_this_process.no_membarrier)) {

@@ -1,3 +1,4 @@
+/* Waits at the gate: for a turn of the share, which is then entered, or until less work is in flight. */
 #define _GNU_SOURCE
 #include "hook/gate/wait.h"
 #include "region/uncancelled.h"
@@ -39,7 +40,8 @@ static bool agent_gone(void) {
   return apart_ns > SP_STALE_NS && now_ns - sp_load(&moved_ns) > UNMOVED_NS;
 }
 
-/* Enter the open turn `word`. False: it has closed meanwhile. */
+/* Enter the open turn `word`, unless another thread has done so already. `state`: the stream of the launch, which gets
+ * the turn's start event. False: the turn has closed meanwhile. */
 static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, uint32_t word) {
   SP_UNCANCELLED;
   /* Before the lock: the stream may be full of work that the hook does not count, and then the driver waits for room.
@@ -104,6 +106,7 @@ static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, 
   return entered;
 }
 
+/* Undo what a wait of the thread has counted, however that wait has ended. */
 void sp_wait_left(struct sp_thread *thread) {
   struct sp_device *turn = thread->awaits_turn, *progress = thread->awaits_progress;
   thread->awaits_turn = thread->awaits_progress = NULL;
@@ -113,6 +116,8 @@ void sp_wait_left(struct sp_thread *thread) {
     __atomic_fetch_sub(&progress->gate_waiters, 1, __ATOMIC_SEQ_CST);
 }
 
+/* Wait until this process may launch. True: pass, because the agent is gone. False: look at the grant again. *entered:
+ * the turn has just been entered. */
 bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state, bool *entered) {
   uint32_t word = sp_grant_word(device->grant);
   if (word & 1u) {
@@ -136,6 +141,8 @@ bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_
   return pass;
 }
 
+/* Wait until less work is in flight. `predicted_ns`: the launch's length; 0: not known. SP_MADE: the caller checks
+ * again; SP_NEAR and SP_STUCK: the launch may go. */
 enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state,
                                   uint64_t predicted_ns) {
   if (sp_load(&state->pending_ns))
@@ -155,7 +162,7 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
     end_ns = now_ns + EXPECTED_MAX_NS;
   uint64_t until_ns = (end_ns > thread->passed_ns ? end_ns : thread->passed_ns) + thread->patience_ns;
   bool follows = predicted_ns && sp_one_in_flight(in_flight_ns, predicted_ns);
-  if (follows) { /* later beside a latency share: the next unit would delay it */
+  if (follows) { /* the budget is small beside a latency share: the next unit, which delays that share, goes later */
     uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
     until_ns = end_ns - (half_ns < FOLLOW_NS ? half_ns : FOLLOW_NS);
   }
@@ -171,6 +178,7 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
   return follows ? SP_NEAR : SP_STUCK;
 }
 
+/* Count a launch that passes although nothing has finished, and double the thread's patience. */
 void sp_wait_gave_up(struct sp_device *device, struct sp_thread *thread) {
   __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
   thread->passed_ns = sp_now_ns();

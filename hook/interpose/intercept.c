@@ -40,6 +40,7 @@ void *sp_next[SP_ROW_COUNT];
 static struct sp_driver driver;
 static int driver_loaded; /* set with release when `driver` and `sp_real` are filled */
 
+/* The driver's export `symbol`, or `older` in a driver that lacks it; NULL: it has neither. */
 static void *own_export(void *handle, const char *symbol, const char *older) {
   void *address = sp_object_symbol(handle, symbol);
   return address != NULL ? address : sp_object_symbol(handle, older);
@@ -67,6 +68,7 @@ static void load_driver(void) {
   errno = saved_errno;
 }
 
+/* Is the driver loaded, and are the tables filled? They are filled here if it has been loaded since the last call. */
 static bool have_driver(void) {
   if (__builtin_expect(__atomic_load_n(&driver_loaded, __ATOMIC_ACQUIRE) == 0, 0)) {
     load_driver();
@@ -83,6 +85,8 @@ void *sp_find_real(enum sp_row row) {
   return have_driver() ? __atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) : NULL;
 }
 
+/* What the program would have found for this name without us: remembered if it is the driver's or a tool's. NULL:
+ * nothing. */
 void *sp_find_next(enum sp_row row, const void *caller) {
   int saved_errno = errno;
   sp_dlsym_function *lookup = sp_libc_dlsym();
@@ -103,6 +107,8 @@ void *sp_find_next(enum sp_row row, const void *caller) {
   return found;
 }
 
+/* The error of a wrapper that has nothing to call. If the driver is loaded but lacks the function, the agent is
+ * told. */
 CUresult sp_unavailable(enum sp_row row) {
   if (!have_driver()) {
     return CUDA_ERROR_NOT_INITIALIZED;
@@ -159,10 +165,10 @@ void *sp_filter(void *handle, const char *name) {
   return NULL;
 }
 
-/* Called by the dlopen trampoline. */
+/* Called by the dlopen trampoline, before it jumps to the real dlopen. */
 void sp_before_dlopen(void) __attribute__((visibility("hidden")));
 void sp_before_dlopen(void) {
-  sp_libc_dlopen(); /* all functions are resolved already */
+  sp_libc_dlopen(); /* the first call resolves what the trampoline jumps to */
   sp_own_names_return();
 }
 

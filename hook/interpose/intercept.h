@@ -62,6 +62,7 @@ static inline void *sp_next_of(enum sp_row row, const void *caller) {
   return __builtin_expect(function != NULL, 1) ? function : sp_find_next(row, caller);
 }
 
+/* Was this call made inside another one of the thread? If not, it is the outermost, and its caller is noted. */
 static inline bool sp_inside(const void *caller) {
   if (__builtin_expect(sp_outermost.frame != NULL, 0) && sp_still_inside(caller))
     return true;

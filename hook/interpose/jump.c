@@ -21,6 +21,7 @@ struct callers {
   unsigned int here; /* a bit for each of the addresses that is in the object */
 };
 
+/* A callback of dl_iterate_phdr: the walk ends at the first object that has one of the addresses, or both. */
 static int find_callers(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct callers *callers = data;
@@ -44,6 +45,8 @@ static bool of_one_object(const void *one, const void *other) {
   return callers.here == 0 || callers.here == 3;
 }
 
+/* Was this call made inside the outermost one? False: the outermost call is over. Then it is forgotten, and what it
+ * left at the gate is undone. */
 bool sp_still_inside(const void *caller) {
   /* The last two addresses that were found to be in different objects: a tool makes the same call inside each launch.
    */

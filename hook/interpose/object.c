@@ -1,3 +1,4 @@
+/* Reads a loaded object's dynamic section, and finds symbols by its hash tables. Calls no libc. */
 #include "hook/interpose/object.h"
 
 bool sp_text_equal(const char *left, const char *right) {
@@ -14,6 +15,7 @@ static const void *absolute(ElfW(Addr) base, ElfW(Addr) pointer) {
   return (const void *)(pointer < base ? base + pointer : pointer);
 }
 
+/* Fill `object` from the dynamic section. False: the object has no symbols. */
 bool sp_object_read(ElfW(Addr) base, const ElfW(Dyn) * dynamic, struct sp_object *object) {
   *object = (struct sp_object){.base = base, .dynamic = dynamic};
   ElfW(Addr) soname = 0;
@@ -59,12 +61,14 @@ bool sp_object_read(ElfW(Addr) base, const ElfW(Dyn) * dynamic, struct sp_object
   return true;
 }
 
+/* Does the symbol define `name`? `types`: a bit for each allowed STT_ type. */
 static bool is_definition(const struct sp_object *object, const ElfW(Sym) * symbol, const char *name,
                           unsigned int types) {
   return symbol->st_shndx != SHN_UNDEF && symbol->st_value != 0 &&
          (types >> ELF64_ST_TYPE(symbol->st_info) & 1u) != 0 && sp_text_equal(object->strings + symbol->st_name, name);
 }
 
+/* Look the name up in the GNU hash table. NULL: the object does not define it. */
 static const ElfW(Sym) * find_gnu(const struct sp_object *object, const char *name, unsigned int types) {
   const uint32_t *table = object->gnu_hash;
   uint32_t buckets = table[0];
@@ -90,6 +94,7 @@ static const ElfW(Sym) * find_gnu(const struct sp_object *object, const char *na
   }
 }
 
+/* Look the name up in the old hash table. NULL: the object does not define it. */
 static const ElfW(Sym) * find_sysv(const struct sp_object *object, const char *name, unsigned int types) {
   const uint32_t *table = object->sysv_hash;
   uint32_t buckets = table[0];

@@ -43,18 +43,20 @@ static unsigned long long seen = NEVER;
 
 struct look {
   sp_iterate_function *iterate;
-  unsigned long long loads; /* how many objects had ever been loaded when the loader's lock was taken */
+  unsigned long long loads; /* how many objects had ever been loaded, just before the loader's lock was taken */
   size_t count, skip;       /* objects in the list; how many of the first were examined before */
   struct sp_object own;
   ElfW(Addr) own_end;
 };
 
+/* A callback of dl_iterate_phdr, for the first object only: it tells how many objects have ever been loaded. */
 static int read_loads(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   *(unsigned long long *)data = info->dlpi_adds;
   return 1;
 }
 
+/* The object's dynamic section, or NULL. */
 static const ElfW(Dyn) * dynamic_of(const struct dl_phdr_info *info) {
   for (int i = 0; i < info->dlpi_phnum; i++) {
     if (info->dlpi_phdr[i].p_type == PT_DYNAMIC) {
@@ -64,6 +66,8 @@ static const ElfW(Dyn) * dynamic_of(const struct dl_phdr_info *info) {
   return NULL;
 }
 
+/* A callback of dl_iterate_phdr: count the object, and read our own. The walk ends if another object was loaded since
+ * `loads` was read. */
 static int count_objects(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct look *look = data;
@@ -81,13 +85,14 @@ static int count_objects(struct dl_phdr_info *info, size_t size, void *data) {
   return info->dlpi_adds != look->loads;
 }
 
-/* The definition of `name` in the library `file`. */
+/* Sought: the definition of `name` in the library `file`. `variable`: its address; 0: it is a function. */
 struct needed {
   const char *file, *name;
   bool found;
   ElfW(Addr) variable;
 };
 
+/* A callback of dl_iterate_phdr: at the library `file`, look the name up and end the walk. */
 static int find_needed(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct needed *needed = data;
@@ -106,8 +111,8 @@ static int find_needed(struct dl_phdr_info *info, size_t size, void *data) {
   return 1;
 }
 
-/* Among the libraries that the object needs directly, take the first one that defines `name`: return the address of its
- * variable, or 0 if it defines a function. */
+/* Among the libraries that the object needs directly, take the first one that defines `name`. Return the address of its
+ * variable; 0: it defines a function, or no library defines the name. */
 static ElfW(Addr) needed_variable(const struct look *look, const struct sp_object *object, const char *name) {
   for (const ElfW(Dyn) *entry = object->dynamic; entry->d_tag != DT_NULL; entry++) {
     struct needed needed = {.file = object->strings + entry->d_un.d_val, .name = name};
@@ -148,6 +153,8 @@ static ElfW(Addr) own_function(const struct look *look, const char *name) {
   return symbol != NULL ? look->own.base + symbol->st_value : 0;
 }
 
+/* If the loader has bound this relocation to our function, but the name is a variable of the object or of a library
+ * that it needs, write that variable's address there. A copy relocation gets the variable's value. */
 static void return_name(const struct look *look, const struct dl_phdr_info *info, const struct sp_object *object,
                         const ElfW(Rela) * relocation) {
   const ElfW(Sym) *symbol = &object->symbols[ELF64_R_SYM(relocation->r_info)];
@@ -183,6 +190,8 @@ static void return_name(const struct look *look, const struct dl_phdr_info *info
   }
 }
 
+/* A callback of dl_iterate_phdr: repair one object, if it is new. The walk ends if another object was loaded since
+ * `loads` was read. */
 static int return_names(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct look *look = data;
@@ -204,7 +213,8 @@ static int return_names(struct dl_phdr_info *info, size_t size, void *data) {
   return 0;
 }
 
-/* Examine the new objects. True: all have been examined, and none was loaded meanwhile. */
+/* Examine the new objects. `loads`: how many had ever been loaded, just before the loader's lock was taken. False:
+ * another one has been loaded since, or our own library was not found. */
 static bool look_at_new(sp_iterate_function *iterate, unsigned long long loads) {
   unsigned long long before = __atomic_load_n(&seen, __ATOMIC_RELAXED);
   struct look look = {.iterate = iterate, .loads = loads};
@@ -220,6 +230,7 @@ static bool look_at_new(sp_iterate_function *iterate, unsigned long long loads) 
   return true;
 }
 
+/* Take the loader's lock once, as each dlsym does: what another thread was loading is relocated after that. */
 static void wait_for_loader(void) {
   sp_dlsym_function *lookup = sp_libc_dlsym();
   if (lookup != NULL) {
@@ -227,6 +238,7 @@ static void wait_for_loader(void) {
   }
 }
 
+/* Repair the variables in all objects that were loaded since the last call. Costs one callback if there are none. */
 void sp_own_names_return(void) {
   sp_iterate_function *iterate = sp_libc_iterate();
   unsigned long long loads = 0;

@@ -46,6 +46,7 @@ const char *sp_base_name(const char *path) {
   return name;
 }
 
+/* The address of a function that the object exports, or NULL. */
 static void *find(const struct sp_object *object, const char *name) {
   const ElfW(Sym) *symbol = sp_object_find(object, name, SP_FUNCTIONS);
   return symbol != NULL ? (void *)(object->base + symbol->st_value) : NULL;
@@ -64,6 +65,7 @@ static bool is_libc(const struct link_map *map, const struct sp_object *object) 
          starts_with(file, "ld-musl-") || starts_with(file, "libc.musl-") || sp_text_equal(file, "libc.so");
 }
 
+/* The first object of the loader's list; NULL: neither C library's list is there. */
 static const struct link_map *first_object(void) {
   if (&_r_debug != NULL && _r_debug.r_map != NULL) {
     return _r_debug.r_map;
@@ -71,6 +73,7 @@ static const struct link_map *first_object(void) {
   return &_dl_debug_addr != NULL && _dl_debug_addr != NULL ? _dl_debug_addr->r_map : NULL;
 }
 
+/* Does the environment say that RTLD_DEEPBIND is to be kept? Read by hand, because getenv is libc's. */
 static bool keeps_deepbind(void) {
   const char *setting = "SHAREPOD_KEEP_DEEPBIND=";
   if (&__environ == NULL || __environ == NULL) {
@@ -84,6 +87,8 @@ static bool keeps_deepbind(void) {
   return false;
 }
 
+/* Walk the list of objects once, and store what is found. The chain is what comes behind us in the list; libc's own
+ * functions may be anywhere. */
 void sp_resolve(void) {
   void *chain_dlsym = NULL;
   void *chain_dlopen = NULL;

@@ -18,6 +18,8 @@ struct place {
   char path[PATH_MAX];
 };
 
+/* A callback of dl_iterate_phdr: at the object that has `caller`, note its path and end the walk. A path that is too
+ * long stays empty. */
 static int find_place(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct place *place = data;
@@ -36,6 +38,7 @@ static int find_place(struct dl_phdr_info *info, size_t size, void *data) {
   return 0;
 }
 
+/* The function `name` that the caller's own library would have found, or NULL. */
 void *sp_scope_symbol(const void *caller, const char *name) {
   struct place place = {.caller = (ElfW(Addr))caller};
   sp_iterate_function *iterate = sp_libc_iterate();
@@ -49,5 +52,5 @@ void *sp_scope_symbol(const void *caller, const char *name) {
   if (handle != NULL) {
     dlclose(handle);
   }
-  return found == sp_object_symbol(sp_own_handle(), name) ? NULL : found;
+  return found == sp_object_symbol(sp_own_handle(), name) ? NULL : found; /* our own function is not sought */
 }

@@ -3,10 +3,13 @@
 
 #include <errno.h>
 
+/* Charge the share. False: the bytes do not fit under the cap. More than INT64_MAX never do. */
 static bool charge(int device_ordinal, uint64_t bytes) {
   return bytes <= INT64_MAX && sp_share_memory_try(device_ordinal, bytes) == 0;
 }
 
+/* Charge an allocation before it is made. False: it does not fit under the cap, even after the pools have returned what
+ * they do not use, or there is no memory for its row. */
 bool sp_memory_reserve(int device_ordinal, uint64_t bytes) {
   if (device_ordinal == SP_NO_DEVICE) {
     return true;
@@ -26,6 +29,7 @@ void sp_memory_rollback(int device_ordinal, uint64_t bytes) {
   sp_slot_memory(device_ordinal, -(int64_t)bytes);
 }
 
+/* Change an open reservation. False: the larger one does not fit under the cap, and nothing has changed. */
 bool sp_memory_resize(int device_ordinal, uint64_t from_bytes, uint64_t to_bytes) {
   if (to_bytes <= from_bytes) {
     sp_slot_memory(device_ordinal, -(int64_t)(from_bytes - to_bytes));
@@ -40,6 +44,8 @@ bool sp_memory_resize(int device_ordinal, uint64_t from_bytes, uint64_t to_bytes
   return granted;
 }
 
+/* The allocation was made: keep its reservation as a row of the table. With a key of 0 it could never be found again,
+ * so its reservation is rolled back. */
 void sp_memory_commit(const struct sp_allocation *allocation) {
   if (allocation->device_ordinal == SP_NO_DEVICE) {
     return;
@@ -55,6 +61,7 @@ void sp_memory_commit(const struct sp_allocation *allocation) {
   }
 }
 
+/* Take a row out of the table before the driver frees its memory. False: there is no such row. */
 bool sp_memory_take(enum sp_memory_kind kind, uint64_t key, struct sp_allocation *taken) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -68,6 +75,7 @@ bool sp_memory_take(enum sp_memory_kind kind, uint64_t key, struct sp_allocation
   return row != NULL;
 }
 
+/* End the charge of a row that is out of the table. */
 void sp_memory_uncharge(const struct sp_allocation *allocation) {
   switch ((enum sp_memory_kind)allocation->kind) {
   case SP_MEMORY_POOLED:
@@ -99,6 +107,7 @@ static bool dies_with_context(const struct sp_allocation *row) {
          row->kind == SP_MEMORY_IMPORT;
 }
 
+/* End all charges of a context that the driver has destroyed. */
 void sp_memory_forget_context(const void *context) {
   struct sp_allocation_table *table = context != NULL ? sp_allocations_lock() : NULL;
   if (table == NULL) {
@@ -116,6 +125,7 @@ void sp_memory_forget_context(const void *context) {
   sp_allocations_unlock(table);
 }
 
+/* Lower the driver's figures to the share's view. False: the share has no cap, and nothing has changed. */
 bool sp_memory_view(int device_ordinal, uint64_t *free_bytes, uint64_t *total_bytes) {
   uint64_t limit = sp_share_memory_limit(device_ordinal);
   if (limit == UINT64_MAX) {

@@ -1,3 +1,4 @@
+/* The table of this process's device memory, a hash map with open addressing and linear probing. */
 #include "hook/memory/allocation_table.h"
 
 #include <sys/mman.h>
@@ -20,6 +21,8 @@
 
 static void *shared_table;
 
+/* The pages at *shared, which the first caller maps. NULL: no memory. If two threads map at once, one mapping is
+ * dropped. */
 void *sp_map_wiped(void **shared, size_t bytes) {
   void *found = __atomic_load_n(shared, __ATOMIC_ACQUIRE);
   if (__builtin_expect(found != NULL, 1)) {
@@ -37,6 +40,7 @@ void *sp_map_wiped(void **shared, size_t bytes) {
   return page;
 }
 
+/* Lock the table. NULL: there is none yet, so it has no rows. */
 struct sp_allocation_table *sp_allocations_lock(void) {
   struct sp_allocation_table *table = __atomic_load_n(&shared_table, __ATOMIC_ACQUIRE);
   if (table != NULL) {
@@ -80,8 +84,8 @@ struct sp_allocation *sp_allocations_find(struct sp_allocation_table *table, enu
   return row != NULL && row->key != 0 ? row : NULL;
 }
 
-/* Map a table; a large one uses huge pages. A row of it is rarely in the cache, and a page table walk would cost as
- * much again. */
+/* Map the rows of a table; NULL: no memory. A large table uses huge pages: a row of it is rarely in the cache, and a
+ * page table walk would cost as much again. */
 static struct sp_allocation *map_rows(size_t bytes) {
   size_t slack = bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
   char *at = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -103,6 +107,8 @@ static struct sp_allocation *map_rows(size_t bytes) {
   return (struct sp_allocation *)(void *)at;
 }
 
+/* Double the table. False: no memory, and nothing has changed. The rows move, so pointers to them are void
+ * afterwards. */
 static bool grow(struct sp_allocation_table *table) {
   struct sp_allocation_table larger = {.row_count = table->row_count == 0 ? ROWS_FIRST : 2 * table->row_count};
   larger.rows = map_rows(larger.row_count * sizeof *larger.rows);
@@ -126,6 +132,7 @@ static bool roomy(const struct sp_allocation_table *table) {
   return 2 * __atomic_load_n(&table->used, __ATOMIC_RELAXED) < __atomic_load_n(&table->row_count, __ATOMIC_RELAXED);
 }
 
+/* Make room for another row before it is needed. False: no memory. */
 bool sp_allocations_room(void) {
   struct sp_allocation_table *table = sp_map_wiped(&shared_table, sizeof *table);
   if (table == NULL || __builtin_expect(roomy(table), 1)) {
@@ -151,13 +158,14 @@ static void remove_row(struct sp_allocation_table *table, struct sp_allocation *
   table->rows[gap].key = 0;
 }
 
+/* Insert a row. There is room: the caller has asked sp_allocations_room before. */
 void sp_allocations_insert(struct sp_allocation_table *table, const struct sp_allocation *allocation) {
   if (table->used + 1 >= table->row_count) {
-    return;
+    return; /* in a child that was forked after the caller had made room */
   }
   struct sp_allocation *row = row_of(table, allocation->kind, allocation->key);
   if (row->key != 0) {
-    sp_memory_uncharge(row);
+    sp_memory_uncharge(row); /* it was freed in a way that the hook does not see */
   } else {
     __atomic_store_n(&table->used, table->used + 1, __ATOMIC_RELAXED);
   }

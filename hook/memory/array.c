@@ -37,6 +37,7 @@ static uint64_t block_bytes(unsigned int format) {
   return format == 0x91 || format == 0x92 || format == 0x97 || format == 0x98 ? 8 : 16;
 }
 
+/* An extent of 0 counts as 1. */
 static uint64_t least_one(uint64_t count) {
   return count == 0 ? 1 : count;
 }
@@ -52,6 +53,8 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, uint64_t width
   return sp_times(sp_times(sp_times(least_one(width), least_one(height)), layers), element);
 }
 
+/* The bytes of an array. `levels`: of a mipmapped array, where each level has half the extents of the one before; else
+ * 1. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels) {
   if (array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) {
     return 0; /* a sparse array has no memory of its own: memory is mapped into it */

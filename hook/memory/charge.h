@@ -15,12 +15,14 @@ struct sp_location {
 
 /* memory/location.c */
 struct sp_location sp_location_current(void);
+/* The device of the stream, where its allocations are made. */
 int sp_place_of_stream(CUstream stream);
 /* Is the stream capturing? Then a stream-ordered call makes a graph node, and allocates nothing. */
 bool sp_location_captures(CUstream stream, bool per_thread);
 /* A context is gone: its handle may be given out again for another device. */
 void sp_locations_changed(void);
 
+/* The product; UINT64_MAX if it is larger. */
 static inline uint64_t sp_times(uint64_t left, uint64_t right) {
   uint64_t product;
   return __builtin_mul_overflow(left, right, &product) ? UINT64_MAX : product;

@@ -28,8 +28,8 @@ void sp_graphs_trimmed(void) {
   __atomic_fetch_add(&trims, 1, __ATOMIC_RELAXED);
 }
 
-/* Add up the allocation nodes of a graph. If they are on several devices, the first node's device is charged for all.
- */
+/* Add up the allocation nodes of a graph and of its child graphs. The first one sets *device: if they are on several
+ * devices, that one is charged for all. */
 static uint64_t sum_of(CUgraph graph, int *device, int depth) {
   const struct sp_driver *driver = sp_driver();
   size_t count = 0;
@@ -90,11 +90,14 @@ static void instantiated(CUgraphExec executable, CUgraph graph) {
   errno = saved_errno;
 }
 
+/* Reserve for a graph. False: it does not fit under the cap. If there is nothing to reserve, growth->pool stays
+ * NULL. */
 static bool begin(int device, uint64_t bytes, struct sp_growth *growth) {
   struct sp_pool *pool = bytes != 0 ? sp_pool_of(device, NULL) : NULL;
   return pool == NULL || sp_pool_begin_whole(growth, pool, bytes);
 }
 
+/* Reserve what the graph is about to take. False: it does not fit under the cap. */
 bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
   growth->pool = NULL;
   struct sp_allocation_table *table = sp_allocations_lock();
@@ -102,12 +105,15 @@ bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
     return true;
   }
   struct sp_allocation *row = sp_allocations_find(table, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable);
+  /* If it was launched since the last trim, it still has its memory. */
   uint64_t bytes = row != NULL && row->owner != __atomic_load_n(&trims, __ATOMIC_RELAXED) ? row->bytes : 0;
   int device = row != NULL ? row->device_ordinal : SP_NO_DEVICE;
   sp_allocations_unlock(table);
   return begin(device, bytes, growth);
 }
 
+/* The driver has been called. On success the charge becomes what the pool has grown by, and the row's owner notes the
+ * present count of trims. On failure the reservation ends. */
 void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult result) {
   if (growth->pool == NULL) {
     return;

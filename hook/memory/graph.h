@@ -12,6 +12,7 @@ void sp_graphs_trimmed(void);
 
 /* The graph is about to be uploaded or launched: reserve the memory that it will take. False: over the cap. */
 bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth);
+/* That call has returned: correct the reservation to what the pool has grown by, or end it. */
 void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult result);
 
 #endif

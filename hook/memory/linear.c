@@ -18,6 +18,7 @@ SP_WRAPPER(cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned int
   CHARGED(SP_MEMORY_ADDRESS, bytes, *address, real(address, bytes, flags));
 }
 
+/* A row's width, rounded up as the driver does. */
 static uint64_t pitched(uint64_t width) {
   return width > UINT64_MAX - SP_PITCH ? width : (width + SP_PITCH - 1) / SP_PITCH * SP_PITCH;
 }

@@ -3,12 +3,15 @@
 
 static uint32_t generation = 1; /* rises when a context is gone */
 
+/* The device of the current context; SP_NO_DEVICE: there is none. */
 static int device_now(void) {
   const struct sp_driver *driver = sp_driver();
   CUdevice device;
   return driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : SP_NO_DEVICE;
 }
 
+/* The thread's context and its device. The thread remembers the device of its last context, until some context is
+ * gone. */
 struct sp_location sp_location_current(void) {
   static _Thread_local struct {
     CUcontext context;
@@ -33,6 +36,8 @@ void sp_locations_changed(void) {
   __atomic_fetch_add(&generation, 1, __ATOMIC_ACQ_REL);
 }
 
+/* The device of the stream's own context. It is the current one for the default streams, or if the driver does not
+ * tell. */
 int sp_place_of_stream(CUstream stream) {
   const struct sp_driver *driver = sp_driver();
   CUcontext context = NULL;
@@ -48,6 +53,8 @@ int sp_place_of_stream(CUstream stream) {
   return device;
 }
 
+/* Is the stream capturing? An error counts as yes: the legacy stream has one while a capture is open that it would
+ * join. */
 bool sp_location_captures(CUstream stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
   CUresult (*ask)(CUstream, int *) = per_thread ? driver->cuStreamIsCapturing_ptsz : driver->cuStreamIsCapturing;

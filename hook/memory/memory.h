@@ -28,6 +28,7 @@ void sp_memory_commit(const struct sp_allocation *allocation);
 
 /* Take a row out. False: there is no such row. */
 bool sp_memory_take(enum sp_memory_kind kind, uint64_t key, struct sp_allocation *taken);
+/* The driver has freed the memory of a row that was taken out: end its charge; or has refused: put the row back. */
 void sp_memory_uncharge(const struct sp_allocation *taken);
 void sp_memory_restore(const struct sp_allocation *taken);
 
@@ -52,6 +53,7 @@ bool sp_pools_shrink(int device_ordinal);
 /* share.c: the account of the share in its region. Without a region `try` succeeds and the limit is UINT64_MAX. */
 
 int sp_share_memory_try(int device_ordinal, uint64_t bytes); /* 0: charged to this slot; -1: over the cap */
+/* Change what this slot is charged with, whatever the cap says. */
 void sp_slot_memory(int device_ordinal, int64_t delta_bytes);
 /* Change the part of the slot's use that was charged in advance for contexts: once they exist, the agent knows better.
  */

@@ -17,6 +17,7 @@ static void drop_reference(struct sp_allocation_table *table, uint64_t number) {
   }
 }
 
+/* Note new memory: a row with its charge, under a number of our own, and a row for its handle. */
 static void made(uint64_t handle, uint64_t bytes, int device) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -53,8 +54,8 @@ SP_WRAPPER(cuMemCreate,
   return result;
 }
 
-/* Drop a reference to the handle; false: we do not know it. The last one removes its row, before the driver can give
- * the number to another thread. */
+/* Drop a reference to the handle; *released is its row after that. The last one removes the row, before the driver can
+ * give the number to another thread. False: we do not know the handle. */
 static bool release_handle(uint64_t handle, struct sp_allocation *released) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -70,6 +71,8 @@ static bool release_handle(uint64_t handle, struct sp_allocation *released) {
   return row != NULL;
 }
 
+/* The driver has released the handle, or has refused. On success the last reference to the handle also drops its
+ * reference to the memory. On a failure the reference comes back. */
 static void conclude_release(struct sp_allocation *released, bool success) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -101,6 +104,7 @@ SP_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle)) {
   return result;
 }
 
+/* Note a mapping, which is a reference to the memory. Its owner is 0 if we do not know the handle. */
 static void mapped(uint64_t address, uint64_t bytes, uint64_t handle) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {

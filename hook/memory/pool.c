@@ -1,3 +1,4 @@
+/* The memory of pools: the share is charged for what a pool holds, as the driver reports it. */
 #include "hook/memory/graph.h"
 
 #include <errno.h>
@@ -30,6 +31,7 @@ struct pools {
 static void *shared_pools;
 static uint32_t dirty; /* a pool may hold more than its allocations, and may return that at any synchronise */
 
+/* Lock the pools. NULL: there are none, or with `create` no memory for them. */
 static struct pools *lock_pools(bool create) {
   struct pools *pools = create ? sp_map_wiped(&shared_pools, sizeof *pools)
                                : __atomic_load_n((struct pools **)&shared_pools, __ATOMIC_ACQUIRE);
@@ -82,6 +84,8 @@ static struct sp_pool *add(struct pools *pools, struct sp_pool made) {
   return &pools->pools[index];
 }
 
+/* The entry of a pool, added if it is new; `handle` NULL: the pool of graphs. NULL: the driver does not tell what its
+ * pools hold, or there is no room. */
 struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
   struct pools *pools = lock_pools(true);
   if (pools == NULL) {
@@ -101,6 +105,7 @@ bool sp_pool_is_unpaid(const struct sp_pool *pool) {
   return pool->state == UNPAID;
 }
 
+/* Note that this pool is never charged. Does nothing if it has an entry already. */
 void sp_pool_unpaid(CUmemoryPool handle) {
   struct pools *pools = lock_pools(true);
   if (pools != NULL) {
@@ -115,7 +120,8 @@ int sp_pool_device(const struct sp_pool *pool) {
   return pool->device;
 }
 
-/* Correct the charge to what the pool holds. Allocations under way have a charge of their own. */
+/* Correct the charge to what the pool holds. Allocations under way have a charge of their own. True: it holds less than
+ * before. */
 static bool refresh(struct sp_pool *pool) {
   uint64_t now = 0, before = pool->charged;
   if (pool->state == OPEN && !ask(pool, &now)) {
@@ -135,6 +141,8 @@ static bool refresh(struct sp_pool *pool) {
   return now < before;
 }
 
+/* Correct the charges of the pools of a device, or of all pools if `every`. Set `dirty` anew. True: a pool holds less
+ * than before. */
 static bool refresh_all(int device_ordinal, bool every) {
   struct pools *pools = lock_pools(false);
   bool less = false, keeps = false;
@@ -155,6 +163,7 @@ static bool refresh_all(int device_ordinal, bool every) {
   return less;
 }
 
+/* If some pool may hold more than its allocations, ask the driver what all pools hold. */
 void sp_pools_look(void) {
   if (__builtin_expect(__atomic_load_n(&dirty, __ATOMIC_RELAXED) != 0, 0)) {
     int saved_errno = errno;
@@ -163,10 +172,12 @@ void sp_pools_look(void) {
   }
 }
 
+/* The pool of graphs has no handle, so all pools of its device are refreshed. */
 void sp_pools_refresh_graphs(int device_ordinal) {
   refresh_all(device_ordinal, false);
 }
 
+/* Ask what this pool holds, and correct its charge. */
 void sp_pool_refresh(CUmemoryPool handle) {
   struct pools *pools = lock_pools(false);
   for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
@@ -179,6 +190,7 @@ void sp_pool_refresh(CUmemoryPool handle) {
   }
 }
 
+/* The program has destroyed the pool. Its entry stays while it holds memory that is still allocated. */
 void sp_pool_destroyed(CUmemoryPool handle) {
   struct pools *pools = lock_pools(false);
   for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
@@ -198,6 +210,7 @@ void sp_pool_destroyed(CUmemoryPool handle) {
   }
 }
 
+/* Before a refusal: have the device's pools return what they do not use. True: less is charged than before. */
 bool sp_pools_shrink(int device_ordinal) {
   const struct sp_driver *driver = sp_driver();
   if (__atomic_load_n((struct pools **)&shared_pools, __ATOMIC_ACQUIRE) == NULL) {
@@ -242,7 +255,8 @@ static uint64_t growth_for(const struct sp_pool *pool, uint64_t bytes) {
   return bytes <= unused ? 0 : round_up(bytes - unused, pool->grain);
 }
 
-/* An allocation is not under way any more. Returns how much `in_flight` has fallen. */
+/* An allocation is not under way any more; with the last one all of `in_flight` ends. Returns by how much that has
+ * fallen. The caller holds the lock. */
 static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
   uint64_t before = pool->in_flight;
   pool->asked--;
@@ -250,7 +264,9 @@ static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
   return before - pool->in_flight;
 }
 
-static bool begin(struct sp_growth *growth) {
+/* Reserve what the pool may grow by. False: it does not fit under the cap, and the allocation is taken out of the
+ * pool's counts again. */
+static bool reserve_growth(struct sp_growth *growth) {
   struct sp_pool *pool = growth->pool;
   if (sp_memory_reserve(pool->device, growth->growth)) {
     return true;
@@ -259,10 +275,12 @@ static bool begin(struct sp_growth *growth) {
   pool->live -= growth->bytes;
   uint64_t less = leave(pool, growth->growth);
   unlock_pools(pools);
-  sp_slot_memory(pool->device, (int64_t)(growth->growth - less));
+  sp_slot_memory(pool->device, (int64_t)(growth->growth - less)); /* of `less`, its own growth was never charged */
   return false;
 }
 
+/* Reserve for an allocation what the pool may grow by. False: it does not fit under the cap, and nothing has
+ * changed. */
 bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
   struct pools *pools = lock_pools(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
@@ -270,18 +288,21 @@ bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t byte
   pool->in_flight += growth->growth;
   pool->asked++;
   unlock_pools(pools);
-  return begin(growth);
+  return reserve_growth(growth);
 }
 
+/* The same for a graph, which may take all of its bytes anew: another graph may use what the pool keeps. */
 bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
   struct pools *pools = lock_pools(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = 0, .growth = bytes};
   pool->in_flight += bytes;
   pool->asked++;
   unlock_pools(pools);
-  return begin(growth);
+  return reserve_growth(growth);
 }
 
+/* The driver has allocated: correct the charge to what the pool holds now. False: it has grown past the cap, and the
+ * caller must free the allocation again. */
 bool sp_pool_grown(struct sp_growth *growth) {
   struct sp_pool *pool = growth->pool;
   struct pools *pools = lock_pools(false);
@@ -315,6 +336,7 @@ bool sp_pool_grown(struct sp_growth *growth) {
   return fits;
 }
 
+/* An allocation has failed. `allocated`: the driver had made it, sp_pool_grown refused it, and it is freed again. */
 void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
   struct sp_pool *pool = growth->pool;
   struct pools *pools = lock_pools(false);
@@ -329,6 +351,8 @@ void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
   }
 }
 
+/* An allocation of the pool was freed. The pool may keep its memory, so the charge changes later, when the driver is
+ * asked. */
 void sp_pool_freed(const struct sp_allocation *taken) {
   struct sp_pool *pool = (struct sp_pool *)(uintptr_t)taken->owner;
   struct pools *pools = lock_pools(false);

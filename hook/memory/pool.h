@@ -20,6 +20,7 @@ void sp_pool_unpaid(CUmemoryPool handle);
 bool sp_pool_is_unpaid(const struct sp_pool *pool);
 /* Ask what the pool holds and correct its charge. Called after a trim, or a change of its release threshold. */
 void sp_pool_refresh(CUmemoryPool handle);
+/* The same for all pools of the device: the graphs' pool has no handle. */
 void sp_pools_refresh_graphs(int device_ordinal);
 /* The driver has destroyed the pool, except for memory that is still allocated. */
 void sp_pool_destroyed(CUmemoryPool handle);
@@ -38,6 +39,7 @@ bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_
 /* The driver has allocated: correct the charge to what the pool holds now. False: it has grown past the cap; the caller
  * must free the allocation, then call sp_pool_undone. */
 bool sp_pool_grown(struct sp_growth *growth);
+/* The allocation was not made; or, if `allocated`, it was freed again, because sp_pool_grown refused it. */
 void sp_pool_undone(const struct sp_growth *growth, bool allocated);
 int sp_pool_device(const struct sp_pool *pool);
 

@@ -2,6 +2,7 @@
 #include "hook/gate/process.h"
 #include "hook/memory/memory.h"
 
+/* The share's device with this ordinal. NULL: the share does not hold it, or the process is not attached. */
 static struct sp_device *device_of(int ordinal) {
   if (!sp_load(&sp_this_process.attached))
     return NULL;
@@ -11,6 +12,8 @@ static struct sp_device *device_of(int ordinal) {
   return NULL;
 }
 
+/* Ask the region whether the bytes fit under the cap, and charge them if so. 0: they are charged; -1: they do not fit.
+ * A device outside the share is never charged. */
 int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (!device)
@@ -23,6 +26,7 @@ int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
              : 0;
 }
 
+/* Change what our slot is charged with. The cap is not asked. */
 void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (!device || !delta_bytes)
@@ -37,6 +41,7 @@ void sp_slot_context_memory(int device_ordinal, int64_t delta_bytes) {
     sp_region_context_add(&sp_this_process.region, device->index, delta_bytes);
 }
 
+/* Tell the agent of an allocation that did not fit. */
 void sp_slot_memory_refused(int device_ordinal, uint64_t bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (!device)
@@ -45,6 +50,7 @@ void sp_slot_memory_refused(int device_ordinal, uint64_t bytes) {
   __atomic_fetch_add(&device->slot->refusals, 1, __ATOMIC_RELAXED);
 }
 
+/* The share's cap on this device; UINT64_MAX: there is none. */
 uint64_t sp_share_memory_limit(int device_ordinal) {
   struct sp_device *device = device_of(device_ordinal);
   uint64_t limit_bytes = device ? sp_load(&device->grant->memory_limit_bytes) : 0;

@@ -23,6 +23,7 @@ struct request {
   bool per_thread;
 };
 
+/* Make the allocation by the driver's function that the program has called. */
 static CUresult call(const struct request *request) {
   CUresult result;
   if (request->from_pool != NULL) {
@@ -33,6 +34,7 @@ static CUresult call(const struct request *request) {
   return result;
 }
 
+/* Free the allocation again: the program will not get it. */
 static void give_back(const struct request *request) {
   const struct sp_driver *driver = sp_driver();
   CUresult (*back)(CUdeviceptr, CUstream) =
@@ -58,6 +60,8 @@ static CUresult allocate_bytes(const struct request *request, int device) {
   return result;
 }
 
+/* Allocate from the pool `handle` and charge that pool. If what it holds cannot be told, charge the stream's `device`
+ * with the size. */
 static CUresult allocate(const struct request *request, int device, CUmemoryPool handle) {
   if (request->bytes == 0) {
     return call(request); /* an empty allocation holds nothing, and all such may have the same address */

@@ -15,6 +15,7 @@ void sp_busy_begin(struct sp_busy_intervals *busy, int64_t from_ns) {
   busy->count = 0;
 }
 
+/* Move to another scale, on which all times are larger by `by_ns`. */
 void sp_busy_shift(struct sp_busy_intervals *busy, int64_t by_ns) {
   busy->until_ns += by_ns;
   for (uint32_t index = 0; index < busy->count; index++) {
@@ -23,6 +24,7 @@ void sp_busy_shift(struct sp_busy_intervals *busy, int64_t by_ns) {
   }
 }
 
+/* Add a gap; if there is no room, the oldest one is forgotten. */
 static void remember(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns) {
   if (busy->count == SP_GAPS_MAX) {
     busy->count--;
@@ -33,7 +35,7 @@ static void remember(struct sp_busy_intervals *busy, int64_t from_ns, int64_t un
   busy->count++;
 }
 
-/* Deduct work from the gaps. Returns how much was deducted. */
+/* Work ran from `from_ns` to `until_ns`: deduct it from the gaps. Returns how much was deducted. */
 static int64_t fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns) {
   int64_t filled_ns = 0, rest_from_ns = 0, rest_until_ns = 0;
   uint32_t kept = 0;
@@ -64,6 +66,7 @@ static int64_t fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t unt
   return filled_ns;
 }
 
+/* Add work. Returns the idle time that this adds; negative: a part of what was idle turns out to be work. */
 int64_t sp_busy_add(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns) {
   int64_t idle_ns = 0;
   if (from_ns > busy->until_ns) {
@@ -77,6 +80,8 @@ int64_t sp_busy_add(struct sp_busy_intervals *busy, int64_t from_ns, int64_t unt
   return idle_ns;
 }
 
+/* Add `work_ns` of work that ran somewhere between the two times: it fills the last gaps there, as far as there is
+ * room. Returns what sp_busy_add returns. */
 int64_t sp_busy_fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns, int64_t work_ns) {
   int64_t idle_ns = 0;
   if (until_ns > busy->until_ns) /* first make the time up to there a gap */

@@ -10,6 +10,7 @@
 
 static _Alignas(64) uint32_t recording; /* how many threads are inside the driver to record an event of ours */
 
+/* Is the stream capturing, or could a use of it disturb a capture? */
 bool sp_stream_capturing(void *stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -22,6 +23,7 @@ bool sp_stream_capturing(void *stream, bool per_thread) {
   return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+/* Decrement the count, unless it is 0. False: it was 0. */
 static bool decrement(uint32_t *count) {
   uint32_t before = sp_load(count);
   while (before &&
@@ -30,6 +32,7 @@ static bool decrement(uint32_t *count) {
   return before != 0;
 }
 
+/* Count a capture that is about to begin, and wait until no thread is recording an event. */
 void sp_streams_capture_begin(void *stream) {
   SP_UNCANCELLED;
   struct sp_stream_state *state = sp_stream_of_handle(stream);
@@ -77,8 +80,8 @@ static CUresult record_beside_captures(CUevent event, void *stream, bool per_thr
                                                                            : result;
 }
 
-/* Record into the stream. If that is another thread's own stream, record into the legacy stream, which waits
- * for it. */
+/* Record into the stream. If that is another thread's own stream, record into the legacy stream, which waits for it.
+ * `launching`: the caller launches into the stream anyway. */
 CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bool launching) {
   void *stream = state->stream;
   bool per_thread = state->per_thread;

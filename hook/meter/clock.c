@@ -2,11 +2,13 @@
  * Computes when markers finished, on the host's clock. The keeper wakes some microseconds after a marker has finished.
  * The marker's own timestamp is exact, but on the device's clock. Elapsed times between consecutive markers make a time
  * scale of the device. Two bounds map it to the host's clock:
- *   from above: the smallest difference (host - device) that wake-ups have seen in the last one to two seconds. A
- * wake-up can be late, but never early. Work is reported to have finished by this bound, so never too early. from
- * below: the largest difference that the recording of an event has seen. No event is stamped before it is recorded, and
- * in an empty stream it is stamped at once. If such an event is among them and the two bounds are near each other, the
- * lower bound is the better guess of when work ended. Only the account uses this guess.
+ *   from above: the smallest difference (host - device) that wake-ups have seen in the last one to two seconds.
+ *               A wake-up can be late, but never early. Work is reported to have finished by this bound, so never
+ *               too early.
+ *   from below: the largest difference that the recording of an event has seen. No event is stamped before it is
+ *               recorded, and in an empty stream it is stamped at once. If such an event is among them and the two
+ *               bounds are near each other, the lower bound is the better guess of when work ended. Only the
+ *               account uses this guess.
  *
  * The driver tells elapsed times only between events of the same context. So each context has a scale of its own, and
  * the host's clock connects them.
@@ -22,6 +24,7 @@
 #define EARLY_NS  2000    /* the bounds of the clocks are wrong by at most this */
 #define TIGHT_NS  100000u /* two bounds nearer to each other than this are both believed */
 
+/* Device time from one event to another. False: the driver does not tell. */
 bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
   const struct sp_driver *driver = sp_driver();
   float elapsed_ms = 0;
@@ -55,6 +58,7 @@ int64_t sp_clock_most_ns(const struct sp_clock *clock) {
   return clock->offset_ns[0] < clock->offset_ns[1] ? clock->offset_ns[0] : clock->offset_ns[1];
 }
 
+/* The lower bound of (host - device): the higher one of the last two seconds. */
 static int64_t least(const struct sp_clock *clock) {
   return clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
 }
@@ -78,15 +82,18 @@ static bool was_idle(const struct sp_clock *clock, const struct sp_marker *marke
          (state->scale != clock->scale || clock->device_ns - state->ended_ns > SP_EVENT_NS);
 }
 
+/* Has an arrival been learned in the two seconds before this launch? */
 static bool knows_arrival(const struct sp_clock *clock, uint64_t launched_ns) {
   return clock->arrival_seen_ns && (int64_t)(launched_ns - clock->arrival_seen_ns) < (int64_t)(2 * WINDOW_NS);
 }
 
+/* When a launch into an empty stream begins, on the device's scale. */
 int64_t sp_clock_arrived_ns(const struct sp_clock *clock, uint64_t launched_ns) {
   int64_t arrival_ns = knows_arrival(clock, launched_ns) ? clock->arrival_ns : clock->guess_ns - clock->record_ns;
   return (int64_t)launched_ns - arrival_ns;
 }
 
+/* Learn from a launch into an empty stream, which began at `began_ns` on the device's scale. */
 void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_t began_ns) {
   int64_t arrival_ns = (int64_t)launched_ns - began_ns, most_ns = sp_clock_most_ns(clock);
   if (arrival_ns > most_ns + EARLY_NS)
@@ -113,6 +120,8 @@ static void take_up(struct sp_device *device, CUcontext context) {
     device->clock = (struct sp_clock){.context = context, .event_ns = before.event_ns, .record_ns = before.record_ns};
 }
 
+/* Compute when this marker finished, on both clocks. `blocked`: the keeper slept until then, so its wake-up is a good
+ * bound. */
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, bool blocked) {
   struct sp_clock *clock = &device->clock;
   uint64_t now_ns = sp_now_ns(), seen_ns = sp_load(&device->seen_ns[device->queue_head % SP_MARKERS_MAX]),

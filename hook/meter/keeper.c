@@ -2,6 +2,8 @@
  * The keeper: one helper thread for each device that a process uses. It waits for markers, wakes the gate, learns
  * durations, drains at the end of a turn and returns an idle turn. It may block in the driver behind a kernel that
  * never ends: the arbiter bounds every drain, so only this process depends on its keeper.
+ *
+ * Work stands if it is in flight behind a wait of the program that is not over (stand.c). It does not run.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -37,6 +39,7 @@ static void sleep_ns(uint64_t ns) {
   nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
 }
 
+/* Wake the keeper if it sleeps. If it is about to sleep, it sees that `kick` has changed, and does not. */
 void sp_keeper_kick(struct sp_device *device) {
   __atomic_fetch_add(&device->kick, 1, __ATOMIC_SEQ_CST);
   if (!__atomic_load_n(&device->asleep, __ATOMIC_SEQ_CST))
@@ -46,6 +49,7 @@ void sp_keeper_kick(struct sp_device *device) {
   errno = saved;
 }
 
+/* Add a pause of the program to the moving average of its pauses, which sets the linger. */
 static void learn_pause(struct sp_device *device, uint64_t pause_ns) {
   uint64_t gap_ns = sp_load(&device->gap_ns);
   if (pause_ns > 1000000)
@@ -53,14 +57,16 @@ static void learn_pause(struct sp_device *device, uint64_t pause_ns) {
   sp_store(&device->gap_ns, gap_ns - gap_ns / 4 + pause_ns / 4);
 }
 
+/* A launch is about to be made: if nothing is in flight, the program has paused since its last work. */
 void sp_keeper_pause(struct sp_device *device) {
   uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
   if (finished_ns && now_ns > finished_ns && !sp_device_in_flight(device))
     learn_pause(device, now_ns - finished_ns);
 }
 
-/* Sleep until a kick; while the process holds a turn, also until the grant changes from `word`. The thread that enters
- * the next turn kicks the keeper. So the grant need not wake it, too, which would take the core from that thread. */
+/* Sleep until a kick; `kick` is the counter as the caller has read it. While the process holds a turn (`holding`), the
+ * sleep also ends when the grant changes from `word`. Otherwise the grant need not wake the keeper: the thread that
+ * enters the next turn kicks it, and an earlier wake-up would take the core from that thread. */
 static void sleep_until_kicked(struct sp_device *device, uint32_t kick, bool holding, uint32_t word,
                                uint64_t timeout_ns) {
   struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
@@ -106,7 +112,7 @@ static bool wait_for_marker(struct sp_device *device) {
   return true;
 }
 
-/* Publish the report. The caller holds turn_lock. */
+/* Bring the report's counters up to date and publish it. The caller holds turn_lock. */
 static void publish(struct sp_device *device) {
   struct sp_report *report = &device->report;
   report->launches = sp_threads_launches(device->index);
@@ -121,7 +127,8 @@ static void publish(struct sp_device *device) {
 }
 
 /* Publish new idle time at once: time that is not reported as idle counts as work for the arbiter, and its counters
- * never fall. The other counters of a long turn are published now and then, however full the device's queue is. */
+ * never fall. The other counters of a long turn are published now and then, however full the device's queue is.
+ * *told_ns: when this last published. */
 static void tell(struct sp_device *device, uint64_t *told_ns) {
   uint64_t now_ns = sp_now_ns();
   int64_t starved_ns = sp_load(&device->starved_ns);
@@ -133,9 +140,8 @@ static void tell(struct sp_device *device, uint64_t *told_ns) {
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* Try to leave the entered turn. True: no thread of this process launches under it any more. The caller holds
- * turn_lock.
- */
+/* Leave the entered turn: every later launch waits at the gate. True: no thread launches under it any more. The caller
+ * holds turn_lock. */
 static bool try_leave(struct sp_device *device) {
   __atomic_store_n(&device->entered, 0, __ATOMIC_SEQ_CST);
   sp_barrier(); /* pairs with announce() in gate.c */
@@ -158,9 +164,9 @@ static bool leave_turn(struct sp_device *device) {
   return true;
 }
 
-/* Report the turn drained, unless a thread has entered again. The time of the drain is the end of the turn's work, even
- * if we see that late. It is the present time if the idle time since then kept others out, or if work stands, which was
- * launched since then. The caller holds turn_lock. */
+/* Report the turn drained. False: a thread has entered again, and nothing was reported. The time of the drain is the
+ * end of the turn's work, even if we see that late. It is the present time if the idle time since then kept others out
+ * (`idle_counts`), or if work stands, because that was launched since then. The caller holds turn_lock. */
 static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_counts) {
   if (device->report.held_turn != turn || sp_load(&device->entered))
     return false;
@@ -176,12 +182,14 @@ static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_count
   return true;
 }
 
-static bool works(const struct sp_device *device) {
+/* Is there work that has not ended, as far as is known? */
+static bool has_work(const struct sp_device *device) {
   return !queue_empty(device) || sp_streams_pending(device);
 }
 
+/* Does any work of ours run? None does if all of it stands. */
 static bool runs(struct sp_device *device) {
-  return works(device) && !sp_stands(device);
+  return has_work(device) && !sp_stands(device);
 }
 
 /* The grant is closed: publish when the work is predicted to end, wait for its end, then report the turn drained. */
@@ -255,7 +263,7 @@ __attribute__((destructor)) static void say_last(void) {
     return; /* a child that was cloned without our fork handler: the slot belongs to its parent */
   for (uint32_t index = 0; index < sp_this_process.device_count; index++) {
     struct sp_device *device = &sp_this_process.devices[index];
-    for (int look = 0; look < LAST_LOOKS && works(device); look++) {
+    for (int look = 0; look < LAST_LOOKS && has_work(device); look++) {
       sp_keeper_kick(device);   /* without a kick it looks every 4 ms only */
       sleep_ns(INSIDE_POLL_NS); /* the keeper is about to see the end of work that the program has waited for */
     }
@@ -276,17 +284,22 @@ __attribute__((destructor)) static void say_last(void) {
 
 /* Will the program pause for longer than a linger? It has waited for its work, and no thread of it is just being told
  * that it may launch. */
-static bool leaves(const struct sp_device *device) {
+static bool will_pause(const struct sp_device *device) {
   return !sp_load(&device->gate_waiters) && sp_load(&device->synced);
 }
 
+/* How long an idle turn is kept for the program's next launch: twice its usual pause, within bounds. If its pauses are
+ * longer than the bounds, the turn is kept for the least time; or not at all, if others wait and the program will
+ * pause. */
 static uint64_t linger_ns(const struct sp_device *device, bool contended) {
   uint64_t gap_ns = sp_load(&device->gap_ns), linger = 2 * gap_ns;
   if (gap_ns > LINGER_MAX_NS)
-    return contended && leaves(device) ? 0 : LINGER_MIN_NS;
+    return contended && will_pause(device) ? 0 : LINGER_MIN_NS;
   return linger < LINGER_MIN_NS ? LINGER_MIN_NS : linger > LINGER_MAX_NS ? LINGER_MAX_NS : linger;
 }
 
+/* A thread has waited for its work. If the program will pause, this thread returns the turn itself; else the keeper
+ * looks. */
 void sp_keeper_synced(struct sp_device *device, bool contended) {
   SP_UNCANCELLED;
   int saved = errno;
@@ -294,7 +307,7 @@ void sp_keeper_synced(struct sp_device *device, bool contended) {
   uint32_t turn = sp_load(&device->entered);
   sp_store(&device->synced, 1);
   /* The same end of work has woken the keeper, too. If the keeper has been here already, it must be woken once more. */
-  if (contended && turn && linger_ns(device, true) == 0 && !works(device)) {
+  if (contended && turn && linger_ns(device, true) == 0 && !has_work(device)) {
     park(device, turn, launches, true);
     sp_store(&device->synced, 0);
   } else {
@@ -303,6 +316,7 @@ void sp_keeper_synced(struct sp_device *device, bool contended) {
   errno = saved;
 }
 
+/* The keeper's thread. Each round finishes a marker, drains a closed turn, returns an idle one, or sleeps. */
 void *sp_keeper_run(void *argument) {
   struct sp_device *device = argument;
   const struct sp_driver *driver = sp_driver();
@@ -357,7 +371,7 @@ void *sp_keeper_run(void *argument) {
     bool at_once = standing && contended && device->stood_ns > LEAVES_NS && sp_stands(device);
     if (at_once)
       launches_seen = launches; /* the next launches will stand, too */
-    if (launches != launches_seen && contended && !believed && leaves(device)) {
+    if (launches != launches_seen && contended && !believed && will_pause(device)) {
       believed = true; /* no need to watch whether the program goes on launching */
       launches_seen = launches;
       idle_since_ns = 0;

@@ -40,6 +40,7 @@ static int start(struct sp_device *device) {
   return error;
 }
 
+/* Start the device's keeper if there is none. False: it cannot be started now, and the launch passes unmetered. */
 bool sp_keeper_start(struct sp_device *device) {
   SP_UNCANCELLED;
   uint32_t started = 0;
@@ -73,6 +74,7 @@ static bool first_has_ended(void) {
   return state && state[1] == ' ' && state[2] == 'Z';
 }
 
+/* How many threads the process has; UINT32_MAX: that is not known. */
 static uint32_t count_threads(void) {
   DIR *tasks = opendir("/proc/self/task");
   uint32_t count = 0;
@@ -90,5 +92,5 @@ static uint32_t count_threads(void) {
 
 void sp_keeper_last(void) {
   if (first_has_ended() && count_threads() <= __atomic_load_n(&keepers, __ATOMIC_RELAXED) + 1)
-    exit(0); /* libc does the same when the last thread has ended */
+    exit(0); /* the keepers and the first are left: libc does the same when the last thread has ended */
 }

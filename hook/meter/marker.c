@@ -39,7 +39,7 @@ static bool is_exact(const struct sp_marker *marker) {
   return marker->profile && !marker->stretch && sp_profile_is_exact(marker->profile);
 }
 
-/* If not, is at least the shortest time known that such work has ever taken? */
+/* Is the shortest time known that such work has taken, though perhaps not its exact length? */
 static bool is_seen(const struct sp_marker *marker) {
   return marker->profile && !marker->stretch && !marker->guessed;
 }
@@ -48,6 +48,7 @@ static int64_t within(int64_t value, int64_t least, int64_t most) {
   return value < least ? least : value > most ? most : value;
 }
 
+/* What is known of the work in front of a marker that has just finished. */
 static struct sp_bounds bounds_of(const struct sp_device *device, const struct sp_marker *marker) {
   const struct sp_clock *clock = &device->clock;
   const struct sp_stream_state *state = marker->state;
@@ -76,7 +77,8 @@ static struct sp_bounds bounds_of(const struct sp_device *device, const struct s
   return bounds;
 }
 
-/* Add the work to the device's spans. Returns what this adds to the device's idle time. */
+/* Add the work to the device's spans; `work_ns`: its predicted length. Returns what this adds to the device's idle
+ * time. */
 static int64_t add(struct sp_busy_intervals *busy, const struct sp_bounds *bounds, int64_t work_ns) {
   int64_t from_ns = bounds->from_ns, end_ns = bounds->end_ns, launched_ns = end_ns - bounds->rest_ns;
   if (work_ns <= bounds->rest_ns) /* it took longer than predicted, or it waited for other work */
@@ -88,9 +90,10 @@ static int64_t add(struct sp_busy_intervals *busy, const struct sp_bounds *bound
   return sp_busy_add(busy, within(end_ns - work_ns, bounds->least_ns, end_ns), end_ns);
 }
 
-/* A turn may be granted before its predecessor's work has ended, and then the turn's first work waits for that. If the
- * length of our first launch is known exactly, its beginning is known, too: until then the device ran another share's
- * work, for all of our streams. Behind a single launch only: several may have waited for other streams in between. */
+/* A turn may be granted before its predecessor's work has ended, and then its first work waits for that. If the length
+ * of our first launch is known exactly, its beginning is known, too: until then the device ran another share's work,
+ * for all of our streams. Only a single launch shows this: several may have waited for other streams in between.
+ * `fresh`: it is the first work since the turn was entered with an empty device. */
 static void await_device(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                          bool fresh) {
   bool exact = is_exact(marker);
@@ -141,6 +144,7 @@ static void account_put_off(struct sp_device *device, const struct sp_marker *ma
   sp_store(&device->slot->put_off_us, (uint32_t)(device->put_off_ns / 1000));
 }
 
+/* Add finished work to the account: its span, the idle time in front of it, and what ran beside other shares' turns. */
 static void account(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds bounds) {
   struct sp_clock *clock = &device->clock;
   uint64_t fresh_ns = __atomic_exchange_n(&device->fresh_ns, 0, __ATOMIC_ACQUIRE);
@@ -271,12 +275,15 @@ static void learn_edge(struct sp_device *device, const struct sp_marker *marker)
     clock->event_ns = clock->event_ns ? clock->event_ns + (took_ns - clock->event_ns) / 8 : took_ns;
 }
 
+/* Learn for how long work stands: the marker shows when the wait in front of it was over. */
 static void learn_wait(struct sp_device *device, const struct sp_marker *marker) {
   int64_t over_ns = device->clock.device_ns + device->clock.guess_ns;
   uint64_t stood_ns = (uint64_t)within(over_ns - (int64_t)marker->recorded_ns, 0, STOOD_NS);
   device->stood_ns += stood_ns / 4 - device->stood_ns / 4;
 }
 
+/* The queue's head is finished: learn from it, and take it out. `waited`: its event has ended, else nothing is learned.
+ * `blocked`: it had not ended when the wait began. */
 void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_stream_state *state = marker.state;

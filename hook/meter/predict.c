@@ -12,6 +12,7 @@ static inline uint64_t hash_of(uint64_t key) {
   return key * 0x9e3779b97f4a7c15u >> 40;
 }
 
+/* The row of the unit, which it gets now if it has none. Never NULL. */
 struct sp_work_profile *sp_profile_find(uint64_t key) {
   uint64_t hash = hash_of(key);
   for (uint64_t probe = 0; probe < PROBES; probe++) {
@@ -34,6 +35,7 @@ struct sp_work_profile *sp_profile_find(uint64_t key) {
   return row;
 }
 
+/* The unit's work has changed, so its prediction is out of date; or the unit is `gone`, and so is its prediction. */
 void sp_profile_changed(uint64_t key, bool gone) {
   uint64_t hash = hash_of(key);
   for (uint64_t probe = 0; probe < PROBES; probe++) {
@@ -50,6 +52,7 @@ void sp_profile_changed(uint64_t key, bool gone) {
   }
 }
 
+/* Learn from `launches` of the unit that took `elapsed_ns` in all; or at most that, if it is not `exact`. */
 void sp_profile_learn(struct sp_work_profile *profile, uint8_t version, uint32_t launches, uint64_t elapsed_ns,
                       bool exact) {
   if (launches == 0 || version != sp_load(&profile->version))
@@ -59,7 +62,7 @@ void sp_profile_learn(struct sp_work_profile *profile, uint8_t version, uint32_t
   if (exact && !was_exact)
     known = 0; /* the known length included the time that a launch takes to arrive */
   if (known && !exact && measured >= known)
-    return;
+    return; /* it took at most that long: nothing new */
   if (known) {
     /* Fast down, slowly up: a span can be too long (another share's slice, an idle gap), but never too short. */
     measured = measured < known ? (known + measured) / 2 : known + (measured - known) / 8;
@@ -69,5 +72,5 @@ void sp_profile_learn(struct sp_work_profile *profile, uint8_t version, uint32_t
   if (measured > UINT32_MAX)
     measured = UINT32_MAX;
   sp_store(&profile->predicted_ns, (uint32_t)measured);
-  sp_store(&profile->learned, (uint8_t)(version | (exact || was_exact)));
+  sp_store(&profile->learned, (uint8_t)(version | (exact || was_exact))); /* the lowest bit: it is exact */
 }

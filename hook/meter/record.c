@@ -19,7 +19,8 @@ static bool may_be_full(const struct sp_stream_state *state) {
   return state->pieces + sp_load(&state->batch_launches) - sp_load(&state->pieces_done) > PIECES_MAX;
 }
 
-/* Reserve a place in the queue, before the driver is called: so the queue need not be locked during the call. */
+/* Reserve a place in the queue, before the driver is called: so the queue need not be locked during the call. False: it
+ * is full. */
 static bool keep_place(struct sp_device *device) {
   pthread_mutex_lock(&device->queue_lock);
   bool room = device->queue_tail - device->queue_head + device->queue_kept < SP_MARKERS_MAX;
@@ -129,6 +130,8 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
   return 0;
 }
 
+/* Record a marker. `edged`: another one was recorded just before the launch. Returns the marker's place in the queue +
+ * 1; 0: another thread records there now, the stream may be full, or the driver has refused. */
 uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recorder, bool edged) {
   const struct sp_driver *driver = sp_driver();
   if (!driver->cuEventCreate || !driver->cuEventRecord)
@@ -143,6 +146,8 @@ uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recor
   return place;
 }
 
+/* Record a marker and wake the keeper. `launching`: the caller launches into the stream; `edged`: it has recorded
+ * another marker just before that launch. False: none was recorded. */
 bool sp_stream_mark(struct sp_stream_state *state, bool launching, bool edged) {
   bool marked = sp_stream_mark_by(state, launching ? SP_BY_LAUNCHER : SP_BY_CALLER, edged) != 0;
   if (marked)
@@ -154,6 +159,8 @@ bool sp_stream_measure(struct sp_stream_state *state, bool edged) {
   return sp_stream_mark_by(state, SP_BY_LAUNCHER, edged) != 0;
 }
 
+/* Record the event that shows when the next launch began to run. device->start_state becomes its stream, or NULL if
+ * none was recorded. */
 void sp_stream_start(struct sp_stream_state *state) {
   const struct sp_driver *driver = sp_driver();
   struct sp_device *device = state->device;

@@ -12,14 +12,18 @@ static struct sp_stream_state states[SP_STREAMS_MAX];
 static uint32_t state_count;
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the creation and forgetting of states */
 
+/* Is it one of the driver's names for default streams: NULL, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD? */
 static bool default_stream(const void *stream) {
   return (uintptr_t)stream <= 2;
 }
 
+/* Is it the calling thread's own stream? */
 static bool own_stream(const void *stream, bool per_thread) {
   return stream == CU_STREAM_PER_THREAD || (per_thread && stream == NULL);
 }
 
+/* Is it the state of that stream? `owner`: of a thread's own stream, its record's index + 1; else 0. A handle names one
+ * stream, whatever the context; the default streams are each context's own. */
 static bool state_matches(const struct sp_stream_state *state, const struct sp_device *device, const void *stream,
                           bool per_thread, uint32_t owner, const void *context) {
   if (!__atomic_load_n(&state->live, __ATOMIC_ACQUIRE))
@@ -39,8 +43,8 @@ static void drop_events(struct sp_stream_state *state) {
   state->start_event = NULL;
 }
 
-/* A state to use for a stream of the context. A state of another living context cannot be taken: its events belong to
- * that context, and the keeper's clock may hold one. */
+/* A state to use for a stream of the context; NULL: none is free. A state of another living context cannot be taken:
+ * its events belong to that context, and the keeper's clock may hold one. The caller holds table_lock. */
 static struct sp_stream_state *free_state(const void *context) {
   for (uint32_t index = 0; index < SP_STREAMS_MAX; index++) {
     struct sp_stream_state *state = &states[index];
@@ -58,7 +62,8 @@ static struct sp_stream_state *free_state(const void *context) {
 }
 
 /* Find a stream's own context and that context's device, where its work runs and its events are made. They may differ
- * from the current ones. If the driver does not tell, the arguments stay, which is right for the default streams. */
+ * from the current ones. If the driver does not tell, the arguments stay, which is right for the default streams.
+ * *device becomes NULL if the share does not hold it. */
 static void find_home(void *stream, CUcontext *context, struct sp_device **device) {
   const struct sp_driver *driver = sp_driver();
   CUcontext own = NULL, current = *context;
@@ -73,6 +78,8 @@ static void find_home(void *stream, CUcontext *context, struct sp_device **devic
   *device = found;
 }
 
+/* The state of the stream, made at its first use. NULL: no state is free, or the share does not hold the stream's
+ * device. */
 struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_thread *thread, void *stream,
                                        bool per_thread) {
   SP_UNCANCELLED;
@@ -131,6 +138,7 @@ struct sp_stream_state *sp_stream_of_handle(const void *stream) {
   return NULL;
 }
 
+/* Has any stream of the device work that has not ended, as far as is known? */
 bool sp_streams_pending(const struct sp_device *device) {
   uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
@@ -144,6 +152,7 @@ bool sp_streams_pending(const struct sp_device *device) {
   return false;
 }
 
+/* Has any stream of the device unmarked work, and no marker of its own in the queue? */
 bool sp_streams_unmarked(const struct sp_device *device) {
   uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++)
@@ -154,6 +163,8 @@ bool sp_streams_unmarked(const struct sp_device *device) {
   return false;
 }
 
+/* Has any stream without a marker in the queue had twice the time that its work is predicted to take? Then that work
+ * runs with pauses. */
 bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns) {
   uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
@@ -166,6 +177,8 @@ bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns) {
   return false;
 }
 
+/* Record a marker behind all pending work of the device. `context`: only in the streams of this context, which is
+ * current; NULL: in all. */
 void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder) {
   const struct sp_driver *driver = sp_driver();
   uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
@@ -182,14 +195,16 @@ void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_record
   }
 }
 
-/* May a marker be recorded into the stream? Another thread's own stream could be reached only through the legacy
- * stream, for which all other streams would wait. */
-static bool closes(struct sp_stream_state *state, const struct sp_device *device, const void *context, uint32_t owner) {
+/* Has the stream pending work of this context, and may this thread record a marker there? Another thread's own stream
+ * could be reached only through the legacy stream, for which all other streams would wait. */
+static bool may_mark(struct sp_stream_state *state, const struct sp_device *device, const void *context,
+                     uint32_t owner) {
   return sp_load(&state->pending_ns) && sp_load(&state->device) == device &&
          __atomic_load_n(&state->live, __ATOMIC_ACQUIRE) && (void *)state->context == context &&
          (!state->owner_thread || state->owner_thread == owner);
 }
 
+/* Has the thread seen the end of all work in the stream, by waiting for an event behind it? */
 bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread) {
   const struct sp_device *device = state->device;
   return thread->event_launches == thread->launches[device->index] + 1 && !state->owner_thread &&
@@ -197,6 +212,8 @@ bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread 
          sp_driver()->cuStreamQuery(state->stream) == CUDA_SUCCESS;
 }
 
+/* Before a synchronising call: record a marker behind the pending work of each stream that it waits for. thread->closed
+ * names the one that has ended when the call returns; 0: none. */
 void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
                       enum sp_sync sync) {
   SP_UNCANCELLED;
@@ -211,7 +228,7 @@ void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *
       continue;
     if (!context && (!driver->cuCtxGetCurrent || driver->cuCtxGetCurrent(&context) || !context))
       return;
-    if (!closes(state, device, context, owner))
+    if (!may_mark(state, device, context, owner))
       continue;
     if (sync == SP_SYNC_STREAM && !(own ? state->owner_thread != 0 : default_stream(stream) || state->stream == stream))
       continue;
@@ -234,11 +251,13 @@ void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *
   if (most < CLOSED_MAX && !(sp_grant_flags(device->grant) & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED)) &&
       now_ns - sp_load(&device->closed_ns) < CLOSED_KICK_NS &&
       sp_device_in_flight(device) < sp_grant_budget_ns(device->grant) / CLOSED_MAX)
-    return;
+    return; /* the keeper's next look is soon enough */
   sp_store(&device->closed_ns, now_ns);
   sp_keeper_kick(device);
 }
 
+/* A synchronising call has returned: note when the thread saw the end of its marker, unless the keeper has seen it
+ * before. */
 void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum sp_sync sync) {
   if (sync == SP_SYNC_EVENT)
     thread->event_launches = thread->launches[device->index] + 1;
@@ -277,7 +296,8 @@ static void mark_last(struct sp_stream_state *state) {
   }
 }
 
-/* Take the lock, but wait for 100 ms at most: its holder may be waiting in the driver for room in the stream. */
+/* Take the lock, but wait for 100 ms at most: its holder may be waiting in the driver for room in the stream. False: it
+ * was not taken. */
 static bool lock_for_a_while(pthread_mutex_t *lock) {
   for (int look = 0; look < 2000; look++) {
     if (!pthread_mutex_trylock(lock))
@@ -287,6 +307,8 @@ static bool lock_for_a_while(pthread_mutex_t *lock) {
   return false;
 }
 
+/* A stream (`context` is NULL) or a context (`stream` is NULL) is about to be destroyed: record last markers and forget
+ * the states. The waits for other threads are bounded. */
 void sp_streams_forget(void *stream, void *context) {
   SP_UNCANCELLED;
   const struct sp_driver *driver = sp_driver();
@@ -332,6 +354,7 @@ void sp_streams_forget(void *stream, void *context) {
   }
 }
 
+/* A context is really gone, and so are the captures that were open in its streams. */
 void sp_streams_gone(const void *context) {
   pthread_mutex_lock(&table_lock);
   for (uint32_t index = 0; index < state_count; index++)

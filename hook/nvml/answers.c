@@ -65,7 +65,7 @@ NVML_WRAPPER(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *memory
 
 /* ---- lists of processes ---- */
 
-/* The layout of a list: entries of `bytes` each, with the pid at `pid_at`. */
+/* The layout of a list: entries of `bytes` each, with the pid `pid_at` bytes from an entry's beginning. */
 struct layout {
   size_t bytes, pid_at;
 };
@@ -97,10 +97,12 @@ static unsigned int keep_own(const struct sp_view *view, char *entries, unsigned
   return kept;
 }
 
-/* Calls the library for up to *count entries into `entries`. */
+/* Calls the library for up to *count entries into `entries`. Which function is called, and with what, is in `query`. On
+ * return *count is how many the library has. */
 typedef int ask_function(const void *query, unsigned int *count, void *entries);
 
-/* Answer the program's query. `count`: the program's room; on return, the number of entries. */
+/* Answer the program's query with the share's entries only. `count`: the program's room; on return, the number of
+ * entries. Returns the library's result, NVML_ERROR_INSUFFICIENT_SIZE if they do not fit, or NVML_ERROR_MEMORY. */
 static int answer(const struct sp_view *view, ask_function *ask, const void *query, struct layout layout,
                   unsigned int *count, void *entries) {
   unsigned int room = FIRST_ROOM, found = 0;
@@ -138,11 +140,13 @@ struct list_query {
   void *device;
 };
 
+/* The ask_function of plain lists. */
 static int ask_list(const void *query, unsigned int *count, void *entries) {
   const struct list_query *list = query;
   return list->real(list->device, count, entries);
 }
 
+/* Answer a query for a plain list. In no share, the library's answer goes to the program unchanged. */
 static int list(list_function *real, void *device, unsigned int *count, void *entries, struct layout layout) {
   struct sp_view view;
   int result;
@@ -190,6 +194,7 @@ struct details_query {
   unsigned int mode;
 };
 
+/* The ask_function of nvmlDeviceGetRunningProcessDetailList. */
 static int ask_details(const void *query, unsigned int *count, void *entries) {
   const struct details_query *asked = query;
   struct process_details details = {PROCESS_DETAILS_V1, asked->mode, *count, entries};
@@ -233,6 +238,7 @@ struct samples_query {
   unsigned long long last_seen_us;
 };
 
+/* The ask_function of nvmlDeviceGetProcessUtilization. */
 static int ask_samples(const void *query, unsigned int *count, void *entries) {
   const struct samples_query *asked = query;
   return asked->real(asked->device, entries, count, asked->last_seen_us);
@@ -274,6 +280,7 @@ struct utilizations_query {
   unsigned long long last_seen_us;
 };
 
+/* The ask_function of nvmlDeviceGetProcessesUtilizationInfo. */
 static int ask_utilizations(const void *query, unsigned int *count, void *entries) {
   const struct utilizations_query *asked = query;
   struct utilizations utilizations = {UTILIZATIONS_V1, *count, asked->last_seen_us, entries};

@@ -7,13 +7,15 @@
 
 #include "hook/nvml/wrapper.h"
 
-/* The listed devices. A device that NVML cannot find now, because it is lost, keeps its place, with the error. */
+/* The listed devices. A device for which NVML has another error than "not found", because it is lost, keeps its place,
+ * with the error. */
 struct listed {
   unsigned int count;
   void *devices[SP_DEVICES_MAX];
   int results[SP_DEVICES_MAX];
 };
 
+/* List the share's devices, each GPU once even if several of its instances are the share's. */
 static void list_devices(const struct sp_view *view, struct listed *listed) {
   char uuid[SP_UUID_ROOM];
   listed->count = 0;
@@ -44,6 +46,7 @@ static unsigned int place_of(const struct listed *listed, const void *device) {
   return place;
 }
 
+/* Does the share hold this device or instance? Its UUID tells. */
 static bool holds(const struct sp_view *view, void *device) {
   char own[SP_UUID_ROOM], uuid[SP_UUID_ROOM];
   int result;

@@ -53,6 +53,8 @@ static void load_library(void) {
   errno = saved;
 }
 
+/* Is the library loaded, and are the addresses filled in? They are filled in here if it has been loaded since the last
+ * call. */
 static bool have_library(void) {
   if (__atomic_load_n(&loaded, __ATOMIC_ACQUIRE) == 0) {
     load_library();
@@ -82,6 +84,8 @@ int sp_nvml_uuid(void *device, char *text, unsigned int length) {
   return function != NULL ? function(device, text, length) : NVML_ERROR_FUNCTION_NOT_FOUND;
 }
 
+/* The library's handle of the device with this UUID. For a MIG instance that of its GPU, which is what the lists
+ * show. */
 int sp_nvml_device(const char *uuid, void **device) {
   by_uuid_function *by_uuid = have_library() ? __atomic_load_n(&get_device, __ATOMIC_RELAXED) : NULL;
   gpu_function *gpu_of = __atomic_load_n(&get_gpu, __ATOMIC_RELAXED);
@@ -93,6 +97,7 @@ int sp_nvml_device(const char *uuid, void **device) {
   return result;
 }
 
+/* The wrapper that a lookup of `name` in `handle` gets; NULL: the real dlsym answers. */
 void *sp_nvml_filter(void *handle, const char *name) {
   for (int row = 0; row < SP_NVML_COUNT; row++) {
     if (!sp_text_equal(symbols[row].name, name)) {

@@ -216,11 +216,12 @@ static inline void load_driver(void) {
   CALL(cuInit, 0);
 }
 
+/* Make the context of open_context current in this thread, too. */
 static inline void use_context(void) {
   CALL(cuCtxSetCurrent, primary_context);
 }
 
-/* Make the primary context of a device current. */
+/* Make the primary context of a device current, and keep it in primary_context. */
 static inline void *open_context(int ordinal) {
   int device = 0;
   CALL(cuDeviceGet, &device, ordinal);
@@ -229,7 +230,7 @@ static inline void *open_context(int ordinal) {
   return primary_context;
 }
 
-/* Allocate a pinned host buffer, and find its address on the device. */
+/* Allocate a pinned host buffer of zeros, and find its address on the device. */
 static inline void *mapped(size_t bytes, device_pointer *address) {
   void *memory = NULL;
   CALL(cuMemHostAlloc, &memory, bytes, HOST_PORTABLE_MAPPED);
@@ -301,6 +302,7 @@ static inline void *load_module(const uint64_t *units_ns, size_t count) {
   return module;
 }
 
+/* The kernel of a duration that load_module was given. */
 static inline void *find_kernel(void *module, uint64_t unit_ns) {
   char name[64];
   void *function = NULL;
@@ -309,6 +311,7 @@ static inline void *find_kernel(void *module, uint64_t unit_ns) {
   return function;
 }
 
+/* Launch a kernel in blocks of one thread. Its one parameter is `argument`. */
 static inline void launch_blocks(void *function, unsigned blocks, void *stream, uint64_t argument) {
   void *parameters[] = {&argument};
   CALL(cuLaunchKernel, function, blocks, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);

@@ -1,6 +1,7 @@
 /*
  * memory_kinds: every way in which a program takes device memory, and how it gives it back. The benches fill a share's
- * cap by each kind with a title. The agent's tests take all kinds by name.
+ * cap by each kind with a title. The agent's tests take all kinds by name. A take_ function allocates `bytes` and notes
+ * in `it` what its give_ function needs to free them; both return the driver's result.
  */
 #ifndef SHAREPOD_RIG_MEMORY_KINDS_H
 #define SHAREPOD_RIG_MEMORY_KINDS_H
@@ -63,7 +64,6 @@ struct allocation {
   size_t bytes;
   int descriptor;
 };
-
 struct kind {
   const char *name, *title; /* no title: only for tests */
   size_t step;              /* the least difference in size that the kind can have */
@@ -74,13 +74,13 @@ struct kind {
 
 static void *kind_stream;
 
+/* Find the variants, and make the stream of the kinds. A context is current. */
 static inline void open_kinds(void) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW);
 #define ONE_VARIANT(name, symbol, arguments) *(void **)&name = dlsym(library, symbol);
   VARIANTS(ONE_VARIANT)
   CALL(cuStreamCreate, &kind_stream, STREAM_NON_BLOCKING);
 }
-
 static inline size_t steps(size_t bytes, size_t step) {
   return (bytes + step - 1) / step;
 }
@@ -189,6 +189,7 @@ static int give_pool(struct allocation *it) {
 
 /* ---- physical ---- */
 
+/* Create memory at a location: `place` is its type and `number` its id, as in a kind. */
 static int create_physical(unsigned long long *physical, size_t bytes, int handles, int place, int number) {
   struct allocation_property property = {.type = 1, .handles = handles, .location = {place, number}};
   return TRY(cuMemCreate, physical, bytes, &property, 0);
@@ -226,7 +227,7 @@ static int take_retained(struct allocation *it, size_t bytes) {
     result = TRY(cuMemRetainAllocationHandle, &it->physical, (void *)(uintptr_t)(it->pointer + it->bytes / 2));
   return result ? result : unmap_physical(it);
 }
-/* Many pieces, mapped one after another, and unmapped at once. */
+/* Many allocations of GRAIN_BYTES, mapped one after another, and unmapped at once. */
 static int take_segments(struct allocation *it, size_t bytes) {
   size_t taken = 0;
   int result = SUCCESS;
@@ -245,7 +246,7 @@ static int take_segments(struct allocation *it, size_t bytes) {
     cuMemAddressFree(it->pointer, it->bytes);
   return result;
 }
-/* Memory that is not mapped, of some place. */
+/* Memory that is not mapped, at the location of the kind. */
 static int take_unmapped(struct allocation *it, size_t bytes) {
   return create_physical(&it->physical, bytes, 0, it->kind->place, it->kind->number);
 }
@@ -256,8 +257,8 @@ static int import_external(struct allocation *it, int descriptor, size_t bytes) 
   struct external_memory memory = {.type = FILE_DESCRIPTOR, .descriptor = dup(descriptor), .bytes = bytes};
   int result = TRY(cuImportExternalMemory, &it->object, &memory);
   if (result)
-    close(memory.descriptor); /* still ours */
-  it->descriptor = descriptor;
+    close(memory.descriptor);  /* still ours */
+  it->descriptor = descriptor; /* the driver has a duplicate */
   it->bytes = bytes;
   return result;
 }
@@ -279,6 +280,7 @@ static int give_external(struct allocation *it) {
 enum { BY_ITS_FUNCTION, CAPTURED, GENERIC, GENERIC_V2, ELSEWHERE };
 enum { WITH_FLAGS, WITH_PARAMS, WITH_LOG, WITH_LOG_V2, UPLOADED, UPLOADED_AT_ONCE };
 
+/* Make a graph that allocates. After an error too the caller destroys *graph, if it is set. */
 static int make_graph(struct allocation *it, size_t bytes, void **graph) {
   int place = it->kind->place, result = SUCCESS;
   void *added = NULL;
@@ -304,7 +306,6 @@ static int make_graph(struct allocation *it, size_t bytes, void **graph) {
   it->pointer = node.allocation.address;
   return result;
 }
-
 static int make_executable(struct allocation *it, void *graph) {
   struct instantiation how = {.flags = 0};
   switch (it->kind->number) {
@@ -340,7 +341,7 @@ static int take_graph(struct allocation *it, size_t bytes) {
   return result;
 }
 static int give_graph(struct allocation *it) {
-  bool launched = it->kind->number < UPLOADED;
+  bool launched = it->kind->number < UPLOADED; /* else it never ran, and there is no allocation to free */
   int result = launched ? give_ordered(it) : cuStreamSynchronize(kind_stream);
   if (!result)
     result = TRY(cuGraphExecDestroy, it->object);
@@ -393,7 +394,6 @@ static inline int take_kind(struct allocation *it, const struct kind *kind, size
   *it = (struct allocation){.kind = kind};
   return kind->take(it, bytes);
 }
-
 static inline size_t free_bytes(void) {
   size_t free_now = 0, total = 0;
   CALL(cuMemGetInfo, &free_now, &total);
@@ -401,7 +401,7 @@ static inline size_t free_bytes(void) {
 }
 
 /* One byte more than is free must be refused and must change nothing. All that is free, down to the kind's last step,
- * must be given; then not one byte more. */
+ * must be given; then not one byte more. Returns NULL, or what was otherwise. */
 static inline const char *fill_kind(const struct kind *kind, size_t cap_bytes) {
   struct allocation whole, more;
   size_t available = free_bytes();
@@ -434,7 +434,7 @@ static inline const char *fill_kind(const struct kind *kind, size_t cap_bytes) {
   return free_bytes() == available ? NULL : "memory was lost";
 }
 
-/* Fill the cap by every kind with a title, `rounds` times, and print the result after what `begin` prints. */
+/* Fill the cap by every kind with a title, `rounds` times, and print the result after what `begin` (or NULL) prints. */
 static inline void fill_kinds(uint64_t rounds, size_t cap_bytes, void (*begin)(void)) {
   size_t before = free_bytes();
   const char *faults[KINDS] = {0}, *comma = "";

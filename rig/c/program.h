@@ -24,6 +24,7 @@ static inline void __attribute__((noreturn, format(printf, 1, 2))) die(const cha
   exit(1);
 }
 
+/* A zeroed array. Without memory the program ends. */
 static inline void *allocate(size_t count, size_t size) {
   void *memory = calloc(count ? count : 1, size);
   if (!memory)
@@ -60,6 +61,7 @@ struct option {
   bool time; /* with a suffix: ns, us, ms, s */
 };
 
+/* The nanoseconds of a text like `500us`. Any other text ends the program. */
 static inline uint64_t parse_time(const char *text) {
   static const struct {
     const char *suffix;
@@ -73,6 +75,7 @@ static inline uint64_t parse_time(const char *text) {
   die("`%s` is not a time: give ns, us, ms or s", text);
 }
 
+/* The value of decimal digits. Any other text ends the program. */
 static inline uint64_t parse_number(const char *text) {
   char *end;
   uint64_t value = strtoull(text, &end, 10);
@@ -104,6 +107,7 @@ static inline int ascending(const void *left, const void *right) {
   return a < b ? -1 : a > b;
 }
 
+/* Print a list as one more member of a JSON object that is being printed. */
 static inline void print_list(const char *name, const uint64_t *values, size_t count) {
   printf(", \"%s\": [", name);
   for (size_t i = 0; i < count; i++)

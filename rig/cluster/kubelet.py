@@ -56,7 +56,7 @@ def leave_dead_socket(path: Path) -> None:
 
 
 class FakeKubelet:
-    """A kubelet with plugins that serve one resource."""
+    """A kubelet with plugins that serve one resource. `rate` and `burst` limit the calls of pod-resources."""
 
     def __init__(
         self,
@@ -150,6 +150,7 @@ class FakeKubelet:
 
     @property
     def capacity(self) -> int:
+        """The number of units, also of unhealthy ones."""
         return len(self.endpoint.devices) if self.endpoint else 0
 
     @property
@@ -158,6 +159,7 @@ class FakeKubelet:
 
     @property
     def healthy(self) -> set[str]:
+        """The ids of the healthy units."""
         return {name for name, healthy in self.endpoint.devices.items() if healthy} if self.endpoint else set()
 
     async def adopt(self, request: pb.RegisterRequest) -> None:
@@ -218,14 +220,14 @@ class FakeKubelet:
         assert pod.admitted, f"{pod.name} is not admitted"
         assert pod.active, f"{pod.name} has ended"
         assert not container.running, f"{name} runs"
-        until = asyncio.get_running_loop().time() + patience_s
+        deadline_s = asyncio.get_running_loop().time() + patience_s
         while True:
             try:
                 await self._pre_start(pod, container)
                 break
             except StartFailed as error:
                 container.message = str(error)
-                if asyncio.get_running_loop().time() >= until:
+                if asyncio.get_running_loop().time() >= deadline_s:
                     raise
             await asyncio.sleep(RETRY_S)
         container.message, container.running, container.starts = "", True, container.starts + 1
@@ -254,6 +256,7 @@ class FakeKubelet:
         self._write_checkpoint()
 
     def ids_in_use(self) -> set[str]:
+        """Return the ids of the units that pods hold, except pods that have ended."""
         pods = [pod for pod in self.pods.values() if pod.active]
         return {name for pod in pods for container in pod.containers.values() for name in container.ids}
 
@@ -278,16 +281,19 @@ class FakeKubelet:
         ]
 
     def _entries(self, pod: FakePod, container: FakeContainer) -> list[pods_pb.ContainerDevices]:
+        """Return a container's units in the form of pod-resources; none if its pod is not admitted or has ended."""
         ids = container.ids if pod.admitted and pod.active else []
         return [pods_pb.ContainerDevices(resource_name=self.resource, device_ids=[name]) for name in ids]
 
     def _fail(self, pod: FakePod, message: str) -> None:
+        """Let the pod fail for good. Its units are free then."""
         for container in pod.containers.values():
             container.ids = []
         pod.phase, pod.reason, pod.message = "Failed", "UnexpectedAdmissionError", message
         self._write_checkpoint()
 
     async def _allocate(self, pod: FakePod, container: FakeContainer) -> None:
+        """Choose units for a container and call Allocate for them. Raises AdmissionFailed."""
         # One at a time: kubelet holds its lock while it chooses, and admits one pod after the other.
         async with self._choosing:
             container.ids = await self._choose(pod, container)
@@ -302,7 +308,10 @@ class FakeKubelet:
         self._write_checkpoint()
 
     async def _choose(self, pod: FakePod, container: FakeContainer) -> list[str]:
-        """Choose ids: first those of the init containers, then as the plugin advises. Their order has no meaning."""
+        """Choose ids: first those of the init containers, then as the plugin advises. Raises AdmissionFailed.
+
+        The order of the ids has no meaning, so it is random.
+        """
         endpoint = self._live_endpoint()
         if not self.healthy:
             raise AdmissionFailed(self._unexpected(f"no healthy devices present; cannot allocate {self.resource}"))
@@ -337,6 +346,10 @@ class FakeKubelet:
         return self._shuffled({*must, *(advised + others)[:missing]})
 
     async def _pre_start(self, pod: FakePod, container: FakeContainer) -> None:
+        """Call PreStartContainer if the container has units and the plugin asks for that call.
+
+        Raises StartFailed, and AdmissionFailed if there is no plugin and the container never ran.
+        """
         container.pre_started = False
         if not container.ids:
             return
@@ -357,19 +370,23 @@ class FakeKubelet:
         container.pre_started = True
 
     def _live_endpoint(self) -> Endpoint:
+        """Return the registered plugin. Raises AdmissionFailed if there is none."""
         if not self.endpoint:
             raise AdmissionFailed(self._unexpected(f"cannot allocate unregistered device {self.resource}"))
         return self.endpoint
 
     def _unexpected(self, cause: str) -> str:
+        """Return kubelet's message for a pod that is not admitted."""
         return f"Allocate failed due to {cause}, which is unexpected"
 
     def _shuffled(self, ids: set[str]) -> list[str]:
+        """Return ids in a random order, drawn from a fixed seed."""
         return self._random.sample(sorted(ids), len(ids))
 
     # Its checkpoint
 
     def _write_checkpoint(self) -> None:
+        """Write which units each container holds and what Allocate answered, as kubelet does for its next start."""
         entries = [
             {
                 "PodUID": pod.uid, "ContainerName": container.name, "ResourceName": self.resource,
@@ -396,4 +413,5 @@ class FakeKubelet:
 
 
 def _encoded(response: pb.ContainerAllocateResponse | None) -> str:
+    """Return an answer of Allocate as it is written into the checkpoint."""
     return base64.b64encode(response.SerializeToString() if response else b"").decode()

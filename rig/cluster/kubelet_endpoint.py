@@ -58,7 +58,10 @@ class Endpoint:
         self.options = await self.stub.GetDevicePluginOptions(pb.Empty())
 
     async def call(self, call: grpc.aio.UnaryUnaryCall[Any, Response]) -> Response:
-        """Wait for a call's answer. Raises CallFailed."""
+        """Wait for a call's answer. Raises CallFailed.
+
+        If this connection is closed meanwhile, the call fails too, as in Go. Only a cancelled caller is cancelled.
+        """
         try:
             return await call
         except grpc.aio.AioRpcError as error:
@@ -70,9 +73,11 @@ class Endpoint:
             raise CallFailed("rpc error: code = Canceled desc = grpc: the client connection is closing") from None
 
     def watch(self) -> None:
+        """Begin to follow the plugin's list of devices, in a task of its own."""
         self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
+        """Keep the newest list of devices, until the plugin or `stop` ends the list. Then no device is healthy."""
         try:
             async for response in self.stub.ListAndWatch(pb.Empty()):
                 self.devices = {device.id: device.health == "Healthy" for device in response.devices}
@@ -88,6 +93,7 @@ class Endpoint:
             self.devices = dict.fromkeys(self.devices, False)
 
     async def stop(self) -> None:
+        """End the list and close the connection."""
         self.stopped = True
         if self._watching:
             self._watching.cancel()

@@ -64,6 +64,7 @@ class PodResources(pods_rpc.PodResourcesListerServicer):
         )
 
     async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Count a call against the limit. Beyond the limit the call ends here, with kubelet's error."""
         now, kubelet = asyncio.get_running_loop().time(), self._kubelet
         self._tokens = min(kubelet.burst, self._tokens + (now - self._at) * kubelet.rate)
         self._at = now

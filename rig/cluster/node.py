@@ -54,6 +54,7 @@ class PluginNode:
         self.api.put_node({"metadata": {"name": "n1"}, "status": {"nodeInfo": info}})
 
     async def start_agent(self) -> None:
+        """Start the agent and wait until it listens."""
         arguments = ["--runtime-directory", str(self.runtime), "--simulate", self.simulated, *self.metrics]
         self.agent = await self._spawn("sharepod.agent.main", arguments, "agent.log")
         await eventually(lambda: (self.runtime / "agent.sock").exists(), self.log)
@@ -69,6 +70,7 @@ class PluginNode:
         return [word for name, value in given.items() for word in (f"--{name}", str(value))] + self.flags
 
     async def start_plugin(self, units: int | None = None) -> None:
+        """Start the plugin, and wait until kubelet can give out `units`; by default those of all devices."""
         self.plugin = await self._spawn("sharepod.deviceplugin.main", self.plugin_arguments(), "plugin.log")
         await self.kubelet.registered()
         if units is None:
@@ -76,6 +78,7 @@ class PluginNode:
         await eventually(lambda: self.kubelet.allocatable == units, self.log)
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
+        """Start a module of ours as a process. Its stderr goes to the file `log` of the directory."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
         # A killed Kubernetes client leaves copies of certificates in its temporary directory.
         environment |= {"SIMGPU_STATE": str(self.directory / "gpus" / "state"), "TMPDIR": str(self.directory)}
@@ -85,11 +88,13 @@ class PluginNode:
             )
 
     async def end(self, process: asyncio.subprocess.Process | None, number: int = signal.SIGTERM) -> None:
+        """End a process with a signal, if there is one that runs, and wait for its end."""
         if process is not None and process.returncode is None:
             process.send_signal(number)
             await process.wait()
 
     def log(self) -> str:
+        """Return the logs of all processes, one after another."""
         return "".join(path.read_text() for path in sorted(self.directory.glob("*.log")))
 
     async def admit(self, name: str, containers: Mapping[str, int], **more: Any) -> FakePod:
@@ -143,6 +148,7 @@ class PluginNode:
         return [device.uuid for device in answer.devices]
 
     def cdi_edits(self, share_id: str) -> dict[str, Any]:
+        """Return what the CDI file of a share changes in a container."""
         (path,) = self.cdi.glob(f"*{share_id}*.json")
         edits: dict[str, Any] = json.loads(path.read_text())["devices"][0]["containerEdits"]
         return edits

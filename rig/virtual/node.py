@@ -110,7 +110,11 @@ class Node:
     # -- a turn ----------------------------------------------------------------------------------------------------
 
     def _turn(self, share: int, quantum_ns: int, rule: Rule, until_ns: int) -> None:
-        """Run one turn, from its grant to its drain."""
+        """Run one turn, from its grant to its drain. While no other share waits, it lasts several quanta.
+
+        It ends when its program has had no work for `linger_ns`, when a quantum is over and another share waits, when
+        its limit closes the gate, or at `until_ns`.
+        """
         name = self._holder = self._name_of[share]
         load = self.loads[name]
         self.now_ns += self.settings.handoff_ns
@@ -130,7 +134,7 @@ class Node:
             if event_ns < close_ns:
                 continue
             if not self._others_wait(share):
-                self._settle(share, event_ns, event_ns - billed_ns, wants_more=True)
+                self._bill_and_end(share, event_ns, event_ns - billed_ns, wants_more=True)
                 billed_ns = event_ns
                 choice = self.policy.next(event_ns)
                 if choice.share == share:
@@ -149,11 +153,15 @@ class Node:
             break
         drained_ns = max(device_ns, self.now_ns)
         self._arrive_until(drained_ns)
-        self._settle(share, drained_ns, drained_ns - billed_ns, wants_more=load.is_ready(drained_ns))
+        self._bill_and_end(share, drained_ns, drained_ns - billed_ns, wants_more=load.is_ready(drained_ns))
         self._finish(name, granted_ns, drained_ns, quantum_ns, rule)
 
     def _shorten(self, share: int, begun_ns: int, close_ns: int) -> int:
-        """Let arrivals revoke the holder, or shorten a quantum that was granted when no share waited."""
+        """Let other programs arrive. Return when the gate now closes: at `close_ns`, or earlier if some begin to wait.
+
+        It closes at once if one of them preempts the holder. Else it closes after the quantum that the holder would get
+        now: a longer one may have been granted when no share waited.
+        """
         began = self._arrive(self.now_ns)
         if any(self.policy.preempts(self.now_ns, waiter, share) for waiter in began):
             return self.now_ns
@@ -162,6 +170,7 @@ class Node:
         return close_ns
 
     def _finish(self, name: str, granted_ns: int, drained_ns: int, quantum_ns: int, rule: Rule) -> None:
+        """Record the turn. The device has no holder from its drain on."""
         self.turns.append(Turn(name, granted_ns, drained_ns, quantum_ns, rule))
         self.now_ns = drained_ns
         self._holder = None
@@ -173,18 +182,18 @@ class Node:
             self._arrive(event_ns)
         self.now_ns = until_ns
 
-    def _settle(self, share: int, now_ns: int, used_ns: int, *, wants_more: bool) -> None:
-        """Bill the turn so far and end it."""
+    def _bill_and_end(self, share: int, now_ns: int, used_ns: int, *, wants_more: bool) -> None:
+        """Bill `used_ns` to the share and end its turn. With `wants_more` it waits for the next one."""
         self.policy.charge(now_ns, share, used_ns)
         if wants_more:
             self.policy.wait(now_ns, share)
         self.policy.end(now_ns, share)
 
     def _work(self, load: Load, device_ns: int, until_ns: int) -> tuple[int, int | None]:
-        """Start kernels on a free device before `until_ns`.
+        """Start kernels before `until_ns` on the device, which is busy until `device_ns`.
 
-        Returns the time until which the device is busy, and the time at which the turn is given back, if the program
-        runs out of work before `until_ns`.
+        Returns the time until which the device is busy then, and the time at which the turn is given back, because the
+        program ran out of work. None: it did not run out of work before `until_ns`.
         """
         timeline = self.timelines[load.program.name]
         unit_ns = load.program.unit_ns

@@ -137,5 +137,5 @@ class Policy:
         return int(self.lib.sp_policy_unit(self.state, share, longest_unit_ns))
 
     def valid(self) -> bool:
-        """Check the invariants."""
+        """Tell whether the invariants hold."""
         return bool(self.lib.sp_policy_valid(self.state))

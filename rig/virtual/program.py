@@ -59,6 +59,7 @@ class Load:
         self._arrived_ns = 0
 
     def _varied(self, ns: int) -> int:
+        """Return a time changed at random, by at most `jitter_percent`."""
         spread = ns * self.program.jitter_percent // 100
         return ns + self.random.randint(-spread, spread) if spread else ns
 
@@ -75,7 +76,7 @@ class Load:
         return self.left_ns > 0
 
     def next_arrival_ns(self) -> int:
-        """Return the arrival of the next burst if none is in progress; NEVER_NS: none will arrive."""
+        """Return the arrival of the next burst; NEVER_NS: none will arrive, or none can while one is in progress."""
         if self.left_ns > 0 or self.arrival_ns >= self.program.stop_ns:
             return NEVER_NS
         return self.arrival_ns

@@ -67,13 +67,13 @@ class ActionWriter:
                 self.tell(action.pod, action.reason, action.text, warning=action.warning)
             elif isinstance(action, Yield):
                 reason = {"pause": "Paused", "limit": "Limited", "": "Resumed"}[action.how]
-                self._start("yield", action.pod, self._yield(action), partial(self._yielded, reason.lower()))
+                self._start("yield", action.pod, self._yield(action), partial(self._after_yield, reason.lower()))
                 self.tell(action.pod, reason, action.why, warning=False)
             elif isinstance(action, Evict):
-                self._start("evict", action.pod, self._evict(action), partial(self._evicted, action))
+                self._start("evict", action.pod, self._evict(action), partial(self._after_eviction, action))
             else:
                 for assumed in action.places:
-                    done = partial(self._released, action, assumed)
+                    done = partial(self._after_release, action, assumed)
                     self._start("release", assumed.pod, self._release(assumed), done)
 
     def tell(self, pod: Pod, reason: str, text: str, *, warning: bool) -> None:
@@ -91,6 +91,7 @@ class ActionWriter:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, kind: str, pod: Pod, work: Coroutine[None, None, Answer | None], done: Callable[[], None]) -> None:
+        """Start a request as a task of its own: `work` makes it, `done` is called after it was written."""
         task = asyncio.create_task(self._finish(kind, pod, work, done), name=f"sharepod {kind} {pod.title}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -98,6 +99,7 @@ class ActionWriter:
     async def _finish(
         self, kind: str, pod: Pod, work: Coroutine[None, None, Answer | None], done: Callable[[], None]
     ) -> None:
+        """Wait for a request and count its result; call `done` if it was written, log why if it was not."""
         try:
             answer = await work
         except ApiUnavailable as error:
@@ -112,8 +114,8 @@ class ActionWriter:
             aside = {"order": kind, "pod": pod.title, "pod_uid": pod.uid, "cause": cause}
             log.warning("order not written", extra=aside)
 
-    def _released(self, action: Release, assumed: Assumed) -> None:
-        """Write one Event for all pods that were released together, unless too many Events wait already."""
+    def _after_release(self, action: Release, assumed: Assumed) -> None:
+        """Count a released pod; write one Event for all that were released together, unless too many Events wait."""
         self.released(assumed.pod)
         if assumed is not action.places[0] or self._events.waiting > _NEWS_MAX:
             return
@@ -123,15 +125,18 @@ class ActionWriter:
             text += f", all {len(action.places)} of {action.job.title} that it needs to {len(nodes)} nodes"
         self.tell(assumed.pod, "Released", text, warning=False)
 
-    def _evicted(self, action: Evict) -> None:
+    def _after_eviction(self, action: Evict) -> None:
+        """Count a pod that was evicted, and write an Event about it."""
         self.counters.evictions[action.cause] += 1
         self.counters.yields["evicted"] += action.cause == "yield"
         self.tell(action.pod, "Evicted", action.why, warning=True)
 
-    def _yielded(self, kind: str) -> None:
+    def _after_yield(self, kind: str) -> None:
+        """Count a pod that was made to yield or to go on; `kind` is one of gate_metrics.YIELDS."""
         self.counters.yields[kind] += 1
 
     async def _release(self, assumed: Assumed) -> Answer | None:
+        """Name a pod's node and devices, and remove its gate, in one request. Raises ApiUnavailable."""
         pod = assumed.pod
         node = self._cluster.node(assumed.node)
         if node is None or not node.hostname:
@@ -149,14 +154,17 @@ class ActionWriter:
         return await self._patch(pod, body, _STRATEGIC)
 
     async def _yield(self, action: Yield) -> Answer:
+        """Write into a pod's annotation how it yields; remove the annotation if it goes on. Raises ApiUnavailable."""
         body: dict[str, object] = {"metadata": {"uid": action.pod.uid, "annotations": {YIELD: action.how or None}}}
         return await self._patch(action.pod, body, MERGE)
 
     async def _patch(self, pod: Pod, body: dict[str, object], media: str) -> Answer:
+        """Change a pod by a patch of the content type `media`. Raises ApiUnavailable."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         return await self._again(lambda: self._client.call("PATCH", path, body=body, media=media, timeout_s=CALL_S))
 
     async def _evict(self, action: Evict) -> Answer | None:
+        """Ask the API server to evict a pod; None: a disruption budget keeps it. Raises ApiUnavailable."""
         pod = action.pod
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
         body: dict[str, object] = {
@@ -175,7 +183,10 @@ class ActionWriter:
             return None
 
     async def _again(self, call: Callable[[], Coroutine[None, None, Answer]]) -> Answer:
-        """Return the answer to a request; repeat it while the API server is away. Raises ApiUnavailable."""
+        """Return the answer to a request; repeat it while the API server is away, for TRY_S at most.
+
+        Raises ApiUnavailable.
+        """
         pause_s, waited_s = 0.2, 0.0
         while True:
             if not self.leads():
@@ -184,7 +195,7 @@ class ActionWriter:
                 return await call()
             except ApiUnavailable as error:
                 if error.final or error.status == 400 or _BUDGET in str(error) or waited_s + pause_s > TRY_S:
-                    raise
+                    raise  # to ask again would not help, or be too late
                 pause_s = max(pause_s, min(error.after_s or 0.0, 5.0))
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, 5.0)

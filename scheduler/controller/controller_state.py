@@ -151,6 +151,7 @@ class ControllerState:
         self.released = dict.fromkeys(starting, now_s)
 
     def _forget(self, uid: str) -> None:
+        """Forget what is noted of a pod that has gone, or that does not wait for SharePod."""
         self.ending.pop(uid, None)
         for noted in (self._since, self._started, self._paused, self._busy, self.leaving, self.spared):
             noted.pop(uid, None)
@@ -192,7 +193,11 @@ class ControllerState:
         return [name for name, jobs in self._by_namespace.items() if jobs]
 
     def held(self, namespace: str, device_mib: int) -> Total:
-        """Return what the released pods of a namespace hold, without those that are paused."""
+        """Return what the released pods of a namespace hold, without those that are paused.
+
+        `device_mib`: the memory of a device, for shares without a memory cap; 0: only the time of devices is of
+        interest.
+        """
         found = self._held.get((namespace, device_mib))
         if found is None:
             theirs = self._by_namespace[namespace].values()
@@ -201,6 +206,7 @@ class ControllerState:
         return found
 
     def _note_times(self, pod: Pod, now_s: float) -> None:
+        """Note since when a pod exists, runs and is paused, and when it was busy, as far as that is not known."""
         self._since.setdefault(pod.uid, now_s)
         if pod.running:
             self._started.setdefault(pod.uid, now_s)
@@ -208,15 +214,20 @@ class ControllerState:
         if pod.yields == "pause":
             self._paused.setdefault(pod.uid, now_s)
         elif self._paused.pop(pod.uid, None) is not None:
-            self._busy[pod.uid] = now_s
+            self._busy[pod.uid] = now_s  # while it was paused it could not be busy
 
     def _kind_of(self, kind: object) -> int:
+        """Return a number for a kind of job: equal kinds have equal numbers.
+
+        When too many are known, all begin anew.
+        """
         if len(self._kinds) >= _KINDS_MAX:
             self._kinds.clear()
         self._last_kind += 1
         return self._kinds.setdefault(kind, self._last_kind)
 
     def _make_job(self, key: Key, cluster: Cluster) -> None:
+        """Make a job anew from its members that stay, with its holders; forget it if none of them stays."""
         for known in (self.jobs, self.waits, self.holders, self._by_namespace[key[0]]):
             known.pop(key, None)
         for noted in [noted for noted in self._held if noted[0] == key[0]]:
@@ -272,4 +283,5 @@ class ControllerState:
 
 
 def _is_unbound(job: Job) -> bool:
+    """Tell whether kube-scheduler has not yet bound one of the job's released pods."""
     return any(not pod.node for pod in job.released)

@@ -69,6 +69,7 @@ def read_gang(annotations: Mapping[str, str]) -> Gang | None:
 
 
 def _number(given: Mapping[str, str], key: str, most: int) -> int:
+    """Return the number in an annotation, from 1 to `most`. Raises PlacementError."""
     text = given[key]
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= most:
         raise PlacementError(f"{key} is {shown(text)}: give a whole number from 1 to {most}")

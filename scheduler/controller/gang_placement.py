@@ -45,6 +45,7 @@ class Placer:
         for controller, node in avoided:
             self._avoided[controller].append(node)
         self._unfit: set[object] = set()
+        """What did not fit: a class of pods, and how many of them."""
         self.generation = 0
         """Grows whenever there may be more room than before."""
         self._levels: list[dict[str, Indices]] | None = None
@@ -66,7 +67,10 @@ class Placer:
         return [node_index.name(index) for index in self._suited(pod, area).tolist()]
 
     def _suited(self, pod: Pod, area: Indices) -> Indices:
-        """Return those of these nodes that the pod may be bound to."""
+        """Return those of the nodes `area` that the pod may be bound to, without the nodes that it avoids.
+
+        If it avoids all of them, they are all returned.
+        """
         suited = self._suits.get(pod.constraints)
         if suited is None:
             node_index = self._cluster.node_index
@@ -79,16 +83,16 @@ class Placer:
         found = area[suited[area]]
         if not self.avoids(pod):
             return found
-        away = self._cluster.node_index.find(sorted(self._avoided[pod.controller]))[1]
-        rest = np.setdiff1d(found, np.array(away, dtype=np.int32))
-        return rest if rest.size else found  # all are avoided: perhaps kube-scheduler was only away
+        avoided = self._cluster.node_index.find(sorted(self._avoided[pod.controller]))[1]
+        rest = np.setdiff1d(found, np.array(avoided, dtype=np.int32))
+        return rest if rest.size else found  # it avoids all: perhaps kube-scheduler was down, not the nodes
 
     def avoids(self, pod: Pod) -> bool:
         """Tell whether there are nodes that a pod avoids, as another one of its controller was not bound there."""
         return pod.controller in self._avoided
 
     def reopened(self) -> None:
-        """Try again what did not fit, as there is more room than before."""
+        """Try again from now on what did not fit, as there is more room than before."""
         self._unfit.clear()
         self.generation += 1
 
@@ -100,8 +104,9 @@ class Placer:
         if within:
             return self._place_in(pods, np.array(self._cluster.node_index.find(within)[1], dtype=np.int32))
         alike = len({_class_of(pod) for pod in pods}) == 1
-        apart = _depends_on_others(pods) or any(map(self.avoids, pods))
-        key = _class_of(pods[0]) if alike and not apart else None
+        may_fit_later = _depends_on_others(pods) or any(map(self.avoids, pods))
+        key = _class_of(pods[0]) if alike and not may_fit_later else None  # None: a failure is not remembered
+        # Since there was last more room, not even one fitted, or not as many.
         if key is not None and any((key, count) in self._unfit for count in (1, len(pods))):
             return None
         for area in self._areas(pods):
@@ -113,14 +118,17 @@ class Placer:
         return None
 
     def has_room(self, pod: Pod) -> bool:
-        """Tell whether none of a pod's devices is promised beyond all of its time."""
+        """Tell whether a pod's devices have the time that is promised of them; False also if they are not known."""
         row = self._cluster.row(pod.place)
         if row is None or pod.uid not in row.places:
             return False
         return all(row.free_milli[device] >= 0 for share in row.places[pod.uid] for device in share)
 
     def could_resume(self, pods: Sequence[Pod]) -> bool:
-        """Tell, without a trial on the view, whether the devices of paused pods have room for all of them to go on."""
+        """Tell, without a trial on the view, whether the devices of paused pods have room for all of them to go on.
+
+        False also if the devices of a pod are not known.
+        """
         needed: dict[tuple[str, int], int] = {}
         for pod in pods:
             row = self._cluster.row(pod.place)
@@ -134,6 +142,10 @@ class Placer:
         return True
 
     def _place_in(self, pods: Sequence[Pod], area: Indices) -> list[Assumed] | None:
+        """Assume all of these pods on nodes of an area and return where; None: they do not fit, and nothing is assumed.
+
+        Each pod goes to the node of the pod before it, while that node has room.
+        """
         placed: list[Assumed] = []
         node = -1
         for pod in pods:
@@ -172,6 +184,7 @@ class Placer:
         return int(area[best]) if best >= 0 else -1
 
     def _assume_on(self, pod: Pod, node: int) -> Assumed | None:
+        """Assume a pod on the cheapest devices of a node; None: it does not fit there, and nothing is assumed."""
         cluster = self._cluster
         one = np.array([node], dtype=np.int32)
         ranking = cluster.snapshot.rank_array(pod.request, cluster.policy.native, one, cluster.allowed(pod, one))
@@ -214,7 +227,7 @@ class Placer:
 
 
 def _class_of(pod: Pod) -> object:
-    """Return what decides where a pod fits."""
+    """Return what decides where a pod fits: pods with equal values fit in the same places."""
     return pod.request, pod.constraints, pod.namespace, pod.affinity, pod.anti_affinity
 
 

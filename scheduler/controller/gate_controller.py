@@ -93,7 +93,7 @@ class GateController:
         async with contextlib.aclosing(Informer(client, source, Pace(last_s=5.0), log).changes()) as changes:
             async for kind, (_, uid, text) in changes:
                 self._rules = Subject(namespace, name, uid, "ConfigMap")
-                self.set_rules({KEY: text} if kind == "set" else {})
+                self.set_rules({KEY: text} if kind == "set" else {})  # else it was deleted: the defaults hold
 
     def set_rules(self, data: Mapping[str, object]) -> None:
         """Take the rules of queues, as a ConfigMap has them; rules that cannot be read change nothing."""
@@ -109,7 +109,7 @@ class GateController:
             log.info("rules of queues", extra={"queues": len(self.queues.by_name)})
 
     async def decide_for_ever(self) -> None:
-        """Decide whenever it is time."""
+        """Decide, for ever, when the view has changed and when LOOK_S have passed."""
         decided_s, version = 0.0, -1
         while True:
             now_s = time.monotonic()
@@ -129,7 +129,7 @@ class GateController:
         """Decide once, if this replica holds the lease; tell whether there is more to decide at once."""
         self._date(now_s)
         if self._not_ready() or not self._lease.is_held():
-            self.state.look(self._cluster, (), now_s)
+            self.state.look(self._cluster, (), now_s)  # so that it can take over at once
             self.state.decides = False
             return False
         began_s, result = time.perf_counter(), "failed"
@@ -174,9 +174,11 @@ class GateController:
         return shown_s - self._jumped_s
 
     def _refused(self, pod: Pod) -> None:
+        """Note that a disruption budget keeps a pod from being evicted; the writer calls it."""
         self.state.refused(pod, time.monotonic())
 
     def _released(self, pod: Pod) -> None:
+        """Count how long a pod has waited, after its gate was removed; the writer calls it."""
         waited_s = self.state.waited_s(pod.uid, time.monotonic())
         if waited_s is not None:
             urgent = min((share.share_class for share in pod.request.shares), key=CLASSES.index, default=CLASSES[-1])
@@ -196,6 +198,7 @@ class GateController:
         self._over = frozenset(over)
 
     def _tell_news(self) -> None:
+        """Write the Events about the rules of queues; without a ConfigMap they are dropped."""
         news, self._news = self._news, []
         if self._rules is not None:
             for reason, text, warning in news:
@@ -203,7 +206,7 @@ class GateController:
 
 
 def _rules(item: object) -> tuple[str, str, str] | None:
-    """Return the name, the uid and the rules of a ConfigMap."""
+    """Return the name, the uid and the rules of a ConfigMap; None: the object is none."""
     if not isinstance(item, dict):
         return None
     metadata = at(item, "metadata")
@@ -211,4 +214,5 @@ def _rules(item: object) -> tuple[str, str, str] | None:
 
 
 def _age(at_s: float, unix_s: float, most_s: float) -> float:
+    """Return how old something is that happened at `at_s`, from 0 to `most_s`; 0 too if `at_s` is 0: not known."""
     return min(max(0.0, unix_s - at_s), most_s) if at_s else 0.0

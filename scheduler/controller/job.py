@@ -106,10 +106,10 @@ def job_of(
     waiting = tuple(pod for pod in members if not is_released(pod))[: max(0, gang.size - len(released))]
     needed = waiting[: max(0, gang.least - len(released))]
     requests = {(pod.request, pod.constraints) for pod in waiting}
-    alone = len(requests) == 1 and not any(pod.affinity or pod.anti_affinity for pod in waiting)
+    alike = len(requests) == 1 and not any(pod.affinity or pod.anti_affinity for pod in waiting)
     return Job(
         key, gang.least, waiting, released, gang.timeout_s, gang.restart, refusal,
         priority=min(pod.priority for pod in members),
         since_s=max(map(since, needed)) if needed else min(map(since, members)),
-        kind=kind_of(next(iter(requests))) if alone else None,
+        kind=kind_of(next(iter(requests))) if alike else None,
     )  # fmt: skip

@@ -72,6 +72,7 @@ class JobOrder:
     def __init__(
         self, jobs: Iterable[Job], held: dict[str, Total], whole: Total, device_mib: int, queues: Queues, now_s: float
     ) -> None:
+        """Order jobs; `held`: what each queue holds, `whole`: what the cluster has, `device_mib`: as in `total_of`."""
         self._held = defaultdict(Total, held)
         self._whole, self._device_mib, self._queues = whole, device_mib, queues
         self._shares: dict[str, float] = {}
@@ -112,6 +113,7 @@ class JobOrder:
             yield from self._by_share(level)
 
     def _by_share(self, level: dict[str, list[Job]]) -> Iterator[Job]:
+        """Yield the jobs of one priority, always of the queue that holds the least, and of these the oldest."""
         # A paused job still holds memory, so it comes before waiting jobs of the same priority.
         yield from sorted((job for jobs in level.values() for job in jobs if job.resumes), key=_age)
         level = {queue: [job for job in jobs if not job.resumes] for queue, jobs in level.items()}
@@ -130,4 +132,5 @@ class JobOrder:
 
 
 def _age(job: Job) -> tuple[float, str, str]:
+    """Return the key by which jobs are sorted, the longest wait first."""
     return job.since_s, *job.key

@@ -79,7 +79,7 @@ def read_queues(data: Mapping[str, object]) -> Queues:
 
 
 def _queue(name: str, rules: object, default: Queue) -> Queue:
-    """Return the rules of a queue; a rule that it does not give is as in `default`."""
+    """Return the rules of a queue; a rule that it does not give is as in `default`. Raises PlacementError."""
     if rules is None:
         return default
     if not isinstance(rules, dict):
@@ -98,12 +98,14 @@ def _queue(name: str, rules: object, default: Queue) -> Queue:
 
 
 def _weight(value: object) -> float:
+    """Return a weight. Raises ValueError, with what to give."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _WEIGHT_MAX:
         raise ValueError("give a number above 0, at most 1000")
     return float(value)
 
 
 def _devices(value: object) -> int | None:
+    """Return a number of devices in milli; None: there is no cap. Raises ValueError, with what to give."""
     if value == "none":
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _DEVICES_MAX:
@@ -112,6 +114,7 @@ def _devices(value: object) -> int | None:
 
 
 def _time(value: object) -> float:
+    """Return a time in seconds. Raises ValueError, with what to give."""
     found = seconds(str(value))
     if found is None:
         raise ValueError("give a time such as 90s, 10m, 2h or 7d")
@@ -119,10 +122,12 @@ def _time(value: object) -> float:
 
 
 def _time_or_none(value: object) -> float | None:
+    """Return a time in seconds; None: there is no such time. Raises ValueError, with what to give."""
     return None if value == "none" else _time(value)
 
 
 def _overrun(value: object) -> str:
+    """Return what happens to jobs that run for too long. Raises ValueError, with what to give."""
     if value not in OVERRUNS:
         raise ValueError(f"give {' or '.join(OVERRUNS)}")
     return str(value)

@@ -56,7 +56,7 @@ class Reservations:
         return len(self._kept) < KEPT
 
     def nodes(self, job: Job) -> tuple[str, ...]:
-        """Return the nodes that are reserved for a job."""
+        """Return the nodes that are reserved for a job; empty: there are none."""
         return self._kept[job.key][0] if job.key in self._kept else ()
 
     def free(self, job: Job) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class Reservations:
         return tuple(name for name in self.nodes(job) if name not in self.ending)
 
     def where(self, job: Job) -> str:
-        """Return the first three nodes that are reserved for a job, in words."""
+        """Return the first three nodes that are reserved for a job, in words, with the verb."""
         names = self.nodes(job)
         if len(names) == 1:
             return f"node {names[0]} is"
@@ -98,7 +98,7 @@ class Reservations:
             self._note()
 
     def open_for(self, job: Job) -> None:
-        """Open to a job all nodes but those that are reserved against it."""
+        """Open to a job all nodes but those reserved against it and those where victims of this cycle still run."""
         closed = {
             name
             for key, other, aged_twice, ends, nodes in self._closing
@@ -121,6 +121,7 @@ class Reservations:
         return frozenset(aged - shut - self.ending - set(self.nodes(job)))
 
     def _note(self) -> None:
+        """Note of each reservation what decides for which jobs its nodes are closed."""
         leaving = self._leaving()
         self._closing = []
         for key, (nodes, _) in self._kept.items():
@@ -142,4 +143,5 @@ class Reservations:
         return not kept and (large or self._has_aged_twice(job))
 
     def _has_aged_twice(self, job: Job) -> bool:
+        """Tell whether a job has waited for AGED_TWICE times the longest wait of its queue."""
         return self._now_s - job.since_s >= AGED_TWICE * self._queues.of(job.namespace).longest_wait_s

@@ -57,7 +57,9 @@ class _Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pause:
+class _Delay:
+    """How often a gang was started anew, and until when it is not released."""
+
     times: int
     until_s: float
 
@@ -69,8 +71,9 @@ class Restarts:
         self._lost: OrderedDict[str, Lost] = OrderedDict()
         """By uid."""
         self._ending: dict[Key, _Ending] = {}
-        self._pauses: OrderedDict[Key, _Pause] = OrderedDict()
+        self._delays: OrderedDict[Key, _Delay] = OrderedDict()
         self._looked = False
+        """The gangs that lost a member before this replica decided were looked for."""
 
     def lose(self, pod: Pod, now_s: float) -> None:
         """Note that a pod no longer lives; it is kept only if its gang starts anew as a whole."""
@@ -89,20 +92,20 @@ class Restarts:
             self._lost[uid] = replace(lost, how=how, detail=detail)
 
     def emptied(self, key: Key) -> None:
-        """Note that no pod of a gang's last start is left to be ended."""
+        """Note that no pod of a gang's last start is left to be ended, so its lost members matter no more."""
         for uid in [uid for uid, lost in self._lost.items() if key_of(lost.pod) == key]:
             del self._lost[uid]
 
     def holding(self, now_s: float) -> dict[Key, str]:
         """Return, by gang, why it is not released yet."""
         found: dict[Key, str] = {}
-        for key, pause in list(self._pauses.items()):
-            if now_s < pause.until_s:
+        for key, delay in list(self._delays.items()):
+            if now_s < delay.until_s:
                 found[key] = (
-                    f"its gang was started anew {pause.times} times: it waits for {pause.until_s - now_s:.0f} s more"
+                    f"its gang was started anew {delay.times} times: it waits for {delay.until_s - now_s:.0f} s more"
                 )
-            elif now_s - pause.until_s > CALM_S:
-                del self._pauses[key]
+            elif now_s - delay.until_s > CALM_S:
+                del self._delays[key]
         for lost in self._lost.values():
             if not lost.how:
                 found[key_of(lost.pod)] = "a member of its gang has ended, and the API server is asked how"
@@ -137,6 +140,10 @@ class Restarts:
         return actions
 
     def _begin(self, state: ControllerState, lost: Lost, now_s: float) -> list[Action]:
+        """Let a gang start anew if it lost a member in a way that ends the others; return the Event about that.
+
+        Empty: the gang goes on, or it starts anew already.
+        """
         key = key_of(lost.pod)
         job = state.jobs.get(key)
         if job is None or key in self._ending or lost.how not in (FAILED, GONE):
@@ -149,20 +156,21 @@ class Restarts:
         self._ending[key] = _Ending(lost.at_s, why)
         state.released.pop(key, None)
         state.counters.gangs["restarted"] += 1
-        pause = self._pause(key, now_s)
+        delay = self._note_restart(key, now_s)
         text = f"{what} ({lost.detail}): the {len(rest)} other members of {job.title} start anew with it"
-        if pause.times > 1:
-            text += f", for the {pause.times}. time: {pause.until_s - now_s:.0f} s from now at the soonest"
+        if delay.times > 1:
+            text += f", for the {delay.times}. time: {delay.until_s - now_s:.0f} s from now at the soonest"
         return [Tell(lost.pod, "GangRestarts", text)]
 
-    def _pause(self, key: Key, now_s: float) -> _Pause:
-        before = self._pauses.pop(key, None)
+    def _note_restart(self, key: Key, now_s: float) -> _Delay:
+        """Note that a gang starts anew; return how often it has done so lately, and until when it waits."""
+        before = self._delays.pop(key, None)
         times = before.times + 1 if before is not None and now_s - before.until_s < CALM_S else 1
         wait_s = min(FIRST_S * 2.0 ** min(times - 2, 16), MOST_S) if times > 1 else 0.0
-        pause = self._pauses[key] = _Pause(times, now_s + wait_s)
-        if len(self._pauses) > KNOWN_MAX:
-            self._pauses.popitem(last=False)
-        return pause
+        delay = self._delays[key] = _Delay(times, now_s + wait_s)
+        if len(self._delays) > KNOWN_MAX:
+            self._delays.popitem(last=False)
+        return delay
 
     def _find_lost(self, state: ControllerState, now_s: float) -> None:
         """Find gangs that lost a member before this replica decided: a new one has come since the others started."""
@@ -174,4 +182,5 @@ class Restarts:
 
 
 def _before(job: Job) -> str:
+    """Return in words how a member was lost before this replica decided."""
     return f"{len(job.released)} of {job.least} were left when this replica came to decide, and another had come"

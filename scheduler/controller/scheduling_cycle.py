@@ -44,7 +44,7 @@ OVERRUN: Final = -(2**31)
 
 
 def decide(cluster: Cluster, state: ControllerState, queues: Queues, now_s: float) -> list[Action]:
-    """Return the actions of one cycle."""
+    """Return the actions of one cycle. They count on the view and in the state at once."""
     cluster.advance(now_s)
     rules = (queues.default, *queues.by_name.values())
     state.look(cluster, _busy(cluster) if any(queue.idle_s is not None for queue in rules) else (), now_s)
@@ -59,14 +59,19 @@ def decide(cluster: Cluster, state: ControllerState, queues: Queues, now_s: floa
 
 
 class _Cycle:
+    """One cycle: the waiting jobs, what was tried for them, and the actions so far."""
+
     def __init__(self, cluster: Cluster, state: ControllerState, queues: Queues, now_s: float) -> None:
         self._cluster, self._state, self._queues, self._now_s = cluster, state, queues, now_s
         self._placer = Placer(cluster, now_s, state.avoided)
         self._counters = state.counters
         self._actions: list[Action] = []
         self._waits: list[tuple[Job, str]] = []
+        """The jobs that still wait, and why, as far as they were looked at."""
         self._waiting = [self._resuming(job) for job in state.waits.values()]
+        """The jobs that waited when the cycle began."""
         self._held_back = state.restarts.holding(now_s)
+        """By job, for gangs that start anew: why it is not released yet."""
         self._capacity = capacity_of(cluster, state)
         device_mib = self._capacity.device_mib
         held = {name: state.held(name, device_mib) for name in {job.namespace for job in self._waiting}}
@@ -79,11 +84,14 @@ class _Cycle:
         self._aged = {job.key for job in self._job_order.aged}
         self._reservations = Reservations(cluster, state, queues, self._placer, self._capacity, now_s)
         self._holders: list[PreemptionUnit] | None = None
+        """All holders of shares; None: no job has needed victims yet."""
         self._yielding: Preemption | None = None
         self._vain: dict[object, tuple[int, int, str]] = {}
         """By kind of job: the placer's generation, the highest priority for which it was tried in vain, and why."""
         self._lowest = LAST
+        """The lowest priority of all holders, once these are known."""
         self._placed = self._plans = 0
+        """How many pods were placed, and for how many jobs victims were searched."""
         self._plans_most = max(PLANS, min(PLANS_MOST, PLANNED // max(1, len(cluster.node_index.names()))))
         self._unplanned: set[Key] = set()
         """Jobs for which no victims were searched in this cycle."""
@@ -91,6 +99,7 @@ class _Cycle:
         """Jobs for which victims were searched in vain."""
 
     def run(self) -> list[Action]:
+        """Try the waiting jobs in their order, then the members beyond the least; return the actions."""
         for job in self._waiting:
             if job.refusal:
                 self._wait(job, job.refusal, "GateRefused")
@@ -113,6 +122,7 @@ class _Cycle:
                 self._grow(job)
         if self._yielding is not None:
             self._yielding.undo()
+        # When no job waits for its first plan any more, all may have another.
         self._state.tried = self._state.tried | self._tried if self._unplanned - self._state.tried else set()
         self._state.waiting = self._waits
         return self._actions
@@ -127,7 +137,7 @@ class _Cycle:
                 yield job
 
     def _try(self, job: Job) -> bool:
-        """Release a job, or note why not; tell whether it was released."""
+        """Release a job, or note why not; tell whether all that it needs was released."""
         needed = job.needed
         if job.resumes:
             return self._resume(job)
@@ -140,7 +150,7 @@ class _Cycle:
         preempts = all(pod.preempts for pod in needed)
         can_keep = aged and self._reservations.may_begin
         alike = not kept and not can_keep and not any(map(self._placer.avoids, needed))
-        kind = (job.kind, len(needed), preempts) if alike else None
+        kind = (job.kind, len(needed), preempts) if alike else None  # None: a failure says nothing about other jobs
         vain = self._vain.get(kind)
         if vain is not None and vain[0] == self._placer.generation and job.priority <= vain[1]:
             self._wait(job, vain[2])
@@ -171,8 +181,9 @@ class _Cycle:
         return False
 
     def _release(self, job: Job, pods: Sequence[Pod], places: Sequence[Assumed]) -> None:
+        """Order the release of pods of a job to their places; count them, and end the job's reservation."""
         self._actions.append(Release(job, tuple(places)))
-        if pods == job.needed:
+        if pods == job.needed:  # not members beyond the least
             self._state.released[job.key] = self._now_s
             if job.is_gang and not job.released:
                 self._counters.gangs["released"] += 1
@@ -184,7 +195,10 @@ class _Cycle:
         self._placed += len(pods)
 
     def _resume(self, job: Job) -> bool:
-        """Let a paused job run again where it is, if all of its devices have room."""
+        """Let a paused job run again where it is, if all of its devices have room; return False in any case.
+
+        So its members beyond the least have to wait for the next cycle.
+        """
         if any(pod.uid in self._state.pressed for pod in job.waiting):
             self._wait(job, "is paused until those of higher priority beside it wait no more")
             return False
@@ -198,7 +212,7 @@ class _Cycle:
         if all(map(self._placer.has_room, job.waiting)):
             self._actions += [Yield(pod, "", "there is room again") for pod in job.waiting]
             self._job_order.take(job, job.waiting)
-            return False  # its members beyond the least are for the next cycle
+            return False
         for pod in job.waiting:
             self._cluster.presume(pod.uid, "pause", self._now_s)
         self._cluster.advance(self._now_s)
@@ -206,7 +220,7 @@ class _Cycle:
         return False
 
     def _have_yield(self, job: Job) -> list[Assumed] | None:
-        """Make other pods yield for a job; None: there is no room yet."""
+        """Make other pods yield for a job and return its places; None: there is no room, or pods have to end first."""
         if not all(pod.preempts for pod in job.needed):
             return None
         if self._holders is None:
@@ -308,6 +322,7 @@ class _Cycle:
                 self._evict(job.released, why, "overrun")
 
     def _evict(self, pods: Sequence[Pod], why: str, cause: str = "yield") -> None:
+        """Order the eviction of pods; from now on they belong to no job. `cause`: one of gate_metrics.EVICTIONS."""
         for pod in pods:
             if pod.uid not in self._state.ending:  # else it ends anyway: waiting for it spares other pods
                 self._actions.append(Evict(pod, why, cause))
@@ -349,10 +364,12 @@ class _Cycle:
             self._actions.append(Tell(pod, "NotBound", f"{text}: its room is kept until it is bound or deleted"))
 
     def _wait_for_members(self, job: Job) -> None:
+        """Note that a gang waits until more of its members have come."""
         there = len(job.waiting) + len(job.released)
         self._wait(job, f"{there} of {job.least} members of the gang are there", "GangIncomplete")
 
     def _wait(self, job: Job, why: str, reason: str = "Waits") -> None:
+        """Note why a job waits; write an Event if `reason` is new and the job is not paused."""
         self._waits.append((job, why))
         # The details change with every cycle: `sharepod queue` shows them. The Event only says that the job waits.
         if self._state.told.get(job.key) != reason and not job.resumes:
@@ -371,9 +388,11 @@ class _Cycle:
         return replace(job, waiting=paused, released=others, priority=priority, since_s=since_s, resumes=True)
 
     def _overruns(self, pod: Pod) -> bool:
+        """Tell whether a pod has run for longer than its queue allows."""
         return self._state.overruns(pod, self._queues.of(pod.namespace), self._now_s)
 
     def _has_to_yield(self, pod: Pod) -> bool:
+        """Tell whether a pod yields to any job, as it has run for too long or does not use what it holds."""
         return self._overruns(pod) or self._state.idles(pod, self._queues.of(pod.namespace), self._now_s)
 
 
@@ -386,7 +405,7 @@ def _busy(cluster: Cluster) -> Iterator[str]:
 
 
 def _shown(pods: Sequence[Pod]) -> str:
-    """Return what pods ask for, in words."""
+    """Return what pods ask for, in words; those that differ count as the one that asks for the most."""
     most = max(pods, key=lambda pod: pod.request.milli)
     each = " and ".join(
         (f"{share.devices} x " if share.devices > 1 else "") + f"{share.milli / 10:g} percent"

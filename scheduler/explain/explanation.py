@@ -129,16 +129,19 @@ class Explanation:
 
 
 def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | None = None) -> Explanation:
-    """Explain a pod. The view is settled."""
+    """Explain a pod, on a view that is up to date (`Cluster.advance`).
+
+    `incomplete`: why not everything is known yet. `turn`: what the controller knows of the pod.
+    """
     assumed = cluster.assumed(pod.uid)
     node = pod.place or (assumed.node if assumed else "")
     if pod.refusal or not pod.request.shares or node:
         state = "refused" if pod.refusal else "bound" if pod.node else "sent" if node else "waiting"
         known_by = "" if pod.refusal else _known_by(cluster, pod, node)
-        text = pod.refusal or _placed(cluster, pod, node, known_by) + _yields(cluster, pod)
+        text = pod.refusal or _place_text(cluster, pod, node, known_by) + _yield_text(cluster, pod)
         held = _held(cluster, pod, node)
         return Explanation(
-            pod.title, pod.uid, state, node, cluster.policy.name, text + _going(pod), known_by, held,
+            pod.title, pod.uid, state, node, cluster.policy.name, text + _deletion_text(pod), known_by, held,
             neighbours(cluster, pod, node), _left(cluster, node) if held else None, (), 0, (), incomplete, turn,
         )  # fmt: skip
     judged = judge(cluster, pod, sorted(cluster.names()))
@@ -153,18 +156,18 @@ def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | No
     elif not pod.gated:
         text = f"it has no gate, so kube-scheduler places it by what nodes have left in all; by devices {text}"
     return Explanation(
-        pod.title, pod.uid, "waiting", "", cluster.policy.name, text + _going(pod), "", (), (), None,
+        pod.title, pod.uid, "waiting", "", cluster.policy.name, text + _deletion_text(pod), "", (), (), None,
         fitting, count, refused, incomplete, turn,
     )  # fmt: skip
 
 
 def find(cluster: Cluster, namespace: str, name: str) -> Pod | None:
-    """Return the pod of that name that has not ended."""
+    """Return the pod of that name that has not ended; None: there is none."""
     return next((pod for pod in cluster.pods() if pod.name == name and pod.namespace == namespace), None)
 
 
-def _yields(cluster: Cluster, pod: Pod) -> str:
-    """Say how a bound pod makes room, by its annotation and by what its agent reports."""
+def _yield_text(cluster: Cluster, pod: Pod) -> str:
+    """Say how a bound pod makes room, by its annotation and by what its agent reports; empty: it makes none."""
     use = cluster.use(pod.node)
     shares = [one.terms for device in use.devices for one in device.shares] if use else []
     is_paused = any(terms.yielding for terms in shares if terms.pod_uid == pod.uid)
@@ -177,11 +180,13 @@ def _yields(cluster: Cluster, pod: Pod) -> str:
     return "; it has yielded, and stays paused until its time is free again" if is_paused else ""
 
 
-def _going(pod: Pod) -> str:
+def _deletion_text(pod: Pod) -> str:
+    """Say that a pod is being deleted; empty: it is not."""
     return "; it is being deleted" if pod.deleting else ""
 
 
 def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
+    """Return the source of a pod's place on a node, as in Explanation.known_by."""
     row, use = cluster.row(node), cluster.use(node)
     if row is None or use is None or not pod.request.shares:
         return ""
@@ -195,7 +200,8 @@ def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
     return "annotation" if known and known.issubset(row.uuids) else "assumed"
 
 
-def _placed(cluster: Cluster, pod: Pod, node: str, known_by: str) -> str:
+def _place_text(cluster: Cluster, pod: Pod, node: str, known_by: str) -> str:
+    """Say where a pod is, and by what that is known (`known_by`)."""
     if not pod.request.shares:
         return "it asks for no share of a device"
     if cluster.row(node) is None:
@@ -210,6 +216,7 @@ def _placed(cluster: Cluster, pod: Pod, node: str, known_by: str) -> str:
 
 
 def _held(cluster: Cluster, pod: Pod, node: str) -> tuple[Held, ...]:
+    """Return the devices on which each container of a pod has its share; empty: they are not known."""
     row, as_counted = cluster.row(node), counted(cluster, node, pod.uid)
     if row is None or as_counted is None or pod.uid not in row.places:
         return ()
@@ -220,6 +227,7 @@ def _held(cluster: Cluster, pod: Pod, node: str) -> tuple[Held, ...]:
 
 
 def _fitting(cluster: Cluster, judged: Judgement) -> tuple[tuple[Fit, ...], int]:
+    """Return the nodes that can take the pod, the best first and at most LISTED, and how many there are in all."""
     ranking = judged.ranking
     if ranking is None:
         return (), 0
@@ -254,6 +262,7 @@ def _uses(cluster: Cluster, judged: Judgement, ranking: Ranking, positions: Sequ
 
 
 def _refused(cluster: Cluster, judged: Judgement) -> tuple[Refused, ...]:
+    """Return the nodes that cannot take the pod, by reason, the most frequent reason first."""
     reasons: dict[str, list[str]] = {}
     if judged.ranking is not None:
         for name, verdict in zip(judged.names, judged.ranking.verdict.tolist(), strict=True):
@@ -269,7 +278,10 @@ def _refused(cluster: Cluster, judged: Judgement) -> tuple[Refused, ...]:
 
 
 def _left(cluster: Cluster, name: str, pod: Pod | None = None) -> Left:
-    """Return what is left of a node; for a pod that is to go there, with the devices that its affinity closes."""
+    """Return what is left of a node; for a pod that is to go there, with the devices that its affinity closes.
+
+    The numbers are 0 if the node takes no shares.
+    """
     row, use = cluster.row(name), cluster.use(name)
     if row is None or use is None:
         return Left(name, 0, 0, ())
@@ -281,6 +293,7 @@ def _left(cluster: Cluster, name: str, pod: Pod | None = None) -> Left:
 
 
 def _device(row: Row, index: int, facts: DeviceFacts, allowed: int) -> Device:
+    """Return one device of a node; `allowed`: a bit for each device that the pod may have."""
     closed, strain = "", row.strains[index]
     if not facts.healthy:
         closed = f"not healthy: {facts.health_reason or 'its agent does not say why'}"

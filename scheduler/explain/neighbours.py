@@ -73,7 +73,11 @@ def neighbours(cluster: Cluster, pod: Pod, node: str) -> tuple[Neighbours, ...]:
 def _on(
     index: int, device: DeviceUse, own: str, expected: dict[str, list[Neighbour]], yields: dict[str, str]
 ) -> Neighbours:
-    """Return a device's neighbours: the shares that the agent reports, and expected pods that it does not report."""
+    """Return a device's neighbours: the shares that the agent reports, and expected pods that it does not report.
+
+    `own`: the uid of the pod itself. `expected`: by uid, the shares that count on the device. `yields`: by uid, what a
+    pod yields.
+    """
     told = [share for share in device.shares if share.terms.pod_uid != own]
     uids = {share.terms.pod_uid for share in told}
     everybody = [_told(share, yields) for share in told]
@@ -83,6 +87,7 @@ def _on(
 
 
 def _told(share: ShareUse, yields: dict[str, str]) -> Neighbour:
+    """Return a share that the agent reports as a neighbour; `yields`: by uid, what a pod yields."""
     terms = share.terms
     return Neighbour(
         f"{terms.namespace}/{terms.pod}" if terms.pod_uid else "",

@@ -127,7 +127,10 @@ class Turn:
 def turn_of(
     cluster: Cluster, state: ControllerState, queues: Queues, pod: Pod, now_s: float, *, decides: bool
 ) -> Turn | None:
-    """Return the turn of a pod; None: it neither waits for a place nor yields to others."""
+    """Return what a cycle knows of a pod that waits or yields; None: the pod does neither.
+
+    `decides`: this replica decides; else the order of the jobs and the possible victims are left out.
+    """
     job, waits = state.jobs.get(key_of(pod)), pod.gated and cluster.assumed(pod.uid) is None
     if job is None or not (waits or pod.yields):
         return None
@@ -164,6 +167,10 @@ def _in_line(state: ControllerState, now_s: float) -> list[Job]:
 
 
 def _before(other: Job, job: Job, queues: Queues, shares: dict[str, float], now_s: float) -> Before:
+    """Return a job that is tried before `job`, with the rule of the job order that puts it there.
+
+    `shares`: by queue, the weighted dominant share.
+    """
     mine, theirs = shares.get(job.namespace, 0.0), shares.get(other.namespace, 0.0)
     if now_s - other.since_s >= queues.of(other.namespace).longest_wait_s:
         why = "it has waited for longer than its queue lets anyone wait"
@@ -180,6 +187,7 @@ def _before(other: Job, job: Job, queues: Queues, shares: dict[str, float], now_
 
 
 def _standing(state: ControllerState, queues: Queues, name: str, shares: dict[str, float]) -> Standing:
+    """Return the state of a queue; `shares`: by queue, the weighted dominant share."""
     rules = queues.of(name)
     cap = None if rules.cap_milli is None else rules.cap_milli / DEVICE_MILLI
     held = state.held(name, 0).device_milli / DEVICE_MILLI
@@ -187,12 +195,14 @@ def _standing(state: ControllerState, queues: Queues, name: str, shares: dict[st
 
 
 def _members(job: Job, pod: Pod) -> Members | None:
+    """Return the state of a pod's gang; None: the pod has none."""
     if pod.gang is None:
         return None
     return Members(pod.gang.size, job.least, len(job.waiting), len(job.released), job.missing)
 
 
 def _barred(cluster: Cluster, state: ControllerState, job: Job, pod: Pod) -> Iterator[Barred]:
+    """Yield the nodes that are closed to a pod of a job, by reason, the most frequent reason first."""
     kept = {
         name: key[1].partition("/")[2] for key, (nodes, _) in state.kept.items() if key != job.key for name in nodes
     }
@@ -214,7 +224,10 @@ def _barred(cluster: Cluster, state: ControllerState, job: Job, pod: Pod) -> Ite
 def _ways(
     cluster: Cluster, state: ControllerState, queues: Queues, job: Job, now_s: float
 ) -> tuple[str, tuple[Way, ...]]:
-    """Return why no pods would yield for a pod of a job, or the pods that would, the cheapest first."""
+    """Return why no pods would yield for a pod of a job, or the pods that would, the cheapest first.
+
+    Both are empty if the job needs no place, or waits for something else.
+    """
     needed = job.needed
     if not needed or job.refusal or job.missing:
         return "", ()
@@ -253,6 +266,7 @@ def _as_judged(holder: PreemptionUnit, state: ControllerState, queues: Queues, n
 def _search(
     cluster: Cluster, state: ControllerState, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float
 ) -> VictimSearch | None:
+    """Return the cheapest victims on a node, evicted only if pauses do not suffice; None: the pod would not fit."""
     candidate = candidate_of(cluster, pod, node, lower, now_s)
     if candidate is None:
         return None
@@ -261,6 +275,7 @@ def _search(
 
 
 def _way(search: VictimSearch) -> Way:
+    """Return victims by name, at most NAMED of the paused and of the evicted."""
     paused = [pod.title for holder in search.paused for pod in holder.pods]
     evicted = [pod.title for holder in search.evicted for pod in holder.pods]
     more = max(0, len(paused) - NAMED) + max(0, len(evicted) - NAMED)

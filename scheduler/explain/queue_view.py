@@ -24,7 +24,7 @@ def view(state: ControllerState, queues: Queues, lease: Lease, now_s: float, *, 
         "refusal": refusal,
         "fairness": round(jain(list(shares.values())), 6),
         "waiting": [
-            _plain(number, job, why, now_s)
+            _row(number, job, why, now_s)
             for number, (job, why) in enumerate(state.waiting if decides else (), start=1)
         ],
         "queues": [
@@ -41,7 +41,8 @@ def view(state: ControllerState, queues: Queues, lease: Lease, now_s: float, *, 
     }  # fmt: skip
 
 
-def _plain(number: int, job: Job, why: str, now_s: float) -> dict[str, object]:
+def _row(number: int, job: Job, why: str, now_s: float) -> dict[str, object]:
+    """Return a waiting job as plain values; `number` is its position from 1, `why` says why it waits."""
     return {
         "position": number,
         "job": job.title,

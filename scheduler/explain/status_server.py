@@ -72,9 +72,11 @@ class StatusServer:
         await self._runner.cleanup()
 
     async def _queue(self, _: web.Request) -> web.Response:
+        """Answer GET /queue."""
         return web.json_response(self._queue_at(time.monotonic()))
 
     async def _explain(self, request: web.Request) -> web.Response:
+        """Answer GET /explain/NAMESPACE/POD; 404: the pod is not known, 503: it may not be known yet."""
         cluster, why, now_s = self._cluster, self._not_ready(), time.monotonic()
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         pod = find(cluster, namespace, name)

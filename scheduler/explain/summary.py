@@ -25,7 +25,7 @@ def summarise(
     streams: int,
     stream_ends: Mapping[str, int],
 ) -> Look:
-    """Return the numbers of this moment."""
+    """Return the numbers of this moment, after the view was brought up to `now_s`."""
     cluster.advance(now_s)
     ages = {name: book.silent_s(name, now_s) or 0.0 for name in book.names()}
     fresh = [age for name, age in ages.items() if book.is_fresh(name, now_s)]
@@ -35,7 +35,7 @@ def summarise(
             pods["bound" if pod.node else "waiting"] += 1
             pods["assumed"] += cluster.assumed(pod.uid) is not None and not pod.node
     rows = [row for name in ages if (row := cluster.row(name)) is not None]
-    yardstick = Policy("fgd", cluster.snapshot, cluster.mix)
+    yardstick = Policy("fgd", cluster.snapshot, cluster.mix)  # it judges by the most frequent kinds
     return Look(
         ready=ready,
         nodes_by_state={"reporting": len(fresh), "silent": len(ages) - len(fresh)},

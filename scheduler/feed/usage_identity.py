@@ -106,6 +106,7 @@ class Identities:
         return known.node
 
     async def _ask(self, token: str) -> _Known:
+        """Return what is remembered of a token from now on: its node, or why it is refused. Raises Unanswered."""
         try:
             node = await self._reviewed(token)
         except self._unavailable as error:
@@ -115,7 +116,7 @@ class Identities:
         return _Known(self._clock() + REMEMBER_S, node)
 
     async def _reviewed(self, token: str) -> str:
-        """Return the node of the agent that has the token. Raises NotAnAgent and Unanswered."""
+        """Return the node of the agent that has the token. Raises NotAnAgent, Unanswered or `unavailable`."""
         body: Object = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
@@ -140,10 +141,12 @@ class Identities:
 
 
 def _object(body: Object, key: str) -> Object:
+    """Return the object under a key; empty: there is none."""
     value = body.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def _first(extra: Object, key: str) -> str:
+    """Return the value of a user's extra field that has exactly one; empty: it has none or several."""
     values = extra.get(key)
     return values[0] if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str) else ""

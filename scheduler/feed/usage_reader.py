@@ -82,12 +82,14 @@ def _shared(value: Value) -> Value:
 
 
 def _node(node: pb.ReportingNode) -> NodeFacts:
+    """Return the node that reports. Raises UsageRefused."""
     if not _NODE_NAME.fullmatch(node.name):
         raise UsageRefused(f"{node.name[:NAME_MAX]!r} is no name of a node: give the one that it has in the cluster")
     return NodeFacts(node.name, _text("version", node.version, TEXT_MAX))
 
 
 def _device(device: pb.ReportedDevice) -> DeviceFacts:
+    """Return what seldom changes about a device. Raises UsageRefused."""
     if not device.uuid:
         raise UsageRefused(f"device {device.index} has no UUID: give NVML's")
     if not -1 <= device.numa_node <= _NUMA_MAX:
@@ -107,6 +109,7 @@ def _device(device: pb.ReportedDevice) -> DeviceFacts:
 
 
 def _device_numbers(numbers: pb.DeviceNumbers) -> tuple[int, DeviceNumbers]:
+    """Return the index of a device, and what is measured on it. Raises UsageRefused."""
     # This runs every second for every node: all bounds are checked at once, and one by one only if they do not hold.
     memory, second = numbers.memory_used_bytes, numbers.used_1s_millipercent
     minute, quarter, waited = (
@@ -128,6 +131,7 @@ def _device_numbers(numbers: pb.DeviceNumbers) -> tuple[int, DeviceNumbers]:
 
 
 def _share(share: pb.ReportedShare) -> tuple[int, ShareTerms]:
+    """Return the index of a device, and what a share holds of it. Raises UsageRefused."""
     request, limit = share.request_millipercent, share.limit_millipercent
     least = max(LEAST_MILLIPERCENT, request)
     if 0 < request < LEAST_MILLIPERCENT or not least <= limit <= WHOLE_MILLIPERCENT:
@@ -154,6 +158,7 @@ def _share(share: pb.ReportedShare) -> tuple[int, ShareTerms]:
 
 
 def _share_numbers(numbers: pb.ShareNumbers) -> tuple[str, int, int, int]:
+    """Return a share's numbers on one device, as in Report.share_numbers. Raises UsageRefused."""
     used, waited = numbers.used_1m_millipercent, numbers.waited_1m_millipercent
     if used > WHOLE_MILLIPERCENT or waited > WHOLE_MILLIPERCENT:
         _within("time used or waited", max(used, waited), WHOLE_MILLIPERCENT)
@@ -166,29 +171,34 @@ def _share_numbers(numbers: pb.ShareNumbers) -> tuple[str, int, int, int]:
 
 
 def _share_id(text: str) -> str:
+    """Return the id of a share. Raises UsageRefused if it cannot be one."""
     if not SHARE_ID.fullmatch(text):
         raise UsageRefused(f"{text[:NAME_MAX]!r} is no id of a share: give the one that its agent drew")
     return text
 
 
 def _device_index(index: int) -> int:
+    """Return the index of a device. Raises UsageRefused if it is too high."""
     if index >= DEVICES_MAX:
         raise UsageRefused(f"device {index} is above {DEVICES_MAX - 1}: number the devices of a node from 0")
     return index
 
 
 def _text(what: str, text: str, most: int) -> str:
+    """Return a text. Raises UsageRefused if it is longer than `most` or unprintable; `what` names it."""
     if len(text) > most or not text.isprintable():
         raise UsageRefused(f"{what} {text[:40]!r} has more than {most} letters, or unprintable ones: mend it")
     return text
 
 
 def _within(what: str, value: int, most: int) -> int:
+    """Return a value. Raises UsageRefused if it is above `most`; `what` names it."""
     if value > most:
         raise UsageRefused(f"{what} {value} is above {most}: that is more than there can be")
     return value
 
 
 def _few(what: str, items: Sized, most: int) -> None:
+    """Raise UsageRefused for more than `most` items; `what` names them."""
     if len(items) > most:
         raise UsageRefused(f"{len(items)} {what} in one message: at most {most} are taken")

@@ -102,7 +102,7 @@ class _End(Exception):
 
 
 class _Stream:
-    """One stream that was let in."""
+    """One stream that was let in. `left`: messages that it may send now; `end`: why another task ends it."""
 
     __slots__ = ("end", "heard_s", "left", "node", "old_s", "task")
 
@@ -181,6 +181,7 @@ class UsageServer:
             await self._server.stop(None)
 
     async def _age_for_ever(self) -> None:
+        """Call `age` every second, for ever."""
         while True:
             await asyncio.sleep(AGING_S)
             self.age()
@@ -196,7 +197,7 @@ class UsageServer:
                 stream.stop("old", "the stream is old: connect again, with the token as it is now")
 
     async def _serve(self, _: object, context: Context) -> None:
-        """Serve one stream."""
+        """Serve one stream until it ends. A stream that this server ends gets a status with the reason."""
         self.counters.streams += 1
         stream: _Stream | None = None
         try:
@@ -207,7 +208,7 @@ class UsageServer:
         except asyncio.CancelledError:
             if stream is None or stream.end is None:
                 raise
-            stream.task.uncancel()
+            stream.task.uncancel()  # `stop` has cancelled it, but the agent is still to be told why
             await self._abort(context, stream.end, stream)
         finally:
             self.counters.streams -= 1
@@ -261,7 +262,11 @@ class UsageServer:
                 await context.write(pb.ReportUsageResponse(taken=taken).SerializeToString())
 
     def _check_node(self, stream: _Stream, told: str) -> None:
-        """Check that a stream begins by naming its node, and stays with that node. Raises _End or UsageRefused."""
+        """Check that a stream begins by naming its node, and stays with that node. Raises _End or UsageRefused.
+
+        `told`: the node that a message names; empty: it names none. Where no token is checked, the first name is
+        believed.
+        """
         if not told:
             raise UsageRefused("the first message names no node: begin with a complete message")
         if self._node_of is None and not stream.node:
@@ -277,6 +282,11 @@ class UsageServer:
             before.stop("replaced", "the node has a newer stream")
 
     async def _abort(self, context: Context, end: _End, stream: _Stream | None) -> None:
+        """End a stream with its reason: count it, log it unless it is only old, and tell the agent.
+
+        `stream` is None: it was not let in. At most _COMPLAINTS lines are logged at once, and one a second in the long
+        run.
+        """
         self.counters.ended[end.why] += 1
         now_s = self._clock()
         self._complaints = min(float(_COMPLAINTS), self._complaints + now_s - self._complained_s)
@@ -289,6 +299,7 @@ class UsageServer:
 
 
 def _token(context: Context) -> str:
+    """Return the bearer token of a call; empty: it has none."""
     for key, value in context.invocation_metadata() or ():
         if key == "authorization" and isinstance(value, str):
             scheme, _, token = value.partition(" ")
@@ -297,6 +308,7 @@ def _token(context: Context) -> str:
 
 
 def _on_loopback(address: str) -> bool:
+    """Tell whether HOST:PORT is on the loopback; of names only localhost is."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

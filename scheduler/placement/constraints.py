@@ -143,6 +143,7 @@ def read_traits(item: Object) -> Traits:
 
 
 def _requirements(term: Object, key: str) -> tuple[Requirement, ...]:
+    """Return the conditions of a node selector term under one key: matchExpressions or matchFields."""
     return tuple(
         Requirement(str(one.get("key") or ""), str(one.get("operator") or ""), _texts(one.get("values")))
         for one in entries(term, key)
@@ -150,10 +151,12 @@ def _requirements(term: Object, key: str) -> tuple[Requirement, ...]:
 
 
 def _texts(values: object) -> tuple[str, ...]:
+    """Return the items of a list as texts; empty: it is no list."""
     return tuple(map(str, values)) if isinstance(values, list) else ()
 
 
 def _integer(text: str | None) -> int | None:
+    """Return the integer that a text is; None: it is none, or one with too many digits."""
     try:
         return int(text) if text is not None and len(text) < 20 else None
     except ValueError:

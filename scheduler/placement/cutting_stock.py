@@ -35,11 +35,16 @@ def effective_sizes(demand: Mapping[int, float]) -> dict[int, float]:
 
 
 def _step(size: int) -> int:
+    """Return a size of share, in milli, as a number of steps, rounded up."""
     return -(-size // STEP_MILLI)
 
 
 def _prices(wanted: Mapping[int, float]) -> dict[int, float]:
-    """Return the dual prices by step (column generation: the knapsack finds the fill that breaks them most)."""
+    """Return the price of a share by its size in steps; `wanted`: how often each size comes.
+
+    The prices are the dual prices of column generation: the knapsack finds the fill of a device that breaks them most,
+    until no fill costs more than a device.
+    """
     steps = [*wanted]
     fills = [[_STEPS // step if row == column else 0 for row in range(len(steps))] for column, step in enumerate(steps)]
     prices: list[float] = []

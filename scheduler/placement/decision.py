@@ -35,7 +35,7 @@ class Judgement:
 
 
 def judge(cluster: Cluster, pod: Pod, names: Sequence[str]) -> Judgement:
-    """Judge nodes for a pod."""
+    """Judge nodes for a pod. Nodes that take no shares are left out, unless the pod asks for none."""
     if not pod.request.shares:
         return Judgement(pod, list(names), None)
     known, indices = cluster.node_index.find(names)
@@ -47,7 +47,7 @@ def judge(cluster: Cluster, pod: Pod, names: Sequence[str]) -> Judgement:
 
 
 def refusal_text(pod: Pod, verdict: Verdict) -> str:
-    """Return why a node cannot take a pod."""
+    """Return why a node cannot take a pod; `verdict` is any but FITS and NO_NODE."""
     shares = pod.request.shares
     most = max(shares, key=lambda share: (share.devices, share.milli))
     time = f"{most.milli // 10} percent" if most.milli < 1000 else "whole"

@@ -39,5 +39,6 @@ class DeviceAffinity:
 
 
 def _keys(pod: Pod) -> list[tuple[str, str, str]]:
+    """Return the keys under which a pod is listed, one for each word that it gives."""
     words = ((WITH, pod.affinity), (APART, pod.anti_affinity))
     return [(pod.namespace, how, word) for how, word in words if word]

@@ -17,6 +17,7 @@ class Models:
     """Names of device models and their bits."""
 
     def __init__(self, names: Iterable[str]) -> None:
+        """Number the models in the order of their names. Raises PlacementError for more than MODELS_MAX."""
         self.names = tuple(sorted(set(names)))
         self._index = {name: index for index, name in enumerate(self.names)}
         if len(self.names) > MODELS_MAX:

@@ -267,7 +267,7 @@ class Snapshot:
     def rank(
         self, request: PodRequest, policy: NativePolicy, candidates: Sequence[int], allowed: Sequence[int] | None = None
     ) -> list[Judged]:
-        """Judge nodes, in their order; `allowed` has for each the bits of the devices that the pod may have."""
+        """Judge nodes, in their order; `allowed`: for each the bits of the devices that the pod may have, None: all."""
         ranking = self.rank_array(request, policy, candidates, allowed)
         return [
             Judged(node, Verdict(verdict), cost, ranking.devices(position))
@@ -358,6 +358,7 @@ class Snapshot:
         return list(rooms)
 
     def _count(self, place: Place, milli: int) -> None:
+        """Add to the time that is left of all devices of the place's model; a node without devices has no model."""
         if milli:
             self.free_milli[self._spec(place.node).model] += milli
 
@@ -376,10 +377,12 @@ class Snapshot:
         return nodes, ffi.from_buffer("uint16_t[]", np.ascontiguousarray(allowed, np.uint16))
 
     def _check_row(self, index: int) -> None:
+        """Raise PlacementError for an index beyond the capacity."""
         if not 0 <= index < len(self._specs):
             raise PlacementError(f"node {index} is not of this snapshot: it has room for {len(self._specs)}")
 
     def _spec(self, index: int) -> NodeSpec:
+        """Return the node at an index. Raises PlacementError if there is none."""
         self._check_row(index)
         spec = self._specs[index]
         if spec is None:
@@ -387,11 +390,13 @@ class Snapshot:
         return spec
 
     def _check_device(self, index: int, device: int) -> None:
+        """Raise PlacementError where there is no node, or no such device of it."""
         spec = self._spec(index)
         if not 0 <= device < spec.devices:
             raise PlacementError(f"{spec.name} has no device {device}: it has {spec.devices}")
 
     def _check_policy(self, policy: NativePolicy) -> None:
+        """Raise PlacementError for a policy that numbers the models in another way."""
         if policy.models.names != self.models.names:
             raise PlacementError("the policy is another snapshot's: make one for this snapshot")
 
@@ -405,6 +410,7 @@ class Snapshot:
             raise PlacementError(f"{place} is no place: {node.name} has {node.devices} devices")
 
     def _request(self, request: PodRequest) -> Any:
+        """Return a request as C reads it (`struct sp_request`), made once and kept."""
         native = self._requests.get(request)
         if native is None:
             if len(self._requests) >= _ASKS_MAX:
@@ -421,16 +427,20 @@ class Snapshot:
         return native
 
     def _devices(self, choice: Any, request: PodRequest) -> tuple[tuple[int, ...], ...]:
+        """Return for each share of the request the indices of its devices in a choice of C."""
         return tuple(_bits(choice.devices[index]) for index in range(len(request.shares)))
 
 
 def _within(value: int, most: int = DEVICE_MILLI) -> int:
+    """Return the value, or the nearest one from 0 to `most`."""
     return min(max(value, 0), most)
 
 
 def _bits(mask: int) -> tuple[int, ...]:
+    """Return the indices of the bits that are set, ascending."""
     return tuple(index for index in range(mask.bit_length()) if mask >> index & 1)
 
 
 def _masks(place: Place) -> Any:
+    """Return for each share of a place a bit for each of its devices, as C reads it."""
     return ffi.new("uint16_t[]", [sum(1 << device for device in devices) for devices in place.devices] or [0])

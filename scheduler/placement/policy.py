@@ -133,6 +133,7 @@ class Policy:
         return policy
 
     def _adopt(self, numbers: Numbers, snapshot: Snapshot) -> None:
+        """Take the numbers for a snapshot and hand them to C. Raises PlacementError for another snapshot's."""
         if numbers.models != snapshot.models.names:
             raise PlacementError("the numbers are another snapshot's: make them of this snapshot's outline")
         self.name = numbers.name
@@ -150,7 +151,7 @@ class Policy:
         self.refresh()
 
     def refresh(self) -> None:
-        """Compute what is scarce in the cluster; after that, verdicts depend in the snapshot and the mix only."""
+        """Compute anew what is scarce in the cluster, by what is left of it now; only the rule WORTH needs it."""
         if ROWS[self.name] is not Rule.WORTH:
             return
         self.native.set_crowding(self._crowding())
@@ -169,6 +170,7 @@ class Policy:
         for kind, load in zip(self._kinds, self._loads, strict=True):
             models = [model for model in kind.models if model in free]
             room = sum(free[model] for model in models) + _ROOM_LEAST
+            # A kind insists on its models only where there are devices of others.
             for model in models if any(devices and name not in models for name, devices in there.items()) else ():
                 load_on[model] += load / total * left / room
         return {model: CROWDING_WEIGHT * min(1.0, load) ** CROWDING_POWER for model, load in load_on.items()}
@@ -193,6 +195,9 @@ class Policy:
 
 
 def _prices(outline: Outline) -> tuple[float, ...]:
-    """Return prices of a milli of a processor in milli of a device: 0, then in equal ratios up to DEAREST."""
+    """Return prices of a milli of a processor in milli of a device: 0, then in equal ratios up to DEAREST.
+
+    `even`: the price at which all processors of the cluster would cost as much as all its devices.
+    """
     even = outline.devices * DEVICE_MILLI / outline.cpu_milli if outline.cpu_milli else 0.0
     return (0.0, *(even * DEAREST * PRICE_STEP ** (PRICES - 2 - step) for step in range(PRICES - 1)))

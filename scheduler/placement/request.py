@@ -102,5 +102,6 @@ class NodeSpec:
 
 
 def _check(what: str, value: int, least: int, most: int, unit: str) -> None:
+    """Raise PlacementError if a value is not from `least` to `most`; `what` and `unit` are the words around it."""
     if not least <= value <= most:
         raise PlacementError(f"{what} {value} {unit}: {least} to {most} are possible")

@@ -51,6 +51,7 @@ def worth_tables(
 
 
 def _kinds(models: Models, kinds: Sequence[tuple[Kind, float, float]]) -> Any:
+    """Return kinds, each with its part and its worth, as C reads them (`struct sp_kind`)."""
     found = ffi.new("struct sp_kind[]", max(1, len(kinds)))
     for native, (kind, part, worth) in zip(found, kinds, strict=False):
         native.part, native.worth, native.wanted = part, worth, 0.0
@@ -105,7 +106,7 @@ class NativePolicy:
             self.native.crowding[self.models.index(name)] = cost
 
     def set_wanted(self, milli_per_milli: Mapping[int, float]) -> None:
-        """Set what a lost milli of room for a kind costs, by the kind's index."""
+        """Set what a lost milli of room for a kind costs, by the kind's index; C then gathers these kinds by model."""
         for index, wanted in milli_per_milli.items():
             self._kinds[index].wanted = wanted
         lib.sp_gather_wide(self.native, len(self.models), self._wide, self._widths)

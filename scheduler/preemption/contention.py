@@ -33,10 +33,10 @@ CALM_S: Final = 120.0
 def relieve(cluster: Cluster, state: ControllerState, now_s: float) -> list[Action]:
     """Return actions for pods that yield because of the measurement, or yield no more. The view counts them at once."""
     actions: list[Action] = []
-    for name, device in _devices(cluster):
-        if now_s - state.eased.get((name, device.facts.uuid), -STEP_S) < STEP_S:
+    for name, device in _contended_devices(cluster):
+        if now_s - state.eased.get((name, device.facts.uuid), -STEP_S) < STEP_S:  # the last step does not show yet
             continue
-        pods = _pods(cluster, device)
+        pods = _pods_on(cluster, device)
         pressed = _pressed(device, pods)
         lower = [pod for pod in pods.values() if pressed is not None and pod.priority < pressed.priority]
         if pressed is None or not lower:
@@ -60,14 +60,14 @@ def relieve(cluster: Cluster, state: ControllerState, now_s: float) -> list[Acti
         if there is None or gone or until_s <= now_s:
             del state.pressed[uid]
             if there is not None and there.yields == "limit":
-                who = "has left" if gone else "has not waited for its device lately"
-                actions.append(Yield(there, "", f"the pod of higher priority beside it {who}"))
+                cause = "has left" if gone else "has not waited for its device lately"
+                actions.append(Yield(there, "", f"the pod of higher priority beside it {cause}"))
                 cluster.presume(uid, "", now_s)
     return actions
 
 
-def _devices(cluster: Cluster) -> Iterator[tuple[str, DeviceUse]]:
-    """Yield the devices for which shares wait, each with its node."""
+def _contended_devices(cluster: Cluster) -> Iterator[tuple[str, DeviceUse]]:
+    """Yield the devices that several shares hold and on which they wait for too long, each with its node."""
     for name in cluster.contended():
         use = cluster.use(name)
         for device in use.devices if use else ():
@@ -75,13 +75,17 @@ def _devices(cluster: Cluster) -> Iterator[tuple[str, DeviceUse]]:
                 yield name, device
 
 
-def _pods(cluster: Cluster, device: DeviceUse) -> dict[str, Pod]:
+def _pods_on(cluster: Cluster, device: DeviceUse) -> dict[str, Pod]:
+    """Return the pods that have a share on a device, by uid."""
     found = {share.terms.pod_uid: cluster.pod(share.terms.pod_uid) for share in device.shares if share.terms.pod_uid}
     return {uid: pod for uid, pod in found.items() if pod is not None}
 
 
 def _pressed(device: DeviceUse, pods: dict[str, Pod]) -> Pod | None:
-    """Return the pod of highest priority that waits too long and uses no more than its request; None: there is none."""
+    """Return the pod of highest priority that waits too long, uses no more than its request and does not yield.
+
+    None: there is no such pod.
+    """
     waiting = [
         pods[share.terms.pod_uid]
         for share in device.shares
@@ -94,10 +98,13 @@ def _pressed(device: DeviceUse, pods: dict[str, Pod]) -> Pod | None:
 
 
 def _next_step(lower: list[Pod]) -> list[tuple[Pod, str]]:
-    """Return the next step for the lower pods: all are limited, then one is paused."""
+    """Return the next step for the lower pods: all are limited, then one is paused; empty: no step is left.
+
+    The least important pod is paused: the lowest priority, then the last class, then the largest request.
+    """
     if bursting := [pod for pod in lower if not pod.yields and may_burst(pod)]:
         return [(pod, "limit") for pod in bursting]
-    running = [pod for pod in lower if pod.yields != "pause" and pod.gang is None]
+    running = [pod for pod in lower if pod.yields != "pause" and pod.gang is None]  # else a whole gang would stop
     if not running:
         return []
     return [(min(running, key=lambda pod: (pod.priority, -_class_rank(pod), -pod.request.milli, pod.uid)), "pause")]
@@ -109,4 +116,5 @@ def may_burst(pod: Pod) -> bool:
 
 
 def _class_rank(pod: Pod) -> int:
+    """Return the rank of the least urgent class of a pod's shares, in the order of CLASSES."""
     return max((CLASSES.index(share.share_class) for share in pod.request.shares), default=0)

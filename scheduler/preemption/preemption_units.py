@@ -55,7 +55,10 @@ class PreemptionUnit:
 
 
 def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[PreemptionUnit, ...]:
-    """Return the holders of a job's pods; `started` tells since when a pod runs."""
+    """Return the holders of a job's released pods, none if it has none; `started` tells since when a pod runs.
+
+    A spare member is in two holders: in that of the whole gang, and in one of its own.
+    """
     if len(job.released) <= job.least:
         if not job.released:
             return ()

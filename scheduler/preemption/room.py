@@ -53,7 +53,7 @@ class Preemption:
     def __init__(
         self, cluster: Cluster, placer: Placer, holders: Iterable[PreemptionUnit], spared: Collection[str], now_s: float
     ) -> None:
-        """`spared`: uids of pods that are not evicted."""
+        """Search among these holders; `spared`: uids of pods that are not evicted."""
         self._cluster, self._placer, self._spared, self._now_s = cluster, placer, spared, now_s
         self._on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)
         """Holders by node; a holder on several nodes is listed for each."""
@@ -61,6 +61,7 @@ class Preemption:
             for node in sorted({pod.place for pod in holder.pods if pod.place}):
                 self._on[node].append(holder)
         self._vain: set[object] = set()
+        """The calls of `make_room` that found no way: the same call is not tried again in this cycle."""
         self._pending: list[_Trial] = []
         """Plans that wait for evicted pods to end. They stay on the view, so that later plans do not use their room."""
         self._reserved: frozenset[str] = frozenset()
@@ -76,8 +77,10 @@ class Preemption:
         """Make others yield so that all of these pods fit; None: there is no way, and nothing has changed.
 
         `reserved`: closed nodes on which the pods may have what their victims free, but nothing that is free already.
-        `ending`: closed nodes on which there is room on the view only. On the view all victims yield at once, and the
-        pods are assumed; if evicted pods have to end first, this lasts until `undo`.
+        `ending`: closed nodes where earlier victims still run, so there is room on the view only.
+
+        On the view all victims yield at once, and the pods are assumed. If pods have to end first, the plan has no
+        places, and this state of the view lasts until `undo`.
         """
         self._reserved, self._ending = reserved, ending
         key = (
@@ -95,24 +98,32 @@ class Preemption:
         plan: Plan | None = None
         if not _are_alike(pods):
             plan = self._try_one_by_one(pods, priority)
-        elif self._candidates_for(pods[0], len(pods), priority, evict=True):
+        elif self._nodes_if_enough(pods[0], len(pods), priority, evict=True):
             plan = self._try_together(pods, priority) or self._try_one_by_one(pods, priority)
         if plan is None:
             self._vain.add(key)
         return plan
 
     def undo(self) -> None:
-        """Take the plans that wait for evicted pods off the view, as these pods have not gone yet."""
+        """Undo on the view the plans that wait for pods to end, as these pods have not gone yet."""
         while self._pending:
             self._pending.pop().undo()
 
     def _plan(self, trial: _Trial) -> Plan:
+        """Return a trial as a plan.
+
+        If its pods have to wait for others to end, the trial stays on the view until `undo`.
+        """
         plan = trial.plan(self._ending)
         if not plan.placed:
             self._pending.append(trial)
         return plan
 
     def _try_one_by_one(self, pods: Sequence[Pod], priority: int) -> Plan | None:
+        """Place pod after pod, each where it fits or where the cheapest victims make room for it.
+
+        None: one of them fits nowhere, and nothing has changed.
+        """
         trial = _Trial(self._cluster, self._placer, self._now_s)
         for pod in pods:
             found = self._placer.place([pod])
@@ -126,7 +137,10 @@ class Preemption:
         return self._plan(trial)
 
     def _try_together(self, pods: Sequence[Pod], priority: int) -> Plan | None:
-        """Distribute pods that are alike over the nodes where that costs least."""
+        """Distribute pods that are alike over the nodes where that costs least; evict only if pauses do not suffice.
+
+        None: they do not all fit, and nothing has changed.
+        """
         for evict in (False, True):
             searches = self._cheapest_together(pods[0], len(pods), priority, evict=evict)
             if searches is None:
@@ -142,6 +156,7 @@ class Preemption:
         return None
 
     def _lower(self, node: str, priority: int) -> list[PreemptionUnit]:
+        """Return the holders on a node that yield to this priority."""
         return [holder for holder in self._on.get(node, ()) if holder.priority < priority]
 
     def _candidates(self, pod: Pod, priority: int, *, evict: bool) -> Iterator[Candidate]:
@@ -149,19 +164,22 @@ class Preemption:
         for node in self._placer.open_names(pod, self._reserved | self._ending if evict else self._reserved):
             candidate = candidate_of(self._cluster, pod, node, self._lower(node, priority), self._now_s)
             if candidate is not None and node in self._reserved:
-                free_milli = tuple(min(0, milli) for milli in candidate.rest.free_milli)
+                free_milli = tuple(min(0, milli) for milli in candidate.rest.free_milli)  # only what victims free
                 candidate = replace(candidate, rest=replace(candidate.rest, free_milli=free_milli))
             if candidate is not None:
                 yield candidate
 
-    def _candidates_for(self, pod: Pod, wanted: int, priority: int, *, evict: bool) -> list[Candidate]:
-        """Return the nodes for `wanted` pods with one share; none if all nodes together would not take them."""
+    def _nodes_if_enough(self, pod: Pod, wanted: int, priority: int, *, evict: bool) -> list[Candidate]:
+        """Return the nodes to which a pod with one share may go; empty: they have no room for `wanted` such pods.
+
+        Their room is counted as if all holders there that may yield did so.
+        """
         candidates = list(self._candidates(pod, priority, evict=evict))
         most = sum(most_copies(self._cluster, candidate, pod, self._spared, evict=evict) for candidate in candidates)
         return candidates if most >= wanted else []
 
-    def _candidates_of(self, pod: Pod, priority: int, *, evict: bool) -> list[Candidate]:
-        """Return the nodes on which holders would have to yield, and each of their devices, as candidates."""
+    def _nodes_and_devices(self, pod: Pod, priority: int, *, evict: bool) -> list[Candidate]:
+        """Return, as candidates, the nodes with holders to yield or with pods that end, and each of their devices."""
         found: list[Candidate] = []
         for candidate in self._candidates(pod, priority, evict=evict):
             if candidate.lower or candidate.node in self._ending:
@@ -170,11 +188,14 @@ class Preemption:
         return found
 
     def _cheapest(self, pod: Pod, priority: int) -> VictimSearch | None:
-        """Return the cheapest victims on one node with which a pod fits there."""
+        """Return the cheapest victims on one node with which a pod fits there; None: it fits nowhere.
+
+        It evicts only if pauses do not suffice.
+        """
         candidates: list[Candidate] = []
         for evict in (False, True):
-            if not evict or self._ending:
-                candidates = self._candidates_of(pod, priority, evict=evict)
+            if not evict or self._ending:  # else the candidates are the same as before
+                candidates = self._nodes_and_devices(pod, priority, evict=evict)
             candidates.sort(
                 key=lambda candidate: (candidate.lost_ms if evict else candidate.short_milli, candidate.node)
             )
@@ -195,12 +216,15 @@ class Preemption:
     def _cheapest_together(
         self, pod: Pod, wanted: int, priority: int, *, evict: bool
     ) -> list[tuple[VictimSearch, int]] | None:
-        """Return the victims on each node, and how many pods go there, so that `wanted` pods fit at the least cost."""
+        """Return the victims on each node, and how many pods go there, so that `wanted` pods fit at the least cost.
+
+        None: they do not fit.
+        """
         offers: list[tuple[float, list[tuple[VictimSearch, int]]]] = []
-        for candidate in self._candidates_for(pod, wanted, priority, evict=evict):
+        for candidate in self._nodes_if_enough(pod, wanted, priority, evict=evict):
             if own := self._offers(candidate, pod, wanted, evict=evict):
                 dearest, most = own[-1]
-                offers.append((sum(dearest.cost) / most, own))
+                offers.append((sum(dearest.cost) / most, own))  # the cost of each pod: the cheapest nodes come first
         offers.sort(key=lambda offer: (offer[0], offer[1][0][0].node))
         # For each number of pods, the cheapest way to place them on the nodes looked at so far.
         best: list[tuple[tuple[int, int], tuple[tuple[VictimSearch, int], ...]] | None] = [((0, 0), ())]
@@ -210,7 +234,7 @@ class Preemption:
             if searched >= SITES_SEARCHED and best[wanted] is not None:
                 break
             searched += 1
-            for count in range(wanted, 0, -1):
+            for count in range(wanted, 0, -1):  # from the top: so no node is used twice
                 for search, copies in own:
                     before = best[max(0, count - copies)]
                     if before is None:
@@ -231,7 +255,7 @@ class Preemption:
             if search is None:
                 break
             if found and found[-1][0].cost == search.cost:
-                found.pop()
+                found.pop()  # one pod more at the same cost
             found.append((search, copies))
         return found
 
@@ -242,16 +266,21 @@ class _Trial:
     def __init__(self, cluster: Cluster, placer: Placer, now_s: float) -> None:
         self._cluster, self._placer, self._now_s = cluster, placer, now_s
         self._before: dict[str, str] = {}
+        """By uid, for the pods that this trial makes yield: what they yielded before."""
         self._told: dict[str, list[Pod]] = {GONE: [], "pause": []}
+        """The pods that this trial makes yield, by what they yield."""
         self.placed: list[Assumed] = []
 
     def have_yield(self, searches: Sequence[VictimSearch]) -> None:
-        """Make holders yield on the view."""
+        """Make the victims of these searches yield on the view, as far as they do not yet.
+
+        The placer then tries again what did not fit.
+        """
         holders = [(holder, GONE) for search in searches for holder in search.evicted]
         holders += [(holder, "pause") for search in searches for holder in search.paused]
         for pod, how in [(pod, how) for holder, how in holders for pod in holder.pods]:
             now = self._cluster.yields(pod)
-            if now not in (how, GONE):
+            if now not in (how, GONE):  # a pod may be in two holders: if it goes, it is not paused
                 self._before.setdefault(pod.uid, now)
                 self._cluster.presume(pod.uid, how, self._now_s)
                 self._told[how].append(pod)
@@ -266,13 +295,18 @@ class _Trial:
         self._placer.reopened()
 
     def plan(self, ending: frozenset[str]) -> Plan:
-        """Return what was tried as a plan; `ending`: nodes on which there is no room yet."""
+        """Return the trial as a plan. If pods have to end before there is room, the plan has no places and pauses none.
+
+        `ending`: nodes on which there is room on the view only.
+        """
         nodes = tuple(sorted({assumed.node for assumed in self.placed}))
         if self._told[GONE] or not ending.isdisjoint(nodes):
             # A pod that is to be paused runs on until the evicted ones have gone.
             places = {pod.place for pods in self._told.values() for pod in pods}
-            return Plan((), tuple(self._told[GONE]), (), nodes, tuple(sorted(places)))
-        return Plan(tuple(self._told["pause"]), (), tuple(self.placed), nodes)
+            return Plan(
+                paused=(), evicted=tuple(self._told[GONE]), placed=(), nodes=nodes, ending=tuple(sorted(places))
+            )
+        return Plan(paused=tuple(self._told["pause"]), evicted=(), placed=tuple(self.placed), nodes=nodes)
 
 
 def _are_alike(pods: Sequence[Pod]) -> bool:

@@ -58,14 +58,14 @@ class Candidate:
         return [self.there[uid] for uid in uids if uid in self.there and uid not in others]
 
     def units_without(self, holders: Sequence[PreemptionUnit]) -> int:
-        """Return the units that kubelet has left once these have gone."""
+        """Return the units that kubelet has left once the pods of these holders have gone."""
         return self.units + sum(one.request.milli * 100 // DEVICE_MILLI for one in self.here(holders))
 
 
 def candidate_of(
     cluster: Cluster, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float
 ) -> Candidate | None:
-    """Return a node as a candidate for a pod; None: it takes no shares."""
+    """Return a node as a candidate for a pod; None: it takes no shares. `lower`: the holders there that may yield."""
     found, row = cluster.rest(pod, node), cluster.row(node)
     if found is None or row is None:
         return None
@@ -75,7 +75,10 @@ def candidate_of(
 
 
 def devices_of(candidate: Candidate, pod: Pod, now_s: float) -> list[Candidate]:
-    """Return each device of a node as a candidate for a pod that needs one device; none: it needs several."""
+    """Return, as candidates, the devices of a node that a pod may have and that a holder there could free.
+
+    It returns none for a pod that needs several devices.
+    """
     if [share.devices for share in pod.request.shares] != [1]:
         return []
     found = []
@@ -99,7 +102,10 @@ def devices_of(candidate: Candidate, pod: Pod, now_s: float) -> list[Candidate]:
 
 
 def most_copies(cluster: Cluster, candidate: Candidate, pod: Pod, spared: Collection[str], *, evict: bool) -> int:
-    """Return how many such pods with one share fit on a candidate if all holders there that may yield do so."""
+    """Return how many such pods with one share fit on a candidate if all holders there that may yield do so.
+
+    Without `evict` no pod is evicted; with it the `spared` pods (uids) are not.
+    """
     gone = _may_go(candidate, spared) if evict else []
     copies = Room(candidate.rest, pod.request).copies(
         candidate.here(gone), candidate.here(_may_pause(cluster, candidate), gone)
@@ -119,7 +125,8 @@ def least_search(
 ) -> VictimSearch | None:
     """Return the cheapest victims on a candidate with which `copies` such pods fit; None: they do not fit.
 
-    Without `evict` no pod is evicted; with it the `spared` pods (uids) are not.
+    Without `evict` no pod is evicted; with it the `spared` pods (uids) are not. First the holders to evict are chosen,
+    as if all others were paused; then, among the others, those to pause.
     """
     room, here = Room(candidate.rest, pod.request, copies), candidate.here
     may_pause = _may_pause(cluster, candidate)
@@ -146,8 +153,13 @@ def least_search(
 
 
 def _may_pause(cluster: Cluster, candidate: Candidate) -> list[PreemptionUnit]:
+    """Return the holders on a candidate that may be paused and are not paused yet.
+
+    The pods of a holder yield together, so the first one tells.
+    """
     return [one for one in candidate.lower if one.may_pause and cluster.yields(one.pods[0]) != "pause"]
 
 
 def _may_go(candidate: Candidate, spared: Collection[str]) -> list[PreemptionUnit]:
+    """Return the holders on a candidate that may be evicted: none of their pods is spared."""
     return [holder for holder in candidate.lower if not any(one.uid in spared for one in holder.pods)]

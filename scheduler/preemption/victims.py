@@ -59,21 +59,23 @@ class Room:
         self._snapshot = Snapshot([rest.spec])
 
     def is_made_by(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> bool:
-        """Tell whether it fits once some pods have gone and others hold no time of devices any more."""
-        self._set(gone, paused)
+        """Tell whether the pod fits once the pods in `gone` have ended and those in `paused` hold no device time."""
+        self._set_left(gone, paused)
         if self._copies > 1:
-            return self._held() >= self._copies
+            return self._count_copies() >= self._copies
         return bool(self._snapshot.fit_array(self._request, [0], [self._rest.allowed])[0] == Verdict.FITS)
 
     def copies(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> int:
-        """Return how many such pods with one share fit then."""
-        self._set(gone, paused)
-        return self._held()
+        """Return how many such pods with one share fit then (see `is_made_by`)."""
+        self._set_left(gone, paused)
+        return self._count_copies()
 
-    def _held(self) -> int:
+    def _count_copies(self) -> int:
+        """Return how many copies of the pod fit into what is left of the node."""
         return int(self._snapshot.copies_array(self._request, [0], [self._rest.allowed])[0])
 
-    def _set(self, gone: Sequence[Running], paused: Sequence[Running]) -> None:
+    def _set_left(self, gone: Sequence[Running], paused: Sequence[Running]) -> None:
+        """Set what is left of the node once these pods have gone, and those in `paused` have given up their time."""
         rest, spec = self._rest, self._rest.spec
         cpu_milli = rest.cpu_milli + sum(pod.request.cpu_milli for pod in gone)
         memory_mib = rest.memory_mib + sum(pod.request.memory_mib for pod in gone)
@@ -82,7 +84,7 @@ class Room:
             for share, devices in zip(pod.request.shares, pod.devices, strict=True):
                 own_mib = spec.device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
                 for device in devices:
-                    milli[device] += 0 if pod.paused else share.milli
+                    milli[device] += 0 if pod.paused else share.milli  # its time is free already
                     mib[device] += own_mib
         for pod in paused:
             for share, devices in zip(pod.request.shares, pod.devices, strict=True):
@@ -99,7 +101,8 @@ def least_set(
 ) -> list[One]:
     """Return the set of least weight that suffices; all candidates together have to suffice.
 
-    After `looks_max` tries the best set so far is returned.
+    With more than EXACT candidates it returns a set of which none can be spared. After `looks_max` tries it returns the
+    best set so far.
     """
     looks = 0
 

@@ -42,7 +42,10 @@ class BurstModel:
         """Devices on which a pod has come or gone since the last call of `speeds`."""
 
     def run(self, pod: Pod) -> None:
-        """Note that a pod runs, with its requests only if it is limited; what was noted of it before is forgotten."""
+        """Note that a pod runs; what was noted of it before is forgotten.
+
+        A limited pod gets no more than its requests.
+        """
         self.stop(pod.uid)
         for share, devices in zip(pod.request.shares, pod.chosen, strict=True):
             most = share.milli if share.limit_milli is None or pod.yields == "limit" else share.limit_milli
@@ -74,7 +77,11 @@ class BurstModel:
 
 
 def shared_out(parts: Sequence[Part]) -> list[float]:
-    """Return for each part what it gets of the device, in milli: at least what it asks for, at most `most_milli`."""
+    """Return for each part what it gets of the device, in milli: at least what it asks for, at most `most_milli`.
+
+    What is left is divided in proportion to the requests. If some parts reach their most by that, only these are
+    filled, and the rest is divided anew. Batch shares come after all others.
+    """
     got = [float(part.milli) for part in parts]
     left = DEVICE_MILLI - sum(got)
     for batch in (False, True):

@@ -73,5 +73,5 @@ class JobRun:
 
     @property
     def pace(self) -> float:
-        """Return how fast its work is done: 1 where all of its pods run with what they ask for."""
+        """Return how fast its work is done: 1 where all of its pods run with what they ask for, 0 if too few run."""
         return sum(self.active.values()) / self.task.size if self.running >= self.task.least else 0.0

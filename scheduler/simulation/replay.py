@@ -93,7 +93,7 @@ def check_nodes(nodes: Sequence[NodeSpec]) -> None:
     """Raise PlacementError when nothing can be placed on them."""
     if not any(node.devices for node in nodes):
         raise PlacementError("no node of the list has a device: there is nothing to place on")
-    Snapshot(nodes)
+    Snapshot(nodes)  # it raises the error for too many models
 
 
 def unknown_models(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> list[str]:
@@ -151,7 +151,7 @@ def replay(
     for number, pod in enumerate(arrivals(pods, None if arrive is None else arrive * capacity, seed)):
         if number % REFRESH == 0:
             policy.refresh()
-        place = _place(snapshot, policy, pod)
+        place = _take_best(snapshot, policy, pod)
         classes = [pod.request.size, _INSISTING] if pod.request.shares and pod.request.models else [pod.request.size]
         came.update(classes)
         asked += pod.request.milli
@@ -159,7 +159,7 @@ def replay(
             failed.update(classes)
         else:
             given += pod.request.milli
-        for one in _placed(pod, place, order):
+        for one in _outcome_of(pod, place, order):
             tell(one)
         if asked * POINTS >= (len(points) + 1) * capacity:
             points += [point()] * (asked * POINTS // capacity - len(points))
@@ -168,14 +168,16 @@ def replay(
     return Outcome(policy_name, seed, tuple(points))
 
 
-def _place(snapshot: Snapshot, policy: Policy, pod: NamedPod) -> Place | None:
+def _take_best(snapshot: Snapshot, policy: Policy, pod: NamedPod) -> Place | None:
+    """Take the best place for a pod from what is left, and return it; None: the pod fits nowhere."""
     place = snapshot.best(pod.request, policy.native)
     if place is not None:
         snapshot.take(pod.request, place)
     return place
 
 
-def _placed(pod: NamedPod, place: Place | None, nodes: Sequence[NodeSpec]) -> list[Placed]:
+def _outcome_of(pod: NamedPod, place: Place | None, nodes: Sequence[NodeSpec]) -> list[Placed]:
+    """Return what became of a pod: a row for each share; one row if it has no share or failed."""
     if place is None:
         return [Placed(pod.name, "", (), 0)]
     name = nodes[place.node].name

@@ -69,6 +69,7 @@ class Timeline:
         self._looks: list[float] = []
         """The times at which a pod will have waited or run for too long."""
         self._ends: list[tuple[float, int, str, int]] = []
+        """A heap of the ends to come: when, a number, the task, its JobRun.turn; an older turn: it is out of date."""
         rules = (queues.default, *queues.by_name.values())
         self._ends_overruns = any(queue.overrun == "end" and queue.longest_run_s is not None for queue in rules)
         for spec in nodes:
@@ -84,7 +85,10 @@ class Timeline:
     def play(
         self, tasks: Iterable[Task], until_s: float, each_round: Callable[[float], None] = lambda _: None
     ) -> list[JobRun]:
-        """Let tasks come, given in any order; return their runs at `until_s`, or when nothing happens any more."""
+        """Let tasks come, given in any order; return their runs at `until_s`, or when nothing happens any more.
+
+        `each_round` is called after each cycle, with its time.
+        """
         coming = sorted(tasks, key=lambda task: (task.arrive_s, task.name), reverse=True)
         round_s, did = -ROUND_S, False
         while True:
@@ -95,7 +99,7 @@ class Timeline:
             while coming and coming[-1].arrive_s <= self.now_s:
                 self.come(coming.pop())
             while self._ends and self._ends[0][0] <= self.now_s:
-                self._end(heapq.heappop(self._ends))
+                self._end_if_due(heapq.heappop(self._ends))
             if self.now_s < round_s + ROUND_S:
                 did = True
                 continue
@@ -107,7 +111,11 @@ class Timeline:
         return list(self.job_runs.values())
 
     def _next_s(self, round_s: float, comes_s: float, *, did: bool) -> float:
-        """Return when something happens next. The next cycle decides what has happened since the last one."""
+        """Return when something happens next; infinity: never.
+
+        The next cycle decides what has happened since the last one. `round_s`: when the last cycle was. `comes_s`: when
+        the next task comes. `did`: something has happened since that cycle, or in it.
+        """
         while self._ends and self._ends[0][3] != self.job_runs[self._ends[0][2]].turn:
             heapq.heappop(self._ends)
         times = [comes_s, self._ends[0][0] if self._ends else math.inf]
@@ -136,6 +144,7 @@ class Timeline:
             self._add_pod(task, number, task.arrive_s)
 
     def _add_pod(self, task: Task, number: int, since_s: float) -> None:
+        """Let one pod of a task come, with its gate; it has waited since `since_s`."""
         self._serial += 1
         uid = f"{task.name}-{number}-{self._serial}"
         gang = Gang(task.name, task.size, task.least, 0) if task.size > 1 else None
@@ -166,12 +175,12 @@ class Timeline:
                     self.cluster.set_pod(
                         replace(pod, gated=False, node=assumed.node, chosen=assumed.devices, running=True, yields="")
                     )
-                    touched.add(self._change(pod.uid, True))
+                    touched.add(self._set_running(pod.uid, True))
             elif isinstance(action, Yield):
                 there = self.cluster.pod(action.pod.uid)
                 if there is not None:
                     self.cluster.set_pod(replace(there, yields=action.how))
-                    job_run = self._change(action.pod.uid, action.how != "pause")
+                    job_run = self._set_running(action.pod.uid, action.how != "pause")
                     self.job_runs[job_run].paused += action.how == "pause"
                     touched.add(job_run)
             elif isinstance(action, Evict):
@@ -180,7 +189,7 @@ class Timeline:
         self._go_on(touched)
         return found
 
-    def _change(self, uid: str, runs: bool) -> str:
+    def _set_running(self, uid: str, runs: bool) -> str:
         """Let a pod run, or not run, from now on; return its task."""
         job_run = self.job_runs[self._tasks[uid]]
         self._count(job_run)
@@ -213,6 +222,7 @@ class Timeline:
             self._schedule(self.job_runs[name])
 
     def _note_step(self, job_run: JobRun) -> None:
+        """Note the state of a task from now on; only the last one at each moment is kept."""
         if job_run.steps and job_run.steps[-1].at_s == self.now_s:
             job_run.steps.pop()
         milli = job_run.task.request.milli * sum(job_run.active.values())
@@ -220,6 +230,10 @@ class Timeline:
         (self._wants.add if job_run.running < job_run.task.size else self._wants.discard)(job_run.task.name)
 
     def _evict(self, pod: Pod) -> str:
+        """End a pod, and let another come in its place; return its task.
+
+        The task's work is lost if too few of its pods are left.
+        """
         job_run = self.job_runs[self._tasks[pod.uid]]
         self._count(job_run)
         job_run.active.pop(pod.uid, None)
@@ -243,7 +257,8 @@ class Timeline:
             ends_s = self.now_s + max(0.0, job_run.task.run_s - job_run.done_s) / job_run.pace
             heapq.heappush(self._ends, (ends_s, self._serial, job_run.task.name, job_run.turn))
 
-    def _end(self, event: tuple[float, int, str, int]) -> None:
+    def _end_if_due(self, event: tuple[float, int, str, int]) -> None:
+        """Let a task end as it was scheduled, unless its pace has changed since then."""
         if event[3] == self.job_runs[event[2]].turn:
             self.end(event[2])
 
@@ -261,12 +276,14 @@ class Timeline:
         del self._uids[job_run.task.name]
 
     def _forget(self, uid: str) -> None:
+        """Remove a pod from the view, and from all that is noted of pods."""
         self._burst_model.stop(uid)
         self.cluster.remove_pod(uid)
         self._uids[self._tasks.pop(uid)].discard(uid)
 
 
 def _use(spec: NodeSpec) -> NodeUse:
+    """Return what the agent of a node without shares would report."""
     facts = [
         DeviceFacts(index, f"{spec.name}/{index}", spec.model, spec.device_mib * 2**20, True, "", True, -1, ())
         for index in range(spec.devices)

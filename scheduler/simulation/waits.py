@@ -52,7 +52,7 @@ def wait_s(run: JobRun, end_s: float) -> float:
 
 
 def stopped_s(run: JobRun, end_s: float) -> float:
-    """Return the longest stretch of time in which a task that had begun did not run."""
+    """Return the longest stretch of time in which a task that had begun did not run, until it or the play ended."""
     longest, since_s = 0.0, None
     last_s = end_s if run.ended_s is None else run.ended_s
     for at_s, running in [*((step.at_s, step.running) for step in run.steps), (last_s, run.task.size)]:
@@ -68,10 +68,11 @@ def stopped_s(run: JobRun, end_s: float) -> float:
 def waits(runs: Sequence[JobRun], end_s: float) -> list[Waits]:
     """Return how long the tasks of each priority waited, the highest first; `end_s` is when the play ended."""
     levels = sorted({run.task.priority for run in runs}, reverse=True)
-    return [_waits(level, [one for one in runs if one.task.priority == level], end_s) for level in levels]
+    return [_of_priority(level, [one for one in runs if one.task.priority == level], end_s) for level in levels]
 
 
-def _waits(priority: int, runs: Sequence[JobRun], end_s: float) -> Waits:
+def _of_priority(priority: int, runs: Sequence[JobRun], end_s: float) -> Waits:
+    """Return how long the tasks of one priority waited; `runs` are these tasks, at least one."""
     waited = sorted(wait_s(run, end_s) for run in runs)
     median_s, p95_s, p99_s = (waited[max(0, math.ceil(part * len(waited)) - 1)] for part in (0.5, 0.95, 0.99))
     return Waits(
@@ -90,7 +91,10 @@ def used(runs: Sequence[JobRun], devices: int, end_s: float) -> float:
 
 
 def device_s(run: JobRun, end_s: float, until_s: float = math.inf) -> float:
-    """Return the time of whole devices that a task has used by `until_s`."""
+    """Return the device time that a task has used by `until_s`, in seconds of one whole device.
+
+    `end_s` ends a task that still runs.
+    """
     last_s = end_s if run.ended_s is None else run.ended_s
     steps = [*((step.at_s, step.milli) for step in run.steps), (last_s, 0.0)]
     milli_s = sum(milli * max(0.0, min(next_s, until_s) - at_s) for (at_s, milli), (next_s, _) in pairwise(steps))

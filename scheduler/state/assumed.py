@@ -25,7 +25,10 @@ class AssumedYields:
         """In the order in which they were made."""
 
     def put(self, pod: Pod, yields: str, until_s: float) -> Pod:
-        """Assume that a pod, as it counts now, yields this way (Pod.yields); return it as the API server shows it."""
+        """Assume that a pod, as it counts now, yields this way (Pod.yields); return it as the API server shows it.
+
+        Nothing is assumed if the API server shows it already.
+        """
         before = self._assumed.pop(pod.uid, None)
         shown = before.shown if before else pod.yields
         if yields != shown:
@@ -37,7 +40,7 @@ class AssumedYields:
         self._assumed.pop(uid, None)
 
     def applied(self, pod: Pod) -> Pod:
-        """Return a pod of the API server as it counts; a assumption that the API server shows is dropped."""
+        """Return a pod of the API server as it counts; an assumption that the API server shows is dropped."""
         assumed = self._assumed.get(pod.uid)
         if assumed is None or assumed.yields == pod.yields:
             self.drop(pod.uid)

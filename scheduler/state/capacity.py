@@ -58,7 +58,10 @@ class Capacity:
         return all(self.holds(request, constraints, count) for (request, constraints), count in counts.items())
 
     def emptiest(self, pods: Sequence[Pod], names: Sequence[str]) -> tuple[str, ...]:
-        """Return the nodes on which the least has to end so that pods fit on them; none: they do not suffice."""
+        """Return those of the nodes `names` on which the least has to end so that all of these pods fit on them.
+
+        Empty: even all these nodes do not suffice. Each pod counts like the largest of them.
+        """
         request = max(pods, key=lambda pod: pod.request.milli).request
         copies = dict(zip(self._specs, self._copies(request).tolist(), strict=True))
         taken = []
@@ -93,7 +96,7 @@ class Capacity:
         return self._can_hold[key] >= count
 
     def _copies(self, request: PodRequest) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """Return how many such pods each node would take."""
+        """Return how many such pods each node would take if it were empty, in the order of the nodes' names."""
         if self._snapshot is None:
             self._snapshot = Snapshot(tuple(self._specs.values()))
         return self._snapshot.copies_array(request, range(len(self._specs)))

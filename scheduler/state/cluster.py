@@ -133,6 +133,7 @@ class Cluster:
                 self.node_index.put_strains(name, row)
 
     def _note_waits(self, name: str, use: NodeUse | None) -> None:
+        """Note whether a share has waited for a device of the node in the last minute."""
         if use and any(device.numbers.waited_1m_millipercent for device in use.devices):
             self._contended.add(name)
         else:
@@ -152,9 +153,9 @@ class Cluster:
         if pod.place:
             self._facts[pod.place].pods[pod.uid] = pod
             self._dirty.add(pod.place)
-            self.forget(pod.uid, but_on=pod.place)
+            self.forget(pod.uid, but_on=pod.place)  # it is not where it was expected
             if pod.chosen:
-                self.forget(pod.uid)
+                self.forget(pod.uid)  # its annotation names its devices
 
     def remove_pod(self, uid: str) -> None:
         """Note that the API server has a pod no more, or that the pod has ended."""
@@ -163,7 +164,7 @@ class Cluster:
             self._drop(pod)
             self._assumed_yields.drop(uid)
             self._note_change(uid)
-            if pod.gang is not None and self._changed is not None:
+            if pod.gang is not None and self._changed is not None:  # else no cycle has looked yet
                 self._gone.append(pod)
             facts = self._facts.get(pod.place)
             if facts is not None and facts.use is not None and uid in facts.use.pod_uids():
@@ -171,6 +172,7 @@ class Cluster:
         self.forget(uid)
 
     def _drop(self, pod: Pod | None) -> None:
+        """Take a pod out of all that is counted, as it changes or has gone; None: it was not known."""
         if pod is None:
             return
         self._census.drop(pod.request)
@@ -190,7 +192,7 @@ class Cluster:
         return assumed
 
     def forget(self, uid: str, *, but_on: str = "") -> None:
-        """Stop counting the choice for a pod, unless it is the node `but_on`."""
+        """Stop counting a pod where it was chosen to go, unless that is the node `but_on`."""
         assumed = self._assumed.get(uid)
         if assumed is not None and assumed.node != but_on:
             del self._assumed[uid]
@@ -207,7 +209,10 @@ class Cluster:
     # What follows from it.
 
     def advance(self, now_s: float) -> None:
-        """Bring the snapshot up to what is known at this time."""
+        """Bring the snapshot up to what is known at this time; what was assumed for too long is dropped.
+
+        If the snapshot has no place for a new node, another one is made, with another policy.
+        """
         while self._assumed:  # in the order in which they were assumed
             first = next(iter(self._assumed.values()))
             if first.until_s > now_s:
@@ -241,7 +246,7 @@ class Cluster:
         return self._census.expected()
 
     def node(self, name: str) -> Node | None:
-        """Return a node as the API server has it."""
+        """Return a node as the API server has it; None: it has none of that name."""
         facts = self._facts.get(name)
         return facts.node if facts else None
 
@@ -261,17 +266,17 @@ class Cluster:
         return facts.row if facts else None
 
     def named(self, name: str, devices: Devices) -> Names:
-        """Return the UUIDs of devices of a node that takes shares."""
+        """Return the UUIDs of devices of a node, by their indices; empty: the node takes no shares."""
         row = self._facts[name].row
         return row.named(devices) if row else ()
 
     def use(self, name: str) -> NodeUse | None:
-        """Return what a node's agent reports."""
+        """Return what a node's agent reports; None: it does not report."""
         facts = self._facts.get(name)
         return facts.use if facts else None
 
     def pod(self, uid: str) -> Pod | None:
-        """Return a pod that has not ended."""
+        """Return a pod that has not ended; None: there is none with that uid."""
         return self._pods.get(uid)
 
     def yields(self, pod: Pod) -> str:
@@ -298,6 +303,7 @@ class Cluster:
         return frozenset(self._pods if self._changed is None else self._changed)
 
     def _note_change(self, uid: str) -> None:
+        """Note for `take_changed` that a pod has changed; before its first call that is not needed."""
         if self._changed is not None:
             self._changed.add(uid)
 
@@ -307,7 +313,7 @@ class Cluster:
         return tuple(facts.pods.values()) if facts else ()
 
     def assumed(self, uid: str) -> Assumed | None:
-        """Return what is assumed of a pod."""
+        """Return where a pod is assumed to be; None: nothing is assumed of it."""
         return self._assumed.get(uid)
 
     def rest(self, pod: Pod, name: str) -> tuple[Rest, list[Running]] | None:
@@ -330,7 +336,7 @@ class Cluster:
         masks = self.node_index.usable(indices)
         if pod.affinity:
             there = self._devices_of(self._device_affinity.uids(pod.namespace, WITH, pod.affinity), pod)
-            if there:
+            if there:  # else the pod is the first of them: any device will do
                 masks &= np.array([there.get(int(index), 0) for index in indices], dtype=np.uint16)
         if pod.anti_affinity:
             there = self._devices_of(self._device_affinity.uids(pod.namespace, APART, pod.anti_affinity), pod)
@@ -338,7 +344,7 @@ class Cluster:
         return masks
 
     def _devices_of(self, uids: Iterable[str], but: Pod) -> dict[int, int]:
-        """Return the bits of the devices of pods, by the index of their node."""
+        """Return the bits of the devices of these pods, except of the pod `but`, by the index of their node."""
         found: defaultdict[int, int] = defaultdict(int)
         for uid in uids:
             pod, assumed = self._pods[uid], self._assumed.get(uid)
@@ -356,6 +362,7 @@ class Cluster:
         return spec_of(facts.node, facts.use) if facts.node and facts.use else None
 
     def _update_row(self, name: str) -> None:
+        """Compute a node's row anew and put it in the snapshot; remove the node if it takes no shares."""
         facts, spec = self._facts[name], self._spec(name)
         facts.row = None
         if facts.node is not None and facts.use is not None and spec is not None:

@@ -74,7 +74,7 @@ def read_pods(path: Path, refused: Callable[[str], None] = lambda _: None) -> li
 
 
 def _items(path: Path, text: str, kind: str) -> list[Object] | None:
-    """Return the objects of a list, or the single object; None: the text is CSV."""
+    """Return the objects of a list, or the single object; None: the text is CSV. Raises TraceError."""
     again = _AGAIN.format("nodes" if kind == "Node" else "pods -A")
     begin = text.lstrip()[:16]
     if begin.startswith(("apiVersion:", "kind:", "items:", "---", "NAME ", "NAMESPACE ")):
@@ -98,6 +98,11 @@ def _items(path: Path, text: str, kind: str) -> list[Object] | None:
 
 
 def _node(path: Path, item: Object, told: Callable[[str], None]) -> NodeSpec:
+    """Return the node of an object. Raises TraceError.
+
+    Its devices are those that SharePod's device plugin offers; if it offers none, those that NVIDIA's offers. `told`
+    gets a line if there are too many to count.
+    """
     node = read_node(item)
     if node is None:
         raise TraceError(f"{path}: a node without a name: {_AGAIN.format('nodes')}")
@@ -114,7 +119,7 @@ def _node(path: Path, item: Object, told: Callable[[str], None]) -> NodeSpec:
 
 
 def _pod(path: Path, item: Object) -> NamedPod | str | None:
-    """Return a pod, or why it cannot be placed; None: it has ended."""
+    """Return a pod, or why it cannot be placed; None: it has ended. Raises TraceError."""
     pod = read_pod(item, RESOURCE)
     if pod is None:
         raise TraceError(f"{path}: a pod without name, namespace or uid: {_AGAIN.format('pods -A')}")
@@ -143,9 +148,11 @@ def _with_whole(request: PodRequest, pod: Pod) -> PodRequest:
 
 
 def _count(value: object) -> int:
+    """Return the number in a quantity or a label; 0: it is no whole number."""
     text = str(value or "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def _word(text: str) -> str:
+    """Return a text of the file for a message, escaped if it is long or has unusual characters."""
     return text if text.isascii() and text.isprintable() and len(text) <= _WORD_MAX else shown(text)

@@ -47,14 +47,17 @@ class NodeIndex:
         self._units = np.zeros(capacity, dtype=np.int64)
 
     def have_place(self, specs: Mapping[str, NodeSpec]) -> bool:
-        """Tell whether this snapshot has a place for these nodes."""
+        """Tell whether this snapshot has a place for these nodes; False: a new snapshot would."""
         known = self.snapshot.models.names
         if any(spec.devices and spec.model not in known for spec in specs.values()) and len(known) < MODELS_MAX:
-            return False
+            return False  # unless all models are taken: a new snapshot would not help, `put` refuses the node
         return sum(name not in self._by_name for name in specs) <= len(self._free)
 
     def put(self, name: str, spec: NodeSpec, devices: Sequence[DeviceFacts], row: Row) -> bool:
-        """Put a node in the snapshot; False: its model is one more than can be told apart, so it takes no shares."""
+        """Put a node in the snapshot; False: its model is one more than can be told apart, so it takes no shares.
+
+        `have_place` has said that there is a place.
+        """
         if spec.devices and spec.model not in self.snapshot.models.names:
             self.remove(name)
             return False

@@ -80,7 +80,7 @@ class Row:
         return tuple(tuple(self.uuids[index] for index in share) for share in devices)
 
     def measured(self, use: NodeUse) -> Row:
-        """Return the row with new measurements of its devices, all else unchanged."""
+        """Return the row with new measurements of its devices, all else unchanged; this row itself if none is new."""
         strains = tuple(
             _strain(device, strain.latency_milli, strain.limits_milli)
             for strain, device in zip(self.strains, use.devices, strict=False)
@@ -97,23 +97,30 @@ class _Tally:
         self.latency_milli, self.limits_milli = [0] * devices, [0] * devices
 
     def take(self, share: ShareRequest, devices: Iterable[int], yields: str) -> None:
-        """Take a share that is expected on these devices."""
+        """Take a share that the agent does not report yet, on the devices where it is expected.
+
+        `yields`: what its pod yields (Pod.yields).
+        """
         mib = self._device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
         limit = share.milli if share.limit_milli is None else share.limit_milli
         for device in devices:
-            self._take(device, share.milli, mib, limit, share.share_class, yields)
+            self._subtract(device, share.milli, mib, limit, share.share_class, yields)
 
     def take_used(self, share: ShareUse, device: int, yields: str) -> None:
-        """Take a share that the agent reports on a device."""
+        """Take a share that the agent reports on a device; `yields`: what its pod yields (Pod.yields)."""
         terms = share.terms
         mib = -(-terms.memory_limit_bytes // MIB)
         milli, limit = terms.request_millipercent // MILLIPERCENT, terms.limit_millipercent // MILLIPERCENT
-        self._take(device, milli, mib, limit, terms.share_class.name.lower(), yields)
+        self._subtract(device, milli, mib, limit, terms.share_class.name.lower(), yields)
 
     def put(
         self, shares: Sequence[ShareRequest], found: list[tuple[int, ...]], missing: Sequence[int], usable: int
     ) -> bool:
-        """Take the missing shares where the agent would put them, and note it in `found`; False: there is no room."""
+        """Take the missing shares where the agent would put them, and note it in `found`; False: there is no room.
+
+        `missing`: indices of shares. `usable`: a bit for each device that may be used. If there is no room, nothing is
+        taken, and `found` is of no use.
+        """
         sums = self.free_milli, self.free_mib, self.latency_milli, self.limits_milli
         before = [list(one) for one in sums]
         for index in missing:
@@ -134,12 +141,13 @@ class _Tally:
             self.take(share, found[index], "")
         return True
 
-    def _take(self, device: int, milli: int, mib: int, limit_milli: int, share_class: str, yields: str) -> None:
+    def _subtract(self, device: int, milli: int, mib: int, limit_milli: int, share_class: str, yields: str) -> None:
+        """Subtract one share from what is left of one device; a paused share takes only memory."""
         self.free_mib[device] -= mib
         if yields == "pause":  # it keeps its memory; its time is promised to others
             return
         self.free_milli[device] -= milli
-        self.limits_milli[device] += milli if yields else limit_milli
+        self.limits_milli[device] += milli if yields else limit_milli  # limited to its request
         if share_class == "latency":
             self.latency_milli[device] += milli
 
@@ -153,7 +161,7 @@ def spec_of(node: Node, use: NodeUse) -> NodeSpec:
 
 
 def links_of(devices: Sequence[DeviceFacts]) -> list[int]:
-    """Return for each device the bits of those that it has a fast link to, as both ends say."""
+    """Return for each device the bits of those that it has a fast link to; both ends have to report a link."""
     positions = {device.index: position for position, device in enumerate(devices)}
     peers = [{positions[peer] for peer in device.nvlink_peers if peer in positions} for device in devices]
     return [
@@ -202,7 +210,7 @@ def row_of(
             continue
         expected = assumed[pod.uid][1] if pod.uid in assumed else ()
         chosen = _positions(pod.chosen, positions) or _positions(expected, positions)
-        found, missing = _found(pod, there, chosen)
+        found, missing = _known_devices(pod, there, chosen)
         if missing and not chosen:
             unplaced.append((pod, found, missing))
             continue
@@ -232,6 +240,7 @@ def row_of(
 
 
 def _strain(device: DeviceUse, latency_milli: int, limits_milli: int) -> Strain:
+    """Return the strain on a device: what the agent measured, with what is promised there."""
     numbers = device.numbers
     busy = max(numbers.used_1s_millipercent, numbers.used_1m_millipercent, numbers.used_15m_millipercent)
     waited = numbers.waited_1m_millipercent
@@ -239,7 +248,7 @@ def _strain(device: DeviceUse, latency_milli: int, limits_milli: int) -> Strain:
 
 
 def _positions(names: Names, positions: Mapping[str, int]) -> Devices:
-    """Return the indices of devices; none when one of them is not on this node."""
+    """Return the indices of devices by their UUIDs; empty: one of them is not on this node."""
     if not all(name in positions for share in names for name in share):
         return ()
     return tuple(tuple(sorted(positions[name] for name in share)) for share in names)
@@ -255,12 +264,13 @@ def _neighbours(pod: Pod, others: Iterable[Pod], places: Mapping[str, Devices]) 
     return bits
 
 
-def _found(
+def _known_devices(
     pod: Pod, there: Mapping[tuple[str, str], list[int]], chosen: Devices
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Return the devices of each share of a pod, and the shares that the agent does not report yet.
+    """Return the devices of each share of a pod, and the indices of the shares that the agent does not report yet.
 
-    An init container's share is the one of the container that gets its units.
+    `there`: the devices that the agent reports, by pod and container. `chosen`: the devices of the shares that it does
+    not report. An init container's share is the one of the container that gets its units.
     """
     holders: list[list[str]] = [[name] for name in pod.containers]
     for name, index in pod.early:

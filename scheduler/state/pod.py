@@ -149,6 +149,7 @@ def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
 
 
 def _unix_s(text: str) -> float:
+    """Return a time that the API server wrote, in seconds since 1970; 0: it cannot be read."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -156,10 +157,14 @@ def _unix_s(text: str) -> float:
 
 
 def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
-    """Return a pod with its shares. Raises TermsError, PlacementError."""
+    """Return a pod with its shares. Raises TermsError, PlacementError.
+
+    An init container that ends before the others begin uses the share of another container, if one fits.
+    """
     annotations, names = found.annotations, [one.name for one in found.all_containers]
 
     def held(asking: Iterable[Container]) -> list[tuple[str, PodTerms]]:
+        """Return the containers that ask for a share, with the terms of each."""
         return [
             (one.name, read_terms(annotations, one.name, one.units, containers=names)) for one in asking if one.units
         ]
@@ -176,9 +181,9 @@ def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
             begun.add(one.name)
             continue
         for name, terms in held([one]):
-            still = {index for index, (other, _) in enumerate(main) if other in begun}
+            still = {index for index, (other, _) in enumerate(main) if other in begun}  # sidecars that run beside it
             early.append((name, _carry(shares, _share(terms), still)))
-    containers = tuple(name for name, _ in main) + ("",) * (len(shares) - len(main))
+    containers = tuple(name for name, _ in main) + ("",) * (len(shares) - len(main))  # "": an init container's own
     chosen = tuple(terms.chosen for _, terms in main)
     return replace(
         pod,
@@ -196,6 +201,7 @@ def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
 
 
 def _share(terms: PodTerms) -> ShareRequest:
+    """Return the share that terms ask for, as placement counts it: in milli of a device and in MiB."""
     memory = terms.memory_limit_bytes
     return ShareRequest(
         milli=terms.request_millipercent * DEVICE_MILLI // 100_000,
@@ -216,8 +222,9 @@ def _beside(shares: list[ShareRequest], terms: list[PodTerms]) -> None:
 def _carry(shares: list[ShareRequest], passing: ShareRequest, begun: Collection[int]) -> int:
     """Return the index of the share that lends its devices to an init container; make that share large enough for it.
 
-    The init container has ended before the other containers begin, except for sidecars that have `begun`. So kubelet
-    gives its units to one of the others.
+    `passing` is what the init container asks for; if no share has as many devices, it is added as one more. The init
+    container has ended before the other containers begin, except for sidecars that have `begun`. So kubelet gives its
+    units to one of the others. Raises PlacementError for too many shares.
     """
     fitting = [index for index, share in enumerate(shares) if share.devices == passing.devices and index not in begun]
     if not fitting:
@@ -245,6 +252,7 @@ def _models(text: str) -> frozenset[str]:
 
 
 def _group(annotations: Mapping[str, str], key: str) -> str:
+    """Return the word of a device affinity annotation; empty: there is none. Raises PlacementError."""
     text = annotations.get(key, "")
     if text and not _GROUP.fullmatch(text):
         raise PlacementError(f"{key} is {shown(text)}: give one word of letters, digits, -, _ and ., at most 63")
@@ -252,7 +260,7 @@ def _group(annotations: Mapping[str, str], key: str) -> str:
 
 
 def _effective(found: pods.Pod, name: str, read: Callable[[str], int]) -> int:
-    """Return what a pod takes of its node, as `read` counts it.
+    """Return what a pod takes of its node of one resource, `name`, as `read` counts it.
 
     Containers and sidecars together; or an init container with the sidecars before it, when that is more (KEP-753).
     """

@@ -95,12 +95,14 @@ def read_timed_pods(path: Path, text: str | None = None) -> list[TimedPod]:
 
 
 def _node(row: Mapping[str, str]) -> NodeSpec:
+    """Return the node of a line. Raises PlacementError."""
     return NodeSpec(
         row["sn"], _number(row, "cpu_milli"), _number(row, "memory_mib"), _number(row, "gpu"), row["model"].strip()
     )
 
 
 def _pod(row: Mapping[str, str]) -> NamedPod:
+    """Return the pod of a line. Raises PlacementError."""
     devices, milli = _number(row, "num_gpu"), _number(row, "gpu_milli")
     limit = _number(row, "gpu_limit_milli") if (row.get("gpu_limit_milli") or "").strip() else None
     # The lists count no memory of devices.
@@ -110,6 +112,7 @@ def _pod(row: Mapping[str, str]) -> NamedPod:
 
 
 def _timed(row: Mapping[str, str]) -> TimedPod:
+    """Return the pod, or the gang, of a line, with its times. Raises PlacementError."""
     came_s = _number(row, "creation_time")
     ended_s = _number(row, "deletion_time") if row["deletion_time"].strip() else None
     if ended_s is not None and ended_s < came_s:
@@ -128,6 +131,7 @@ def _timed(row: Mapping[str, str]) -> TimedPod:
 
 
 def _number(row: Mapping[str, str], column: str) -> int:
+    """Return the whole number in a column. Raises PlacementError."""
     text = row[column].strip()
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX:
         raise PlacementError(f"{column} is {text[:_DIGITS_MAX]!r}: a whole number from 0 is needed")
@@ -137,6 +141,10 @@ def _number(row: Mapping[str, str], column: str) -> int:
 def _read(
     path: Path, text: str | None, columns: tuple[str, ...], item: Callable[[Mapping[str, str]], Item]
 ) -> Iterator[Item]:
+    """Yield the lines of a file, of `text` when that is given, each as what `item` makes of it. Raises TraceError.
+
+    `columns`: those that the first line has to name.
+    """
     try:
         rows = csv.DictReader(io.StringIO(load(path) if text is None else text, newline=""), strict=True)
         rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
@@ -149,7 +157,7 @@ def _read(
         for row in rows:
             empty = False
             try:
-                yield item(_whole(row, rows.fieldnames))
+                yield item(_by_column(row, rows.fieldnames))
             except PlacementError as error:
                 raise TraceError(f"{path}: line {rows.line_num}: {error}") from None
         if empty:
@@ -159,11 +167,13 @@ def _read(
 
 
 def _unreadable(path: Path, error: Exception) -> TraceError:
+    """Return the error to raise for a file that cannot be read."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return TraceError(f"{path}: {reason}: give a CSV file, plain or gzip'ed, or what kubectl get -o json prints")
 
 
-def _whole(row: Mapping[str | None, Any], columns: Sequence[str]) -> dict[str, str]:
+def _by_column(row: Mapping[str | None, Any], columns: Sequence[str]) -> dict[str, str]:
+    """Return a line as text by column. Raises PlacementError if it has not as many columns as the first line."""
     if None in row or any(row[column] is None for column in columns):
         raise PlacementError(f"{len(columns)} columns are in line 1, not so many here")
     return {column: row[column] for column in columns}

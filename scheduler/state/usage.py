@@ -114,9 +114,9 @@ class NodeUse:
     devices: tuple[DeviceUse, ...]
 
     def device(self, index: int) -> DeviceUse | None:
-        """Return the device with that number."""
-        place = _place(self.devices, index)
-        return self.devices[place] if place >= 0 else None
+        """Return the device with that number; None: the node has none."""
+        position = _position(self.devices, index)
+        return self.devices[position] if position >= 0 else None
 
     def pod_uids(self) -> set[str]:
         """Return the uids of the pods that hold shares there."""
@@ -172,6 +172,7 @@ class UsageBook:
         self._entries: dict[str, _Entry] = {}
         self._facts: set[str] = set()
         self._numbers: set[str] = set()
+        """Names of the nodes of which facts, or numbers, have changed since the last call of `take_changes`."""
 
     def __len__(self) -> int:
         """Return how many nodes are known, silent ones too."""
@@ -250,6 +251,7 @@ class UsageBook:
                     raise AssertionError(f"{name}: shares {ids} on device {device.facts.index}")
 
     def _hear(self, name: str, now_s: float) -> None:
+        """Note that a node has reported now; if it was silent, its facts count as changed."""
         entry = self._entries[name]
         entry.heard_s = now_s
         if entry.silent:
@@ -258,6 +260,7 @@ class UsageBook:
 
 
 def _complete(facts: NodeFacts, report: Report) -> NodeUse:
+    """Return a node as a complete report tells it, whatever was known before. Raises UsageRefused."""
     if report.ended_shares:
         raise UsageRefused("a complete report has shares that ended: tell only those that are there")
     return NodeUse(facts, _changed((), report))
@@ -269,8 +272,8 @@ def _changed(before: tuple[DeviceUse, ...], report: Report) -> tuple[DeviceUse, 
     if report.devices:
         devices = _with_facts(devices, report.devices)
     for index, numbers in report.device_numbers:
-        place = _known(devices, index)
-        devices[place] = DeviceUse(devices[place].facts, numbers, devices[place].shares)
+        position = _position_of_known(devices, index)
+        devices[position] = DeviceUse(devices[position].facts, numbers, devices[position].shares)
     if report.ended_shares:
         ended = frozenset(report.ended_shares)
         devices = [_without(device, ended) for device in devices]
@@ -280,7 +283,7 @@ def _changed(before: tuple[DeviceUse, ...], report: Report) -> tuple[DeviceUse, 
 
 
 def _with_facts(devices: Iterable[DeviceUse], told: Iterable[DeviceFacts]) -> list[DeviceUse]:
-    """Return the devices with new facts, in the order of their indices."""
+    """Return the devices with new facts, in the order of their indices. Raises UsageRefused."""
     known = {device.facts.index: device for device in devices}
     for facts in told:
         old = known.get(facts.index)
@@ -293,7 +296,7 @@ def _with_facts(devices: Iterable[DeviceUse], told: Iterable[DeviceFacts]) -> li
 
 
 def _change_shares(devices: list[DeviceUse], report: Report) -> None:
-    """Put new terms and numbers of shares into the devices."""
+    """Put new terms and numbers of shares into the list of devices. Raises UsageRefused."""
     edited: dict[int, dict[str, ShareUse]] = {}
     for index, terms in report.shares:
         shares = _edited(edited, devices, index)
@@ -305,35 +308,40 @@ def _change_shares(devices: list[DeviceUse], report: Report) -> None:
         if old is None:
             raise UsageRefused(f"numbers of share {share}, which is not on device {index}: tell its terms first")
         shares[share] = ShareUse(old.terms, used, waited)
-    for place, shares in edited.items():
-        devices[place] = DeviceUse(devices[place].facts, devices[place].numbers, tuple(shares.values()))
+    for position, shares in edited.items():
+        devices[position] = DeviceUse(devices[position].facts, devices[position].numbers, tuple(shares.values()))
     if report.shares and sum(len(device.shares) for device in devices) > SHARES_MAX:
         raise UsageRefused(f"a node with more than {SHARES_MAX} shares: tell fewer")
 
 
 def _edited(edited: dict[int, dict[str, ShareUse]], devices: list[DeviceUse], index: int) -> dict[str, ShareUse]:
-    """Return the shares of a device by id, to be changed."""
-    place = _known(devices, index)
-    shares = edited.get(place)
+    """Return the shares of a device by id, to be changed. Raises UsageRefused.
+
+    It is a copy, which `edited` keeps by the device's position, so that each device is copied once.
+    """
+    position = _position_of_known(devices, index)
+    shares = edited.get(position)
     if shares is None:
-        shares = edited[place] = {share.terms.id: share for share in devices[place].shares}
+        shares = edited[position] = {share.terms.id: share for share in devices[position].shares}
     return shares
 
 
 def _without(device: DeviceUse, ended: frozenset[str]) -> DeviceUse:
+    """Return a device without the shares that have ended; the same value if none of them was there."""
     left = tuple(share for share in device.shares if share.terms.id not in ended)
     return device if len(left) == len(device.shares) else replace(device, shares=left)
 
 
-def _place(devices: Sequence[DeviceUse], index: int) -> int:
-    """Return where the device with that number is; -1: nowhere."""
+def _position(devices: Sequence[DeviceUse], index: int) -> int:
+    """Return the position of the device with that number in the list; -1: there is none."""
     if index < len(devices) and devices[index].facts.index == index:  # nearly always: they are numbered from 0
         return index
-    return next((place for place, device in enumerate(devices) if device.facts.index == index), -1)
+    return next((position for position, device in enumerate(devices) if device.facts.index == index), -1)
 
 
-def _known(devices: Sequence[DeviceUse], index: int) -> int:
-    place = _place(devices, index)
-    if place < 0:
+def _position_of_known(devices: Sequence[DeviceUse], index: int) -> int:
+    """Return the position of the device with that number. Raises UsageRefused: there is none."""
+    position = _position(devices, index)
+    if position < 0:
         raise UsageRefused(f"numbers or shares of device {index}, which the node does not have: tell the device first")
-    return place
+    return position

@@ -12,18 +12,21 @@ static __thread struct {
   uint32_t depth;
 } thread;
 
+/* The top of the thread's stack. NULL: the stack is empty, or that context has ended. */
 struct context *current_context(void) {
   struct context *context = thread.depth ? thread.stack[thread.depth - 1] : NULL;
   return context && context->handle.type == CONTEXT_HANDLE && context->slot != SG_NONE ? context : NULL;
 }
 
+/* Why the context cannot be used: it has ended, or it has a sticky error. CUDA_SUCCESS: it is healthy. */
 CUresult context_error(const struct context *context) {
   if (context->slot == SG_NONE) /* another thread has ended it */
     return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   return (CUresult)shared_of(context)->lost_error;
 }
 
-/* With process.lock: give the context a slot in the shared state. */
+/* With process.lock: give the context a slot in the shared state, its legacy stream and an entry in process.contexts.
+ * It fails if the device is lost, or has no room for the memory that a context itself takes. */
 static CUresult activate(struct context *context) {
   struct sg_state *state = &process.state;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -34,7 +37,7 @@ static CUresult activate(struct context *context) {
   } else if (fits_context(context->device)) {
     context->slot = sg_context_create(state, context->device);
     if (context->slot == SG_NONE) {
-      sg_reap(state);
+      sg_reap(state); /* dead processes may hold the slots */
       context->slot = sg_context_create(state, context->device);
     }
     if (context->slot != SG_NONE) {
@@ -56,7 +59,8 @@ static CUresult activate(struct context *context) {
   return CUDA_SUCCESS;
 }
 
-/* With process.lock: the context loses its memory, work and slot. It does not wait for unfinished work. */
+/* With process.lock: the context loses its memory, work and slot, without a wait for unfinished work. Its handle stays,
+ * for the caller to free or to activate again. */
 static void deactivate(struct context *context) {
   capture_forget(&context->legacy);
   sg_lock_advanced(&process.state);
@@ -76,6 +80,7 @@ static void deactivate(struct context *context) {
     }
 }
 
+/* The index in the state of the device with this ordinal. */
 static CUresult device_index(CUdevice ordinal, uint32_t *index) {
   CUresult result = ready();
   if (result)
@@ -253,6 +258,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
   return result;
 }
 
+/* Drop a reference to the device's primary context, or all references (`all`: a reset). The context ends with its last
+ * reference. If it is not active, a release fails and a reset succeeds. */
 static CUresult primary_release(CUdevice ordinal, bool all) {
   uint32_t index;
   CUresult result = device_index(ordinal, &index);

@@ -31,6 +31,7 @@ EXPORT CUresult cuDeviceGet(CUdevice *out, int ordinal) {
   return CUDA_SUCCESS;
 }
 
+/* The device with this ordinal, which cuDeviceGet checks. */
 static CUresult find_device(CUdevice ordinal, const struct sg_device **device) {
   CUdevice same;
   CUresult result = cuDeviceGet(&same, ordinal);
@@ -39,6 +40,7 @@ static CUresult find_device(CUdevice ordinal, const struct sg_device **device) {
   return result;
 }
 
+/* Declare `device`, the one with this ordinal. If there is none, or `out` is false, return an error from the call. */
 #define FIND_DEVICE(ordinal, out)                                                                                      \
   const struct sg_device *device;                                                                                      \
   CUresult result = find_device(ordinal, &device);                                                                     \
@@ -85,6 +87,7 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *out, int bytes, CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
+/* "domain:bus:slot", or "bus:slot" in domain 0, in hexadecimal. All simulated GPUs have domain 0 and slot 0. */
 EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text) {
   CUresult result = ready();
   unsigned domain = 0, bus, slot;

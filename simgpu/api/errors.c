@@ -10,6 +10,7 @@ static const struct {
 #undef X
 };
 
+/* The row of an error; -1: there is none. */
 static int find(CUresult number) {
   for (int n = 0; n < (int)(sizeof rows / sizeof *rows); n++)
     if (rows[n].number == number)

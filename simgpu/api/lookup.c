@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#define PER_THREAD_DEFAULT_STREAM 2u
+#define PER_THREAD_DEFAULT_STREAM 2u /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM; CUDA 7 brought such streams */
 
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
   if (!name || !*name || !out || flags > PER_THREAD_DEFAULT_STREAM)

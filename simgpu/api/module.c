@@ -41,7 +41,8 @@ static uint64_t duration_in(const char *name, size_t length) {
   return 0;
 }
 
-/* A C++ name is mangled as _Z9sgemm_5usPf or _ZN3lib9sgemm_5usE...: the last part with a length is the plain name. */
+/* The plain name within a name, and its length. A C++ name is mangled as _Z9sgemm_5usPf or _ZN3lib9sgemm_5usE...: the
+ * last part with a length is the plain name. Any other name is plain already. */
 static const char *plain_name(const char *name, size_t *length) {
   const char *part = name;
   *length = strlen(name);
@@ -62,6 +63,8 @@ static const char *plain_name(const char *name, size_t *length) {
   return part;
 }
 
+/* Make a module in the current context, which is charged for it (module_bytes). Of an image only PTX is read; in a
+ * module of another image every name of a kernel or variable is found. */
 static CUresult load(CUmodule *out, const void *image) {
   struct context *context;
   CUresult result = enter(&context);
@@ -91,7 +94,7 @@ static CUresult load_file(CUmodule *out, const char *path) {
     return CUDA_ERROR_FILE_NOT_FOUND;
   CUresult result = CUDA_ERROR_FILE_NOT_FOUND;
   if (!fstat(fd, &info) && S_ISREG(info.st_mode)) {
-    char *image = calloc(1, (size_t)info.st_size + 16);
+    char *image = calloc(1, (size_t)info.st_size + 16); /* ptx_copy needs a terminating zero, and reads nine bytes */
     result = !image                                                  ? CUDA_ERROR_OUT_OF_MEMORY
              : read(fd, image, (size_t)info.st_size) != info.st_size ? CUDA_ERROR_FILE_NOT_FOUND
                                                                      : load(out, image);
@@ -101,6 +104,7 @@ static CUresult load_file(CUmodule *out, const char *path) {
   return result;
 }
 
+/* End a module with its functions and variables. Its charge is refunded if the context that was charged still lives. */
 static CUresult unload(CUmodule module) {
   CUresult result = enter_anywhere();
   if (result)
@@ -108,6 +112,7 @@ static CUresult unload(CUmodule module) {
   if (!is_handle(module, MODULE_HANDLE))
     return CUDA_ERROR_INVALID_HANDLE;
   struct context *context = module->context;
+  /* A primary context that was made anew has the same handle and another id. */
   bool is_open = context->slot != SG_NONE && shared_of(context)->id == module->context_id;
   result = is_open ? context_error(context) : CUDA_SUCCESS;
   if (result)
@@ -128,6 +133,8 @@ static CUresult unload(CUmodule module) {
   return CUDA_SUCCESS;
 }
 
+/* Find a kernel of a module by name. Its handle is made at the first call, when the name tells how the kernel behaves:
+ * its duration (_500us, _var), or that it faults or spins. */
 static CUresult get_function(CUfunction *out, CUmodule module, const char *name) {
   CUresult result = ready();
   if (result)
@@ -166,6 +173,8 @@ struct function *find_function(CUfunction handle) {
   return is_handle(handle, FUNCTION_HANDLE) ? handle : NULL;
 }
 
+/* Where a variable of a module lies, and its size. At the first call all variables of the module get memory together,
+ * in the current context. */
 static CUresult get_variable(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name) {
   extern CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
   size_t offset = 0, length = VARIABLE_BYTES, total = VARIABLE_BYTES;

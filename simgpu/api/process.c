@@ -17,6 +17,8 @@ struct process process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct handle *free_handles[HANDLE_END - CONTEXT_HANDLE];
 
+/* Make a zeroed handle: a destroyed one of the type, else new memory. NULL: there is no memory. All handles of a type
+ * have the same size. */
 void *handle_new(enum handle_type type, size_t bytes) {
   pthread_mutex_lock(&handles_lock);
   struct handle **list = &free_handles[type - CONTEXT_HANDLE], *handle = *list;
@@ -32,6 +34,7 @@ void *handle_new(enum handle_type type, size_t bytes) {
   return handle;
 }
 
+/* Destroy a handle. Its memory stays with the handles of its type, so that the use of a stale handle is recognised. */
 void handle_free(void *pointer) {
   struct handle *handle = pointer;
   pthread_mutex_lock(&handles_lock);
@@ -51,6 +54,8 @@ static void in_child(void) {
     sg_abandon(&process.state);
 }
 
+/* The first call maps the state and finds the visible devices. If that fails, or no device is visible, every later call
+ * returns the same error. */
 EXPORT CUresult cuInit(unsigned flags) {
   if (process.forked)
     return CUDA_ERROR_NOT_INITIALIZED;
@@ -90,11 +95,13 @@ CUresult ready(void) {
   return process.init_error;
 }
 
+/* Is the driver usable, and the thread outside of host functions? CUDA permits no call inside one. */
 static CUresult permitted(void) {
   CUresult result = ready();
   return result ? result : inside_host_function() ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
 }
 
+/* Begin a call that needs no current context: check that it may be made here, and apply the effects that are due. */
 CUresult enter_anywhere(void) {
   CUresult result = permitted();
   if (!result)
@@ -102,6 +109,7 @@ CUresult enter_anywhere(void) {
   return result;
 }
 
+/* Begin a call: find the current context, which has to be healthy, and apply the effects that are due. */
 CUresult enter(struct context **context) {
   CUresult result = permitted();
   if (result)
@@ -115,13 +123,15 @@ CUresult enter(struct context **context) {
   return result;
 }
 
-/* A driver call costs CPU time from its entry on. Without this cost, extra calls would look free. */
+/* Spin until `cost_ns` after `from_ns`, the begin of a driver call. Such a call costs CPU time. Without this cost,
+ * extra calls would look free. */
 void burn(uint64_t from_ns, uint64_t cost_ns) {
   while (sg_now() < from_ns + cost_ns)
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-/* SIMGPU_LOG names the file. A client's own standard output and error are not written to. */
+/* Note in the file that SIMGPU_LOG names that `what` is not simulated. Return the error for the caller. A client's own
+ * standard output and error are not written to. */
 CUresult not_supported(const char *what) {
   const char *path = sg_setting_text("SIMGPU_LOG");
   FILE *log = path ? fopen(path, "ae") : NULL;

@@ -106,11 +106,14 @@ struct process {
 extern struct process process;
 
 /* process.c */
+/* Make a zeroed handle; NULL: there is no memory. */
 void *handle_new(enum handle_type type, size_t bytes);
 void handle_free(void *handle);
+/* Is it a live handle of this type? Small numbers are the driver's constants in place of handles. */
 static inline bool is_handle(const void *handle, enum handle_type type) {
   return (uintptr_t)handle > 4096 && ((const struct handle *)handle)->type == (uint32_t)type;
 }
+/* Spin until `cost_ns` after `from_ns`. */
 void burn(uint64_t from_ns, uint64_t cost_ns);
 /* Whether the driver is usable in this process. */
 CUresult ready(void);
@@ -118,17 +121,22 @@ CUresult ready(void);
 CUresult enter(struct context **context);
 /* For a call that needs no current context: whether it may be made here. Also applies the effects that are due. */
 CUresult enter_anywhere(void);
+/* Note that `what` is not simulated. Returns CUDA_ERROR_NOT_SUPPORTED. */
 CUresult not_supported(const char *what);
 
 /* visible.c: fill process.devices; once, with the state mapped */
 void find_visible(void);
+/* The ordinal of a device of the state; CUDA_ERROR_INVALID_DEVICE: the process does not see the device. */
 CUresult device_ordinal(uint32_t device, CUdevice *ordinal);
 /* The index of a location in a table by device; SG_MAX_DEVICES for the host. */
 CUresult location_place(const CUmemLocation *location, uint32_t *place);
 
 /* context.c */
+/* The thread's current context; NULL: it has none, or that context has ended. */
 struct context *current_context(void);
+/* Why the context cannot be used; CUDA_SUCCESS: it can. */
 CUresult context_error(const struct context *context);
+/* The shared part of a context that has not ended. */
 static inline struct sg_context *shared_of(const struct context *context) {
   return &process.state.shared->contexts[context->slot];
 }
@@ -214,8 +222,9 @@ struct block {
 };
 /* The block that holds an address; false: plain host memory. */
 bool find_block(uintptr_t address, struct block *block);
+/* Add a block and give it an id; false: there is no memory. */
 bool add_block(struct block block);
-/* Remove the block that starts at `address`. */
+/* Remove the block that starts at `address`; false: none starts there. */
 bool take_block(uintptr_t address, struct block *block);
 /* Replace the block that starts where this one does. */
 void change_block(const struct block *block);
@@ -257,7 +266,7 @@ int arena_take(uint64_t bytes, uint64_t *offset);
 void file_forget(int fd, uint64_t offset, uint64_t bytes);
 void *file_map(void *at, int fd, uint64_t offset, uint64_t bytes);
 
-/* memory.c */
+/* memory.c: free the memory of a block that was taken, and refund its charge */
 void release_block(const struct block *block);
 void free_blocks_of(struct context *context);
 

@@ -16,11 +16,12 @@ struct declaration {
   size_t bytes;
 };
 
+/* Are the `length` characters at `at` this name? */
 static bool is_named(const char *at, size_t length, const char *name) {
   return strlen(name) == length && strncmp(at, name, length) == 0;
 }
 
-/* Text, as far as the first bytes tell: ELF files and fat binaries have no terminating zero. */
+/* Is it text, as far as the first nine bytes tell? ELF files and fat binaries have no terminating zero. */
 static bool is_text(const void *image) {
   const unsigned char *at = image;
   for (int n = 0; n < 9; n++)
@@ -29,10 +30,12 @@ static bool is_text(const void *image) {
   return true;
 }
 
+/* The image's text, which the caller frees. NULL: it is not PTX, or there is no memory. */
 char *ptx_copy(const void *image) {
   return is_text(image) && strstr(image, ".version") && strstr(image, ".target") ? strdup(image) : NULL;
 }
 
+/* Where the parameters of the kernel `name` begin. NULL: the text has no such kernel. */
 const char *ptx_entry(const char *text, const char *name) {
   for (const char *at = text; (at = strstr(at, ".entry"));) {
     at += strlen(".entry");
@@ -45,7 +48,8 @@ const char *ptx_entry(const char *text, const char *name) {
   return NULL;
 }
 
-/* Read one declaration. Return where it ends: at the character after it, which is one of ",;=)" or the end. */
+/* Read one declaration. Return where it ends: at the character after it, which is one of ",;=)" or the end. After a
+ * comma a name without a type has the type of the declaration before, which the caller leaves in `out->natural`. */
 static const char *declare(const char *at, struct declaration *out) {
   size_t element = 0, vector = 1, count = 1;
   bool points = false;
@@ -89,6 +93,8 @@ static size_t aligned(size_t offset, size_t alignment) {
   return (offset + alignment - 1) / alignment * alignment;
 }
 
+/* Where parameter `index` lies among a kernel's parameters, and its size. `entry` is from ptx_entry. False: the kernel
+ * has fewer parameters. */
 bool ptx_parameter(const char *entry, size_t index, size_t *offset, size_t *bytes) {
   size_t end = 0, n = 0;
   const char *at = entry + strspn(entry, " \t\r\n");
@@ -106,7 +112,8 @@ bool ptx_parameter(const char *entry, size_t index, size_t *offset, size_t *byte
   return false;
 }
 
-/* The next ".global" or ".const" that declares a variable: not in a comment, a kernel or its parameters. */
+/* The text after the next ".global" or ".const" that declares variables: not in a comment, a kernel or its parameters.
+ * NULL: there is none. */
 static const char *next_space(const char *at) {
   size_t depth = 0;
   while (*at) {
@@ -124,12 +131,14 @@ static const char *next_space(const char *at) {
   return NULL;
 }
 
+/* Where the variable `name` lies among the module's variables, its size, and the size of all of them. False: there is
+ * no such variable. */
 bool ptx_variable(const char *text, const char *name, size_t *offset, size_t *bytes, size_t *total) {
   bool found = false;
   *total = 0;
   for (const char *at = text; (at = next_space(at));) {
     struct declaration variable = {0};
-    for (bool more = true; more;) {
+    for (bool more = true; more;) { /* also after the name is found: `total` needs all */
       at = declare(at, &variable);
       size_t start = aligned(*total, VARIABLE_ALIGNMENT);
       if (variable.name && is_named(variable.name, variable.length, name)) {

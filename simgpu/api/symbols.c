@@ -31,7 +31,7 @@ static const struct symbol {
 #include "driver/driver.def"
 };
 
-/* Whether an exported name is a variant of the plain name `name`: the name alone, or with _v2 and so on. */
+/* Is an exported name a variant of `name`, which has `length` characters: that name alone, or with _v2 and so on? */
 static bool is_variant(const char *exported, const char *name, size_t length) {
   if (strncmp(exported, name, length) != 0)
     return false;
@@ -49,6 +49,8 @@ static const struct symbol *per_thread(const struct symbol *base) {
   return base;
 }
 
+/* Find the newest variant of a function that a program of this CUDA version knows. `own_stream`: of that variant, the
+ * form for per-thread default streams. A name with a suffix finds nothing, nor does a row without a version. */
 enum lookup find_symbol(const char *name, int version, int own_stream, int (**function)(void)) {
   if (strcmp(name, "cuGraphInstantiate") == 0 && version >= 12000)
     name = "cuGraphInstantiateWithFlags"; /* the only case in which the newest variant has another name */

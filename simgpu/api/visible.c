@@ -23,7 +23,8 @@ static uint64_t speed(const struct sg_device *device) {
   return (uint64_t)device->sm_count * device->clock_khz;
 }
 
-/* All GPUs in CUDA's order. The state has them in bus order, and equally fast ones keep that order. */
+/* Fill `gpus` with the GPUs that the process may use, in CUDA's order. The state has them in bus order, and equally
+ * fast ones keep that order. */
 static void number_gpus(const struct sg_shared *shared, struct choice *gpus) {
   const char *order = getenv("CUDA_DEVICE_ORDER");
   bool by_bus = order && !strcmp(order, "PCI_BUS_ID");
@@ -59,7 +60,7 @@ static uint32_t named(const struct sg_shared *shared, bool instance, const char 
   return found;
 }
 
-/* The number at the start of an entry, or SG_NONE: "1gpu2" is 1. */
+/* The GPU with the number at the start of an entry: "1gpu2" means 1. SG_NONE: there is no number, or no such GPU. */
 static uint32_t numbered(const struct choice *gpus, const char *text) {
   while (isspace((unsigned char)*text))
     text++;
@@ -68,7 +69,7 @@ static uint32_t numbered(const struct choice *gpus, const char *text) {
   return rest != text && number >= 0 && number < (long)gpus->count ? gpus->devices[number] : SG_NONE;
 }
 
-/* The devices of a list. Its first entry tells the kind of all entries. */
+/* Fill `chosen` with the devices of a list, which may be none. The first entry tells the kind of all entries. */
 static void choose(const struct sg_shared *shared, const struct choice *gpus, const char *list, struct choice *chosen) {
   bool gpu = !strncmp(list, "GPU-", 4), instance = !strncmp(list, "MIG-", 4);
   while (*list && chosen->count < SG_MAX_DEVICES) {
@@ -93,6 +94,7 @@ static uint32_t first_instance(const struct sg_shared *shared, uint32_t gpu) {
   return SG_NONE;
 }
 
+/* Fill process.devices. The first MIG instance replaces the GPUs before it, and ends the list. */
 void find_visible(void) {
   const struct sg_shared *shared = process.state.shared;
   const char *list = getenv("CUDA_VISIBLE_DEVICES");
@@ -117,6 +119,7 @@ void find_visible(void) {
   }
 }
 
+/* The ordinal of the device with this index in the state. It fails if the process does not see the device. */
 CUresult device_ordinal(uint32_t device, CUdevice *ordinal) {
   for (uint32_t n = 0; n < process.device_count; n++)
     if (process.devices[n] == device) {
@@ -126,6 +129,7 @@ CUresult device_ordinal(uint32_t device, CUdevice *ordinal) {
   return CUDA_ERROR_INVALID_DEVICE;
 }
 
+/* The index of a location in a table by device, in which the entry after the devices is for the host. */
 CUresult location_place(const CUmemLocation *location, uint32_t *place) {
   *place = SG_MAX_DEVICES;
   if (location->type >= CU_MEM_LOCATION_TYPE_HOST && location->type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)

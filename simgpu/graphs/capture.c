@@ -1,4 +1,5 @@
-/* Stream capture, with the driver's rules on the calls that are forbidden while one is open. */
+/* Stream capture, with the driver's rules on the calls that are forbidden while one is open. The frontier of a stream
+ * (or of a captured event) is the nodes on which the stream's next captured node depends. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -30,6 +31,7 @@ static bool none_open(void) {
   return !__atomic_load_n(&process.captures, __ATOMIC_ACQUIRE);
 }
 
+/* Replace a frontier by a copy of `with`. False: there is no memory, and the frontier stays as it was. */
 static bool set_frontier(struct node ***nodes, uint32_t *count, struct node *const *with, uint32_t with_count) {
   struct node **copy = malloc((with_count + 1) * sizeof *copy);
   if (!copy)
@@ -42,21 +44,23 @@ static bool set_frontier(struct node ***nodes, uint32_t *count, struct node *con
   return true;
 }
 
-static bool add_frontier(struct stream *stream, struct node *const *with, uint32_t with_count) {
-  struct node **grown = realloc(stream->frontier, (stream->frontier_count + with_count + 1) * sizeof *grown);
+/* Add to a stream's frontier those nodes of `more` that it lacks. False: there is no memory. */
+static bool add_frontier(struct stream *stream, struct node *const *more, uint32_t more_count) {
+  struct node **grown = realloc(stream->frontier, (stream->frontier_count + more_count + 1) * sizeof *grown);
   if (!grown)
     return false;
   stream->frontier = grown;
-  for (uint32_t n = 0; n < with_count; n++) {
+  for (uint32_t n = 0; n < more_count; n++) {
     bool there = false;
     for (uint32_t m = 0; m < stream->frontier_count; m++)
-      there |= stream->frontier[m] == with[n];
+      there |= stream->frontier[m] == more[n];
     if (!there)
-      stream->frontier[stream->frontier_count++] = with[n];
+      stream->frontier[stream->frontier_count++] = more[n];
   }
   return true;
 }
 
+/* Let a stream take part in a capture, with no frontier yet. False: there is no memory. */
 static bool join(struct capture *capture, struct stream *stream) {
   struct stream **grown = realloc(capture->streams, (capture->count + 1) * sizeof *grown);
   if (!grown)
@@ -68,7 +72,7 @@ static bool join(struct capture *capture, struct stream *stream) {
   return true;
 }
 
-/* End a capture: its streams are free again. The caller gets the graph. */
+/* End a capture and free it: its streams are free again. The graph is left to the caller. */
 static void close_capture(struct capture *capture) {
   capture->graph->capturing--;
   for (uint32_t n = 0; n < capture->count; n++) {
@@ -109,6 +113,7 @@ void capture_forget(struct stream *stream) {
   stream->frontier = NULL;
 }
 
+/* The modes of this thread and of each open capture decide. A capture that forbids the call becomes invalid. */
 CUresult unsafe_call(void) {
   if (none_open() || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_SUCCESS;
@@ -134,6 +139,7 @@ static bool blocks_legacy(const struct capture *capture, const struct context *c
   return false;
 }
 
+/* Refuse work in the legacy stream that would wait for a capture. `invalidate`: that capture becomes invalid. */
 static CUresult check_legacy(const struct stream *stream, bool invalidate) {
   if (stream->lane || none_open())
     return CUDA_SUCCESS;
@@ -149,9 +155,10 @@ static CUresult check_legacy(const struct stream *stream, bool invalidate) {
 }
 
 CUresult legacy_conflict(const struct stream *stream) {
-  return check_legacy(stream, true);
+  return check_legacy(stream, true); /* an error: the work is not submitted */
 }
 
+/* `stream`: NULL means any of the context. If it captures, the wait is refused and the capture becomes invalid. */
 CUresult capture_sync(const struct context *context, const struct stream *stream) {
   if (none_open())
     return CUDA_SUCCESS;
@@ -185,11 +192,12 @@ CUresult capture_node(struct stream *stream, const struct body *body) {
 CUresult captured_event(const struct event *event) {
   pthread_mutex_lock(&process.lock);
   for (struct capture *capture = captures; capture; capture = capture->next)
-    capture->invalid |= capture->id == event->capture_id;
+    capture->invalid |= capture->id == event->capture_id; /* a capture that is still open */
   pthread_mutex_unlock(&process.lock);
   return CUDA_ERROR_CAPTURED_EVENT;
 }
 
+/* A captured event stands for the nodes on which later work of the stream would depend. */
 CUresult capture_record(struct stream *stream, struct event *event) {
   pthread_mutex_lock(&process.lock);
   struct capture *capture = stream->capture;
@@ -203,6 +211,8 @@ CUresult capture_record(struct stream *stream, struct event *event) {
   return result;
 }
 
+/* If the event is captured, the stream joins its capture, and later work depends on the event's nodes. *handled becomes
+ * true if the event is captured or the stream captures: no wait may be submitted then. */
 CUresult capture_wait(struct stream *stream, struct event *event, bool *handled) {
   if (!event->capture_id && !is_capturing(stream))
     return CUDA_SUCCESS;
@@ -245,6 +255,7 @@ CUresult capture_wait(struct stream *stream, struct event *event, bool *handled)
   if (result)                                                                                                          \
   return result
 
+/* Whether all of these are nodes of the graph. */
 static bool nodes_of(const struct graph *graph, CUgraphNode const *nodes, size_t count) {
   for (size_t n = 0; n < count; n++)
     if (!is_handle(nodes[n], NODE_HANDLE) || nodes[n]->graph != graph)
@@ -252,7 +263,7 @@ static bool nodes_of(const struct graph *graph, CUgraphNode const *nodes, size_t
   return true;
 }
 
-/* `into`: NULL makes a graph. */
+/* `into`: the graph to capture into; NULL makes one. `on`: the nodes of it on which the first captured ones depend. */
 static CUresult begin(CUstream handle, struct graph *into, CUgraphNode const *on, size_t count, int mode) {
   FIND_STREAM(handle);
   if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED || (count && !on) ||
@@ -405,7 +416,7 @@ EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, int *status, uint64_t *i
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, size_t count, unsigned flags) {
   FIND_STREAM(handle);
-  if (flags > 1 || (count && !nodes))
+  if (flags > 1 || (count && !nodes)) /* 1: replace the dependencies; 0: add to them */
     return CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&process.lock);
   if (!stream->capture)

@@ -1,6 +1,8 @@
-/* Turns the work that a capturing stream is given into nodes of its graph. */
+/* Turns the work that a capturing stream is given into nodes of its graph. A body is what a node does. */
 #include "simgpu/graphs/graph.h"
 
+/* Add a node with this body to the stream's capture. `made` is the result of making the body: an error is passed on.
+ * After an error the body is free. */
 static CUresult add_body(struct stream *stream, struct body *body, CUresult made) {
   CUresult result = made ? made : capture_node(stream, body);
   if (result)
@@ -28,6 +30,7 @@ CUresult capture_kernel(struct stream *stream, const struct launch *launch, cons
   return add_body(stream, &body, CUDA_SUCCESS);
 }
 
+/* A stream-ordered allocation becomes a node. Its address is valid from now on; the device's memory is taken later. */
 CUresult capture_alloc(struct stream *stream, size_t bytes, CUdeviceptr *out) {
   CUgraphNodeParams params = {
       .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
@@ -51,6 +54,7 @@ CUresult capture_free(struct stream *stream, const struct block *block) {
   return add_body(stream, &body, made);
 }
 
+/* A record of the event, or (without `record`) a wait for it, becomes a node of its own. */
 CUresult capture_external(struct stream *stream, struct event *event, bool record) {
   CUgraphNodeParams params = {.type = record ? CU_GRAPH_NODE_TYPE_EVENT_RECORD : CU_GRAPH_NODE_TYPE_WAIT_EVENT,
                               .eventWait.event = event};

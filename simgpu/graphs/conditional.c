@@ -26,6 +26,7 @@ CUresult conditional_body(struct body *body) {
   return body->child ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* The lowest bit of a condition's handle tells whether its graph runs. All other nodes run. */
 bool body_runs(const struct body *body) {
   return body->params.type != CU_GRAPH_NODE_TYPE_CONDITIONAL || body->params.conditional.handle & 1;
 }

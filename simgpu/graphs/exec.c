@@ -1,4 +1,5 @@
-/* Executable graphs: made of a graph, launched, changed. graphs/steps.c cuts a graph into steps. */
+/* Executable graphs: made of a graph, launched, changed. graphs/steps.c cuts a graph into steps, which a launch gives
+ * to its stream one by one. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -25,6 +26,7 @@ CUresult exec_rebuild(CUgraphExec exec) {
   return CUDA_SUCCESS;
 }
 
+/* The executable's own copy of a node of the graph that it was made from; NULL: it has none, or a handle is invalid. */
 struct node *exec_node(CUgraphExec exec, CUgraphNode node) {
   return is_handle(exec, EXEC_HANDLE) && is_handle(node, NODE_HANDLE) ? graph_find(exec->graph, node) : NULL;
 }
@@ -108,7 +110,8 @@ EXPORT CUresult cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags) {
 
 /* --- launching ---------------------------------------------------------------------------------------------------- */
 
-static CUresult find(CUgraphExec exec, CUstream handle, struct stream **stream) {
+/* Find the stream of a launch or an upload, and check the executable. */
+static CUresult find_for_launch(CUgraphExec exec, CUstream handle, struct stream **stream) {
   struct context *context;
   CUresult result = enter(&context);
   if (!result)
@@ -116,6 +119,8 @@ static CUresult find(CUgraphExec exec, CUstream handle, struct stream **stream) 
   return result ? result : is_handle(exec, EXEC_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Give the device the work of a step as one item, with the step's effects. Its demand is the part of the SMs that the
+ * work needs on average. */
 static CUresult launch_work(struct stream *stream, const struct step *step) {
   static uint32_t name = SG_NONE; /* the same for every launch of this process */
   if (name == SG_NONE) {
@@ -135,7 +140,7 @@ static CUresult launch_work(struct stream *stream, const struct step *step) {
                                    : demand < SG_ALL_SMS ? (uint32_t)demand
                                                          : SG_ALL_SMS,
                          .duration_ns = duration_ns};
-  struct effect watching = {.kind = EFFECT_LIST};
+  struct effect watching = {.kind = EFFECT_LIST}; /* makes the owner poll the word of a spin */
   if (step->spin) {
     item.flags |= SG_SPIN;
     item.watch = step->watch;
@@ -150,6 +155,7 @@ static CUresult launch_words(struct stream *stream, const CUDA_BATCH_MEM_OP_NODE
   return result;
 }
 
+/* Give the stream one step: work, or what the step's node does. */
 static CUresult launch_step(struct stream *stream, const struct step *step) {
   const struct body *body = step->node ? &step->node->body : NULL;
   if (step->kind == STEP_WORK)
@@ -181,7 +187,7 @@ static CUresult capture_launch(CUgraphExec exec, struct stream *stream) {
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
   uint64_t entry_ns = sg_now();
   struct stream *stream;
-  CUresult result = find(exec, handle, &stream);
+  CUresult result = find_for_launch(exec, handle, &stream);
   if (!result)
     result = legacy_conflict(stream);
   if (result)
@@ -205,7 +211,7 @@ EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
 /* An upload has nothing to do but to take the graph's memory. */
 EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle) {
   struct stream *stream;
-  CUresult result = find(exec, handle, &stream);
+  CUresult result = find_for_launch(exec, handle, &stream);
   if (!result)
     result = legacy_conflict(stream);
   if (!result && is_capturing(stream))
@@ -218,7 +224,8 @@ EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
 
 /* --- changing ----------------------------------------------------------------------------------------------------- */
 
-/* Only a node with a cost and a result of its own can be left out. */
+/* The executable's copy of a node that can be enabled and disabled. Only a node with a cost and a result of its own can
+ * be left out: a kernel, a copy or a set. */
 static CUresult find_switchable(CUgraphExec exec, CUgraphNode original, struct node **node) {
   *node = exec_node(exec, original);
   return *node && (*node)->body.params.type <= CU_GRAPH_NODE_TYPE_MEMSET ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -242,22 +249,25 @@ EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode original, un
   return result;
 }
 
+/* The answer of a refused update: the reason, the node of the new graph at fault, and the node `from` which an edge at
+ * fault comes. NULL: no single node is at fault, or no edge. */
 static CUgraphExecUpdateResultInfo refused(int why, struct node *node, struct node *from) {
   return (CUgraphExecUpdateResultInfo){why, node, from};
 }
 
-/* Compare two graphs. Their nodes are paired in the order in which they were added. */
-static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *with) {
-  if (own->count != with->count)
+/* Whether the executable's graph `own` can be updated from `update`: `result` is 0, else the answer tells what differs.
+ * The nodes are paired in the order in which they were added. */
+static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *update) {
+  if (own->count != update->count)
     return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, NULL, NULL);
   for (uint32_t n = 0; n < own->count; n++) {
-    struct node *a = own->nodes[n], *b = with->nodes[n];
+    struct node *a = own->nodes[n], *b = update->nodes[n];
     if (a->body.params.type != b->body.params.type)
       return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, b, NULL);
     if (a->on_count != b->on_count)
       return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, b, NULL);
     for (uint32_t m = 0; m < a->on_count; m++)
-      if (graph_index(own, a->on[m]) != graph_index(with, b->on[m]))
+      if (graph_index(own, a->on[m]) != graph_index(update, b->on[m]))
         return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, b, b->on[m]);
     if (a->body.memory != b->body.memory)
       return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED, b, NULL);
@@ -272,16 +282,17 @@ static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *with
   return (CUgraphExecUpdateResultInfo){0};
 }
 
-/* Take the bodies of the graph's nodes. The executable's nodes stay those of the graph that it was made from. */
-static bool replace(struct graph *own, struct graph *with) {
+/* Replace the bodies in the executable's graph `own` by copies of those in `update`. Its nodes stay those of the graph
+ * that it was made from. False: there is no memory, and some bodies may be replaced. */
+static bool replace(struct graph *own, struct graph *update) {
   for (uint32_t n = 0; n < own->count; n++) {
     struct body body, *old = &own->nodes[n]->body;
     if (old->child) {
-      if (!replace(old->child, with->nodes[n]->body.child))
+      if (!replace(old->child, update->nodes[n]->body.child))
         return false;
       continue;
     }
-    if (!body_copy(&with->nodes[n]->body, &body))
+    if (!body_copy(&update->nodes[n]->body, &body))
       return false;
     body_free(old);
     *old = body;

@@ -15,6 +15,7 @@ static void node_free(struct node *node) {
   handle_free(node);
 }
 
+/* Free a graph with its nodes, their children and its user objects. This may call functions of the program. */
 void graph_free(struct graph *graph) {
   for (uint32_t n = 0; n < graph->count; n++)
     node_free(graph->nodes[n]);
@@ -23,6 +24,7 @@ void graph_free(struct graph *graph) {
   handle_free(graph);
 }
 
+/* Let a node depend on another one. False: there is no memory. */
 static bool node_depend(struct node *node, struct node *on) {
   struct node **grown = realloc(node->on, (node->on_count + 1) * sizeof *grown);
   if (!grown)
@@ -32,6 +34,7 @@ static bool node_depend(struct node *node, struct node *on) {
   return true;
 }
 
+/* Add a node with this body. NULL: there is no memory, and the body is still the caller's. */
 struct node *graph_add(struct graph *graph, const struct body *body, struct node *const *on, uint32_t count) {
   if (graph->count == graph->room) {
     uint32_t room = graph->room ? 2 * graph->room : 16;
@@ -58,6 +61,8 @@ struct node *graph_add(struct graph *graph, const struct body *body, struct node
   return node;
 }
 
+/* Copy a graph with its nodes, their children and its user objects; NULL: there is no memory. In a copied node `origin`
+ * is the id of the original. */
 struct graph *graph_clone(struct graph *graph) {
   struct graph *clone = graph_new();
   bool whole = clone && graph_keep_all(clone, graph);
@@ -72,7 +77,7 @@ struct graph *graph_clone(struct graph *graph) {
       break;
     node->origin = graph->nodes[n]->id;
     node->disabled = graph->nodes[n]->disabled;
-    graph->nodes[n]->visit = n;
+    graph->nodes[n]->visit = n; /* the index of its copy */
   }
   for (uint32_t n = 0; whole && n < graph->count; n++)
     for (uint32_t m = 0; whole && m < graph->nodes[n]->on_count; m++)
@@ -82,6 +87,7 @@ struct graph *graph_clone(struct graph *graph) {
   return whole ? clone : NULL;
 }
 
+/* Whether a node of the graph, or of a child of it, allocates or frees memory. */
 bool graph_has_memory(const struct graph *graph) {
   for (uint32_t n = 0; n < graph->count; n++) {
     const struct body *body = &graph->nodes[n]->body;
@@ -91,6 +97,7 @@ bool graph_has_memory(const struct graph *graph) {
   return false;
 }
 
+/* The node in the graph, or in a child of it, that was cloned from this node; NULL: there is none. */
 struct node *graph_find(struct graph *graph, const struct node *node) {
   for (uint32_t n = 0; n < graph->count; n++) {
     if (graph->nodes[n]->origin == node->id)
@@ -103,6 +110,7 @@ struct node *graph_find(struct graph *graph, const struct node *node) {
   return NULL;
 }
 
+/* The place of a node in the graph; graph->count: the graph lacks it. */
 uint32_t graph_index(const struct graph *graph, const struct node *node) {
   uint32_t n = 0;
   while (n < graph->count && graph->nodes[n] != node)
@@ -110,7 +118,7 @@ uint32_t graph_index(const struct graph *graph, const struct node *node) {
   return n;
 }
 
-/* Order the nodes: again and again take those that depend on no node that is still left. */
+/* Order the nodes: again and again take those that depend on no node that is still left. False: there is a cycle. */
 bool graph_order(struct graph *graph, struct node **order) {
   uint32_t taken = 0;
   for (uint32_t n = 0; n < graph->count; n++)
@@ -181,6 +189,7 @@ static bool edge_valid(CUgraph graph, CUgraphNode from, CUgraphNode to) {
          from != to;
 }
 
+/* The place of `from` among the dependencies of `to`; to->on_count: there is no such edge. */
 static uint32_t edge_index(const struct node *from, const struct node *to) {
   uint32_t n = 0;
   while (n < to->on_count && to->on[n] != from)
@@ -203,6 +212,7 @@ EXPORT CUresult cuGraphAddDependencies_v2(CUgraph graph, CUgraphNode const *from
   return cuGraphAddDependencies(graph, from, to, count);
 }
 
+/* Remove the edge, if there is one. */
 static void remove_edge(struct node *from, struct node *to) {
   uint32_t n = edge_index(from, to);
   if (n < to->on_count) /* in order: an update compares it */
@@ -257,7 +267,8 @@ struct listing {
   size_t *count, found;
 };
 
-static void list(struct listing *listing, struct node *node, struct node *to) {
+/* Add a node to the listing, or the edge from `node` to `to`. Beyond the caller's room it is only counted. */
+static void listing_add(struct listing *listing, struct node *node, struct node *to) {
   if (listing->nodes && listing->found < *listing->count) {
     listing->nodes[listing->found] = node;
     if (listing->to)
@@ -268,7 +279,8 @@ static void list(struct listing *listing, struct node *node, struct node *to) {
   listing->found++;
 }
 
-static CUresult listed(struct listing *listing) {
+/* End the listing: clear the room that is left, and tell the caller the count. */
+static CUresult listing_end(struct listing *listing) {
   for (size_t n = listing->found; listing->nodes && n < *listing->count; n++)
     listing->nodes[n] = NULL;
   if (!listing->nodes || listing->found < *listing->count)
@@ -276,6 +288,7 @@ static CUresult listed(struct listing *listing) {
   return CUDA_SUCCESS;
 }
 
+/* List the nodes of a graph, or only those that depend on none. */
 static CUresult list_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count, bool roots_only) {
   CUresult result = graph_valid(graph);
   struct listing listing = {.nodes = nodes, .count = count};
@@ -283,8 +296,8 @@ static CUresult list_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count, boo
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   for (uint32_t n = 0; n < graph->count; n++)
     if (!roots_only || !graph->nodes[n]->on_count)
-      list(&listing, graph->nodes[n], NULL);
-  return listed(&listing);
+      listing_add(&listing, graph->nodes[n], NULL);
+  return listing_end(&listing);
 }
 EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
   return list_nodes(graph, nodes, count, false);
@@ -299,8 +312,8 @@ EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nod
   if (!is_handle(node, NODE_HANDLE) || !count)
     return CUDA_ERROR_INVALID_VALUE;
   for (uint32_t n = 0; n < node->on_count; n++)
-    list(&listing, node->on[n], NULL);
-  return listed(&listing);
+    listing_add(&listing, node->on[n], NULL);
+  return listing_end(&listing);
 }
 EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count) {
   return cuGraphNodeGetDependencies_v2(node, nodes, NULL, count);
@@ -313,8 +326,8 @@ EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *n
     return CUDA_ERROR_INVALID_VALUE;
   for (uint32_t n = 0; n < node->graph->count; n++)
     if (edge_index(node, node->graph->nodes[n]) < node->graph->nodes[n]->on_count)
-      list(&listing, node->graph->nodes[n], NULL);
-  return listed(&listing);
+      listing_add(&listing, node->graph->nodes[n], NULL);
+  return listing_end(&listing);
 }
 EXPORT CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode *nodes, size_t *count) {
   return cuGraphNodeGetDependentNodes_v2(node, nodes, NULL, count);
@@ -328,8 +341,8 @@ EXPORT CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   for (uint32_t n = 0; n < graph->count; n++)
     for (uint32_t m = 0; m < graph->nodes[n]->on_count; m++)
-      list(&listing, graph->nodes[n]->on[m], graph->nodes[n]);
-  return listed(&listing);
+      listing_add(&listing, graph->nodes[n]->on[m], graph->nodes[n]);
+  return listing_end(&listing);
 }
 EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
   return cuGraphGetEdges_v2(graph, from, to, NULL, count);
@@ -337,6 +350,7 @@ EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *t
 
 /* --- a picture --------------------------------------------------------------------------------------------------- */
 
+/* The name of a kernel's function; for other nodes their type. */
 static const char *label_of(const struct node *node) {
   static const char *const labels[] = {"kernel",    "memcpy",     "memset",       "host", "graph",
                                        "empty",     "event wait", "event record", "",     "",

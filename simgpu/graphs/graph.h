@@ -55,6 +55,7 @@ struct graph *graph_new(void);
 void graph_free(struct graph *graph);
 /* Add a node that depends on `on`. The body is the node's on success. NULL: out of memory. */
 struct node *graph_add(struct graph *graph, const struct body *body, struct node *const *on, uint32_t count);
+/* Copy a graph with its nodes, their children and its user objects; NULL: there is no memory. */
 struct graph *graph_clone(struct graph *graph);
 uint32_t graph_index(const struct graph *graph, const struct node *node); /* graph->count: the graph lacks it */
 bool graph_has_memory(const struct graph *graph);
@@ -65,7 +66,9 @@ bool graph_order(struct graph *graph, struct node **order);
 CUresult graph_valid(CUgraph graph);
 
 /* graphs/nodes.c */
+/* Make the body of a node from its parameters. The caller frees the body (body_free), also after an error. */
 CUresult body_make(const CUgraphNodeParams *params, struct body *body);
+/* Copy a body; false: there is no memory, and nothing is left of the copy. */
 bool body_copy(const struct body *from, struct body *to);
 void body_free(struct body *body);
 /* The body for an item that a stream was about to get. Its parameters are filled in as far as they are known. */

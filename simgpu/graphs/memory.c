@@ -32,8 +32,8 @@ static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graph_memory *memories;
 static uint64_t amounts[SG_MAX_DEVICES][GRAPH_MEMORY_ATTRIBUTES];
 
-/* With memory_lock, all of these. */
-
+/* With memory_lock: add bytes, or subtract negative ones, to an amount of the device. The attribute after it is the
+ * amount's high-water mark, and is raised if need be. */
 static void count(uint32_t device, int attribute, int64_t bytes) {
   uint64_t *amount = amounts[device];
   amount[attribute] += (uint64_t)bytes;
@@ -41,12 +41,14 @@ static void count(uint32_t device, int attribute, int64_t bytes) {
     amount[attribute + 1] = amount[attribute];
 }
 
-/* Whether the memory is on another device than the context that launches. A context only has memory of its own device.
- */
+/* Whether the memory is on another device than the context that launches. Then the process is charged: a context only
+ * has memory of its own device. */
 static bool lies_elsewhere(const struct graph_memory *memory, const struct context *context) {
   return context->device != memory->device;
 }
 
+/* With memory_lock: give the device's memory behind the allocation back, if there is any. Nothing happens while the
+ * allocation is alive. */
 static void give_back(struct graph_memory *memory) {
   if (!memory->charged || memory->live || memory->owned)
     return;
@@ -58,7 +60,9 @@ static void give_back(struct graph_memory *memory) {
   count(memory->device, RESERVED_CURRENT, -(int64_t)memory->bytes);
 }
 
-static void settle(struct graph_memory *memory) {
+/* With memory_lock, after something has let go of the memory: give its device memory back if no executable has it, and
+ * free all of it if nothing holds it. The caller does not use `memory` afterwards. */
+static void drop_if_unused(struct graph_memory *memory) {
   if (!memory->execs)
     give_back(memory);
   if (memory->refs || memory->live || memory->owned)
@@ -73,19 +77,23 @@ static void settle(struct graph_memory *memory) {
   free(memory);
 }
 
-static void allocated(struct graph_memory *memory) {
+/* With memory_lock: the memory is allocated once more, until end_life. Its bytes count once, however often it is
+ * allocated. */
+static void begin_life(struct graph_memory *memory) {
   if (!memory->live++)
     count(memory->device, USED_CURRENT, (int64_t)memory->bytes);
 }
 
-static void ended(struct graph_memory *memory) {
+/* With memory_lock: the device has reached a free of the memory. The caller does not use `memory` afterwards. */
+static void end_life(struct graph_memory *memory) {
   if (!--memory->live)
     count(memory->device, USED_CURRENT, -(int64_t)memory->bytes);
-  settle(memory);
+  drop_if_unused(memory);
 }
 
 /* --- nodes ------------------------------------------------------------------------------------------------------- */
 
+/* Take an address for an allocation, but no device memory yet. The caller's node is its first reference. */
 CUresult graph_memory_new(uint32_t device, size_t bytes, struct graph_memory **out) {
   struct graph_memory *memory = calloc(1, sizeof *memory);
   void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -116,13 +124,15 @@ void graph_memory_hold(struct graph_memory *memory) {
   pthread_mutex_unlock(&memory_lock);
 }
 
+/* Let go of one reference. With the last one the memory is freed, unless it is alive. */
 void graph_memory_drop(struct graph_memory *memory) {
   pthread_mutex_lock(&memory_lock);
   memory->refs--;
-  settle(memory);
+  drop_if_unused(memory);
   pthread_mutex_unlock(&memory_lock);
 }
 
+/* Whether a node of the graph allocates this memory. Children are not searched. */
 static bool allocates(const struct graph *graph, const struct graph_memory *memory) {
   for (uint32_t n = 0; n < graph->count; n++)
     if (graph->nodes[n]->body.memory == memory && graph->nodes[n]->body.params.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
@@ -130,6 +140,8 @@ static bool allocates(const struct graph *graph, const struct graph_memory *memo
   return false;
 }
 
+/* Note that a graph gets a free node for the memory. An error: the graph has one already, or there is one in another
+ * graph, and one of the two graphs also allocates the memory. */
 CUresult graph_memory_freed_by(struct graph_memory *memory, struct graph *graph) {
   pthread_mutex_lock(&memory_lock);
   bool inside = allocates(graph, memory);
@@ -146,7 +158,8 @@ CUresult graph_memory_freed_by(struct graph_memory *memory, struct graph *graph)
 
 typedef bool visitor(struct graph_memory *memory, int type, void *argument);
 
-/* With memory_lock. Ends at the first node for which the visitor returns false. */
+/* With memory_lock: call the visitor for every node with memory, of the graph and its children. False: a visitor has
+ * returned false, and the rest was left out. */
 static bool each(struct graph *graph, visitor *visit, void *argument) {
   for (uint32_t n = 0; n < graph->count; n++) {
     struct body *body = &graph->nodes[n]->body;
@@ -158,6 +171,7 @@ static bool each(struct graph *graph, visitor *visit, void *argument) {
   return true;
 }
 
+/* Take the lock, and call the visitor for every node with memory, until one returns false. True: none has. */
 static bool all(struct graph *graph, visitor *visit, void *argument) {
   pthread_mutex_lock(&memory_lock);
   bool agreed = each(graph, visit, argument);
@@ -165,15 +179,18 @@ static bool all(struct graph *graph, visitor *visit, void *argument) {
   return agreed;
 }
 
-static bool is_free(struct graph_memory *memory, int type, void *unused) {
+/* A visitor: false for an allocation that an executable has already. */
+static bool has_no_exec(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
   return type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || !memory->execs;
 }
+/* A visitor: one more executable has this allocation. */
 static bool instantiate(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
   memory->execs += type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
   return true;
 }
+/* A visitor: one executable less has this allocation. Without any, its device memory is given back. */
 static bool retire(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
   memory->execs -= type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
@@ -183,7 +200,7 @@ static bool retire(struct graph_memory *memory, int type, void *unused) {
 }
 
 CUresult graph_memory_instantiate(struct graph *graph) {
-  if (!all(graph, is_free, NULL))
+  if (!all(graph, has_no_exec, NULL))
     return CUDA_ERROR_NOT_SUPPORTED; /* one executable at a time */
   all(graph, instantiate, NULL);
   return CUDA_SUCCESS;
@@ -193,6 +210,7 @@ void graph_memory_retire(struct graph *graph) {
   all(graph, retire, NULL);
 }
 
+/* A visitor: take the device memory for an allocation that has none. False: it does not fit. */
 static bool reserve(struct graph_memory *memory, int type, void *context) {
   if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || memory->charged)
     return true;
@@ -203,6 +221,7 @@ static bool reserve(struct graph_memory *memory, int type, void *context) {
   count(memory->device, RESERVED_CURRENT, (int64_t)memory->bytes);
   return true;
 }
+/* A visitor: give back the device memory of what is not alive. */
 static bool unreserve(struct graph_memory *memory, int type, void *unused) {
   (void)type, (void)unused;
   give_back(memory);
@@ -216,22 +235,27 @@ CUresult graph_memory_reserve(struct graph *graph, struct context *context) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* A visitor: whether the graph can be launched. A free needs an allocation, in the graph itself or before the launch. A
+ * second allocation needs a free in the graph itself, or the flag `auto_free`. */
 static bool may_launch(struct graph_memory *memory, int type, void *auto_free) {
   if (type == CU_GRAPH_NODE_TYPE_MEM_FREE)
     return memory->owned || memory->freed_inside;
   return memory->freed_inside || !memory->owned || *(bool *)auto_free;
 }
+/* A visitor: what the call of a launch does at once. `owned` tells whether the memory may still be freed; `live` falls
+ * when the device reaches the free. */
 static bool launch(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
   if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && !memory->freed_inside)
     memory->owned = false; /* it ends when the stream reaches this launch's free */
   if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || memory->owned)
     return true; /* freed and allocated again: the same as kept */
-  allocated(memory);
+  begin_life(memory);
   memory->owned = !memory->freed_inside;
   return true;
 }
 
+/* For a call that launches the graph. An error: the graph cannot be launched, and nothing has changed. */
 CUresult graph_memory_launch(struct graph *graph, bool auto_free) {
   if (!all(graph, may_launch, &auto_free))
     return CUDA_ERROR_INVALID_VALUE;
@@ -239,14 +263,16 @@ CUresult graph_memory_launch(struct graph *graph, bool auto_free) {
   return CUDA_SUCCESS;
 }
 
+/* The device has reached a free of the memory. */
 void graph_memory_over(void *memory) {
   pthread_mutex_lock(&memory_lock);
-  ended(memory);
+  end_life(memory);
   pthread_mutex_unlock(&memory_lock);
 }
 
 /* --- frees by the program ---------------------------------------------------------------------------------------- */
 
+/* The program calls to free the memory. An error: it is not allocated, or such a call has been made. */
 static CUresult disown(struct graph_memory *memory) {
   pthread_mutex_lock(&memory_lock);
   bool owned = memory->owned;
@@ -255,6 +281,7 @@ static CUresult disown(struct graph_memory *memory) {
   return owned ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Free the memory for the program, after all work of the context that may use it. */
 CUresult graph_memory_free(struct graph_memory *memory, struct context *context) {
   CUresult result = wait_context(memory->charged ? memory->charged : context);
   if (!result)
@@ -264,6 +291,7 @@ CUresult graph_memory_free(struct graph_memory *memory, struct context *context)
   return result;
 }
 
+/* Free the memory for the program, when the stream gets there. */
 CUresult graph_memory_free_async(struct graph_memory *memory, struct stream *stream) {
   CUresult result = disown(memory);
   struct effect effect = {.kind = EFFECT_CALL, .call = graph_memory_over, .data = memory};
@@ -285,7 +313,7 @@ void graph_memory_forget(const struct context *context) {
     memory->charged = NULL;
     memory->owned = false;
     memory->live = 0;
-    settle(memory);
+    drop_if_unused(memory);
   }
   pthread_mutex_unlock(&memory_lock);
 }

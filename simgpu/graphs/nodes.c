@@ -1,4 +1,5 @@
-/* Nodes of graphs: their bodies, and the calls that add, read and change them, in graphs and in executables. */
+/* Nodes of graphs: their bodies, and the calls that add, read and change them, in graphs and in executables. A body is
+ * what a node does. For each type of node a function here fills in the rest of a body from the parameters in it. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -21,7 +22,7 @@ static CUresult kernel_body(struct body *body) {
   return launch_item(context, &launch, &body->item);
 }
 
-/* The item of a copy or set has only its cost; the effect does the work. */
+/* The item of a copy or set has only its cost; the effect does the work. `context`: NULL is the current one. */
 static CUresult transfer_body(struct body *body, struct context *context, const struct effect *effect) {
   CUresult result = context ? CUDA_SUCCESS : enter(&context);
   if (result || !is_handle(context, CONTEXT_HANDLE))
@@ -64,7 +65,8 @@ static CUresult host_body(struct body *body) {
 
 enum { OWNERSHIP_CLONE, OWNERSHIP_MOVE };
 
-/* A child is a copy of the graph. With the other ownership it is the graph itself. */
+/* A child is a copy of the graph. With the other ownership it is the graph itself, which must not be a child yet. A
+ * graph with memory cannot be copied. */
 static CUresult child_body(struct body *body) {
   CUgraph graph = body->params.graph.graph;
   bool moved = body->params.graph.ownership == OWNERSHIP_MOVE;
@@ -82,6 +84,7 @@ static CUresult event_body(struct body *body) {
   return is_handle(body->params.eventWait.event, EVENT_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Only memory of a device. Its address is valid from now on, and goes into the parameters. */
 static CUresult alloc_body(struct body *body) {
   CUDA_MEM_ALLOC_NODE_PARAMS *params = &body->params.alloc;
   int device = params->poolProps.location.id;
@@ -94,6 +97,7 @@ static CUresult alloc_body(struct body *body) {
   return result;
 }
 
+/* Only memory that a graph allocates can be freed by a node. The node then holds it. */
 static CUresult free_body(struct body *body) {
   struct block block;
   CUdeviceptr address = body->params.free.dptr;
@@ -104,6 +108,7 @@ static CUresult free_body(struct body *body) {
   return CUDA_SUCCESS;
 }
 
+/* Replace the program's array of operations by a copy. False: there is no memory, and the array is NULL. */
 static bool own_operations(struct body *body) {
   CUDA_BATCH_MEM_OP_NODE_PARAMS *params = &body->params.memOp;
   CUstreamBatchMemOpParams *own = calloc(params->count + 1, sizeof *own);
@@ -117,10 +122,11 @@ static CUresult batch_body(struct body *body) {
   CUDA_BATCH_MEM_OP_NODE_PARAMS *params = &body->params.memOp;
   CUresult result = params->flags ? CUDA_ERROR_INVALID_VALUE : check_operations(params->paramArray, params->count);
   if (result)
-    params->paramArray = NULL;
+    params->paramArray = NULL; /* it is the program's: body_free must not free it */
   return result ? result : own_operations(body) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Make the body of a node from its parameters. The caller frees the body (body_free), also after an error. */
 CUresult body_make(const CUgraphNodeParams *params, struct body *body) {
   static CUresult (*const makers[])(struct body *) = {[CU_GRAPH_NODE_TYPE_KERNEL] = kernel_body,
                                                       [CU_GRAPH_NODE_TYPE_MEMCPY] = memcpy_body,
@@ -145,6 +151,7 @@ CUresult body_make(const CUgraphNodeParams *params, struct body *body) {
   return makers[params->type](body);
 }
 
+/* Copy a body. False: there is no memory, and nothing is left of the copy. */
 bool body_copy(const struct body *from, struct body *to) {
   *to = *from;
   to->effect = from->effect ? effect_copy_of(from->effect) : NULL;
@@ -171,6 +178,8 @@ void body_free(struct body *body) {
     free(body->params.memOp.paramArray);
 }
 
+/* The body for an item that a capturing stream is given. A program can read the parameters of its node: they are filled
+ * in as far as they are known. */
 CUresult body_of_item(const struct sg_item *item, const struct effect *effect, struct body *body) {
   *body = (struct body){.item = *item};
   body->effect = effect ? effect_copy_of(effect) : NULL;
@@ -204,6 +213,8 @@ CUresult body_of_item(const struct sg_item *item, const struct effect *effect, s
 
 /* --- the general calls ------------------------------------------------------------------------------------------- */
 
+/* Add a node that depends on the nodes `on`. What the driver chose goes into `params`: the address of an allocation,
+ * the child graph, the graph of a condition. */
 static CUresult add(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size_t count, CUgraphNodeParams *params) {
   CUresult result = graph_valid(graph);
   if (result || !out || (count && !on) || !params)
@@ -243,13 +254,14 @@ static CUresult set(struct node *node, const CUgraphNodeParams *params) {
   CUresult result = body_make(params, &body);
   if (!result && body.child)
     body.child->owner = node;
-  struct body old = result ? body : node->body;
+  struct body old = result ? body : node->body; /* the one that is not used from now on */
   if (!result)
     node->body = body;
   body_free(&old);
   return result;
 }
 
+/* Give the executable's own copy of a node other parameters, and cut its graph into steps again. */
 static CUresult exec_set(CUgraphExec exec, CUgraphNode original, const CUgraphNodeParams *params) {
   struct node *node = exec_node(exec, original);
   if (!node || !params)
@@ -258,6 +270,7 @@ static CUresult exec_set(CUgraphExec exec, CUgraphNode original, const CUgraphNo
   return result ? result : exec_rebuild(exec);
 }
 
+/* The parameters of a node. An error: it is not of this type. */
 static CUresult get(CUgraphNode node, int type, const CUgraphNodeParams **params) {
   if (!is_handle(node, NODE_HANDLE) || node->body.params.type != type)
     return CUDA_ERROR_INVALID_VALUE;

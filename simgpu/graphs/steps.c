@@ -1,7 +1,7 @@
 /*
- * Cuts a graph into steps. Device work becomes one piece, as long as its longest path, with its memory effects at its
- * end. Host functions, event records and waits, and operations on words are steps of their own between such pieces.
- * Work that depends on a step comes after it; other work comes before it where it can.
+ * Cuts a graph into steps. Device work becomes one step, as long as its longest path, with its memory effects at its
+ * end. Host functions, event records and waits, and operations on words are steps of their own between such steps. Work
+ * that depends on a step comes after it; other work comes before it where it can.
  */
 #include "simgpu/graphs/graph.h"
 
@@ -33,6 +33,7 @@ static struct position later(struct position a, struct position b) {
   return a.level > b.level || (a.level == b.level && a.ns > b.ns) ? a : b;
 }
 
+/* Append a step at this level; NULL: there is no memory. The pointer is valid until the next step is appended. */
 static struct step *step_new(struct reading *reading, uint32_t level, struct step step) {
   if (reading->count == reading->room) {
     uint32_t room = reading->room ? 2 * reading->room : 16;
@@ -49,6 +50,7 @@ static struct step *step_new(struct reading *reading, uint32_t level, struct ste
   return &reading->steps[reading->count++];
 }
 
+/* The step with the device work of a level, made if there is none; NULL: there is no memory. */
 static struct step *work_at(struct reading *reading, uint32_t level) {
   for (uint32_t n = 0; n < reading->count; n++)
     if (reading->levels[n] == level && reading->steps[n].kind == STEP_WORK)
@@ -56,6 +58,7 @@ static struct step *work_at(struct reading *reading, uint32_t level) {
   return step_new(reading, level, (struct step){.kind = STEP_WORK});
 }
 
+/* Append a copy of the effect to those of the step. False: there is no memory. */
 static bool add_effect(struct step *step, const struct effect *effect) {
   struct effect **link = &step->effects;
   while (*link)
@@ -87,6 +90,8 @@ static int step_of(const struct node *node) {
   }
 }
 
+/* Add a node to the device work of its level. `at`: the position where the node begins, and then where it ends. False:
+ * there is no memory. */
 static bool read_work(struct reading *reading, const struct node *node, struct position *at) {
   const struct body *body = &node->body;
   struct step *work = work_at(reading, at->level);
@@ -108,6 +113,8 @@ static bool read_work(struct reading *reading, const struct node *node, struct p
   return !body->effect || add_effect(work, body->effect);
 }
 
+/* Cut a graph, with its children in their places, into steps. `at`: the position where the graph begins, and then where
+ * all of it has ended. */
 static CUresult read_graph(struct reading *reading, struct graph *graph, struct position *at) {
   struct node **order = malloc((graph->count + 1) * sizeof *order);
   struct position from = *at;
@@ -128,7 +135,7 @@ static CUresult read_graph(struct reading *reading, struct graph *graph, struct 
       uint32_t level = kind == STEP_WAIT ? here.level | STAGE_END : here.level;
       if (!step_new(reading, level, (struct step){.kind = kind, .there = true, .node = node}))
         result = CUDA_ERROR_OUT_OF_MEMORY;
-      here = (struct position){level + 1, 0};
+      here = (struct position){level + 1, 0}; /* after a wait: the next stage */
     }
     node->level = here.level;
     node->until_ns = here.ns;
@@ -153,6 +160,8 @@ static void sort(struct reading *reading) {
     }
 }
 
+/* Cut a graph into steps, in the order in which a launch gives them to its stream. After an error `steps` is not
+ * valid. */
 CUresult steps_read(struct graph *graph, struct step **steps, uint32_t *count) {
   struct reading reading = {0};
   struct position at = {0};

@@ -19,6 +19,7 @@ struct kept {
   uint64_t count;
 };
 
+/* Whether the driver is usable, this is an object, and a call may name so many references. */
 static CUresult check(const struct user_object *object, uint64_t count) {
   CUresult result = ready();
   bool valid = is_handle(object, USER_OBJECT_HANDLE) && count && count <= INT_MAX;
@@ -29,6 +30,7 @@ static void retain(struct user_object *object, uint64_t count) {
   __atomic_fetch_add(&object->references, count, __ATOMIC_RELAXED);
 }
 
+/* Drop references. With the last one the object is freed, and the program's function is called. */
 static void release(struct user_object *object, uint64_t count) {
   if (__atomic_sub_fetch(&object->references, count, __ATOMIC_ACQ_REL))
     return;
@@ -38,7 +40,9 @@ static void release(struct user_object *object, uint64_t count) {
   destroy(data);
 }
 
-static bool keep(struct graph *graph, struct user_object *object, uint64_t count) {
+/* Note that the graph has `count` more references to the object. The caller counts them in the object (retain), or
+ * hands over its own. False: there is no memory. */
+static bool note_kept(struct graph *graph, struct user_object *object, uint64_t count) {
   struct kept *kept = graph->kept;
   while (kept && kept->object != object)
     kept = kept->next;
@@ -52,14 +56,16 @@ static bool keep(struct graph *graph, struct user_object *object, uint64_t count
   return kept != NULL;
 }
 
+/* Let a graph also refer to the objects that another one refers to. False: there is no memory, and some are missing. */
 bool graph_keep_all(struct graph *graph, const struct graph *from) {
   bool whole = true;
   for (const struct kept *kept = from->kept; whole && kept; kept = kept->next)
-    if ((whole = keep(graph, kept->object, kept->count)))
+    if ((whole = note_kept(graph, kept->object, kept->count)))
       retain(kept->object, kept->count);
   return whole;
 }
 
+/* Drop all references of a graph. This may call functions of the program. */
 void graph_drop_all(struct graph *graph) {
   for (struct kept *kept = graph->kept; kept;) {
     struct kept *next = kept->next;
@@ -105,7 +111,7 @@ EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, struct user_object *objec
   CUresult result = check(object, count);
   if (!result && (!is_handle(graph, GRAPH_HANDLE) || flags & ~(unsigned)CU_GRAPH_USER_OBJECT_MOVE))
     result = CUDA_ERROR_INVALID_VALUE;
-  if (!result && !keep(graph, object, count))
+  if (!result && !note_kept(graph, object, count))
     result = CUDA_ERROR_OUT_OF_MEMORY;
   if (!result && !(flags & CU_GRAPH_USER_OBJECT_MOVE))
     retain(object, count);

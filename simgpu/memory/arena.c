@@ -11,11 +11,10 @@
 #define ARENA_BYTES (1ll << 56)
 #define PAGE        4096u
 
-/* Make a file in memory of `bytes` bytes; only written pages take memory. The descriptor is a high number, away from
- * programs that close the descriptors they know of. A direct system call: glibc has a function for it only since 2.27.
- */
+/* Make a file of `bytes` bytes in memory, of which only written pages take memory. Return its descriptor, or -1. The
+ * descriptor is a high number, because some programs close all low ones. */
 int memory_file(const char *name, uint64_t bytes) {
-  int low = (int)syscall(SYS_memfd_create, name, 1u /* MFD_CLOEXEC */);
+  int low = (int)syscall(SYS_memfd_create, name, 1u /* MFD_CLOEXEC */); /* glibc has a function only since 2.27 */
   if (low < 0)
     return -1;
   int high = fcntl(low, F_DUPFD_CLOEXEC, 512);
@@ -28,8 +27,8 @@ int memory_file(const char *name, uint64_t bytes) {
   return -1;
 }
 
-/* Take a place in the common file, for all memory that is not exported alone. Places are never used twice: the file is
- * sparse, and long enough. */
+/* Take `bytes` bytes of the arena, the common file of all memory that has no file of its own. Return the descriptor, or
+ * -1. No offset is given out twice: the file is sparse, and long enough. */
 int arena_take(uint64_t bytes, uint64_t *offset) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static uint64_t next; /* guarded by lock */
@@ -49,6 +48,7 @@ void file_forget(int fd, uint64_t offset, uint64_t bytes) {
     fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
 }
 
+/* Map bytes of a file at `at`, over what is mapped there; anywhere if `at` is NULL. Returns NULL if it failed. */
 void *file_map(void *at, int fd, uint64_t offset, uint64_t bytes) {
   int flags = MAP_SHARED | MAP_NORESERVE | (at ? MAP_FIXED : 0);
   void *address = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)offset);
@@ -58,6 +58,8 @@ void *file_map(void *at, int fd, uint64_t offset, uint64_t bytes) {
 /* --- the page behind an exported file's bytes, which describes it --------------------------------------------------
  */
 
+/* Make a file of `bytes` bytes, with a page behind them that describes it to other processes. Return its descriptor, or
+ * -1. */
 int exported_file(const char *name, uint64_t bytes, const struct exported *exported) {
   int fd = memory_file(name, bytes + PAGE);
   if (fd >= 0 && !exported_write(fd, exported)) {
@@ -67,10 +69,12 @@ int exported_file(const char *name, uint64_t bytes, const struct exported *expor
   return fd;
 }
 
+/* Write the description behind the bytes. False: it failed. */
 bool exported_write(int fd, const struct exported *exported) {
   return pwrite(fd, exported, sizeof *exported, (off_t)exported->bytes) == (ssize_t)sizeof *exported;
 }
 
+/* Read the description at the end of a file. False: it has none, or is of another kind. */
 bool exported_read(int fd, enum exported_kind kind, struct exported *exported) {
   struct stat info;
   return !fstat(fd, &info) && info.st_size > PAGE &&

@@ -18,6 +18,7 @@ size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
   return descriptor->Width * height * depth * array_element(descriptor->Format, descriptor->NumChannels);
 }
 
+/* The descriptor of one level of a mipmap, in which level 0 is the whole. */
 static CUDA_ARRAY3D_DESCRIPTOR level_of(const CUDA_ARRAY3D_DESCRIPTOR *whole, unsigned level) {
   CUDA_ARRAY3D_DESCRIPTOR part = *whole;
   bool layers = whole->Flags & (ARRAY_LAYERED | ARRAY_CUBEMAP);
@@ -36,6 +37,8 @@ size_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels) 
   return sum;
 }
 
+/* Bytes of one element with all channels, by CUarray_format. 0: the format is not simulated, or never has that many
+ * channels. */
 size_t array_element(unsigned format, unsigned channels) {
   static const struct {
     unsigned format;
@@ -50,6 +53,7 @@ size_t array_element(unsigned format, unsigned channels) {
   return 0;
 }
 
+/* May there be such an array: do its sizes, layers and channels fit together, and is its format simulated? */
 static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
   if (!descriptor || !descriptor->Width || descriptor->Width > 1u << 20 || descriptor->Height > 1u << 20 ||
       descriptor->Depth > 1u << 20)
@@ -65,9 +69,10 @@ static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
                                                                     : not_supported("arrays of this format");
 }
 
-/* Take address space for an array's bytes. They are charged unless the memory comes from elsewhere. */
-static CUresult place(struct context *context, size_t bytes, unsigned flags, int fd, uint64_t offset,
-                      struct block *block) {
+/* Add a block for an array's bytes, and copy it to `block`. The bytes are mapped from the file `fd`, or are new if it
+ * is -1. They are charged unless they count elsewhere: in that file, or as memory that will be mapped there. */
+static CUresult allocate(struct context *context, size_t bytes, unsigned flags, int fd, uint64_t offset,
+                         struct block *block) {
   const uint64_t page = 4096, lead = fd < 0 ? 0 : offset % page;
   size_t charged = fd >= 0 || flags & (ARRAY_SPARSE | ARRAY_DEFERRED_MAPPING) ? 0 : bytes;
   CUresult result = charged ? charge(context, charged) : CUDA_SUCCESS;
@@ -94,6 +99,7 @@ static CUresult place(struct context *context, size_t bytes, unsigned flags, int
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Make the handle of an array in this block. NULL: there is no memory. */
 static struct array *array_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *descriptor,
                                const struct block *block) {
   struct array *array = handle_new(ARRAY_HANDLE, sizeof *array);
@@ -106,7 +112,8 @@ static struct array *array_new(struct context *context, const CUDA_ARRAY3D_DESCR
   return array;
 }
 
-/* The array of a handle. If its context has ended, its bytes are gone and only the handle is left: NULL. */
+/* The array of a handle. NULL: there is none. When the array's context has ended, its bytes are gone and only the
+ * handle is left. */
 static struct array *find(const void *handle) {
   struct block block;
   struct array *array = (struct array *)handle;
@@ -114,6 +121,7 @@ static struct array *find(const void *handle) {
                                                                                                            : NULL;
 }
 
+/* Where an array's bytes are. False: there is no such array. */
 bool find_array(const void *handle, struct extent *extent) {
   const struct array *array = find(handle);
   if (!array)
@@ -130,6 +138,7 @@ bool find_array(const void *handle, struct extent *extent) {
 
 /* --- arrays ------------------------------------------------------------------------------------------------------ */
 
+/* Begin a call that may synchronise. A capture that forbids such calls is invalidated, and the call is refused. */
 static CUresult enter_unsafe(struct context **context) {
   CUresult result = enter(context);
   return result ? result : unsafe_call();
@@ -142,7 +151,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *
   if (!result)
     result = out ? check(descriptor) : CUDA_ERROR_INVALID_VALUE;
   if (!result)
-    result = place(context, array_bytes(descriptor), descriptor->Flags, -1, 0, &block);
+    result = allocate(context, array_bytes(descriptor), descriptor->Flags, -1, 0, &block);
   if (result)
     return result;
   *out = array_new(context, descriptor, &block);
@@ -176,7 +185,7 @@ EXPORT CUresult cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *desc
   return cuArrayCreate_v2(out, &wide);
 }
 
-/* Free an array. Like a free of linear memory it waits for the work that may use the array. */
+/* Free an array's bytes, but not its handle. Like a free of linear memory, it waits for the work that may use them. */
 static CUresult destroy(uintptr_t address, struct context *context) {
   struct block block;
   CUresult result = context->slot == SG_NONE ? CUDA_SUCCESS : wait_context(context);
@@ -197,7 +206,7 @@ EXPORT CUresult cuArrayDestroy(CUarray handle) {
   return result;
 }
 
-/* The answer to a caller that asks about an array and gives `out` for it. */
+/* Write an array's descriptor to `whole`. `out`: where the program wants the answer; if it is NULL, the call fails. */
 static CUresult describe(CUarray handle, const void *out, CUDA_ARRAY3D_DESCRIPTOR *whole) {
   CUresult result = ready();
   const struct array *array = result ? NULL : find(handle);
@@ -241,13 +250,15 @@ EXPORT CUresult cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1 *out, CUarray hand
 
 /* --- mipmaps ----------------------------------------------------------------------------------------------------- */
 
-static void free_levels(struct mipmap *mipmap) {
+/* Free the handles of a mipmap and of its levels, but not their bytes. */
+static void free_mipmap_handles(struct mipmap *mipmap) {
   for (unsigned n = 0; n < mipmap->count; n++)
     if (mipmap->levels[n])
       handle_free(mipmap->levels[n]);
   handle_free(mipmap);
 }
 
+/* All levels share one block. There are at most as many as it takes to halve the longest side to 1. */
 CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels, int fd,
                     uint64_t offset, struct mipmap **out) {
   struct block block;
@@ -259,7 +270,7 @@ CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *desc
     longest = descriptor->Depth;
   unsigned most = 64 - (unsigned)__builtin_clzll(longest);
   levels = levels < 1 ? 1 : levels > most ? most : levels;
-  result = place(context, mipmap_bytes(descriptor, levels), descriptor->Flags, fd, offset, &block);
+  result = allocate(context, mipmap_bytes(descriptor, levels), descriptor->Flags, fd, offset, &block);
   struct mipmap *mipmap = result ? NULL : handle_new(MIPMAP_HANDLE, sizeof *mipmap);
   if (result)
     return result;
@@ -278,7 +289,7 @@ CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *desc
   }
   if (!whole) {
     if (mipmap)
-      free_levels(mipmap);
+      free_mipmap_handles(mipmap);
     if (take_block(block.address, &block))
       release_block(&block);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -306,7 +317,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap) {
   if (first)
     result = destroy(first->address, first->context);
   if (!result)
-    free_levels(mipmap);
+    free_mipmap_handles(mipmap);
   return result;
 }
 
@@ -323,6 +334,7 @@ EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, 
 /* --- memory that would have to be mapped into them -----------------------------------------------------------------
  */
 
+/* Size and alignment of the memory that is mapped into an array later. An array with memory of its own has none. */
 static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, unsigned flags, size_t bytes) {
   if (!out || !(flags & ARRAY_DEFERRED_MAPPING))
     return CUDA_ERROR_INVALID_VALUE;

@@ -30,7 +30,8 @@ struct mipmap {
 /* Bytes of one element with all channels; 0: the format is not simulated. */
 size_t array_element(unsigned format, unsigned channels);
 size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor);
-/* Make a mipmap with its levels one after the other. With a descriptor its memory is mapped from there, uncharged. */
+/* Make a mipmap with its levels one after the other. `fd`: the file that they are mapped from at `offset`, uncharged;
+ * -1: the memory is new and charged. */
 CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels, int fd,
                     uint64_t offset, struct mipmap **out);
 /* The bytes of a mipmap with `levels` levels. */

@@ -1,7 +1,7 @@
 /* Copies of contiguous bytes to and from arrays. Offsets count the array's bytes row by row. */
 #include "simgpu/api/process.h"
 
-/* The address of bytes inside an array; 0 if some of them lie outside. */
+/* The address of bytes inside an array. 0: there is no such array, or some of the bytes lie outside. */
 static CUdeviceptr at(CUarray array, size_t offset, size_t bytes) {
   struct extent extent;
   if (!find_array(array, &extent))
@@ -10,6 +10,7 @@ static CUdeviceptr at(CUarray array, size_t offset, size_t bytes) {
   return offset <= all && bytes <= all - offset ? extent.address + offset : 0;
 }
 
+/* The body of the copying calls. It refuses an address of 0, which `at` returns for bytes that are in no array. */
 static CUresult copy(CUstream stream, CUdeviceptr dst, CUdeviceptr src, size_t bytes, bool blocking) {
   return dst && src ? transfer(stream, flat(dst, src, bytes), blocking) : CUDA_ERROR_INVALID_VALUE;
 }

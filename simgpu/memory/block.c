@@ -9,7 +9,8 @@ static pthread_mutex_t map_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block **blocks;
 static size_t block_count, block_room;
 
-/* With map_lock: the first block above `address`. */
+/* With map_lock: the index of the first block above `address`, or block_count. Only the block before it can hold the
+ * address. */
 static size_t above(uintptr_t address) {
   size_t low = 0, high = block_count;
   while (low < high) {
@@ -22,6 +23,7 @@ static size_t above(uintptr_t address) {
   return low;
 }
 
+/* The block that holds an address. False: plain host memory. */
 bool find_block(uintptr_t address, struct block *block) {
   pthread_mutex_lock(&map_lock);
   size_t at = above(address);
@@ -32,6 +34,7 @@ bool find_block(uintptr_t address, struct block *block) {
   return found;
 }
 
+/* Add a copy of the block, with an id of its own. False: there is no memory. */
 bool add_block(struct block block) {
   struct block *own = malloc(sizeof *own);
   pthread_mutex_lock(&map_lock);
@@ -58,6 +61,7 @@ bool add_block(struct block block) {
   return fits;
 }
 
+/* Remove the block that starts at `address`, and copy it to `block`. False: none starts there. */
 bool take_block(uintptr_t address, struct block *block) {
   struct block *own = NULL;
   pthread_mutex_lock(&map_lock);
@@ -74,6 +78,7 @@ bool take_block(uintptr_t address, struct block *block) {
   return own;
 }
 
+/* Replace the block that starts where this one does, if it is still there. */
 void change_block(const struct block *block) {
   pthread_mutex_lock(&map_lock);
   size_t at = above(block->address);
@@ -82,6 +87,7 @@ void change_block(const struct block *block) {
   pthread_mutex_unlock(&map_lock);
 }
 
+/* The first of the context's blocks that start above `from`. False: there is none. */
 bool next_block_of(const struct context *context, uintptr_t from, struct block *block) {
   bool found = false;
   pthread_mutex_lock(&map_lock);

@@ -20,6 +20,7 @@ bool fits_context(uint32_t device) {
   return fits(device, process.state.shared->model.context_bytes);
 }
 
+/* Charge a context. While the bytes do not fit, the pools of this process give back memory that they do not use. */
 CUresult charge(struct context *context, uint64_t bytes) {
   bool fit;
   do {
@@ -33,13 +34,16 @@ CUresult charge(struct context *context, uint64_t bytes) {
 }
 
 void refund(struct context *context, uint64_t bytes) {
-  if (context->slot == SG_NONE)
+  if (context->slot == SG_NONE) /* its count ended with it */
     return;
   sg_lock(&process.state);
   shared_of(context)->memory_bytes -= bytes;
   sg_unlock(&process.state);
 }
 
+/* Charge the process for memory that belongs to no context. False: it does not fit, or the table of
+ * clients is full. The pools are not asked to give
+ * memory back: pool.c calls this with their lock held. */
 bool try_charge(uint32_t device, enum sg_holding holding, uint64_t bytes) {
   sg_lock_advanced(&process.state);
   struct sg_client *client = sg_client_own(&process.state);
@@ -50,6 +54,8 @@ bool try_charge(uint32_t device, enum sg_holding holding, uint64_t bytes) {
   return fit;
 }
 
+/* Charge the process for memory that belongs to no context. While the bytes do not fit, the pools of this process give
+ * back memory that they do not use. */
 CUresult charge_process(uint32_t device, enum sg_holding holding, uint64_t bytes) {
   do
     if (try_charge(device, holding, bytes))
@@ -64,7 +70,9 @@ void refund_process(uint32_t device, enum sg_holding holding, uint64_t bytes) {
   sg_unlock(&process.state);
 }
 
-/* With the state locked: make a piece with this process as its holder, and write it into the page behind the file. */
+/* With the state locked: make a piece, which is physical memory that several processes may hold. This process becomes
+ * its holder; its index and id go to `exported`, and to the last page of the file, where other processes read them.
+ * False: it was not made, and nothing is left of it. */
 static bool new_piece(int fd, struct exported *exported) {
   exported->piece = sg_piece_new(&process.state, exported->device, exported->bytes);
   if (exported->piece == SG_NONE)
@@ -76,7 +84,8 @@ static bool new_piece(int fd, struct exported *exported) {
   return false;
 }
 
-/* The private count goes first: if the process dies in between, both counts go with it. */
+/* Make a piece of memory that this process alone has counted. Its own count goes down before the piece counts. If the
+ * process dies in between, both go with it. */
 CUresult charge_shared(int fd, struct exported *exported) {
   sg_lock(&process.state);
   struct sg_client *client = sg_client_own(&process.state);
@@ -88,8 +97,8 @@ CUresult charge_shared(int fd, struct exported *exported) {
   return made ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* If no process holds the piece any more, only the descriptor kept the bytes, so they have to fit on the device again.
- */
+/* Become a holder of the piece behind a descriptor. If no process holds it any more, it no longer counts: then the
+ * bytes have to fit on the device again, and a new piece is made. */
 CUresult hold_shared(int fd, struct exported *exported) {
   bool held;
   do {

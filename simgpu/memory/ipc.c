@@ -35,7 +35,7 @@ struct opened {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *opened;
 
-/* Copy only pages that were ever touched: the others read as zero in the file anyway. */
+/* Copy memory into a file: only touched pages, as the others read as zero there anyway. False: it failed. */
 static bool copy_touched(const char *from, uint64_t bytes, int fd, uint64_t offset) {
   for (uint64_t at = 0; at < bytes; at += STEP) {
     unsigned char resident[STEP / PAGE];
@@ -49,7 +49,8 @@ static bool copy_touched(const char *from, uint64_t bytes, int fd, uint64_t offs
   return true;
 }
 
-/* With the effects held, so that no effect writes to the block meanwhile. */
+/* Move the bytes of a block into the arena, where other processes can map them. Its address stays. The caller
+ * holds back effects on memory, so that none writes to the block meanwhile. False: it failed. */
 static bool move_to_file(struct block *block) {
   uint64_t offset;
   int fd = arena_take(block->bytes, &offset);
@@ -94,6 +95,8 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 
+/* Map memory of another process, through its descriptor in /proc. NULL: the process has ended or is not seen here, or
+ * the descriptor's number means another file by now. */
 static void *map(const struct place *place) {
   char path[64];
   struct stat info;
@@ -109,7 +112,8 @@ static void *map(const struct place *place) {
   return at;
 }
 
-/* With the lock. */
+/* With the lock: the entry of a place, or of an address if `place` is NULL. Returns NULL if there is none. Entries with
+ * a block that is gone are removed on the way. */
 static struct opened *find_opened(const struct place *place, uintptr_t address) {
   struct block block;
   for (struct opened **link = &opened; *link;) {
@@ -126,6 +130,7 @@ static struct opened *find_opened(const struct place *place, uintptr_t address) 
   return NULL;
 }
 
+/* With the lock: map a place that has no entry yet, as a block of the context, and make its entry. */
 static CUresult open_new(const struct place *place, struct context *context, CUdeviceptr *out) {
   struct opened *one = calloc(1, sizeof *one);
   void *at = one ? map(place) : NULL;

@@ -13,6 +13,7 @@ struct range {
 };
 static struct range *ranges; /* guarded by vmm_lock */
 
+/* With vmm_lock: the reservation that has all these bytes. NULL: there is none. */
 static struct range *range_of(CUdeviceptr address, uint64_t bytes) {
   struct range *range = ranges;
   while (range &&
@@ -21,15 +22,16 @@ static struct range *range_of(CUdeviceptr address, uint64_t bytes) {
   return range;
 }
 
-/* The addresses are readable and writable even while nothing is mapped. If a program unmaps memory under work in
- * flight, that is a fault of the device and must not crash the program. New calls with such addresses are refused. */
+/* Reserve addresses at `at`, over what is mapped there; anywhere if `at` is NULL. They are readable and
+ * writable even while nothing is mapped: work in flight under which a program unmaps memory must not crash the program.
+ * New calls with such addresses are refused. */
 static void *reserve(uint64_t bytes, void *at) {
   int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
   return mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 }
 
 bool is_reserved(uintptr_t address) {
-  if (!__atomic_load_n(&ranges, __ATOMIC_RELAXED))
+  if (!__atomic_load_n(&ranges, __ATOMIC_RELAXED)) /* most programs reserve none: spare them the lock */
     return false;
   pthread_mutex_lock(&vmm_lock);
   bool reserved = range_of(address, 1);
@@ -92,7 +94,8 @@ static bool overlaps(const struct mapping *mapping, uintptr_t address, uint64_t 
   return mapping->address < address + bytes && address < mapping->address + mapping->bytes;
 }
 
-/* With the lock. */
+/* With vmm_lock: map the first `bytes` bytes of physical memory at addresses of one reservation, where nothing may be
+ * mapped yet. It fails if `physical` is NULL. No device has access to the mapping yet. */
 static CUresult map(uintptr_t address, uint64_t bytes, struct physical *physical) {
   struct range *range = range_of(address, bytes);
   if (!range || !physical || bytes > physical->bytes)
@@ -115,7 +118,7 @@ static CUresult map(uintptr_t address, uint64_t bytes, struct physical *physical
                         .no_access = true,
                         .owner = mapping};
   if (!add_block(block)) {
-    reserve(bytes, (void *)address);
+    reserve(bytes, (void *)address); /* undoes file_map */
     free(mapping);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -135,7 +138,8 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmem
   return result;
 }
 
-/* With the lock: how many of these bytes are mapped. If the result is `bytes`, the range consists of whole mappings. */
+/* With vmm_lock: the sum of the mappings that lie wholly in this area. If it is `bytes`, the area consists of whole
+ * mappings. */
 static uint64_t mapped(const struct range *range, uintptr_t address, uint64_t bytes) {
   uint64_t sum = 0;
   for (const struct mapping *mapping = range->mappings; mapping; mapping = mapping->next)
@@ -144,6 +148,8 @@ static uint64_t mapped(const struct range *range, uintptr_t address, uint64_t by
   return sum;
 }
 
+/* With vmm_lock: end the mapping in *link, and take it off the list. Its addresses stay reserved. If nothing else
+ * refers to the physical memory, that ends too. */
 static void unmap(struct mapping **link) {
   struct mapping *mapping = *link;
   struct block block;
@@ -174,6 +180,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
 
 /* --- access ------------------------------------------------------------------------------------------------------ */
 
+/* With vmm_lock: set the access that a place (a device, or the last one: the host) has to a mapping. */
 static void allow(struct mapping *mapping, uint32_t place, int flags) {
   struct block block;
   bool any = false;

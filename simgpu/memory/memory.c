@@ -8,7 +8,8 @@
 
 #define ALIGNMENT 512
 
-/* Device memory is address space of this process: copies move bytes, and untouched pages take no RAM. */
+/* Allocate memory of a kind, which is charged to the context if it is not host memory. Device memory is address space
+ * of this process: copies move bytes, and untouched pages take no RAM. */
 static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, uint32_t flags, void **out) {
   if (!out || !bytes)
     return CUDA_ERROR_INVALID_VALUE;
@@ -35,6 +36,8 @@ static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, u
   return CUDA_SUCCESS;
 }
 
+/* Free the memory of a block that was taken off the map, and refund its charge. Registered memory stays, as it is the
+ * program's own. */
 void release_block(const struct block *block) {
   if (block->source == BLOCK_POOL) {
     pool_release(block);
@@ -55,11 +58,13 @@ void free_blocks_of(struct context *context) {
       release_block(&block);
 }
 
+/* Begin a call that may synchronise. A capture that forbids such calls is invalidated, and the call is refused. */
 static CUresult enter_unsafe(struct context **context) {
   CUresult result = enter(context);
   return result ? result : unsafe_call();
 }
 
+/* The body of the calls that allocate device or managed memory, in the current context. */
 static CUresult allocate_device(CUdeviceptr *out, size_t bytes, uint32_t kind, uint32_t flags) {
   struct context *context;
   void *at;

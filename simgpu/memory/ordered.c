@@ -1,6 +1,8 @@
 /* Stream-ordered memory: allocated and freed in the order of a stream. */
 #include "simgpu/memory/pool.h"
 
+/* The body of the calls that allocate in the order of a stream. `pool` may be NULL: then the device's current pool is
+ * used. While the stream is captured, a node of the graph allocates instead. */
 static CUresult allocate(CUdeviceptr *out, size_t bytes, struct pool *pool, CUstream handle) {
   struct context *context;
   struct stream *stream;
@@ -29,13 +31,15 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemory
   return is_handle(pool, POOL_HANDLE) ? allocate(out, bytes, pool, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* The effect of a free of linear memory in a stream: the stream has reached it. */
 static void free_later(void *address) {
   struct block block;
   if (take_block((uintptr_t)address, &block))
     release_block(&block);
 }
 
-/* The same stream may use the pool's memory again from here on, other streams once this stream reaches the free. */
+/* Free memory of a pool in the order of a stream. The block is gone at once. The same stream may use the memory again
+ * from here on, other streams once this stream reaches the free. */
 static CUresult free_pooled(struct block *block, struct stream *stream) {
   if (!take_block(block->address, block))
     return CUDA_ERROR_INVALID_VALUE;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Find the block of an address. Arrays have no address that a program could know. */
+/* Find the block of an address that a program may know: not an array. */
 static bool find_pointer(CUdeviceptr address, struct block *block) {
   return find_block(address, block) && block->source != BLOCK_ARRAY;
 }
@@ -21,7 +21,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
   return CUDA_SUCCESS;
 }
 
-/* One CUpointer_attribute of a known block. */
+/* Write a CUpointer_attribute of the block at an address. `out` has the attribute's type. */
 static CUresult attribute_of(const struct block *block, int attribute, CUdeviceptr address, void *out) {
   switch (attribute) {
   case 1:
@@ -46,7 +46,7 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
     *(unsigned *)out = block->kind == CU_MEMORYTYPE_UNIFIED;
     break;
   case 9:
-    *(int *)out = 0;
+    *(int *)out = 0; /* if the process does not see the device */
     device_ordinal(block->device, out);
     break;
   case 10:
@@ -90,7 +90,7 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr addr
 
 /* Unknown addresses are no error here: all their attributes are zero. */
 EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, void **out, CUdeviceptr address) {
-  static const uint8_t bytes[] = {0, 8, 4, 8, 8, 0, 4, 8, 4, 4, 4, 8, 8, 4, 4, 4, 4, 8};
+  static const uint8_t bytes[] = {0, 8, 4, 8, 8, 0, 4, 8, 4, 4, 4, 8, 8, 4, 4, 4, 4, 8}; /* by attribute */
   struct block block;
   CUresult result = ready();
   if (result || !attributes || !out)

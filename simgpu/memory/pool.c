@@ -17,6 +17,8 @@ static uint64_t round_up(uint64_t bytes, uint64_t to) {
   return (bytes + to - 1) / to * to;
 }
 
+/* Make a pool and add it to the list. With `handle_types` it has a file, which other processes can map. NULL: it
+ * failed. */
 struct pool *pool_new(uint32_t device, int location, int handle_types, uint64_t max_bytes) {
   struct pool *pool = handle_new(POOL_HANDLE, sizeof *pool);
   if (!pool)
@@ -52,6 +54,8 @@ struct pool *pool_new(uint32_t device, int location, int handle_types, uint64_t 
 
 /* --- chunks ------------------------------------------------------------------------------------------------------ */
 
+/* With the lock: add a free chunk to a pool, mapped at `offset` of the pool's file if it has one; NULL: it failed. The
+ * chunk is not charged. */
 struct chunk *pool_chunk(struct pool *pool, uint64_t offset, uint64_t bytes) {
   struct chunk *chunk = calloc(1, sizeof *chunk);
   struct span *span = calloc(1, sizeof *span);
@@ -74,6 +78,8 @@ struct chunk *pool_chunk(struct pool *pool, uint64_t offset, uint64_t bytes) {
   return chunk;
 }
 
+/* With the lock: end the chunk in *link, and take it off the list. An imported chunk counts for its exporter, so it is
+ * only unmapped. */
 static void drop_chunk(struct chunk **link) {
   struct chunk *chunk = *link;
   struct pool *pool = chunk->pool;
@@ -94,6 +100,7 @@ static void drop_chunk(struct chunk **link) {
   free(chunk);
 }
 
+/* With the lock: drop unused chunks while more than `keep` bytes are reserved. Return the bytes given back. */
 uint64_t pool_trim(struct pool *pool, uint64_t keep) {
   uint64_t before = pool->reserved;
   for (struct chunk **link = &pool->chunks; *link && pool->reserved > keep;)
@@ -104,6 +111,7 @@ uint64_t pool_trim(struct pool *pool, uint64_t keep) {
   return before - pool->reserved;
 }
 
+/* With the lock: end the pool if it is destroyed and no allocation is left. The caller does not use it afterwards. */
 void pool_end(struct pool *pool) {
   if (!pool->destroyed || pool->used)
     return;
@@ -120,6 +128,7 @@ void pool_end(struct pool *pool) {
   handle_free(pool);
 }
 
+/* With the lock: give all unused chunks of the device's pools back. False: there were none. */
 static bool trim_device(uint32_t device) {
   uint64_t given = 0;
   for (struct pool *pool = pools; pool; pool = pool->next)
@@ -128,6 +137,7 @@ static bool trim_device(uint32_t device) {
   return given;
 }
 
+/* Give all unused chunks of the device's pools back. False: there were none. */
 bool pools_give_back(uint32_t device) {
   pthread_mutex_lock(&pools_lock);
   bool given = trim_device(device);
@@ -135,6 +145,7 @@ bool pools_give_back(uint32_t device) {
   return given;
 }
 
+/* A stream, an event or a context was waited for. CUDA then shrinks a pool to its release threshold. */
 void pools_synchronized(void) {
   pthread_mutex_lock(&pools_lock);
   for (struct pool *pool = pools; pool; pool = pool->next)
@@ -143,7 +154,7 @@ void pools_synchronized(void) {
   pthread_mutex_unlock(&pools_lock);
 }
 
-/* With the lock: add a chunk and charge it; NULL: it does not fit, in the pool or on the device. */
+/* With the lock: add a chunk of `bytes` bytes and charge it; NULL: it does not fit, in the pool or on the device. */
 static struct chunk *grow_by(struct pool *pool, uint64_t bytes) {
   bool counted = pool->device != SG_NONE;
   if (pool->max_bytes && pool->reserved + bytes > pool->max_bytes)
@@ -162,7 +173,8 @@ static struct chunk *grow_by(struct pool *pool, uint64_t bytes) {
   return chunk;
 }
 
-/* Add a chunk. If it does not fit, try again after the pools have given back what they do not use. */
+/* With the lock: add a chunk that holds `bytes` bytes. If it does not fit, try again after the pools have given back
+ * what they do not use. NULL: it does not fit. */
 static struct chunk *grow(struct pool *pool, uint64_t bytes) {
   struct chunk *chunk;
   do {
@@ -173,7 +185,7 @@ static struct chunk *grow(struct pool *pool, uint64_t bytes) {
 
 /* --- parts of chunks --------------------------------------------------------------------------------------------- */
 
-/* Take the front of the first span that is long enough. */
+/* Take the front of the first free span that is long enough. False: none is. */
 static bool take_span(struct chunk *chunk, uint64_t bytes, uint64_t *offset) {
   for (struct span **link = &chunk->free; *link; link = &(*link)->next) {
     struct span *span = *link;
@@ -192,6 +204,7 @@ static bool take_span(struct chunk *chunk, uint64_t bytes, uint64_t *offset) {
   return false;
 }
 
+/* Add a free span, joined with the ones that it touches: no two spans of the list are adjacent. */
 static void add_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
   struct span **link = &chunk->free, *before = NULL;
   while (*link && (*link)->offset < offset) {
@@ -216,6 +229,8 @@ static void add_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
   }
 }
 
+/* With the lock: free a part of a chunk. A destroyed pool ends with its last part, and its chunks with it. What is free
+ * in an imported chunk is known to its exporter alone. */
 static void free_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
   struct pool *pool = chunk->pool;
   chunk->used -= bytes;
@@ -225,7 +240,8 @@ static void free_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
   pool_end(pool);
 }
 
-/* Memory that this stream freed may be given to it again before the stream reaches the free: the order is kept. */
+/* Take memory that this stream freed, before the stream reaches the free: its later work does not overtake its earlier
+ * work. NULL: there is none that is long enough. */
 static struct chunk *take_pending(struct pool *pool, uint64_t bytes, const struct stream *stream, uint64_t *offset) {
   for (struct pending **link = &pool->pending; *link; link = &(*link)->next) {
     struct pending *pending = *link;
@@ -244,11 +260,11 @@ static struct chunk *take_pending(struct pool *pool, uint64_t bytes, const struc
   return NULL;
 }
 
-/* With the lock. */
+/* With the lock: take `bytes` bytes of the pool, from a new chunk if no free ones are left. NULL: they do not fit. */
 static struct chunk *take(struct pool *pool, uint64_t bytes, const struct stream *stream, uint64_t *offset) {
   struct chunk *chunk = take_pending(pool, bytes, stream, offset);
   if (chunk)
-    return chunk;
+    return chunk; /* it still counts as used */
   for (chunk = pool->chunks; chunk; chunk = chunk->next)
     if (take_span(chunk, bytes, offset))
       break;
@@ -261,6 +277,7 @@ static struct chunk *take(struct pool *pool, uint64_t bytes, const struct stream
   return chunk;
 }
 
+/* Allocate from a pool, in the order of a stream. Only the exporter of an imported pool allocates from it. */
 CUresult pool_allocate(struct pool *pool, size_t bytes, const struct stream *stream, CUdeviceptr *out) {
   if (!bytes || !out || pool->imported)
     return CUDA_ERROR_INVALID_VALUE;
@@ -289,7 +306,8 @@ CUresult pool_allocate(struct pool *pool, size_t bytes, const struct stream *str
   return result;
 }
 
-/* The exporter chooses the span: this process only counts what is used. */
+/* With the lock: add an allocation of the exporter. It has chosen the span, so this process only counts what is used.
+ * False: there is no memory. */
 bool pool_import(struct chunk *chunk, uint64_t offset, size_t bytes) {
   struct pool *pool = chunk->pool;
   struct block block = {.address = chunk->address + offset,
@@ -306,6 +324,7 @@ bool pool_import(struct chunk *chunk, uint64_t offset, size_t bytes) {
   return true;
 }
 
+/* Free memory of a pool at once. The block has been taken off the map. */
 void pool_release(const struct block *block) {
   struct chunk *chunk = block->owner;
   pthread_mutex_lock(&pools_lock);
@@ -319,6 +338,8 @@ struct pool *pool_of(const struct block *block) {
 
 /* --- frees in streams -------------------------------------------------------------------------------------------- */
 
+/* Note that a pool's memory is freed in a stream; NULL: there is no memory. The caller sees to it that
+ * pool_got_there runs when the stream reaches the free. */
 struct pending *pool_pend(const struct block *block, const struct stream *stream) {
   struct pending *pending = malloc(sizeof *pending);
   struct chunk *chunk = block->owner;
@@ -336,8 +357,9 @@ struct pending *pool_pend(const struct block *block, const struct stream *stream
   return pending;
 }
 
-/* With the lock: take a pending free off its pool's list, and free what is left of it. */
-static void settle(struct pending *pending) {
+/* With the lock: end a pending free: free what no later allocation has taken of it. The record itself stays, off its
+ * pool's list. */
+static void free_pending(struct pending *pending) {
   struct chunk *chunk = pending->chunk;
   for (struct pending **link = &chunk->pool->pending; *link; link = &(*link)->next)
     if (*link == pending) {
@@ -348,16 +370,18 @@ static void settle(struct pending *pending) {
   free_span(chunk, pending->offset, pending->bytes);
 }
 
+/* The stream has reached the free, or never will: free the memory and the record. */
 void pool_got_there(void *data) {
   struct pending *pending = data;
   pthread_mutex_lock(&pools_lock);
   if (pending->chunk)
-    settle(pending);
+    free_pending(pending);
   pthread_mutex_unlock(&pools_lock);
   free(pending);
 }
 
-/* The records themselves stay: another thread may just be at the free that one stands for. */
+/* A context has ended: free what its streams would have freed. The records themselves stay: another thread may just be
+ * at the free that one stands for. */
 void pools_forget(const struct context *context) {
   pthread_mutex_lock(&pools_lock);
   for (struct pool *pool = pools, *next; pool; pool = next) {
@@ -365,7 +389,7 @@ void pools_forget(const struct context *context) {
     for (struct pending *pending = pool->pending, *rest; pending; pending = rest) {
       rest = pending->next;
       if (pending->context == context)
-        settle(pending);
+        free_pending(pending);
     }
   }
   pthread_mutex_unlock(&pools_lock);

@@ -7,7 +7,7 @@
 static struct pool *standard[SG_MAX_DEVICES + 1], *current[SG_MAX_DEVICES + 1];
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* of both tables; before pools_lock */
 
-/* With table_lock: the default pool of a device, or of the host (index SG_MAX_DEVICES). */
+/* With table_lock: the default pool of a device, or of the host (index SG_MAX_DEVICES). NULL: it cannot be made. */
 static struct pool *standard_pool(uint32_t index) {
   bool host = index == SG_MAX_DEVICES;
   if (!standard[index]) {
@@ -19,6 +19,8 @@ static struct pool *standard_pool(uint32_t index) {
   return standard[index];
 }
 
+/* The default pool of a device or the host if `by_default`, else the current one, which a program may have set. NULL:
+ * it cannot be made. */
 static struct pool *pool_at(uint32_t index, bool by_default) {
   pthread_mutex_lock(&table_lock);
   struct pool *pool = current[index] && !by_default ? current[index] : standard_pool(index);
@@ -38,6 +40,7 @@ static CUresult index_of(const CUmemLocation *location, uint32_t *index) {
   return location_place(location, index);
 }
 
+/* The body of the calls that return a pool: the default one of the location if `by_default`, else the current one. */
 static CUresult get_pool(CUmemoryPool *out, const CUmemLocation *location, int type, bool by_default) {
   uint32_t index;
   CUresult result = index_of(location, &index);
@@ -49,6 +52,7 @@ static CUresult get_pool(CUmemoryPool *out, const CUmemLocation *location, int t
   return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* The body of the calls that make a pool the current one of its location. */
 static CUresult set_pool(const CUmemLocation *location, CUmemoryPool pool) {
   uint32_t index;
   CUresult result = index_of(location, &index);
@@ -172,6 +176,7 @@ static uint64_t *wide(struct pool *pool, int attribute) {
   }
 }
 
+/* Write an attribute that is an int. False: the attribute is of another kind, or unknown. */
 static bool narrow(const struct pool *pool, int attribute, int *out) {
   CUdevice ordinal = 0;
   if (attribute >= POOL_REUSE_FIRST && attribute <= POOL_REUSE_LAST)

@@ -51,7 +51,8 @@ EXPORT CUresult cuMemPoolExportPointer(export_data_t *out, CUdeviceptr address) 
   return CUDA_SUCCESS;
 }
 
-/* With the lock: the exporter's chunk. It is mapped here as a whole when its first allocation is imported. */
+/* With the lock: the exporter's chunk. It is mapped here as a whole when its first allocation is imported. NULL: it
+ * cannot be mapped. */
 static struct chunk *chunk_at(struct pool *pool, const export_data_t *data) {
   struct chunk *chunk = pool->chunks;
   while (chunk && chunk->offset != data->chunk)

@@ -13,6 +13,7 @@ struct physical *find_physical(CUmemGenericAllocationHandle handle) {
   return is_handle(physical, PHYSICAL_HANDLE) ? physical : NULL;
 }
 
+/* The device that memory with these properties is made on; SG_NONE: on the host. */
 static CUresult device_of(const CUmemAllocationProp *prop, uint32_t *device) {
   CUresult result = ready();
   if (result || !prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
@@ -23,7 +24,8 @@ static CUresult device_of(const CUmemAllocationProp *prop, uint32_t *device) {
   return result;
 }
 
-/* Make the first reference to memory that already counts. */
+/* Make the record, with one reference, of memory that is charged already. NULL: there is no memory for it. The caller
+ * adds the file. */
 static struct physical *physical_new(const CUmemAllocationProp *prop, uint32_t device, uint64_t bytes) {
   struct physical *physical = handle_new(PHYSICAL_HANDLE, sizeof *physical);
   if (!physical)
@@ -44,6 +46,7 @@ static void enlist(struct physical *physical) {
   pthread_mutex_unlock(&vmm_lock);
 }
 
+/* With the lock: end the memory if no reference and no mapping is left. The caller does not use it afterwards. */
 void physical_end(struct physical *physical) {
   if (physical->references)
     return;
@@ -63,12 +66,12 @@ void physical_end(struct physical *physical) {
     drop_shared(physical->piece);
   else if (physical->device != SG_NONE)
     refund_process(physical->device, SG_PHYSICAL, physical->bytes);
-  physical->handle.type = PHYSICAL_HANDLE;
+  physical->handle.type = PHYSICAL_HANDLE; /* handle_free goes by it */
   handle_free(physical);
 }
 
-/* Take the pages: from a file of their own if another process may get them. */
-static bool back(struct physical *physical) {
+/* Take the pages: from a file of their own if another process may get them, else from the arena. False: it failed. */
+static bool take_pages(struct physical *physical) {
   struct exported exported = {.magic = EXPORTED_MAGIC,
                               .kind = EXPORTED_PHYSICAL,
                               .device = physical->device == SG_NONE ? 0 : physical->device,
@@ -94,7 +97,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, con
   if (result)
     return result;
   struct physical *physical = physical_new(prop, device, bytes);
-  if (!physical || !back(physical)) {
+  if (!physical || !take_pages(physical)) {
     if (physical)
       handle_free(physical);
     if (device != SG_NONE)
@@ -185,8 +188,8 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
   return result;
 }
 
-/* The memory that this process has already: it is not held twice. */
-static struct physical *known(const struct exported *exported) {
+/* Add a reference to a piece that this process has already, so that it is not held twice. NULL: it does not have it. */
+static struct physical *retain_known(const struct exported *exported) {
   pthread_mutex_lock(&vmm_lock);
   struct physical *physical = all;
   while (physical && (physical->piece == SG_NONE || physical->piece != exported->piece || physical->id != exported->id))
@@ -199,12 +202,14 @@ static struct physical *known(const struct exported *exported) {
   return physical;
 }
 
+/* Make a reference to the memory behind another process's descriptor. This process becomes a holder of the piece, if
+ * it is not one; host memory is not counted. The descriptor stays the caller's. */
 static CUresult import(int fd, struct physical **out) {
   struct exported exported;
   if (!exported_read(fd, EXPORTED_PHYSICAL, &exported))
     return CUDA_ERROR_INVALID_VALUE;
   bool host = exported.location != CU_MEM_LOCATION_TYPE_DEVICE;
-  if (!host && (*out = known(&exported)))
+  if (!host && (*out = retain_known(&exported)))
     return CUDA_SUCCESS;
   CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                               .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,

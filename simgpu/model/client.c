@@ -1,12 +1,14 @@
 /* Processes as holders of device memory: memory that belongs to none of their contexts, and memory that several share.
- */
+ * A process with such memory is a client and has a slot in the table of clients. A piece is physical memory that
+ * several clients may hold. */
 #define _GNU_SOURCE
 #include "simgpu/model/state.h"
 
 #include <fcntl.h>
 #include <string.h>
 
-/* Take a free slot. Its byte is locked before the slot becomes visible: a slot without its lock has no owner. */
+/* If this process is no client yet, take a free slot for it; state->client stays SG_NONE if there is none. The slot's
+ * byte is locked before the slot becomes visible: a visible slot without its lock counts as dead. */
 static void claim(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   for (uint32_t slot = 0; state->client == SG_NONE && slot < SG_MAX_CLIENTS; slot++) {
@@ -20,35 +22,40 @@ static void claim(struct sg_state *state) {
   }
 }
 
+/* This process's entry among the clients, made if there is none; NULL: the table is full. */
 struct sg_client *sg_client_own(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   claim(state);
   if (state->client == SG_NONE) {
-    sg_clients_reap(state);
+    sg_clients_reap(state); /* processes that have ended may still have slots */
     claim(state);
   }
   return state->client == SG_NONE ? NULL : &shared->clients[state->client];
 }
 
-static void drop(struct sg_shared *shared, uint32_t slot) {
+/* Free the slot of a client that is gone. Nothing is counted for it any more, and it holds no piece. */
+static void drop_client(struct sg_shared *shared, uint32_t slot) {
   for (uint32_t n = 0; n < shared->piece_count; n++)
     sg_clear(shared->pieces[n].holders, slot);
   memset(&shared->clients[slot], 0, sizeof shared->clients[slot]);
   sg_clear(shared->clients_alive, slot);
 }
 
+/* A client is gone if its byte is not locked. The kernel does not report locks of our own descriptor, so our own slot
+ * is left out. */
 void sg_clients_reap(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   for
     SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS) {
       struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SG_CLIENT_BYTE + slot, .l_len = 1};
       if (slot != state->client && !fcntl(state->fd, F_OFD_GETLK, &lock) && lock.l_type == F_UNLCK)
-        drop(shared, slot);
+        drop_client(shared, slot);
     }
 }
 
 /* --- pieces ------------------------------------------------------------------------------------------------------ */
 
+/* Whether any client holds the piece. If not, its entry is free. */
 static bool held(const struct sg_piece *piece) {
   return sg_next_bit(piece->holders, 0, SG_MAX_CLIENTS) < SG_MAX_CLIENTS;
 }
@@ -58,6 +65,8 @@ static uint32_t account_of(const struct sg_piece *piece) {
   return sg_bit(piece->holders, piece->exporter) ? piece->exporter : sg_next_bit(piece->holders, 0, SG_MAX_CLIENTS);
 }
 
+/* Make a piece in the first free entry, and return the entry's index. The holder's bit is set last, because it makes
+ * the piece count. SG_NONE: all entries are in use, or the table of clients is full. */
 uint32_t sg_piece_new(struct sg_state *state, uint32_t device, uint64_t bytes) {
   struct sg_shared *shared = state->shared;
   uint32_t n = 0;
@@ -72,6 +81,7 @@ uint32_t sg_piece_new(struct sg_state *state, uint32_t device, uint64_t bytes) {
   return n;
 }
 
+/* False: the piece is gone (another piece has its entry, or nothing holds it), or the table of clients is full. */
 bool sg_piece_hold(struct sg_state *state, uint32_t index, uint64_t id) {
   struct sg_piece *piece = &state->shared->pieces[index];
   if (index >= state->shared->piece_count || piece->id != id || !held(piece) || !sg_client_own(state))
@@ -80,6 +90,7 @@ bool sg_piece_hold(struct sg_state *state, uint32_t index, uint64_t id) {
   return true;
 }
 
+/* Without a holder the piece is gone, and its entry is free. */
 void sg_piece_drop(struct sg_state *state, uint32_t index) {
   sg_clear(state->shared->pieces[index].holders, state->client);
 }
@@ -102,6 +113,8 @@ uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device) {
   return used;
 }
 
+/* What a process has of one kind of memory, without its contexts. Pieces are of the kind SG_PHYSICAL, and each is
+ * charged to one client alone. */
 uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t owner, enum sg_holding holding) {
   uint64_t bytes = 0;
   for
@@ -116,6 +129,7 @@ uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t
   return bytes;
 }
 
+/* What a process, the owner with this id, has on a device in all: contexts, memory of its own, pieces charged to it. */
 uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t owner) {
   uint64_t bytes = 0;
   for

@@ -1,4 +1,5 @@
-/* Runs the model: items are submitted, start and complete, and time passes in steps from change to change. */
+/* Runs the model: items are submitted, start and complete, and time passes in steps from change to change. A lane is
+ * the queue of one stream. Only its head, the item that runs or is next, can start or complete. */
 #include "simgpu/model/model.h"
 #include "simgpu/model/slice.h"
 
@@ -8,6 +9,7 @@
 
 /* --- items and events ------------------------------------------------------------------------------------------- */
 
+/* An item that was freed, else one that was never used; it is in no lane yet. NULL: all of the context are in use. */
 struct sg_item *sg_item_new(struct sg_context *context) {
   uint32_t index = context->free_item;
   if (index != SG_NONE)
@@ -28,6 +30,7 @@ void sg_item_free(struct sg_context *context, struct sg_item *item) {
   context->free_item = (uint32_t)(item - context->items);
 }
 
+/* Take an event slot that was freed, else one that was never used; SG_NONE: all are in use. */
 uint32_t sg_event_new(struct sg_context *context) {
   uint32_t index = context->free_event;
   if (index != SG_NONE)
@@ -53,7 +56,8 @@ static bool needs_turn(const struct sg_profile *profile, const struct sg_item *i
   return profile->intrusion_us && (item->kind == SG_RECORD || item->kind == SG_WRITE || item->flags & SG_INLINE);
 }
 
-/* The link into the lane is written last: a writer that dies before it has changed nothing. */
+/* Append a filled-in item to its lane. The link into the lane is written last: if the writer dies before, the item is
+ * in no lane, and repair.c corrects the counters. */
 void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, struct sg_item *item, uint64_t now_ns) {
   struct sg_context *context = &shared->contexts[slot];
   struct sg_lane *lane = &context->lanes[lane_index];
@@ -64,7 +68,7 @@ void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, str
   item->submitted_ns = now_ns;
   if (needs_turn(&shared->model.profile, item))
     item->flags |= SG_TURN;
-  bool moves = item->kind <= SG_COPY_DEVICE || item->kind == SG_COPY;
+  bool moves = item->kind <= SG_COPY_DEVICE || item->kind == SG_COPY; /* it starts after the launch latency */
   item->ready_ns = now_ns + (moves ? (uint64_t)shared->model.profile.latency_ns : 0);
   item->left_ns = item->duration_ns ? item->duration_ns : 1;
   lane->submitted_ns += item->duration_ns;
@@ -90,10 +94,12 @@ void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, str
   lane->blockers += sg_is_blocker(item);
   sg_set(context->active, lane_index);
   sg_set(shared->active, slot);
-  if (now_ns < shared->blocked_until_ns)
+  if (now_ns < shared->blocked_until_ns) /* this item may end a wait for which no end is known */
     sg_kick(shared);
 }
 
+/* Append an item to the list of what the context's owner must do: a completed item with an effect, or a host
+ * function. */
 void sg_effect_push(struct sg_context *context, uint32_t index) {
   context->items[index].next_effect = SG_NONE;
   if (context->effects_head == SG_NONE)
@@ -103,26 +109,29 @@ void sg_effect_push(struct sg_context *context, uint32_t index) {
   context->effects_tail = index;
 }
 
+/* Take the oldest item off the list of what the context's owner must do; NULL: the list is empty. */
 struct sg_item *sg_effect_take(struct sg_context *context) {
   uint32_t index = context->effects_head;
   if (index == SG_NONE)
     return NULL;
   struct sg_item *item = &context->items[index];
   context->effects_head = item->next_effect;
-  if (item->kind != SG_HOST)
+  if (item->kind != SG_HOST) /* a host function stays the head of its lane until it has returned */
     item->phase = SG_TAKEN;
   return item;
 }
 
 /* --- completion -------------------------------------------------------------------------------------------------- */
 
+/* The word of a spin kernel or a watch has its value: the item need not wait any longer. Waiters look again. */
 void sg_release(struct sg_shared *shared, uint32_t slot, struct sg_item *item) {
   (void)slot;
   item->flags |= SG_RELEASED;
   sg_kick(shared);
 }
 
-/* Whether the head waits for this write. Of a memset it is only known that it is not zero: the owner checks a watch. */
+/* Whether this write ends the wait of a lane's head for its word. Of a memset the model only knows that its value is
+ * not zero. That ends a spin kernel; for a watch the owner looks at the word itself. */
 static bool releases(const struct sg_item *write, const struct sg_item *head) {
   if (sg_watches(head))
     return write->kind == SG_WRITE && head->watch == write->watch && head->watch_bytes <= write->watch_bytes &&
@@ -148,6 +157,8 @@ static void release_watchers(struct sg_shared *shared, uint32_t owner, const str
     }
 }
 
+/* Write a completed item into the log of kernels, if there is a log and the item belongs there. The oldest record
+ * goes. */
 static void log_item(struct sg_state *state, const struct sg_context *context, const struct sg_item *item) {
   struct sg_shared *shared = state->shared;
   if (!state->log || !(item->flags & SG_LOGGED))
@@ -166,7 +177,8 @@ static void log_item(struct sg_state *state, const struct sg_context *context, c
   shared->logged++;
 }
 
-/* Take the head off its lane. `phase` is written first, so that repair can tell a completed head from a pending one. */
+/* Take the completed head off its lane. It goes on the list of effects if it has one, else it is free. `phase` is
+ * written first, so that repair can tell a completed head from a pending one. */
 static void pop(struct sg_shared *shared, uint32_t slot, struct sg_lane *lane, struct sg_item *item) {
   struct sg_context *context = &shared->contexts[slot];
   bool effect = item->flags & SG_EFFECT;
@@ -180,7 +192,7 @@ static void pop(struct sg_shared *shared, uint32_t slot, struct sg_lane *lane, s
   __atomic_store_n(&lane->head, item->next, __ATOMIC_RELEASE);
   if (lane->head == SG_NONE) {
     sg_clear(context->active, (uint32_t)(lane - context->lanes));
-    if (lane->used == 2)
+    if (lane->used == 2) /* the program has destroyed the stream */
       lane->used = 0;
     if (sg_next_bit(context->active, 0, SG_MAX_LANES) == SG_MAX_LANES)
       sg_clear(shared->active, slot);
@@ -191,6 +203,8 @@ static void pop(struct sg_shared *shared, uint32_t slot, struct sg_lane *lane, s
     sg_item_free(context, item);
 }
 
+/* The head of a lane is complete: note its event, release what waits for a word that it wrote, log it, and take it off
+ * the lane. If it is a faulty kernel, its context is lost. */
 static void complete(struct sg_state *state, uint32_t slot, struct sg_lane *lane, struct sg_item *item) {
   struct sg_shared *shared = state->shared;
   struct sg_context *context = &shared->contexts[slot];
@@ -213,6 +227,7 @@ static void complete(struct sg_state *state, uint32_t slot, struct sg_lane *lane
   }
 }
 
+/* A host function has returned: it leaves its lane, and the stream goes on. */
 void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item, uint64_t now_ns) {
   (void)now_ns;
   if (item->phase != SG_CALLING)
@@ -223,7 +238,8 @@ void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *i
 
 /* --- one step ---------------------------------------------------------------------------------------------------- */
 
-/* Whether the legacy stream's rule lets the head of this lane start. */
+/* Whether the legacy stream's rule lets the head of this lane start: the legacy stream (lane 0) and blocking streams
+ * wait for what was submitted to the other before. */
 static bool in_order(struct sg_context *context, uint32_t index, const struct sg_item *item) {
   const struct sg_lane *lane = &context->lanes[index];
   if (index == 0) {
@@ -238,11 +254,13 @@ static bool in_order(struct sg_context *context, uint32_t index, const struct sg
   return sg_head_of(context, &context->lanes[0])->order > item->order;
 }
 
+/* Whether the record of an event that this item waits for is complete. */
 static bool wait_over(struct sg_shared *shared, const struct sg_item *item) {
   return shared->contexts[item->peer].events[item->name].completed >= item->seq;
 }
 
-/* Bring the head of a lane forward without letting time pass; true when something changed. */
+/* Start or complete the head of a lane, if that takes no time. True: something changed, so that the lane and other
+ * lanes may have more to do. */
 static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
   struct sg_shared *shared = state->shared;
   struct sg_context *context = &shared->contexts[slot];
@@ -273,7 +291,7 @@ static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
   }
   if (item->phase != SG_RUNNING)
     return false;
-  bool beside = item->kind == SG_COPY && !sg_takes_device(item);
+  bool beside = item->kind == SG_COPY && !sg_takes_device(item); /* on a copy engine, by the clock */
   bool over =
       beside ? shared->now_ns >= item->started_ns + item->left_ns : item->left_ns == 0 || (item->flags & SG_RELEASED);
   if (over)
@@ -281,6 +299,8 @@ static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
   return over;
 }
 
+/* Start and complete, in all lanes, what can start or complete now. One completion may let another lane go on, so all
+ * are looked at again until nothing changes. */
 static void settle(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   for (bool again = true; again;) {
@@ -294,6 +314,8 @@ static void settle(struct sg_state *state) {
   }
 }
 
+/* Step by step: do what takes no time, choose the contexts that hold the devices, and let time pass until the next
+ * change or `now_ns`. Without any pending work time passes at once. */
 void sg_advance(struct sg_state *state, uint64_t now_ns) {
   struct sg_shared *shared = state->shared;
   for (;;) {

@@ -22,10 +22,12 @@ static inline bool sg_is_blocker(const struct sg_item *item) {
   return item->kind == SG_WAIT || item->kind == SG_HOST || item->kind == SG_WATCH || item->kind == SG_COPY ||
          (item->flags & SG_SPIN);
 }
+/* A spin kernel that was not released: as far as we know, its word is still zero. */
 static inline bool sg_spins(const struct sg_item *item) {
   return (item->flags & (SG_SPIN | SG_RELEASED)) == SG_SPIN;
 }
 
+/* The head of a lane: the item that runs or is next; NULL: the lane is empty. */
 static inline struct sg_item *sg_head_of(struct sg_context *context, const struct sg_lane *lane) {
   return lane->head == SG_NONE ? NULL : &context->items[lane->head];
 }
@@ -34,6 +36,7 @@ static inline struct sg_item *sg_head_of(struct sg_context *context, const struc
 static inline bool sg_watches(const struct sg_item *item) {
   return item->kind == SG_WATCH && item->phase == SG_RUNNING && !(item->flags & SG_RELEASED);
 }
+/* Whether the word has the value that the watch waits for, by the watch's own comparison. */
 static inline bool sg_satisfied(const struct sg_item *watch, uint64_t word) {
   bool wide = watch->watch_bytes == 8;
   uint64_t ahead = word - watch->seq, mask = wide ? UINT64_MAX : UINT32_MAX;
@@ -44,7 +47,7 @@ static inline bool sg_satisfied(const struct sg_item *watch, uint64_t word) {
     return !(ahead & mask);
   case SG_ANY_BIT:
     return word & watch->seq & mask;
-  default:
+  default: /* SG_NEITHER */
     return ~(word | watch->seq) & mask;
   }
 }
@@ -52,8 +55,8 @@ static inline bool sg_satisfied(const struct sg_item *watch, uint64_t word) {
 /* Run the model to `now_ns`. All functions here need the lock. */
 void sg_advance(struct sg_state *state, uint64_t now_ns);
 
-/* A fresh item at the end of a lane; NULL when the context has no free item. The caller fills in the item and then
- * calls sg_submit, which alone makes it visible to the model. */
+/* A fresh item, in no lane yet; NULL: the context has none left. The caller fills in the item and then calls sg_submit,
+ * which appends it to a lane and alone makes it visible to the model. */
 struct sg_item *sg_item_new(struct sg_context *context);
 void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane, struct sg_item *item, uint64_t now_ns);
 
@@ -63,9 +66,10 @@ uint64_t sg_bound(struct sg_shared *shared, uint32_t slot, uint32_t lane, uint64
 /* The same for the first piece of work in the context that its owner must act on; SG_NEVER: there is none. */
 uint64_t sg_effect_bound(struct sg_shared *shared, uint32_t slot);
 
-/* Append a completed effect to the context's list. */
+/* Append an item to the list of what the context's owner must do: a completed item with an effect, or a host
+ * function. */
 void sg_effect_push(struct sg_context *context, uint32_t item);
-/* Take the oldest completed effect from the context's list; NULL: none. The item stays valid until sg_item_free. */
+/* Take the oldest item from that list; NULL: it is empty. The item stays valid until sg_item_free. */
 struct sg_item *sg_effect_take(struct sg_context *context);
 void sg_item_free(struct sg_context *context, struct sg_item *item);
 /* A host function has returned: its stream goes on. */
@@ -78,6 +82,7 @@ void sg_drop_work(struct sg_shared *shared, uint32_t slot);
 /* Rebuild every derived field after a process died inside a change, with the lock. */
 void sg_repair(struct sg_shared *shared);
 
+/* Take an event slot of the context; SG_NONE: it has none left. */
 uint32_t sg_event_new(struct sg_context *context);
 void sg_event_free(struct sg_context *context, uint32_t event);
 

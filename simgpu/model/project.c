@@ -1,9 +1,10 @@
-/* Lower bounds on the completion of work, for callers that are about to sleep. */
+/* Lower bounds on the completion of work, for callers that are about to sleep. A lane is the queue of one stream. An
+ * item's mark is the work, in nanoseconds, that its lane has done when the item is complete. */
 #include "simgpu/model/model.h"
 
 #define STUCK_NS 1000000ull /* no known event ends the stall: look again after this time, or when kicked */
 #define DEPTH    6          /* waits on events that are followed; deeper chains give a weaker bound */
-#define WALK     256
+#define WALK     256        /* items of a lane that are followed; a longer lane gives a weaker bound */
 
 static uint64_t later(uint64_t a, uint64_t b) {
   return a > b ? a : b;
@@ -14,12 +15,13 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
 
 /* The part of the head's duration that has passed. */
 static uint64_t progress(const struct sg_shared *shared, const struct sg_item *head) {
-  if (head->kind == SG_COPY && !sg_takes_device(head))
+  if (head->kind == SG_COPY && !sg_takes_device(head)) /* it runs beside the turns, by the clock */
     return head->phase == SG_RUNNING ? earlier(shared->now_ns - head->started_ns, head->duration_ns) : 0;
   return head->duration_ns > head->left_ns ? head->duration_ns - head->left_ns : 0;
 }
 
-/* How long at least a context that holds its device will keep it, if no slice ends. */
+/* How long at least a context that holds its device will keep it, if no slice ends: as long as the lane with the most
+ * work for the device. SG_NEVER: a spin kernel holds it. 0: the context has no such work. */
 static uint64_t holds_for(const struct sg_shared *shared, const struct sg_context *context) {
   uint64_t longest = 0;
   for
@@ -45,8 +47,9 @@ static uint64_t holds_for(const struct sg_shared *shared, const struct sg_contex
   return longest;
 }
 
-/* The earliest time at which this context can have its device. */
-static uint64_t turn(const struct sg_shared *shared, uint32_t slot) {
+/* The earliest time at which this context can have its device. A switch counts at the lower of its two costs: a bound
+ * may be early, but never late. */
+static uint64_t earliest_turn(const struct sg_shared *shared, uint32_t slot) {
   const struct sg_device *device = &shared->devices[shared->contexts[slot].device];
   uint64_t from = later(shared->now_ns, device->switch_until_ns);
   if (device->current == SG_NONE || device->current == slot)
@@ -63,11 +66,15 @@ static uint64_t turn(const struct sg_shared *shared, uint32_t slot) {
          cost_ns;
 }
 
+/* The bound when nothing that is known now ends the wait: look again after STUCK_NS. Until then each submission wakes
+ * the waiters, because it may end the wait (blocked_until_ns). */
 static uint64_t stuck(struct sg_shared *shared) {
   shared->blocked_until_ns = later(shared->blocked_until_ns, shared->now_ns + STUCK_NS);
   return shared->now_ns + STUCK_NS;
 }
 
+/* sg_bound, for the lane `index`. A lane may wait for other lanes: at most `depth` such waits are followed, and beyond
+ * that the bound is a short time from now. */
 static uint64_t bound(struct sg_shared *shared, uint32_t slot, uint32_t index, uint64_t mark_ns, int depth) {
   struct sg_context *context = &shared->contexts[slot];
   struct sg_lane *lane = &context->lanes[index];
@@ -95,7 +102,7 @@ static uint64_t bound(struct sg_shared *shared, uint32_t slot, uint32_t index, u
         struct sg_lane *before = &context->lanes[other];
         if (!other || !before->blocking || context->items[before->head].order > head->order)
           continue;
-        bool whole = context->items[before->tail].order < head->order;
+        bool whole = context->items[before->tail].order < head->order; /* all of its work comes first */
         uint64_t until = whole ? before->submitted_ns : context->items[before->head].mark_ns;
         from_ns = later(from_ns, bound(shared, slot, other, until, depth - 1));
       }
@@ -104,14 +111,16 @@ static uint64_t bound(struct sg_shared *shared, uint32_t slot, uint32_t index, u
     from_ns = bound(shared, slot, 0, context->items[context->lanes[0].head].mark_ns, depth - 1);
   }
   if (sg_takes_device(head))
-    from_ns = later(from_ns, turn(shared, slot));
+    from_ns = later(from_ns, earliest_turn(shared, slot));
   return from_ns + left_ns;
 }
 
+/* The earliest time at which the lane can have done the work up to this mark. Later work can only delay it. */
 uint64_t sg_bound(struct sg_shared *shared, uint32_t slot, uint32_t lane, uint64_t mark_ns) {
   return bound(shared, slot, lane, mark_ns, DEPTH);
 }
 
+/* The lower bound on the first effect or host function of the context; SG_NEVER: none is pending. */
 uint64_t sg_effect_bound(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];
   uint64_t first = SG_NEVER;

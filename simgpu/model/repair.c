@@ -1,12 +1,14 @@
-/* Drops work, and repairs the state that a process left behind when it died inside a change. */
+/* Drops work, and repairs the state that a process left behind when it died inside a change. A lane is the queue of one
+ * stream. */
 #include "simgpu/model/model.h"
 
 #include <string.h>
 
 /*
- * Rebuild the derived fields. Primary are: the alive bits, each lane's chain from `head` by `next`, every item's phase,
- * and the list of effects. All writers in model.c keep this order: an item is complete before it is linked into its
- * lane, and FINISHED before it is unlinked. So a writer that died leaves at most one item in between.
+ * Rebuild the derived fields of a context. Primary are: the alive bits, each lane's chain from `head` by `next`, every
+ * item's phase, and the list of effects. All writers in model.c keep this order: an item is complete before it is
+ * linked into its lane, and FINISHED before it is unlinked. So a writer that died leaves at most one item in between.
+ * Items that are neither in a lane nor in the list of effects become free.
  */
 static void rebuild(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];
@@ -49,15 +51,16 @@ static void rebuild(struct sg_shared *shared, uint32_t slot) {
   context->free_item = SG_NONE;
   for (uint32_t index = 0; index < context->fresh_item; index++) {
     struct sg_item *item = &context->items[index];
-    if (sg_bit(reached, index) || item->phase == SG_TAKEN)
+    if (sg_bit(reached, index) || item->phase == SG_TAKEN) /* TAKEN: its owner frees it */
       continue;
     if (item->phase == SG_FINISHED && item->flags & SG_EFFECT)
-      sg_effect_push(context, index);
+      sg_effect_push(context, index); /* it had left its lane, but was not on the list yet */
     else
       sg_item_free(context, item);
   }
 }
 
+/* After a process died inside a change: rebuild all living contexts, and let every waiter look again. */
 void sg_repair(struct sg_shared *shared) {
   memset(shared->active, 0, sizeof shared->active);
   for
@@ -69,6 +72,8 @@ void sg_repair(struct sg_shared *shared) {
   sg_kick(shared);
 }
 
+/* Empty the lanes and the list of effects, let all events count as complete, and rebuild the rest from that. An item
+ * that is TAKEN stays: its owner is just applying its effect. */
 void sg_drop_work(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];
   for (uint32_t n = 0; n < context->fresh_event; n++)

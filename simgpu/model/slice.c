@@ -1,8 +1,11 @@
-/* Turns of contexts on their devices, and the speed of their work meanwhile. */
+/* Turns of contexts on their devices, and the speed of their work meanwhile. A lane is the queue of one stream, and its
+ * head is the item that runs or is next. */
 #include "simgpu/model/slice.h"
 
 #include "simgpu/model/model.h"
 
+/* Whether the context in this slot has work that needs its device and may run now, at the head of any lane. SG_NONE has
+ * none. */
 static bool runnable(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];
   if (slot == SG_NONE || !sg_bit(shared->active, slot))
@@ -16,7 +19,8 @@ static bool runnable(struct sg_shared *shared, uint32_t slot) {
   return false;
 }
 
-/* The next context after `slot`, round robin, with work for this device; `slot` itself comes last. */
+/* The next context after `slot`, round robin, with work for this device; `slot` itself comes last. SG_NONE: there is
+ * none. */
 static uint32_t next_runnable(struct sg_shared *shared, uint32_t device, uint32_t slot) {
   uint32_t from = slot == SG_NONE ? 0 : slot + 1;
   for (int pass = 0; pass < 2; pass++, from = 0)
@@ -27,8 +31,8 @@ static uint32_t next_runnable(struct sg_shared *shared, uint32_t device, uint32_
   return SG_NONE;
 }
 
-/* Until when the device stays with a context that has run empty: drain_stay_us, plus its part of the rotation
- * (intrusion_us) if it only ran commands in this turn; at most the rest of its slice. */
+/* Until when the device stays with a context that has run empty: for drain_stay_us after its last work, and for its
+ * part of the rotation (intrusion_us) more if it only ran commands in this turn; at most until its slice ends. */
 static uint64_t stays_until(const struct sg_profile *profile, const struct sg_device *device) {
   uint64_t stay_ns = device->worked_ns + (uint64_t)profile->drain_stay_us * SG_US;
   if (device->busy_ns == device->hold_busy_ns)
@@ -36,12 +40,15 @@ static uint64_t stays_until(const struct sg_profile *profile, const struct sg_de
   return stay_ns < device->slice_end_ns ? stay_ns : device->slice_end_ns;
 }
 
+/* Give the device to the next context if the slice of the current one is over, or if the current one has run empty and
+ * its stay is over. A switch takes time in which nothing runs; the first context of a device gets it at once. */
 void sg_dispatch(struct sg_shared *shared, uint32_t index) {
   struct sg_device *device = &shared->devices[index];
   const struct sg_profile *profile = &shared->model.profile;
   uint64_t now_ns = shared->now_ns, slice_ns = (uint64_t)profile->slice_us * SG_US;
   if (device->switch_until_ns > now_ns)
     return;
+  /* A slot goes to another context when its own has ended: the id tells. */
   bool same = device->current != SG_NONE && shared->contexts[device->current].id == device->current_id;
   bool busy = same && shared->contexts[device->current].device == index && runnable(shared, device->current);
   /* At its slice's end the context was alone, or a switch was under way: it got another slice. */
@@ -66,6 +73,8 @@ void sg_dispatch(struct sg_shared *shared, uint32_t index) {
   device->slice_end_ns = now_ns + cost_ns + slice_ns;
 }
 
+/* Whether the context that has the device can work on it now: the switch to it is over, and it has work for the
+ * device. */
 static bool holds(struct sg_shared *shared, uint32_t index) {
   struct sg_device *device = &shared->devices[index];
   return device->current != SG_NONE && device->switch_until_ns <= shared->now_ns &&
@@ -77,8 +86,9 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
   return a < b ? a : b;
 }
 
-/* For a context that holds its device: the SMs that its running work wants, in parts of SG_ALL_SMS, and at least all of
- * them. So it is the factor by which everything takes longer than alone. 0: nothing runs on an SM. */
+/* How much of the SMs the running work of a context wants, in parts of SG_ALL_SMS: at least SG_ALL_SMS, which is the
+ * whole device, but 0 if nothing runs on an SM. Divided by SG_ALL_SMS it is the factor by which each item takes longer
+ * than alone. */
 static uint64_t crowding(struct sg_shared *shared, struct sg_context *context) {
   const struct sg_profile *profile = &shared->model.profile;
   uint64_t demand = 0, runs = 0;
@@ -95,18 +105,21 @@ static uint64_t crowding(struct sg_shared *shared, struct sg_context *context) {
   return runs == 1 ? SG_ALL_SMS : demand * (100 + (uint64_t)profile->interference_percent) / 100;
 }
 
-/* Work that runs on no SM is not slowed by others. */
-static uint64_t rate_of(const struct sg_item *item, uint64_t crowd) {
+/* The factor by which an item takes longer than alone, in parts of SG_ALL_SMS. `crowd` is what crowding() says. Work
+ * that runs on no SM is not slowed by others. */
+static uint64_t slowdown_of(const struct sg_item *item, uint64_t crowd) {
   return item->demand ? crowd : SG_ALL_SMS;
 }
 
-/* How long the rest of an item takes at a rate. `part` is the work already done of the next nanosecond, in parts of the
- * rate. */
-static uint64_t time_for(const struct sg_item *item, uint64_t rate) {
-  uint64_t work = item->left_ns * rate;
+/* How long the rest of an item takes at this slowdown. In each nanosecond SG_ALL_SMS parts of its work are done, and
+ * `slowdown` parts are one nanosecond of left_ns. `part` holds those that are done of the next one. */
+static uint64_t time_for(const struct sg_item *item, uint64_t slowdown) {
+  uint64_t work = item->left_ns * slowdown;
   return work > item->part ? (work - item->part + SG_ALL_SMS - 1) / SG_ALL_SMS : 1;
 }
 
+/* The earliest of: a launch latency is over, an item completes, a switch is over, a slice or a stay ends while another
+ * context has work for the device. */
 uint64_t sg_next_change(struct sg_shared *shared) {
   uint64_t now_ns = shared->now_ns, next = SG_NEVER;
   for
@@ -123,7 +136,7 @@ uint64_t sg_next_change(struct sg_shared *shared) {
         else if (item->kind == SG_COPY && item->phase == SG_RUNNING && !sg_takes_device(item))
           next = earlier(next, item->started_ns + item->left_ns);
         else if (running && sg_takes_device(item) && item->phase >= SG_READY && !sg_spins(item))
-          next = earlier(next, now_ns + ((item->flags & SG_RELEASED) ? 1 : time_for(item, rate_of(item, crowd))));
+          next = earlier(next, now_ns + ((item->flags & SG_RELEASED) ? 1 : time_for(item, slowdown_of(item, crowd))));
       }
     }
   for (uint32_t n = 0; n < shared->device_count; n++) {
@@ -137,7 +150,8 @@ uint64_t sg_next_change(struct sg_shared *shared) {
   return next > now_ns ? next : now_ns + 1;
 }
 
-static void account(struct sg_history *history, uint64_t from_ns, uint64_t to_ns) {
+/* Add the time between two instants to a history. A span that is too old loses its entry to a new one. */
+static void add_busy(struct sg_history *history, uint64_t from_ns, uint64_t to_ns) {
   while (from_ns < to_ns) {
     uint64_t stamp = from_ns / SG_BUCKET_NS, end_ns = earlier(to_ns, (stamp + 1) * SG_BUCKET_NS);
     uint32_t n = (uint32_t)(stamp % SG_BUCKETS);
@@ -150,6 +164,8 @@ static void account(struct sg_history *history, uint64_t from_ns, uint64_t to_ns
   }
 }
 
+/* Let time pass to `to_ns`. In the contexts that hold their devices, the heads of the lanes start or go on. None of
+ * them completes before that instant, because the caller stops at the next change. */
 void sg_run(struct sg_shared *shared, uint64_t to_ns) {
   uint64_t from_ns = shared->now_ns, step_ns = to_ns - from_ns;
   for (uint32_t n = 0; n < shared->device_count; n++) {
@@ -169,18 +185,18 @@ void sg_run(struct sg_shared *shared, uint64_t to_ns) {
           item->phase = SG_RUNNING;
         }
         item->busy_ns += step_ns;
-        if (item->flags & SG_SPIN)
+        if (item->flags & SG_SPIN) /* it has no end that is known */
           continue;
-        uint64_t work = step_ns * SG_ALL_SMS + item->part, rate = rate_of(item, crowd);
-        item->left_ns -= earlier(work / rate, item->left_ns);
-        item->part = work % rate;
+        uint64_t work = step_ns * SG_ALL_SMS + item->part, slowdown = slowdown_of(item, crowd);
+        item->left_ns -= earlier(work / slowdown, item->left_ns);
+        item->part = work % slowdown;
       }
-    if (!crowd)
+    if (!crowd) /* only commands ran: the device does not count as busy */
       continue;
     context->busy_ns += step_ns;
     device->busy_ns += step_ns;
-    account(&context->history, from_ns, to_ns);
-    account(&device->history, from_ns, to_ns);
+    add_busy(&context->history, from_ns, to_ns);
+    add_busy(&device->history, from_ns, to_ns);
   }
   shared->now_ns = to_ns;
 }

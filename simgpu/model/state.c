@@ -25,7 +25,8 @@
 
 static int64_t namespace_ns; /* how far this process's CLOCK_MONOTONIC is ahead of the machine's */
 
-/* Find the offset of the time namespace; 0: the process is in none, or the kernel does not support them. */
+/* Set namespace_ns from the time namespace. It stays 0 if the process is in none, or the kernel does not support
+ * them. */
 static void find_namespace(void) {
   FILE *file = fopen("/proc/self/timens_offsets", "re");
   long long seconds, nanoseconds;
@@ -35,18 +36,20 @@ static void find_namespace(void) {
     fclose(file);
 }
 
-/* A direct system call: libfaketime replaces the library's function, and would stop the time for all other processes.
- */
+/* The machine's time, by a direct system call: libfaketime replaces the library's function, and would stop the time for
+ * all other processes. */
 uint64_t sg_now(void) {
   struct timespec t;
   syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec - (uint64_t)namespace_ns;
 }
 
+/* The same instant by the clock of this process's time namespace: the kernel takes timeouts by that clock. */
 uint64_t sg_own_clock(uint64_t now_ns) {
   return now_ns + (uint64_t)namespace_ns;
 }
 
+/* Wake every thread that sleeps in the driver, in all processes, so that it looks again. */
 void sg_kick(struct sg_shared *shared) {
   __atomic_fetch_add(&shared->generation, 1, __ATOMIC_RELEASE); /* pairs with the load before the wait in wait.c */
   syscall(SYS_futex, &shared->generation, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
@@ -54,7 +57,8 @@ void sg_kick(struct sg_shared *shared) {
 
 /* --- making the file --------------------------------------------------------------------------------------------- */
 
-/* Fill a zeroed mapping. The magic is written last: if the maker dies before, the file is made again. */
+/* Fill a zeroed mapping with the model that the settings describe. The magic is written last: if the maker dies before,
+ * the file is made again. Returns 0, or -EINVAL: a setting is wrong. */
 static int make(struct sg_shared *shared) {
   const char *devices = sg_setting_text("SIMGPU_DEVICES");
   shared->model = (struct sg_model){
@@ -84,6 +88,8 @@ int sg_lock_byte(int fd, short type, int64_t byte, int command) {
   return fcntl(fd, command, &lock) ? -errno : 0;
 }
 
+/* Map the log of kernels, and make its file if there is none. Without SIMGPU_LOG_KERNELS there is no log. Returns 0 or
+ * -errno. */
 static int map_log(struct sg_state *state) {
   char path[sizeof state->path + 16];
   uint64_t records = state->shared->model.log_records;
@@ -102,7 +108,8 @@ static int map_log(struct sg_state *state) {
   return result;
 }
 
-/* With the creation byte locked: map the file's header; make the file if there is none or it is stale. */
+/* With the creation byte locked: map the state file. If `may_make`, fill an empty file, and make a stale one anew: it
+ * was made with another SIMGPU_DEVICES, and no process has it open. Returns 0 or -errno. */
 static int map_shared(struct sg_state *state, bool may_make) {
   struct stat info;
   if (fstat(state->fd, &info))
@@ -129,6 +136,8 @@ static int map_shared(struct sg_state *state, bool may_make) {
   return shared->version == SG_VERSION && shared->context_bytes == sizeof(struct sg_context) ? 0 : -EPROTO;
 }
 
+/* The creation byte stays locked until this process holds the presence byte. So no process maps a half-made file, and
+ * none makes a file anew that another is about to use. */
 int sg_open(struct sg_state *state, const char *path) {
   const char *named = path ? path : sg_setting_text("SIMGPU_STATE");
   bool may_make = !path;
@@ -160,6 +169,7 @@ int sg_open(struct sg_state *state, const char *path) {
   return result;
 }
 
+/* Closing the file releases this process's locks on it, so its contexts and its memory are lost. */
 void sg_close(struct sg_state *state) {
   if (state->log)
     munmap(state->log, state->shared->model.log_records * sizeof(struct sg_log_record));
@@ -170,13 +180,15 @@ void sg_close(struct sg_state *state) {
   *state = (struct sg_state){.fd = -1, .pids_fd = -1, .client = SG_NONE};
 }
 
-/* Closing the child's copy of the descriptor releases no lock: the parent's copy keeps it. */
+/* In a forked child: closing the child's copy of the descriptor releases no lock, because the parent's copy keeps
+ * it. */
 void sg_abandon(struct sg_state *state) {
   sg_close(state);
 }
 
 /* --- lock -------------------------------------------------------------------------------------------------------- */
 
+/* If the last holder of the lock died inside a change, repair the state first. */
 void sg_lock(struct sg_state *state) {
   if (pthread_mutex_lock(&state->shared->lock) == EOWNERDEAD) {
     sg_repair(state->shared);
@@ -193,11 +205,12 @@ void sg_lock_advanced(struct sg_state *state) {
   uint64_t now_ns = sg_now();
   sg_advance(state, now_ns);
   if (now_ns > state->shared->reaped_ns + REAP_NS)
-    sg_reap(state);
+    sg_reap(state); /* drop what dead processes have left */
 }
 
 /* --- contexts ---------------------------------------------------------------------------------------------------- */
 
+/* Drop the contexts and clients of dead processes. A living owner keeps the byte 1 + slot of its context locked. */
 void sg_reap(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   shared->reaped_ns = sg_now();
@@ -212,6 +225,8 @@ void sg_reap(struct sg_state *state) {
   sg_clients_reap(state);
 }
 
+/* Take the first slot with a byte that can be locked: this lock shows other processes that the owner lives. The context
+ * becomes alive last. */
 uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
   struct sg_shared *shared = state->shared;
   for (uint32_t slot = 0; slot < SG_MAX_CONTEXTS; slot++) {
@@ -241,7 +256,8 @@ uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
   return SG_NONE;
 }
 
-/* If a past record has the id of a living context, its owner died in this function. So truth.c lists each id once. */
+/* Drop a context: its work, its memory and its slot. If a process dies in this function, the context may be among the
+ * past ones and still be alive. It is then dropped again, so truth.c lists each id once. */
 void sg_context_drop(struct sg_state *state, uint32_t slot) {
   struct sg_shared *shared = state->shared;
   struct sg_context *context = &shared->contexts[slot];
@@ -264,6 +280,8 @@ void sg_context_drop(struct sg_state *state, uint32_t slot) {
   sg_kick(shared);
 }
 
+/* The index of a name in the table of kernel names; a new name is added. The last entry, "...", stands for all names
+ * for which there is no room. */
 uint32_t sg_intern(struct sg_shared *shared, const char *name) {
   for (uint32_t n = 0; n < shared->name_count; n++)
     if (!strncmp(shared->names[n], name, SG_NAME_BYTES - 1))
@@ -276,6 +294,7 @@ uint32_t sg_intern(struct sg_shared *shared, const char *name) {
   return shared->name_count++;
 }
 
+/* Add up what the spans have between the two instants. A span that is only partly between them counts in proportion. */
 uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uint64_t to_ns) {
   uint64_t busy = 0;
   for (uint32_t n = 0; n < SG_BUCKETS; n++) {
@@ -289,7 +308,8 @@ uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uin
 
 /* --- faults ------------------------------------------------------------------------------------------------------ */
 
-/* The effect of a real XID on the device: double-bit and contained ECC errors, or the loss of the device. */
+/* The error that a real XID makes calls return: for double-bit and contained ECC errors, and for the loss of the
+ * device. 0: the device stays usable. */
 static uint32_t error_of_xid(uint32_t xid) {
   switch (xid) {
   case 48:
@@ -307,11 +327,12 @@ static uint32_t error_of_xid(uint32_t xid) {
   }
 }
 
-/* The lower half of the counter, as a futex. */
+/* The lower half of the counter of XIDs, as a futex: sg_await_xid waits for it to change. */
 static const uint32_t *xid_word(const struct sg_shared *shared) {
   return (const uint32_t *)&shared->xid_seq + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
 }
 
+/* The device is lost: its contexts fail and their work is dropped. New contexts fail until sg_recover. */
 static void lose(struct sg_shared *shared, uint32_t device, uint32_t error) {
   shared->devices[device].lost_error = error;
   for
@@ -322,6 +343,8 @@ static void lose(struct sg_shared *shared, uint32_t device, uint32_t error) {
   }
 }
 
+/* Put the XID into the ring of XIDs. If it loses the device, all contexts on it fail, and those on its MIG instances
+ * too. */
 void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
   struct sg_shared *shared = state->shared;
   uint32_t error = error_of_xid(xid);
@@ -336,11 +359,13 @@ void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
   syscall(SYS_futex, xid_word(shared), FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
+/* Sleep until an XID is reported after number `seq`, or for the timeout. A signal ends the sleep early. */
 void sg_await_xid(const struct sg_shared *shared, uint64_t seq, uint64_t timeout_ns) {
   struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
   syscall(SYS_futex, xid_word(shared), FUTEX_WAIT, (uint32_t)seq, &timeout, NULL, 0);
 }
 
+/* New contexts work again, on the device and its MIG instances. Those that were lost stay lost. */
 void sg_recover(struct sg_state *state, uint32_t device) {
   for (uint32_t n = 0; n < state->shared->device_count; n++)
     if (n == device || state->shared->devices[n].parent == device)

@@ -101,7 +101,7 @@ struct sg_item {
   uint64_t order; /* submission number inside its context: orders the legacy stream against blocking ones */
   uint64_t duration_ns;
   uint64_t left_ns;
-  uint64_t part;         /* work done of the next nanosecond, not yet taken off left_ns, see model.c */
+  uint64_t part;         /* work done of the next nanosecond, not yet taken off left_ns, see slice.c */
   uint64_t mark_ns;      /* lane's submitted_ns with this item: the work that is done when it is complete */
   uint64_t submitted_ns; /* clock */
   uint64_t ready_ns;     /* clock: not before this (launch latency) */
@@ -353,6 +353,7 @@ uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile);
 
 /* Fill in state->hidden. False: this process cannot open the driver's own node. */
 bool sg_find_hidden(struct sg_state *state);
+/* Whether this process cannot open the node of the device. */
 static inline bool sg_hidden(const struct sg_state *state, uint32_t device) {
   return state->hidden >> device & 1;
 }
@@ -365,7 +366,8 @@ uint32_t sg_context_create(struct sg_state *state, uint32_t device);
 void sg_context_drop(struct sg_state *state, uint32_t slot);
 /* With the lock: the index of `name` in the table of kernel names. If the table is full: the last entry, "...". */
 uint32_t sg_intern(struct sg_shared *shared, const char *name);
-/* With the lock: busy time between two instants, at most SG_BUCKETS spans back. Only whole spans count; scaled. */
+/* With the lock: busy time between two instants, at most SG_BUCKETS spans back. A span that is only partly between them
+ * counts in proportion. */
 uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uint64_t to_ns);
 /* With the lock: wake every waiter, so that it looks again. */
 void sg_kick(struct sg_shared *shared);
@@ -391,7 +393,8 @@ uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t 
 uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t owner, enum sg_holding holding);
 /* With the lock: make a piece that this process holds, or return SG_NONE. Its bytes are not checked for capacity. */
 uint32_t sg_piece_new(struct sg_state *state, uint32_t device, uint64_t bytes);
-/* With the lock: hold a piece that another process may have made; false: the piece is gone. */
+/* With the lock: hold a piece that another process may have made. False: the piece is gone, or the table of clients is
+ * full. */
 bool sg_piece_hold(struct sg_state *state, uint32_t piece, uint64_t id);
 /* With the lock: let go of a piece that this process holds. */
 void sg_piece_drop(struct sg_state *state, uint32_t piece);
@@ -419,6 +422,7 @@ static inline uint32_t sg_next_bit(const uint64_t *bits, uint32_t n, uint32_t si
   }
   return size;
 }
+/* After `for`: the loop over every set bit `n`, in order. */
 #define SG_EACH(n, bits, size) (uint32_t n = sg_next_bit(bits, 0, size); n < (size); n = sg_next_bit(bits, n + 1, size))
 
 #endif

@@ -26,9 +26,10 @@ struct truth_process {
   uint64_t contexts_bytes, pools_bytes, physical_bytes, external_bytes;
 };
 
+/* Open a state file, as sg_open does. NULL: it cannot be opened, and *error is the errno. */
 EXPORT struct sg_state *simgpu_truth_open(const char *path, int *error) {
   struct sg_state *state = malloc(sizeof *state);
-  *error = state ? -sg_open(state, path) : 12;
+  *error = state ? -sg_open(state, path) : 12; /* ENOMEM */
   if (*error) {
     free(state);
     return NULL;
@@ -41,13 +42,15 @@ EXPORT void simgpu_truth_close(struct sg_state *state) {
   free(state);
 }
 
-static void look(struct sg_state *state) {
+/* Lock the state, advance it to now, and drop what dead processes have left. The caller unlocks it. */
+static void lock_and_reap(struct sg_state *state) {
   sg_lock_advanced(state);
   sg_reap(state);
 }
 
+/* List the devices. Returns their number; at most `room` are written. */
 EXPORT uint32_t simgpu_truth_devices(struct sg_state *state, struct truth_device *out, uint32_t room) {
-  look(state);
+  lock_and_reap(state);
   uint32_t count = state->shared->device_count;
   for (uint32_t n = 0; n < count && n < room; n++) {
     const struct sg_device *device = &state->shared->devices[n];
@@ -67,7 +70,7 @@ EXPORT uint32_t simgpu_truth_devices(struct sg_state *state, struct truth_device
 EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, struct truth_context *out,
                                       uint32_t room) {
   uint32_t count = 0;
-  look(state);
+  lock_and_reap(state);
   const struct sg_shared *shared = state->shared;
   for
     SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
@@ -88,7 +91,8 @@ EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, s
   return count;
 }
 
-/* With the state locked: add a process with its memory on a device, once, if it has any. */
+/* With the state locked: append a process with its memory on a device to the list, unless it has none or is in the
+ * list. *count may exceed `room`: then it is counted, but not written. */
 static void add_process(struct sg_state *state, uint32_t device, const struct sg_owner *owner,
                         struct truth_process *out, uint32_t room, uint32_t *count) {
   const struct sg_shared *shared = state->shared;
@@ -112,7 +116,7 @@ static void add_process(struct sg_state *state, uint32_t device, const struct sg
 EXPORT uint32_t simgpu_truth_processes(struct sg_state *state, uint32_t device, struct truth_process *out,
                                        uint32_t room) {
   uint32_t count = 0;
-  look(state);
+  lock_and_reap(state);
   const struct sg_shared *shared = state->shared;
   for
     SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
@@ -124,7 +128,8 @@ EXPORT uint32_t simgpu_truth_processes(struct sg_state *state, uint32_t device, 
   return count;
 }
 
-/* With the state locked: write the pids as the reader's namespace has them. Few processes have most of the records. */
+/* With the state locked: write the pids as the reader's namespace has them. Few processes have most of the records, so
+ * a pid once found is remembered. */
 static void tell_pids(struct sg_state *state, struct sg_log_record *records, uint64_t count) {
   struct sg_owner known[64] = {0};
   for (uint64_t n = 0; n < count; n++) {
@@ -135,10 +140,10 @@ static void tell_pids(struct sg_state *state, struct sg_log_record *records, uin
   }
 }
 
-/* Copy the newest records of all devices, oldest first. */
+/* Copy the newest records of all devices, oldest first. Returns how many the log has; at most `room` are written. */
 EXPORT uint64_t simgpu_truth_kernels(struct sg_state *state, struct sg_log_record *out, uint64_t room) {
   uint64_t count = 0;
-  look(state);
+  lock_and_reap(state);
   if (state->log) {
     uint64_t size = state->shared->model.log_records, logged = state->shared->logged;
     count = logged < size ? logged : size;
@@ -150,19 +155,22 @@ EXPORT uint64_t simgpu_truth_kernels(struct sg_state *state, struct sg_log_recor
   return count;
 }
 
+/* The kernel name with this index, as records have it; "": there is no such index. */
 EXPORT const char *simgpu_truth_name(struct sg_state *state, uint32_t name) {
   return name < SG_MAX_NAMES ? state->shared->names[name] : "";
 }
 
+/* Report an XID of the device; an XID that loses the device also fails its contexts. */
 EXPORT void simgpu_truth_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
-  look(state);
+  lock_and_reap(state);
   if (device < state->shared->device_count)
     sg_inject_xid(state, device, xid);
   sg_unlock(state);
 }
 
+/* Let a lost device work again for new contexts. */
 EXPORT void simgpu_truth_recover(struct sg_state *state, uint32_t device) {
-  look(state);
+  lock_and_reap(state);
   if (device < state->shared->device_count)
     sg_recover(state, device);
   sg_unlock(state);
@@ -170,7 +178,7 @@ EXPORT void simgpu_truth_recover(struct sg_state *state, uint32_t device) {
 
 /* Let an MPS server with this pid serve the device from now on; 0: none does. */
 EXPORT void simgpu_truth_serve_by_mps(struct sg_state *state, uint32_t device, uint32_t pid) {
-  look(state);
+  lock_and_reap(state);
   if (device < state->shared->device_count)
     state->shared->devices[device].mps_pid = pid;
   sg_unlock(state);
@@ -178,7 +186,7 @@ EXPORT void simgpu_truth_serve_by_mps(struct sg_state *state, uint32_t device, u
 
 /* Let the device report this compute mode from now on. Contexts can be made in any mode. */
 EXPORT void simgpu_truth_set_compute_mode(struct sg_state *state, uint32_t device, uint32_t mode) {
-  look(state);
+  lock_and_reap(state);
   if (device < state->shared->device_count)
     state->shared->devices[device].compute_mode = mode;
   sg_unlock(state);
@@ -186,7 +194,7 @@ EXPORT void simgpu_truth_set_compute_mode(struct sg_state *state, uint32_t devic
 
 /* Let the process with this pid draw on the device from now on; 0: none does. */
 EXPORT void simgpu_truth_draw(struct sg_state *state, uint32_t device, uint32_t pid) {
-  look(state);
+  lock_and_reap(state);
   if (device < state->shared->device_count)
     state->shared->devices[device].graphics_pid = pid;
   sg_unlock(state);
@@ -194,21 +202,21 @@ EXPORT void simgpu_truth_draw(struct sg_state *state, uint32_t device, uint32_t 
 
 /* Reload the driver: NVML's calls fail in programs that opened it before. */
 EXPORT void simgpu_truth_reload_driver(struct sg_state *state) {
-  look(state);
+  lock_and_reap(state);
   state->shared->driver_loads++;
   sg_unlock(state);
 }
 
 /* Let NVML refuse to open, and all its calls fail, from now on; 0: it can be opened again. */
 EXPORT void simgpu_truth_refuse_nvml(struct sg_state *state, uint32_t refuses) {
-  look(state);
+  lock_and_reap(state);
   state->shared->nvml_refuses = refuses;
   sg_unlock(state);
 }
 
 /* Let NVML's calls that talk to the device hang from now on; 0: they return. */
 EXPORT void simgpu_truth_hang(struct sg_state *state, uint32_t device, uint32_t hangs) {
-  look(state);
+  lock_and_reap(state);
   if (device < state->shared->device_count)
     state->shared->devices[device].hangs = hangs;
   sg_unlock(state);

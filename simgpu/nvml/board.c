@@ -24,7 +24,8 @@ static bool has_hbm(const struct sg_device *d) {
   return d->bus_bits >= 4096;
 }
 
-/* A GPU in MIG mode: the sum of a function over its instances, in proportion to their SMs. Any other GPU: its own. */
+/* A figure of a whole GPU. In MIG mode the figures of its instances are added, each in proportion to the instance's
+ * SMs. */
 static uint64_t of_board(const struct sg_device *gpu, uint64_t (*read)(const struct sg_device *)) {
   uint64_t sum = read(gpu);
   for (uint32_t n = 0; gpu->mig && n < nvml.state.shared->device_count; n++) {
@@ -40,6 +41,7 @@ static uint64_t percent_of(const struct sg_device *d) {
 static uint64_t busy_ms(const struct sg_device *d) {
   return d->busy_ns / 1000000u;
 }
+/* In percent. */
 static uint32_t load(const struct sg_device *d) {
   return (uint32_t)of_board(d, percent_of);
 }
@@ -52,6 +54,7 @@ static uint32_t power(const struct sg_device *d) {
   uint32_t idle_mw = d->power_limit_mw / IDLE_PART;
   return idle_mw + (d->power_limit_mw - idle_mw) / 100u * load(d);
 }
+/* Since the state was made: the idle power all the time, and the rest up to the limit while the board was busy. */
 static uint64_t energy_mj(const struct sg_device *d) {
   const struct sg_shared *shared = nvml.state.shared;
   uint64_t idle_mw = d->power_limit_mw / IDLE_PART, up_ms = (shared->now_ns - shared->made_ns) / 1000000u;
@@ -128,6 +131,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t handle
 
 enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
 
+/* The body of the calls that return a clock: the one under load if `highest`, else the present one. */
 static nvmlReturn_t clock_mhz(nvmlDevice_t handle, unsigned int type, unsigned int *mhz, bool highest) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -205,7 +209,8 @@ struct pci_info {
   char bus_id[32];
 };
 
-/* The older layouts are a prefix of this one. */
+/* The body of the calls that return the place on the bus. `size`: bytes of the caller's layout; the older layouts are a
+ * prefix of this one. */
 static nvmlReturn_t pci_info(nvmlDevice_t handle, struct pci_info *pci, size_t size) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -299,7 +304,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t handle, unsign
   return nvml_leave(NVML_SUCCESS);
 }
 
-/* Begin a call about two GPUs. */
+/* Begin a call about two GPUs. Every success needs nvml_leave. */
 static nvmlReturn_t enter_two(nvmlDevice_t a, nvmlDevice_t b, const struct sg_device **first,
                               const struct sg_device **second) {
   nvmlReturn_t result = nvml_enter_device(a, NVML_BOARD, first);

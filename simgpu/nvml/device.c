@@ -33,7 +33,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
   return nvml_leave(NVML_SUCCESS);
 }
 
-/* End a call that has found the device at this place. */
+/* End a call that has found the device at this place, and return the handle. If the device is lost, the call fails. */
 static nvmlReturn_t give_handle(uint32_t place, nvmlDevice_t *device) {
   *device = &nvml.handles[place];
   return nvml_leave(nvml_lost(&nvml.state.shared->devices[place]) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS);
@@ -145,6 +145,7 @@ static uint32_t architecture(const struct sg_device *d) {
   return d->major == 7 ? 6 : d->major > 8 ? d->major : d->minor == 9 ? 8 : 7;
 }
 
+/* The body of the calls that return one number of a device: what `read` returns. */
 nvmlReturn_t nvml_number(nvmlDevice_t handle, enum nvml_need need, uint32_t *value,
                          uint32_t (*read)(const struct sg_device *)) {
   const struct sg_device *device;
@@ -190,6 +191,7 @@ struct memory_v2 {
 };
 #define MEMORY_V2 (sizeof(struct memory_v2) | 2u << 24)
 
+/* The body of the calls about memory; `memory` is not NULL. What dead processes had is free again by then. */
 static nvmlReturn_t memory_info(nvmlDevice_t handle, struct memory_v1 *memory) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);

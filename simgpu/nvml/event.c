@@ -70,10 +70,10 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t handle, unsigned 
   return nvml_leave(NVML_SUCCESS);
 }
 
-/* Inside a call: the oldest XID that the set has not reported yet. */
+/* Inside a call: report the oldest XID that the set has not reported yet. False: there is none on the set's devices. */
 static bool next_xid(nvmlEventSet_t set, struct event_data *data) {
   const struct sg_shared *shared = nvml.state.shared;
-  uint64_t first = shared->xid_seq > SG_MAX_XIDS ? shared->xid_seq - SG_MAX_XIDS + 1 : 1;
+  uint64_t first = shared->xid_seq > SG_MAX_XIDS ? shared->xid_seq - SG_MAX_XIDS + 1 : 1; /* in the ring */
   for (uint64_t seq = first; seq <= shared->xid_seq; seq++) {
     const struct sg_xid *xid = &shared->xids[(seq - 1) % SG_MAX_XIDS];
     const struct sg_device *device = &shared->devices[xid->device];

@@ -100,6 +100,8 @@ NVML_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t
   return nvml_leave(NVML_SUCCESS);
 }
 
+/* The body of the calls that tell of a compute instance. `size`: bytes of the caller's layout; the older layout is a
+ * prefix of the newer one. */
 static nvmlReturn_t tell_compute_instance(nvmlComputeInstance_t handle, struct compute_instance_info *info,
                                           size_t size) {
   const struct sg_device *instance;
@@ -131,7 +133,8 @@ struct attributes {
   unsigned long long memory_mib;
 };
 
-/* The older layout is a prefix of the newer one. Only instances have attributes. */
+/* The body of the calls that tell attributes, which only instances have. `size`: bytes of the caller's layout; the
+ * older layout is a prefix of the newer one. */
 static nvmlReturn_t tell_attributes(nvmlDevice_t handle, struct attributes *attributes, size_t size) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_KNOWN, &device);
@@ -175,7 +178,8 @@ struct gpu_profile_v1 {
   unsigned long long memory_mib;
 };
 
-/* Begin a call about a profile that the GPU has, in MIG mode or not. */
+/* Begin a call about a profile of a GPU, which need not be in MIG mode. `number` is NVML's, not the GPU's id of the
+ * profile. Every success needs nvml_leave. */
 static nvmlReturn_t enter_profile(nvmlDevice_t handle, uint32_t number, const struct sg_device **gpu,
                                   const struct sg_mig_profile **profile) {
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, gpu);
@@ -187,6 +191,7 @@ static nvmlReturn_t enter_profile(nvmlDevice_t handle, uint32_t number, const st
   return nvml_leave(number < PROFILES ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT);
 }
 
+/* The body of the calls that tell a profile of GPU instances; `info` is not NULL. */
 static nvmlReturn_t gpu_profile(nvmlDevice_t handle, uint32_t number, struct gpu_profile_v2 *info) {
   const struct sg_device *gpu;
   const struct sg_mig_profile *profile;
@@ -251,7 +256,8 @@ struct compute_profile_v2 {
 };
 #define COMPUTE_PROFILE_V2 (sizeof(struct compute_profile_v2) | 2u << 24)
 
-/* A part of an instance has as many SMs a slice as the smallest instance. The whole also has the SMs left over. */
+/* The body of the calls that tell a profile of compute instances; `info` is not NULL. A part of an instance has as many
+ * SMs a slice as the smallest instance. The whole also has the SMs left over. */
 static nvmlReturn_t compute_profile_info(nvmlGpuInstance_t handle, uint32_t number, uint32_t engines,
                                          struct compute_profile_v2 *info) {
   const struct sg_device *instance;
@@ -261,22 +267,22 @@ static nvmlReturn_t compute_profile_info(nvmlGpuInstance_t handle, uint32_t numb
   if (number >= COMPUTE_PROFILES || engines >= ENGINE_PROFILES)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
   const struct sg_mig_profile *profile = sg_mig_profile_of(instance);
-  uint32_t slices = number == compute_profile(7) ? 7 : number + 1, of = profile->compute_slices;
-  if (slices > of || number > compute_profile(7) || (slices == 3 && of == 4))
+  uint32_t slices = number == compute_profile(7) ? 7 : number + 1, all_slices = profile->compute_slices;
+  if (slices > all_slices || number > compute_profile(7) || (slices == 3 && all_slices == 4)) /* MIG has no 3c.4g */
     return nvml_leave(NVML_ERROR_NOT_SUPPORTED);
   *info = (struct compute_profile_v2){.version = COMPUTE_PROFILE_V2,
                                       .id = number,
                                       .slices = slices,
-                                      .instances = of / slices,
+                                      .instances = all_slices / slices,
                                       .sms = slices * sg_mig_profile_numbered(instance, 0)->sm_count,
                                       .copy_engines = profile->copy_engines,
                                       .decoders = profile->decoders,
                                       .jpegs = profile->jpegs,
                                       .ofas = profile->ofas};
-  if (slices == of)
+  if (slices == all_slices)
     info->sms = profile->sm_count;
   char part[8] = "";
-  if (slices < of)
+  if (slices < all_slices)
     snprintf(part, sizeof part, "%uc.", slices);
   snprintf(info->name, sizeof info->name, "MIG %s%s", part, profile->name);
   return nvml_leave(NVML_SUCCESS);

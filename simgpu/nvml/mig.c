@@ -61,6 +61,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice
   return nvml_leave(NVML_SUCCESS);
 }
 
+/* The body of the calls that return an id of a MIG device. A GPU has none. */
 static nvmlReturn_t instance_id(nvmlDevice_t handle, unsigned int *id, uint32_t (*read)(const struct sg_device *)) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_KNOWN, &device);

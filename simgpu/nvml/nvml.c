@@ -13,6 +13,7 @@
 
 struct nvml nvml = {.lock = PTHREAD_MUTEX_INITIALIZER, .state = {.fd = -1}};
 
+/* NVML's code for an error of sg_open. */
 static nvmlReturn_t error_of(int errnum) {
   switch (errnum) {
   case 0:
@@ -28,6 +29,8 @@ static nvmlReturn_t error_of(int errnum) {
 
 #define NO_GPUS 1u /* a flag: succeed without a GPU too */
 
+/* With the library locked: map the state, which stays unmapped on failure. `without_gpus`: also succeed if the process
+ * may use no GPU. */
 static nvmlReturn_t open_state(bool without_gpus) {
   nvmlReturn_t result = error_of(sg_open(&nvml.state, NULL));
   if (result)
@@ -70,6 +73,8 @@ NVML_EXPORT nvmlReturn_t nvmlShutdown(void) {
   return result;
 }
 
+/* Begin a call. On success the library and the state are locked until nvml_leave; on failure the locks are free. After
+ * a reload of the driver all calls fail until NVML is opened again. */
 nvmlReturn_t nvml_enter(void) {
   pthread_mutex_lock(&nvml.lock);
   if (!nvml.users) {
@@ -86,7 +91,8 @@ bool nvml_lost(const struct sg_device *device) {
   return device->lost_error == CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-/* Wait, without the locks, until the device no longer hangs. False: NVML has been shut down meanwhile. */
+/* Wait until the device no longer hangs. The locks are free during the wait, and held again after it. False: NVML no
+ * longer works, and the locks are free. */
 static bool outlast_hang(uint32_t place) {
   static const struct timespec pause = {.tv_nsec = 10000000};
   while (nvml.state.shared->devices[place].hangs) {
@@ -98,6 +104,7 @@ static bool outlast_hang(uint32_t place) {
   return true;
 }
 
+/* Begin a call about one device. On success the locks are held until nvml_leave; on failure they are free. */
 nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const struct sg_device **device) {
   nvmlReturn_t result = nvml_enter();
   if (result)
@@ -111,6 +118,7 @@ nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const s
     *device = &nvml.state.shared->devices[n];
     if (need != NVML_KNOWN && nvml_lost(*device))
       return nvml_leave(NVML_ERROR_GPU_IS_LOST);
+    /* An instance has no BOARD and no LOAD; a GPU in MIG mode has no LOAD. */
     bool lacks = (need >= NVML_BOARD && (*device)->parent != SG_NONE) || (need == NVML_LOAD && (*device)->mig);
     return lacks ? nvml_leave(NVML_ERROR_NOT_SUPPORTED) : NVML_SUCCESS;
   }

@@ -56,7 +56,8 @@ struct nvml {
 };
 extern struct nvml nvml;
 
-/* Begin a call: lock the library and the state, advanced to now. Every success needs nvml_leave. */
+/* Begin a call: lock the library and the state, advanced to now. Every success needs nvml_leave; on failure the locks
+ * are free. */
 nvmlReturn_t nvml_enter(void);
 /* The same for a call about one device, a GPU or a MIG instance. `LIVE` calls talk to the hardware and fail when it has
  * fallen off the bus. `KNOWN` calls return what the driver remembers (names, numbers) even then. `BOARD` calls are

@@ -20,7 +20,8 @@ struct process_use {
 };
 #define MOST_USES (SG_MAX_CONTEXTS + 1) /* and an MPS server */
 
-/* Inside a call: fill in `uses` (MOST_USES entries), one per process with a context on the device or its instances. */
+/* Inside a call: fill in `uses` (MOST_USES entries) and return their number. A process has one for the device and one
+ * for each instance of it on which it has a context. `busy_ns` is its busy time of the last `span_ns`. */
 static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct process_use *uses) {
   const struct sg_shared *shared = nvml.state.shared;
   uint32_t place = nvml_place(device), count = 0;
@@ -38,6 +39,7 @@ static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct
         n++;
       if (n == count)
         uses[count++] = (struct process_use){.owner = context->owner.id,
+                                             /* not seen in this pid namespace: its pid in its own */
                                              .pid = (uint32_t)(pid == SG_UNSEEN ? context->owner.pid : pid),
                                              .place = context->device};
       uses[n].memory_bytes = sg_memory_of(shared, context->device, context->owner.id);
@@ -50,8 +52,9 @@ static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct
 
 enum kind { COMPUTE, GRAPHICS, MPS_COMPUTE };
 
-/* Truth.draw names the process that draws on a simulated device; memory for drawing counts for no process. If an MPS
- * server serves the device, every process is its client, and the server itself is listed too. */
+/* Inside a call: fill in `uses` with the processes of a kind and return their number. Truth.draw names the one that
+ * draws; its memory for drawing counts for no process. If an MPS server serves the device, every process is its client,
+ * and the server itself is listed too. */
 static uint32_t collect_kind(const struct sg_device *device, enum kind kind, struct process_use *uses) {
   if ((kind == GRAPHICS && !device->graphics_pid) || (kind == MPS_COMPUTE && !device->mps_pid))
     return 0;
@@ -81,7 +84,8 @@ struct process_detail {
 #define PROCESS_V1 16
 #define PROCESS_V2 24
 
-/* `count` is the room on entry and the number of processes on return; entries are `size` bytes. */
+/* The body of the calls that list processes. `count` is the room on entry and the number of processes on return. An
+ * entry is the first `size` bytes of a process_detail. */
 static nvmlReturn_t running(nvmlDevice_t handle, enum kind kind, unsigned int *count, void *entries, size_t size) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
@@ -162,8 +166,9 @@ struct process_sample {
   unsigned int sm, memory, encoder, decoder;
 };
 
-/* One sample per process: its mean since `last_seen_us` (wall clock, as real drivers stamp samples); 0: over the last
- * second. A mean since the caller's last query makes the shares of successive queries add up. */
+/* The body of the calls that return one sample per process: its mean since `last_seen_us` (wall clock, as real drivers
+ * stamp samples); 0: over the last second. A mean since the caller's last query makes the shares of successive queries
+ * add up. */
 static nvmlReturn_t samples_of(nvmlDevice_t handle, struct process_sample *samples, unsigned int *count,
                                unsigned long long last_seen_us) {
   const struct sg_device *device;

@@ -5,6 +5,7 @@
  */
 #include "simgpu/nvml/nvml.h"
 
+/* NVML_ERROR_NOT_SUPPORTED. If NVML is not open, or fails, that error comes first, as in a real library. */
 static nvmlReturn_t not_simulated(void) {
   nvmlReturn_t result = nvml_enter();
   return result == NVML_SUCCESS ? nvml_leave(NVML_ERROR_NOT_SUPPORTED) : result;

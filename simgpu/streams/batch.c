@@ -1,4 +1,5 @@
-/* Words in a stream: writes, waits, and batches of both. */
+/* Words in a stream: writes, waits, and batches of both. The model gets an item for each. Its effect is the change of
+ * memory that the process makes itself once the model has passed the item. */
 #include "simgpu/graphs/graph.h"
 
 enum { FLAG_NO_BARRIER = 1, FLAG_FLUSH = 1 << 30 };
@@ -15,8 +16,9 @@ static uint32_t word_bytes(const CUstreamBatchMemOpParams *operation) {
              : 4;
 }
 
-/* Refuse a wait on a word outside the driver's memory: the program could free it. */
-static CUresult check(const CUstreamBatchMemOpParams *operation) {
+/* Whether one operation can be simulated. A wait for a word outside the driver's memory is refused: the program could
+ * free the word while the stream waits. */
+static CUresult check_one(const CUstreamBatchMemOpParams *operation) {
   CUdeviceptr address = operation->waitValue.address;
   unsigned flags = operation->waitValue.flags;
   uint32_t bytes = word_bytes(operation);
@@ -34,10 +36,11 @@ static CUresult check(const CUstreamBatchMemOpParams *operation) {
 CUresult check_operations(const CUstreamBatchMemOpParams *operations, unsigned count) {
   CUresult result = count && operations ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   for (unsigned n = 0; !result && n < count; n++)
-    result = check(&operations[n]);
+    result = check_one(&operations[n]);
   return result;
 }
 
+/* Give one operation to the stream, after check_operations has accepted it. */
 CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams *operation) {
   uint32_t bytes = word_bytes(operation);
   CUdeviceptr address = operation->waitValue.address;
@@ -55,6 +58,8 @@ CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams 
   return submit(stream, item, &watching, NULL);
 }
 
+/* Check a list of operations and give them to the stream. If the stream is capturing, the list becomes one node. The
+ * call's cost in CPU time counts from `entry_ns`. */
 static CUresult issue_operations(CUstream handle, CUstreamBatchMemOpParams *operations, unsigned count,
                                  uint64_t entry_ns) {
   struct context *context;

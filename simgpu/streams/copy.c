@@ -1,4 +1,5 @@
-/* Copies and sets: their cost on the device, their checks, and their many entry points. */
+/* Copies and sets: their cost on the device, their checks, and their many entry points. The model gets an item with the
+ * cost. Its effect says which bytes the process itself moves once the model has passed the item. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
@@ -7,6 +8,8 @@
 #define OVERHEAD_NS  1000  /* of any copy or set, on the device */
 #define STAGED_BYTES 65536 /* pageable memory up to this size is copied aside, so that the call may return at once */
 
+/* Whether the address is in memory of a device that the driver knows, managed memory included. The memory's block is
+ * written to `block`. */
 static bool on_device(const void *address, struct block *block) {
   return find_block((uintptr_t)address, block) && block->kind != CU_MEMORYTYPE_HOST;
 }
@@ -21,6 +24,8 @@ uint64_t copy_ns(uint64_t bytes, uint64_t bytes_per_s) {
   return OVERHEAD_NS + (uint64_t)((double)bytes * 1e9 / (double)bytes_per_s);
 }
 
+/* The item for a copy or a set. A set and a copy inside the device take device time, and such a copy both reads and
+ * writes its bytes. A copy to or from the host runs on a copy engine. */
 struct sg_item copy_item(const struct context *context, const struct effect *effect) {
   const struct sg_shared *shared = process.state.shared;
   const struct sg_device *device = &shared->devices[context->device];
@@ -45,6 +50,8 @@ struct sg_item copy_item(const struct context *context, const struct effect *eff
   };
 }
 
+/* Issue one copy or set to a stream. The program may change or read memory that the driver does not know (pageable
+ * memory) when the call returns. So the call waits for such a copy, or copies a small source aside first. */
 CUresult transfer(CUstream handle, struct effect effect, bool blocking) {
   struct context *context;
   struct stream *stream;
@@ -84,6 +91,7 @@ CUresult transfer(CUstream handle, struct effect effect, bool blocking) {
   return result || !wait || !count ? result : wait_lane(stream->context, stream->lane, count);
 }
 
+/* A copy of contiguous bytes. */
 struct effect flat(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
   return (struct effect){.kind = EFFECT_COPY,
                          .dst = (void *)(uintptr_t)dst,
@@ -93,6 +101,7 @@ struct effect flat(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
                          .depth = 1};
 }
 
+/* A set of `height` rows of `width` elements to a value. `element`: the bytes of one element. */
 static struct effect filled(CUdeviceptr dst, uint64_t value, uint32_t element, size_t width, size_t height,
                             size_t pitch) {
   return (struct effect){.kind = EFFECT_SET,
@@ -108,7 +117,8 @@ static struct effect filled(CUdeviceptr dst, uint64_t value, uint32_t element, s
 #define HOST(p)       ((CUdeviceptr)(uintptr_t)(p))
 #define PER_THREAD(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
 
-/* A copying call: its blocking form, its stream form, and both for the per-thread default stream. */
+/* A copying call: its blocking form, its stream form, and both for the per-thread default stream. `what` is the
+ * effect. */
 #define COPY(name, parameters, what)                                                                                   \
   EXPORT CUresult name parameters {                                                                                    \
     return transfer(NULL, what, true);                                                                                 \
@@ -160,11 +170,12 @@ COPY_ASYNC(cuMemsetD2D32Async, filled(dst, value, 4, width, height, pitch), CUde
 
 /* One end of a copy of a box. */
 struct end {
-  uintptr_t address; /* of the box's first byte */
+  uintptr_t address; /* of the memory's first byte; the box's position is added later */
   size_t pitch, slice;
 };
 
-/* The array itself tells how its rows lie. A copy may not leave it. */
+/* Describe one end of a copy that is an array. `at`: where the box begins in it. False: there is no such array, or the
+ * box leaves it. */
 static bool in_array(CUarray array, const size_t *at, const CUDA_MEMCPY3D *box, struct end *end) {
   struct extent extent;
   if (!find_array(array, &extent) || at[0] + box->WidthInBytes > extent.pitch || at[1] + box->Height > extent.height ||
@@ -174,6 +185,7 @@ static bool in_array(CUarray array, const size_t *at, const CUDA_MEMCPY3D *box, 
   return true;
 }
 
+/* Read a 3D copy into an effect. An array has pitches of its own; for other memory the call tells them. */
 CUresult boxed(const CUDA_MEMCPY3D *box, struct effect *effect) {
   if (!box)
     return CUDA_ERROR_INVALID_VALUE;
@@ -256,7 +268,7 @@ EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *box) {
   return copy_rectangle(box, CU_STREAM_PER_THREAD, true);
 }
 
-/* A copy between devices has contexts where a plain copy has none. The addresses alone tell the devices. */
+/* A copy between devices names two contexts. They are not needed: the addresses alone tell the devices. */
 EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D *box) {
   return copy_box(box, NULL, true);
 }

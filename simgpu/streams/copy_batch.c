@@ -10,14 +10,16 @@
 
 CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array);
 
-/* A source that must be read during the call has to be waited for, if the driver has not copied it aside. */
-static CUresult one(CUstream stream, struct effect effect, int order) {
+/* Issue one copy. `order` tells when its source may be read. If the source must be read during the call, the call waits
+ * for a copy between host and device. */
+static CUresult copy_one(CUstream stream, struct effect effect, int order) {
   if (order < CU_MEMCPY_SRC_ACCESS_ORDER_STREAM || order > CU_MEMCPY_SRC_ACCESS_ORDER_ANY)
     return CUDA_ERROR_INVALID_VALUE;
   return transfer(stream, effect, order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL);
 }
 
-/* Bytes of an element; 0: source and destination differ, or there is no such array. */
+/* Bytes of an array's element; 1: neither end is an array. 0: the elements of source and destination differ, or there
+ * is no such array. */
 static size_t element_of(const CUDA_MEMCPY3D_BATCH_OP *box) {
   size_t found = 0;
   const CUmemcpy3DOperand *operands[] = {&box->src, &box->dst};
@@ -35,6 +37,7 @@ static size_t element_of(const CUDA_MEMCPY3D_BATCH_OP *box) {
   return found ? found : 1;
 }
 
+/* Issue one copy of a box. Its extent and offsets count elements of the arrays; without an array they count bytes. */
 static CUresult boxed_copy(CUstream stream, const CUDA_MEMCPY3D_BATCH_OP *box) {
   size_t element = box ? element_of(box) : 0;
   if (!element)
@@ -61,7 +64,7 @@ static CUresult boxed_copy(CUstream stream, const CUDA_MEMCPY3D_BATCH_OP *box) {
 #undef SIDE
   struct effect effect;
   CUresult result = boxed(&copy, &effect);
-  return result ? result : one(stream, effect, box->srcAccessOrder);
+  return result ? result : copy_one(stream, effect, box->srcAccessOrder);
 }
 
 /* Check the stream of a batch. A capture in it becomes invalid. */
@@ -71,15 +74,17 @@ static CUresult check_stream(CUstream handle) {
   CUresult result = enter(&context);
   if (!result)
     result = find_stream(handle, context, &stream);
-  if (!result && !stream->lane)
+  if (!result && !stream->lane) /* the legacy stream */
     result = CUDA_ERROR_INVALID_VALUE;
   return result ? result : capture_sync(context, stream);
 }
 
+/* Issue copies of contiguous bytes. The copies from firsts[k] on have the attributes k. *failed (may be NULL) becomes
+ * the index of the copy that failed, or SIZE_MAX. */
 static CUresult flat_batch(const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count,
                            const CUmemcpyAttributes *attributes, const size_t *firsts, size_t kinds, size_t *failed,
                            CUstream stream) {
-  size_t unheard;
+  size_t unheard; /* for a caller that does not ask */
   failed = failed ? failed : &unheard;
   *failed = SIZE_MAX; /* no single copy is at fault */
   CUresult result = check_stream(stream);
@@ -93,7 +98,7 @@ static CUresult flat_batch(const CUdeviceptr *targets, const CUdeviceptr *source
   size_t kind = 0;
   for (size_t n = 0; n < count; n++) {
     kind += kind + 1 < kinds && firsts[kind + 1] == n;
-    result = one(stream, flat(targets[n], sources[n], sizes[n]), attributes[kind].srcAccessOrder);
+    result = copy_one(stream, flat(targets[n], sources[n], sizes[n]), attributes[kind].srcAccessOrder);
     if (result) {
       *failed = n;
       return result;
@@ -102,6 +107,7 @@ static CUresult flat_batch(const CUdeviceptr *targets, const CUdeviceptr *source
   return CUDA_SUCCESS;
 }
 
+/* Issue copies of boxes. *failed (may be NULL) becomes the index of the copy that failed, or SIZE_MAX. */
 static CUresult box_batch(size_t count, const CUDA_MEMCPY3D_BATCH_OP *boxes, size_t *failed, uint64_t flags,
                           CUstream stream) {
   size_t unheard;
@@ -140,6 +146,6 @@ FORMS(cuMemcpy3DBatchAsync_v2, (size_t count, const CUDA_MEMCPY3D_BATCH_OP *boxe
       box_batch(count, boxes, NULL, flags, stream))
 FORMS(cuMemcpyWithAttributesAsync,
       (CUdeviceptr target, CUdeviceptr source, size_t bytes, const CUmemcpyAttributes *attributes, CUstream stream),
-      attributes ? one(stream, flat(target, source, bytes), attributes->srcAccessOrder) : CUDA_ERROR_INVALID_VALUE)
+      attributes ? copy_one(stream, flat(target, source, bytes), attributes->srcAccessOrder) : CUDA_ERROR_INVALID_VALUE)
 FORMS(cuMemcpy3DWithAttributesAsync, (const CUDA_MEMCPY3D_BATCH_OP *box, uint64_t flags, CUstream stream),
       flags ? CUDA_ERROR_INVALID_VALUE : boxed_copy(stream, box))

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* Copy an effect and the list behind it; NULL: there is no memory. The memory in `staging` then belongs to the copy. */
 struct effect *effect_copy_of(const struct effect *effect) {
   struct effect *copy = malloc(sizeof *copy);
   if (!copy)
@@ -25,6 +26,7 @@ struct effect *effect_copy_of(const struct effect *effect) {
   return copy;
 }
 
+/* Free an effect, the list behind it, and what is in `staging`. NULL: nothing happens. */
 void effect_free(struct effect *effect) {
   while (effect) {
     struct effect *next = effect->next;
@@ -41,8 +43,8 @@ static void copy(const struct effect *effect) {
               (const char *)effect->src + z * effect->src_slice + y * effect->src_pitch, effect->width);
 }
 
-/* Zeroing must not make untouched memory resident. So whole pages of device memory are given back, and read as zero
- * then; pages of a file have to be taken out of the file for that. */
+/* Set bytes to zero. Zeroing must not make untouched memory resident. So of a large range in the driver's memory, whole
+ * pages are given back and read as zero then; pages of a file have to be taken out of the file for that. */
 static void zero(char *at, size_t bytes) {
   const uintptr_t page = 4096;
   uintptr_t from = ((uintptr_t)at + page - 1) & ~(page - 1), to = ((uintptr_t)at + bytes) & ~(page - 1);
@@ -57,6 +59,7 @@ static void zero(char *at, size_t bytes) {
   memset((void *)to, 0, (uintptr_t)at + bytes - to);
 }
 
+/* Fill rows with a value, element by element. */
 static void set(const struct effect *effect) {
   for (size_t y = 0; y < effect->height; y++) {
     char *row = (char *)effect->dst + y * effect->dst_pitch;
@@ -71,6 +74,7 @@ static void set(const struct effect *effect) {
   }
 }
 
+/* Make the changes of an effect and of the list behind it, in this thread. */
 void effect_apply(const struct effect *effect) {
   for (; effect; effect = effect->next)
     switch (effect->kind) {
@@ -92,7 +96,7 @@ void effect_apply(const struct effect *effect) {
     case EFFECT_CALLBACK:
       effect->callback(effect->stream, CUDA_SUCCESS, effect->data);
       break;
-    case EFFECT_LIST:
+    case EFFECT_LIST: /* nothing: its item only makes the owner poll a word */
       break;
     }
 }

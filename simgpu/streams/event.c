@@ -12,7 +12,7 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
     return result;
   if (!out || flags & ~7u || (flags & 4 && !(flags & CU_EVENT_DISABLE_TIMING)))
     return CUDA_ERROR_INVALID_VALUE;
-  if (flags & 4)
+  if (flags & 4) /* CU_EVENT_INTERPROCESS */
     return not_supported("interprocess events");
   struct event *event = handle_new(EVENT_HANDLE, sizeof *event);
   if (!event)
@@ -20,7 +20,7 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   sg_lock(&process.state);
   event->slot = sg_event_new(shared_of(context));
   if (event->slot != SG_NONE)
-    event->base = event->recorded = shared_of(context)->events[event->slot].recorded;
+    event->base = event->recorded = shared_of(context)->events[event->slot].recorded; /* not recorded yet */
   sg_unlock(&process.state);
   if (event->slot == SG_NONE) {
     handle_free(event);
@@ -55,6 +55,7 @@ EXPORT CUresult cuEventDestroy(CUevent event) {
   return cuEventDestroy_v2(event);
 }
 
+/* Give the device a record of the event. From now on this record is the event's newest one. */
 CUresult submit_record(struct stream *stream, struct event *event) {
   struct sg_item *item;
   if (!is_handle(event, EVENT_HANDLE) || event->context != stream->context)
@@ -68,12 +69,14 @@ CUresult submit_record(struct stream *stream, struct event *event) {
         event->flags & CU_EVENT_DISABLE_TIMING ? 0 : (uint64_t)process.state.shared->model.profile.record_gap_ns;
     sg_submit(process.state.shared, stream->context->slot, stream->lane, item, sg_now());
     event->recorded = shared_of(stream->context)->events[event->slot].recorded;
-    event->capture_id = 0;
+    event->capture_id = 0; /* the newest record is not a captured one */
   }
   sg_unlock(&process.state);
   return result;
 }
 
+/* Record an event in a stream. In a capture the event marks the nodes captured before; with EXTERNAL the record itself
+ * becomes a node. */
 static CUresult record(CUevent event, CUstream handle, unsigned flags) {
   uint64_t entry_ns = sg_now();
   struct context *context;
@@ -105,7 +108,8 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned 
   return flags > EXTERNAL ? CUDA_ERROR_INVALID_VALUE : record(event, stream, flags);
 }
 
-/* Any thread may query or wait for an event, even if the event's context or none is current. */
+/* Whether the event can be queried or waited for. Any thread may do that, whatever context is current in it. For a
+ * captured event the answer is an error, and its capture becomes invalid. */
 static CUresult usable(CUevent event) {
   CUresult result = enter_anywhere();
   if (result)
@@ -117,7 +121,8 @@ static CUresult usable(CUevent event) {
   return context_error(event->context);
 }
 
-/* With the state locked. An event that was never recorded counts as complete. */
+/* With the state locked: whether the event's newest record is complete. An event that was never recorded counts as
+ * complete. */
 static bool complete(CUevent event) {
   return event->recorded == event->base || shared_of(event->context)->events[event->slot].completed >= event->recorded;
 }
@@ -126,7 +131,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
   uint64_t entry_ns = sg_now();
   CUresult result = usable(event);
   if (!result || result == CUDA_ERROR_CAPTURED_EVENT) {
-    CUresult unsafe = unsafe_call();
+    CUresult unsafe = unsafe_call(); /* also for a captured event: it makes other captures invalid */
     result = result ? result : unsafe;
   }
   if (result)
@@ -143,7 +148,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
 EXPORT CUresult cuEventSynchronize(CUevent event) {
   CUresult result = usable(event);
   if (!result || result == CUDA_ERROR_CAPTURED_EVENT) {
-    CUresult unsafe = unsafe_call();
+    CUresult unsafe = unsafe_call(); /* also for a captured event: it makes other captures invalid */
     result = result ? result : unsafe;
   }
   if (result || event->recorded == event->base)
@@ -154,7 +159,7 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
   return result;
 }
 
-/* With the state locked: the timestamp of the event, by the clock of its device. */
+/* With the state locked: the timestamp of the event's newest completed record, by the clock of its device. */
 static int64_t time_of(CUevent event) {
   const struct sg_context *context = shared_of(event->context);
   return sg_event_clock(&process.state.shared->model.profile, context->device,
@@ -183,10 +188,11 @@ EXPORT CUresult cuEventElapsedTime(float *out_ms, CUevent start, CUevent end) {
   return cuEventElapsedTime_v2(out_ms, start, end);
 }
 
+/* Let the stream wait for the newest record of the event. */
 CUresult submit_wait(struct stream *stream, const struct event *event) {
   if (!is_handle(event, EVENT_HANDLE))
     return CUDA_ERROR_INVALID_HANDLE;
-  if (event->recorded == event->base || event->context->slot == SG_NONE)
+  if (event->recorded == event->base || event->context->slot == SG_NONE) /* never recorded, or its context has ended */
     return CUDA_SUCCESS;
   struct sg_item wait = {.kind = SG_WAIT, .name = event->slot, .peer = event->context->slot, .seq = event->recorded};
   return submit(stream, wait, NULL, NULL);
@@ -209,6 +215,6 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags
   if (!result && flags & EXTERNAL)
     return is_capturing(stream) ? capture_external(stream, event, false) : CUDA_ERROR_INVALID_VALUE;
   if (!result)
-    result = capture_wait(stream, event, &handled);
+    result = capture_wait(stream, event, &handled); /* handled: it became edges of a captured graph */
   return result || handled ? result : submit_wait(stream, event);
 }

@@ -19,7 +19,8 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct call *first, **last = &first; /* guarded by the lock */
 static bool started;                        /* so is this */
 
-static void make(const struct call *call) {
+/* Run a host function in this thread. Then its stream goes on, and its effect is freed. */
+static void make_call(const struct call *call) {
   struct sg_state *state = &process.state;
   host_function(call->effect);
   sg_lock(state);
@@ -29,6 +30,7 @@ static void make(const struct call *call) {
   __atomic_fetch_sub(&process.effects, 1, __ATOMIC_RELAXED);
 }
 
+/* The thread for host functions: it makes the calls in the order in which they came, and never ends. */
 static void *run(void *unused) {
   (void)unused;
   pthread_mutex_lock(&lock);
@@ -42,14 +44,15 @@ static void *run(void *unused) {
     if (!first)
       last = &first;
     pthread_mutex_unlock(&lock);
-    make(call);
+    make_call(call);
     free(call);
     pthread_mutex_lock(&lock);
   }
   return NULL;
 }
 
-/* With the lock held: start the thread. It blocks all signals, which belong to the program. */
+/* With the lock held: start the thread if it does not run. It blocks all signals, which belong to the program. False:
+ * it cannot be started. */
 static bool start(void) {
   sigset_t all, before;
   pthread_t thread;
@@ -64,6 +67,7 @@ static bool start(void) {
   return started;
 }
 
+/* Hand a host function to the thread. The effect is freed when the function has returned. */
 void host_function_call(struct effect *effect, uint32_t slot, struct sg_item *item) {
   struct call now = {.effect = effect, .item = item, .slot = slot}, *later = malloc(sizeof *later);
   pthread_mutex_lock(&lock);
@@ -77,5 +81,5 @@ void host_function_call(struct effect *effect, uint32_t slot, struct sg_item *it
   }
   pthread_mutex_unlock(&lock);
   free(later);
-  make(&now); /* no thread can be started: this one runs the function */
+  make_call(&now); /* no thread can be started: this one runs the function */
 }

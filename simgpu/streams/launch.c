@@ -11,6 +11,8 @@ static const void *first_parameter(const struct launch *launch) {
   return NULL;
 }
 
+/* The item for one launch. A kernel takes the time that its name or its first parameter tells, or spins until a word
+ * becomes non-zero; any other kernel takes whole waves of its grid. An error: the grid or the block is impossible. */
 CUresult launch_item(const struct context *context, const struct launch *launch, struct sg_item *item) {
   const struct sg_shared *shared = process.state.shared;
   uint64_t sm_count = shared->devices[context->device].sm_count, blocks = 1, threads = 1;
@@ -44,6 +46,7 @@ CUresult launch_item(const struct context *context, const struct launch *launch,
   return CUDA_SUCCESS;
 }
 
+/* Launch a kernel into a stream, or into the stream's capture. */
 static CUresult launch_kernel(CUstream handle, const struct launch *launch) {
   uint64_t entry_ns = sg_now();
   struct context *context;
@@ -139,22 +142,22 @@ EXPORT CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z) {
 }
 EXPORT CUresult cuFuncSetSharedSize(CUfunction function, unsigned bytes) {
   (void)bytes;
-  return find_function(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  return find_function(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; /* shared memory is not simulated */
 }
 EXPORT CUresult cuParamSetSize(CUfunction function, unsigned bytes) {
-  return cuFuncSetSharedSize(function, bytes);
+  return cuFuncSetSharedSize(function, bytes); /* only checks the function */
 }
 EXPORT CUresult cuParamSeti(CUfunction function, int offset, unsigned value) {
   (void)offset;
-  return cuFuncSetSharedSize(function, value);
+  return cuFuncSetSharedSize(function, value); /* only checks the function */
 }
 EXPORT CUresult cuParamSetf(CUfunction function, int offset, float value) {
   (void)offset, (void)value;
-  return cuFuncSetSharedSize(function, 0);
+  return cuFuncSetSharedSize(function, 0); /* only checks the function */
 }
 EXPORT CUresult cuParamSetv(CUfunction function, int offset, void *value, unsigned bytes) {
   (void)offset, (void)value;
-  return cuFuncSetSharedSize(function, bytes);
+  return cuFuncSetSharedSize(function, bytes); /* only checks the function */
 }
 
 EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream) {

@@ -1,4 +1,5 @@
-/* Streams: making and ending them, per-thread default streams, and giving them work. */
+/* Streams: making and ending them, per-thread default streams, and giving them work. A lane is the queue of one stream
+ * in the shared model. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
@@ -10,6 +11,7 @@ static __thread struct stream *thread_streams[THREAD_STREAMS];
 static pthread_key_t thread_key;
 static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
 
+/* Make a stream with a lane of its own. CUDA_ERROR_OUT_OF_MEMORY: also when the context has no lane left. */
 static CUresult stream_open(struct context *context, unsigned flags, int priority, struct stream **out) {
   struct stream *stream = handle_new(STREAM_HANDLE, sizeof *stream);
   if (!stream)
@@ -38,18 +40,20 @@ static CUresult stream_open(struct context *context, unsigned flags, int priorit
   return CUDA_SUCCESS;
 }
 
-/* Pending work goes on. The lane becomes free when it is done. */
+/* End a stream. Pending work goes on. The lane becomes free when it is done. */
 static void stream_close(struct stream *stream) {
   capture_forget(stream);
   if (stream->context->slot != SG_NONE) {
     sg_lock(&process.state);
     struct sg_lane *lane = &shared_of(stream->context)->lanes[stream->lane];
-    lane->used = lane->head == SG_NONE ? 0 : 2;
+    lane->used = lane->head == SG_NONE ? 0 : 2; /* 2: the model frees it when it is empty */
     sg_unlock(&process.state);
   }
   handle_free(stream);
 }
 
+/* A thread ends: end its per-thread default streams. In a forked child nothing happens, because it shares nothing with
+ * the driver. */
 static void thread_exit(void *unused) {
   (void)unused;
   for (int n = 0; n < THREAD_STREAMS; n++)
@@ -57,11 +61,12 @@ static void thread_exit(void *unused) {
       stream_close(thread_streams[n]);
 }
 
+/* The key exists for its destructor, which the C library calls when a thread ends. */
 static void make_key(void) {
   pthread_key_create(&thread_key, thread_exit);
 }
 
-/* A context is ending: end this thread's stream in it. Other threads find theirs stale when they use it. */
+/* A context is ending: end this thread's stream in it. Other threads keep theirs. */
 void drop_thread_streams(struct context *context) {
   for (int n = 0; n < THREAD_STREAMS; n++)
     if (thread_streams[n] && thread_streams[n]->context == context) {
@@ -70,6 +75,8 @@ void drop_thread_streams(struct context *context) {
     }
 }
 
+/* This thread's per-thread default stream in the context, made if there is none. A thread has THREAD_STREAMS at
+ * most. */
 static CUresult thread_stream(struct context *context, struct stream **stream) {
   int room = -1;
   pthread_once(&thread_once, make_key);
@@ -91,6 +98,8 @@ static CUresult thread_stream(struct context *context, struct stream **stream) {
   return result;
 }
 
+/* The stream behind a handle; NULL and CU_STREAM_LEGACY mean the legacy stream of `context`. An error: the stream is
+ * gone, or its context cannot be used. */
 CUresult find_stream(CUstream handle, struct context *context, struct stream **stream) {
   if (!handle || handle == CU_STREAM_LEGACY) {
     *stream = &context->legacy;
@@ -106,6 +115,8 @@ CUresult find_stream(CUstream handle, struct context *context, struct stream **s
 
 /* --- work -------------------------------------------------------------------------------------------------------- */
 
+/* Give one item to the device, with a copy of its effect. If the queue is full, wait. `count` (may be NULL) becomes
+ * what wait_lane needs. */
 CUresult submit(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count) {
   struct effect *own = effect ? effect_copy_of(effect) : NULL;
   if (effect && !own)
@@ -132,6 +143,7 @@ CUresult submit(struct stream *stream, struct sg_item what, const struct effect 
   return result;
 }
 
+/* Give one item to the stream: into its capture if it has one (then *count is 0), else to the device. */
 CUresult issue(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count) {
   if (count)
     *count = 0;
@@ -141,10 +153,13 @@ CUresult issue(struct stream *stream, struct sg_item what, const struct effect *
   return is_capturing(stream) ? capture_add(stream, &what, effect) : submit(stream, what, effect, count);
 }
 
+/* Wait for all work that the stream has now. */
 static CUresult wait_stream(struct stream *stream) {
   return wait_lane(stream->context, stream->lane, shared_of(stream->context)->lanes[stream->lane].appended);
 }
 
+/* Wait for all work that the context has now. On success its effects have been applied. An open capture may forbid the
+ * call. */
 CUresult wait_context(struct context *context) {
   CUresult result = capture_sync(context, NULL);
   if (!result)
@@ -278,7 +293,7 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, 
   FIND_STREAM(handle);
   if (!callback || flags)
     return CUDA_ERROR_INVALID_VALUE;
-  result = capture_sync(stream->context, stream);
+  result = capture_sync(stream->context, stream); /* no callback in a capture */
   struct effect effect = {.kind = EFFECT_CALLBACK, .callback = callback, .stream = handle, .data = data};
   return result ? result : issue(stream, (struct sg_item){.kind = SG_HOST}, &effect, NULL);
 }

@@ -1,4 +1,6 @@
-/* Waiting: for lanes, events and room, and applying the effects that become due meanwhile. */
+/* Waiting: for lanes, events and room, and applying the effects that become due meanwhile. A lane is the queue of one
+ * stream. An effect is a change of memory that the process makes itself; it is due once the model has passed its
+ * item. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -14,6 +16,7 @@
 static pthread_mutex_t effects_lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool in_host_function;
 
+/* With the state locked: whether an effect or a host function is due in this process. */
 static bool effects_due(void) {
   for
     SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS)
@@ -22,6 +25,8 @@ static bool effects_due(void) {
   return false;
 }
 
+/* Whether the word of a spin kernel or a watch has the value that ends it. A spin kernel without a word ends at
+ * once. */
 static bool has_its_word(const struct sg_item *item) {
   const void *at = (const void *)(uintptr_t)item->watch;
   if (item->kind != SG_WATCH)
@@ -48,18 +53,21 @@ static void look_at_words(void) {
     }
 }
 
-/* With the state locked: the next effect or host function that is due in this process, or NULL. */
-static struct sg_item *take(uint32_t *from) {
+/* With the state locked: the next effect or host function that is due in this process, or NULL. `in_slot` becomes the
+ * slot of its context. */
+static struct sg_item *take_due(uint32_t *in_slot) {
   for
     SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
       struct sg_item *item = sg_effect_take(&process.state.shared->contexts[slot]);
-      *from = slot;
+      *in_slot = slot;
       if (item)
         return item;
     }
   return NULL;
 }
 
+/* Apply all effects that are due in this process, one thread at a time and in the order of the model. Host functions go
+ * to their own thread. Inside a host function nothing happens. */
 void run_effects(void) {
   struct sg_state *state = &process.state;
   if (!__atomic_load_n(&process.effects, __ATOMIC_RELAXED) || in_host_function)
@@ -69,14 +77,14 @@ void run_effects(void) {
     uint32_t slot;
     sg_lock_advanced(state);
     look_at_words();
-    struct sg_item *item = take(&slot);
+    struct sg_item *item = take_due(&slot);
     sg_unlock(state);
     if (!item)
       break;
     struct effect *effect = (struct effect *)(uintptr_t)item->effect;
     if (item->kind == SG_HOST) {
       pthread_mutex_unlock(&effects_lock);
-      host_function_call(effect, slot, item);
+      host_function_call(effect, slot, item); /* without that thread it runs here, for any time */
       pthread_mutex_lock(&effects_lock);
       continue;
     }
@@ -90,6 +98,7 @@ void run_effects(void) {
   pthread_mutex_unlock(&effects_lock);
 }
 
+/* Run a host function or a callback in this thread. Until it returns, inside_host_function() is true here. */
 void host_function(const struct effect *effect) {
   int cancellation;
   /* The function may run in a thread of the program: that thread must not be cancelled inside it. */
@@ -100,6 +109,7 @@ void host_function(const struct effect *effect) {
   pthread_setcancelstate(cancellation, NULL);
 }
 
+/* Between hold_effects(true) and hold_effects(false) no effect is applied. */
 void hold_effects(bool hold) {
   if (hold)
     pthread_mutex_lock(&effects_lock);
@@ -116,14 +126,15 @@ static void sleep_until(uint64_t until_ns, uint32_t generation) {
   until_ns = sg_own_clock(until_ns);
   struct timespec t = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
   int slack = prctl(PR_GET_TIMERSLACK);
-  prctl(PR_SET_TIMERSLACK, 1);
+  prctl(PR_SET_TIMERSLACK, 1); /* else the kernel may wake the thread late */
   syscall(SYS_futex, &process.state.shared->generation, FUTEX_WAIT_BITSET, generation, &t, NULL,
           FUTEX_BITSET_MATCH_ANY);
   prctl(PR_SET_TIMERSLACK, slack);
 }
 
 /* With the state locked and advanced: unlock, and sleep until an event that may matter to this process: the lane
- * reaches `mark_ns`, an effect is due, or another process's death has to be noticed. */
+ * reaches `mark_ns`, an effect is due, or another process's death has to be noticed. The state is unlocked at the
+ * end. */
 static void sleep_for(struct context *context, uint32_t lane, uint64_t mark_ns) {
   struct sg_shared *shared = process.state.shared;
   uint64_t until_ns = sg_bound(shared, context->slot, lane, mark_ns), look_ns = shared->now_ns + LOOK_NS;
@@ -142,7 +153,8 @@ static void sleep_for(struct context *context, uint32_t lane, uint64_t mark_ns) 
   sg_unlock(&process.state);
 }
 
-/* New work only delays what a thread waits for, but its effects may be due before the thread wakes. */
+/* Wake the threads that sleep in the driver if the new work's effect may be due before the first alarm. If that alarm
+ * is past, its thread has left, and the alarms of the others are not known: then wake them, too. */
 void effect_submitted(const struct context *context, uint32_t lane) {
   struct sg_shared *shared = process.state.shared;
   if (!process.sleepers)
@@ -152,7 +164,8 @@ void effect_submitted(const struct context *context, uint32_t lane) {
     sg_kick(shared);
 }
 
-/* `done` is a counter in the shared state that only grows. */
+/* Wait until *done, a counter in the shared state that only grows, is `count`; apply the effects that become due
+ * meanwhile. `lane` and `mark_ns` tell how long to sleep: until the lane can have reached the mark. */
 static CUresult wait_for(struct context *context, const uint64_t *done, uint64_t count, uint32_t lane,
                          uint64_t mark_ns) {
   for (;;) {
@@ -195,6 +208,8 @@ CUresult wait_event(struct context *context, uint32_t event, uint64_t seq) {
   return wait_for(context, &shared->completed, seq, shared->lane, shared->mark_ns);
 }
 
+/* With the state locked: take a free item for the lane. While there is none, or the lane's queue is full, let the model
+ * go on, apply effects and sleep, with the state unlocked. It is locked again at the end. */
 CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item) {
   struct sg_context *shared = shared_of(context);
   for (bool advanced = false;; advanced = true) {

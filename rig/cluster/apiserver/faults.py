@@ -29,7 +29,10 @@ class Faults:
     _lost: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, code: int, times: int = 1, after: str | None = None, only: str = "") -> None:
-        """Answer the next `times` requests with a status, as an overloaded server or a broken proxy does."""
+        """Answer the next `times` requests with a status, as an overloaded server or a broken proxy does.
+
+        `after` is the answer's Retry-After.
+        """
         reason = {429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}.get(code, "ServerTimeout")
         refusal = Refusal(code, reason, f"told to say {code}")
         refusal.headers = {"Retry-After": after} if after else None
@@ -48,10 +51,11 @@ class Faults:
         self._lost[only] += times
 
     def lag_of(self, request: str) -> float:
+        """Return how long the answer to this request is delayed, in seconds."""
         return self.lag_s + self._lags.get(request, 0.0)
 
     def check(self, request: str) -> None:
-        """Raise Refusal if one is due."""
+        """Raise Refusal if one is due, and take it off the list."""
         for number, due in enumerate(self._due):
             if due.only in ("", request):
                 del self._due[number]

@@ -60,6 +60,7 @@ class Hand:
         self.store = store
 
     def seen(self, plural: str) -> Shown:
+        """Return the objects of a kind as they are whenever they are read."""
         return Shown(self.store, plural)
 
     @property

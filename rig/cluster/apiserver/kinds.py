@@ -60,11 +60,12 @@ class Place:
 
     @property
     def what(self) -> str:
+        """The resource, with its subresource: `pods/eviction`."""
         return f"{self.kind.plural}/{self.subresource}" if self.subresource else self.kind.plural
 
 
 def place_of(path: str) -> Place | None:
-    """Return the place that a path leads to; None: none."""
+    """Return the place that a path leads to; None: the server has no such path."""
     words = path.strip("/").split("/")
     if words[:2] == ["api", "v1"]:
         group, version, rest = "", "v1", words[2:]

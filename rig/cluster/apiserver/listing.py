@@ -77,6 +77,10 @@ def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) ->
 
 
 def _version(store: Store, query: Mapping[str, str], behind: int) -> int:
+    """Return the version that a list shows: the present one, or that of the cache if the request asks for version 0.
+
+    Raises Refusal for a version that does not exist yet.
+    """
     wanted = number(query, "resourceVersion")
     if wanted > store.version:
         why = f"Too large resource version: {wanted}, current: {store.version}"
@@ -94,10 +98,12 @@ def number(query: Mapping[str, str], name: str) -> int:
 
 
 def _token(version: int, after: Key) -> str:
+    """Return the `continue` for the next page, which begins behind the object `after`."""
     return base64.urlsafe_b64encode(orjson.dumps({"rv": version, "start": list(after)})).decode("ascii").rstrip("=")
 
 
 def _page(token: str) -> Page | None:
+    """Return the page that a `continue` asks for; None: the list begins here."""
     if not token:
         return None
     found = orjson.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))

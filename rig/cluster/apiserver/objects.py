@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 _OURS = ("uid", "creationTimestamp", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds")
+"""The fields of metadata that only the server sets."""
 
 
 def time_of(unix_s: float) -> str:
@@ -25,7 +26,10 @@ def time_of(unix_s: float) -> str:
 
 
 def made(place: Place, body: Body, unix_s: float) -> Body:
-    """Return an object ready for its first write: with a name, a uid and a creation time. Raises Refusal."""
+    """Prepare an object for its first write, in place: with a name, a uid and a creation time. Return it.
+
+    Raises Refusal.
+    """
     metadata = body.setdefault("metadata", {})
     if not isinstance(metadata, dict):
         raise bad_request("metadata is no object")
@@ -51,7 +55,10 @@ def check_name(place: Place, metadata: Body) -> None:
 
 
 def check_changed(place: Place, before: Body, after: Body) -> None:
-    """Raise Refusal if a write changes an immutable field. Such a field that the write leaves out keeps its value."""
+    """Raise Refusal if a write changes a field that never changes, or is based on an old version of the object.
+
+    `after` is completed in place: it gets the name and the server's own fields of `before`.
+    """
     kind, old, new = place.kind, before["metadata"], after.setdefault("metadata", {})
     new.setdefault("name", old["name"])
     check_name(place, new)

@@ -38,6 +38,10 @@ def patched(body: Body, patch: Mapping[str, Any], merge_keys: Mapping[str, str])
 
 
 def _merged(by: str, items: list[Body], patches: list[Body], merge_keys: Mapping[str, str]) -> list[Body]:
+    """Merge each patch into the item with the same value of the field `by`, or append it as a new item.
+
+    Returns the new list. Raises Refusal.
+    """
     merged = list(items)
     for patch in patches:
         if by not in patch:

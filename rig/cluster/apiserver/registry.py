@@ -40,7 +40,10 @@ class Registry:
         """The names of evicted pods, in the order of their evictions."""
 
     def get(self, place: Place) -> Kept:
-        """Return an object. Raises Refusal."""
+        """Return an object. Raises Refusal if there is none.
+
+        A budget first gets the status that a disruption controller would have written by now.
+        """
         if place.kind.plural == "poddisruptionbudgets":
             self.settle_budgets(place.namespace)
         kept = self.store.get(place.kind.plural, place.key)
@@ -117,6 +120,10 @@ class Registry:
                 self.store.put("poddisruptionbudgets", key, {**kept.body, "status": status})
 
     def _change(self, place: Place, change: Callable[[Body], Body]) -> Body:
+        """Write what `change` makes of an object, if the rules allow it. Return what was written. Raises Refusal.
+
+        `change` gets a copy.
+        """
         kept = self.get(place)
         before, plural = kept.body, place.kind.plural
         head = {"apiVersion": place.kind.api_version, "kind": place.kind.kind}
@@ -138,13 +145,14 @@ class Registry:
             for key in {*before, *body} - {"status", "metadata"}:
                 body.pop(key, None)
                 if key in before:
-                    body[key] = copied({"": before[key]})[""]
+                    body[key] = copied({"": before[key]})[""]  # a copy of any value, not only of an object
         else:
             body.pop("status", None)
             if "status" in before:
                 body["status"] = copied(before["status"])
 
     def _check_namespace(self, place: Place) -> None:
+        """Raise Refusal if a new object's namespace does not exist or is being deleted."""
         if not place.kind.namespaced:
             return
         if not place.namespace:
@@ -157,6 +165,7 @@ class Registry:
             raise forbidden(place.kind.title, "", why)
 
     def _reviewed(self, body: Body) -> Body:
+        """Return a TokenReview with its answer, by `reviews`."""
         token = body.get("spec", {}).get("token", "")
         status = self.reviews.get(token, {"authenticated": False, "error": "the token is not known"})
         return body | {"status": status}

@@ -52,6 +52,7 @@ def check_changed(before: Body, after: Body) -> None:
 
 
 def _check_selector(old: Body, new: Body) -> Faults:
+    """Return the fault of a gated pod's new node selector; none: it only adds to the old one."""
     if all(new.get(key) == value for key, value in old.items()):
         return []
     why = f"Invalid value: {new}: only additions to spec.nodeSelector are allowed (no mutations or deletions)"
@@ -59,7 +60,10 @@ def _check_selector(old: Body, new: Body) -> Faults:
 
 
 def bound(pod: Body, binding: Body, now: str) -> Body:
-    """Return the pod, bound to a node. It is not checked whether it may be bound, as none of our code binds pods."""
+    """Bind a pod to a node, in place, and return it.
+
+    It is not checked whether it may be bound, as none of our code binds pods.
+    """
     pod["spec"]["nodeName"] = binding["target"]["name"]
     conditions = pod.setdefault("status", {}).setdefault("conditions", [])
     conditions[:] = [item for item in conditions if item["type"] != "PodScheduled"]

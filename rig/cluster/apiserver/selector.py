@@ -37,6 +37,7 @@ def labels_match(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool
 
 
 def _field(body: Mapping[str, Any], path: list[str]) -> str:
+    """Return the text of the field at a path; empty: the object does not have it."""
     value: Any = body
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None

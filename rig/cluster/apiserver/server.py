@@ -61,6 +61,10 @@ class ApiServer(Hand):
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        """Stop, and wait until the event loop has nothing of the server any more.
+
+        Fails the test if a client left a connection open.
+        """
         await self.stop()
         self.registry.deletion.close()
         # No task owns connections that were shaking hands or paused. The client's own connections are left alone: if
@@ -83,6 +87,7 @@ class ApiServer(Hand):
         assert not of_clients, "a client left a connection open"
 
     async def start(self) -> None:
+        """Begin to listen: the first time at any port, then at the same one."""
         app = web.Application(client_max_size=_BODY_MAX)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
@@ -101,6 +106,7 @@ class ApiServer(Hand):
         self.port = int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
+        """Cut all watches and listen no more. The objects stay."""
         self.watches.cut("cut")
         if self._runner is not None:
             runner, self._runner = self._runner, None
@@ -135,6 +141,10 @@ class ApiServer(Hand):
         self.put_namespace("default")
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        """Count a request, delay it, and answer it, if it is authenticated and no fault is due.
+
+        If its answer is to be lost, it is done all the same, and then the connection is cut.
+        """
         place = place_of(request.path)
         watches = place is not None and request.method == "GET" and request.query.get("watch") in ("true", "1")
         verb = "watch" if watches else request.method.lower()
@@ -154,6 +164,7 @@ class ApiServer(Hand):
         return response
 
     def _authenticate(self, request: web.Request) -> None:
+        """Raise Refusal unless the request has a client's certificate or the present token."""
         transport = request.transport
         certified = transport is not None and bool(transport.get_extra_info("peercert"))
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -183,6 +194,7 @@ class ApiServer(Hand):
         raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     async def _post(self, request: web.Request, place: Place) -> web.Response:
+        """Create an object, bind a pod or evict one. Raises Refusal."""
         body = await _body(request, "application/json")
         if place.subresource == "binding":
             self.registry.bind(place, body)
@@ -193,6 +205,7 @@ class ApiServer(Hand):
         return _json(_success(), 201)
 
     async def _delete(self, request: web.Request, place: Place) -> web.Response:
+        """Delete an object. Answer with it as it is now, or as it was if it is gone. Raises Refusal."""
         options = await _body(request, "application/json", "application/octet-stream") if request.can_read_body else {}
         if grace := request.query.get("gracePeriodSeconds"):
             options["gracePeriodSeconds"] = int(grace)
@@ -202,6 +215,10 @@ class ApiServer(Hand):
 
 
 async def _body(request: web.Request, *media: str) -> Body:
+    """Return the JSON object in a request's body.
+
+    Raises Refusal if it is none, or if its content type is not one of `media`.
+    """
     if request.content_type not in media:
         why = f"the body of the request was in an unknown format - accepted media types include: {', '.join(media)}"
         raise Refusal(415, "UnsupportedMediaType", why)
@@ -215,6 +232,7 @@ async def _body(request: web.Request, *media: str) -> Body:
 
 
 def _with_kind(place: Place, body: Body) -> Body:
+    """Return a body with kind and version, which stored bodies lack."""
     return {"kind": place.kind.kind, "apiVersion": place.kind.api_version, **body}
 
 

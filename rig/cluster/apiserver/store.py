@@ -20,6 +20,7 @@ Key = tuple[str, str]
 
 
 def copied(body: Body) -> Body:
+    """Return a copy that shares nothing with the body."""
     copy: Body = orjson.loads(orjson.dumps(body))
     return copy
 
@@ -71,6 +72,7 @@ class Store:
         self._objects, self._history = {}, []
 
     def get(self, plural: str, key: Key) -> Kept | None:
+        """Return an object; None: there is no such object."""
         return self._objects.get(plural, {}).get(key)
 
     def all(self, plural: str, namespace: str = "") -> Iterator[tuple[Key, Kept]]:
@@ -119,18 +121,21 @@ class Store:
         self.floor = self.version
 
     def _next(self, body: Body) -> Kept:
+        """Return a copy of the body as an object under the next version."""
         self.version += 1
         kept = copied(body)
         kept.setdefault("metadata", {})["resourceVersion"] = str(self.version)
         return Kept(kept, self.version)
 
     def _remember(self, change: Change) -> None:
+        """Add a change to the history, and call those that wait for changes."""
         self._history.append(change)
         for told in list(self.changed):
             told()
 
 
 def _in_order(objects: dict[Key, Kept], namespace: str) -> Iterator[tuple[Key, Kept]]:
+    """Yield the objects of a namespace, or of all if it is empty, ordered by namespace and name."""
     for key in sorted(objects):
         if not namespace or key[0] == namespace:
             yield key, objects[key]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .store import Change, Store
 
 Break = Literal["end", "cut", "half"]
+"""How a watch ends: in order; by an aborted connection; by one that is aborted in the middle of a line."""
 
 _LONG_S = 1800.0
 _HALF = b'{"type":"MODIFIED","object":{"kind":"Po'
@@ -39,6 +40,7 @@ class Watcher:
     at: int
     """The version up to which everything was sent."""
     since: int
+    """The version at which it began."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     broken: Break | None = None
     bookmark_due: bool = False
@@ -71,7 +73,7 @@ class Watches:
             watcher.wake.set()
 
     def cut(self, how: Break, coming: int = 0) -> None:
-        """End all watches, and the next `coming` ones as soon as they begin."""
+        """End all watches in the way `how`. The next `coming` ones are cut as soon as they begin."""
         for watcher in self._open:
             watcher.broken = how
             watcher.wake.set()
@@ -115,6 +117,10 @@ class Watches:
     async def _follow(
         self, watcher: Watcher, request: web.Request, response: web.StreamResponse, seconds: float
     ) -> None:
+        """Send changes when they come, until the watch is broken or `seconds` are over.
+
+        Shortly before the end a bookmark is sent.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         last_word = end - min(_BOOKMARK_BEFORE_END_S, seconds / 2)
@@ -132,7 +138,7 @@ class Watches:
                     watcher.bookmark_due = True
 
     async def _send(self, watcher: Watcher, request: web.Request, response: web.StreamResponse) -> bool:
-        """Send the pending changes. Return whether the watch goes on."""
+        """Send the pending changes, and a bookmark if one is due. Return whether the watch goes on."""
         for change in self._store.since(watcher.at):
             if watcher.broken:
                 break
@@ -151,7 +157,10 @@ class Watches:
         return watcher.broken is None
 
     def _line_of(self, watcher: Watcher, change: Change) -> bytes:
-        """Return the line for a change. An object that begins or ceases to match appears or vanishes for the watch."""
+        """Return the line for a change; empty: the watch does not see it.
+
+        An object that begins to match appears for the watch, and one that ceases to match vanishes.
+        """
         if change.plural != watcher.place.kind.plural:
             return b""
         was = change.before is not None and watcher.matches(change.before.body)
@@ -167,15 +176,18 @@ class Watches:
         return self._said(watcher, "DELETED", change.after.body)
 
     def _said(self, watcher: Watcher, what: str, body: Mapping[str, Any]) -> bytes:
+        """Return the line that tells of an object of the watch's kind. `what` is ADDED, MODIFIED or DELETED."""
         kind = watcher.place.kind
         return _line(what, {"kind": kind.kind, "apiVersion": kind.api_version, **body})
 
 
 def _line(what: str, body: Mapping[str, Any]) -> bytes:
+    """Return one event of a watch as it is sent."""
     return orjson.dumps({"type": what, "object": body}) + b"\n"
 
 
 def _bookmark(place: Place, version: int) -> dict[str, Any]:
+    """Return the object of a bookmark: it has nothing but its version."""
     body: dict[str, Any] = {
         "kind": place.kind.kind, "apiVersion": place.kind.api_version,
         "metadata": {"resourceVersion": str(version), "creationTimestamp": None},

@@ -3,6 +3,7 @@
  */
 #include "scheduler/placement/csrc/placement.h"
 
+/* The lesser of both, one of which fits into 32 bits. */
 static int32_t least(int64_t one, int64_t other) {
   return (int32_t)(one < other ? one : other);
 }
@@ -29,7 +30,8 @@ static int32_t share_copies(const struct sp_node *node, const struct sp_share *s
   return 0;
 }
 
-/* Fills, for each candidate, how many such pods it takes; 0 for a node that is not there. */
+/* Fills, for each candidate, how many such pods it takes; 0 for a node that is not there. `allowed` has a bit for each
+ * device that a pod may have, NULL: all. */
 void sp_copies(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
                const struct sp_request *request, int32_t *copies) {
   for (int32_t i = 0; i < count; i++) {

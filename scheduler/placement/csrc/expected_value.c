@@ -18,6 +18,7 @@ static int64_t copies(int64_t cpu_milli, int32_t open, int64_t kind_cpu_milli, i
   return kind_cpu_milli * count > cpu_milli ? cpu_milli / kind_cpu_milli : count;
 }
 
+/* How many devices of a node have at least so much left. */
 static int32_t open_devices(const struct sp_node *node, int32_t milli) {
   int32_t open = 0;
   for (int32_t i = 0; i < node->devices; i++)
@@ -55,8 +56,9 @@ static void add_wide(const struct sp_kind *kind, struct sp_wide *wide, struct sp
   wide[at] = (struct sp_wide){kind->cpu_milli, kind->wanted * kind->milli * kind->devices};
 }
 
-/* Gathers for each model what a decision needs of the kinds that take several devices and have scarce room. The arrays
- * need an entry for each kind and model. Returns how many kinds were gathered. */
+/* Gathers for each model what a decision needs of the kinds that take several devices and have scarce room, and adds up
+ * their weights within each width. The arrays need an entry for each kind and model. Returns how many kinds were
+ * gathered. */
 int32_t sp_gather_wide(struct sp_policy *policy, int32_t models, struct sp_wide *wide, struct sp_width *widths) {
   int32_t wides = 0, count = 0;
   policy->wide = wide;
@@ -82,7 +84,8 @@ int32_t sp_gather_wide(struct sp_policy *policy, int32_t models, struct sp_wide 
   return wides;
 }
 
-/* The weight of those kinds of a width of which `copies` pods fit with so many processors. */
+/* The weight of those kinds of a width of which `copies` pods fit with so many processors. The kinds are sorted by
+ * processors, and a weight includes those before it, so it is the weight of the last kind that fits. */
 static double weight_of(const struct sp_wide *wide, int32_t count, int64_t copies, int64_t cpu_milli) {
   if (wide[count - 1].cpu_milli * copies <= cpu_milli)
     return wide[count - 1].weight;
@@ -162,7 +165,7 @@ static double least_of(const double *restrict cpu, const double *restrict sum, c
                        const float *restrict to) {
   double least[4];
   for (int lane = 0; lane < 4; lane++)
-    least[lane] = cpu[lane] + (sum[lane] - (double)from[lane] + (double)to[lane]);
+    least[lane] = cpu[lane] + (sum[lane] - (double)from[lane] + (double)to[lane]); /* one device: `to`, not `from` */
   for (int32_t price = 4; price < SP_PRICES; price += 4) {
     for (int lane = 0; lane < 4; lane++) {
       int32_t at = price + lane;
@@ -174,8 +177,9 @@ static double least_of(const double *restrict cpu, const double *restrict sum, c
   return one < other ? one : other;
 }
 
+/* What the work's node is worth, in milli. */
 double sp_worth(const struct sp_work *work) {
-  const float *any = work->policy->worth;
+  const float *any = work->policy->worth; /* as `from` and as `to`: no device changes */
   return least_of(work->cpu, work->sum, any, any) + worth_of_wide(work, -1, 0);
 }
 
@@ -195,8 +199,9 @@ void sp_worths_with(const struct sp_work *work, struct sp_step step, uint16_t de
   }
 }
 
-/* Adds one more offer: a pod of each kind comes, with the kind's part as its probability. It is taken if it is worth
- * more than its room is worth to the offers after it. */
+/* Fills `next` with the worth of a device, by step of what is left of it, when one more pod is offered than for
+ * `worth`. The pod is of each kind with the kind's part as its probability. It is taken if it is worth more than its
+ * room is worth to the offers after it. */
 static void one_more_offer(const double *worth, double *next, const struct sp_kind *kinds, int32_t count, int32_t model,
                            double price) {
   for (int32_t step = 0; step < SP_STEPS; step++)

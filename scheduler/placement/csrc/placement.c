@@ -4,24 +4,26 @@
 #include <math.h>
 #include <string.h>
 
-#define AHEAD        4
-#define SEARCH_STEPS 20000
+#define AHEAD        4     /* candidates from one that is judged to one that is prefetched */
+#define SEARCH_STEPS 20000 /* the most devices that place_rest tries for one pod on one node */
 
 _Static_assert(SP_NODE_DEVICES <= 16, "a bit of uint16_t for each");
 _Static_assert(SP_MODELS <= 32, "a bit of uint32_t for each");
 
+/* The memory of a share on each of its devices; 0 where the memory of the node's devices is not counted. */
 static int32_t share_mib(const struct sp_node *node, const struct sp_share *share) {
   if (share->mib >= 0)
     return node->device_mib > 0 ? share->mib : 0;
   return (int32_t)((int64_t)node->device_mib * share->milli / SP_DEVICE_MILLI);
 }
 
-/* To be called when what is left of a node was set. */
+/* Computes left_milli anew. To be called when what is left of a node was set. */
 void sp_node_update_left(struct sp_node *node) {
   for (int32_t device = 0; device < node->devices; device++)
     node->left_milli[device] = sp_left_milli(node, node->free_milli[device], node->free_mib[device]);
 }
 
+/* Takes a step on a device of the work's node. The potential then has to be computed anew. */
 static void take_on(struct sp_work *work, struct sp_step step, int32_t device) {
   struct sp_node *node = &work->node;
   int32_t left = node->left_milli[device];
@@ -33,7 +35,8 @@ static void take_on(struct sp_work *work, struct sp_step step, int32_t device) {
     sp_worth_changed(work, left, node->left_milli[device]);
 }
 
-/* Takes a pod's request from a node (sign 1) or gives it back (sign -1). The sums are in 64 bits, as several shares of
+/* Takes a pod's request from a node (sign 1) or gives it back (sign -1). Returns 0, and changes nothing, if something
+ * would be below 0 or a device would have more left than there is of it. The sums are in 64 bits, as several shares of
  * a pod may be on one device. */
 static int32_t change(struct sp_node *node, const struct sp_request *request, const uint16_t *devices, int64_t sign) {
   int64_t milli[SP_NODE_DEVICES], mib[SP_NODE_DEVICES];
@@ -73,7 +76,7 @@ int32_t sp_give_back(struct sp_node *node, const struct sp_request *request, con
   return change(node, request, devices, -1);
 }
 
-/* Finds the open devices that have room for a share; if they are too few, returns why. */
+/* Fills the set of the open devices that have room for a share. Returns SP_FITS, or why they are too few. */
 static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share *share, uint16_t open,
                                uint16_t *found) {
   int32_t mib = share_mib(node, share), there = 0, with_time = 0, with_both = 0;
@@ -97,7 +100,8 @@ static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share
   return with_both < share->devices ? SP_NO_DEVICE_MEMORY : SP_FITS;
 }
 
-/* Fills, for each open device, the earliest open device that is just like it; returns the set of these earliest. */
+/* Fills, for each open device, the earliest open device that has just as much left; returns the set of these earliest.
+ * So the potential is computed only once for devices that are alike. */
 static uint16_t distinct(const struct sp_node *node, uint16_t open, int8_t *like) {
   uint16_t found = 0;
   for (int8_t i = 0; i < node->devices; i++) {
@@ -113,8 +117,8 @@ static uint16_t distinct(const struct sp_node *node, uint16_t open, int8_t *like
   return found;
 }
 
-/* Fills, for each of the devices, the node's potential with the share on it, and what is left of the device. Of both,
- * less is better. */
+/* Fills, for each of the devices, `after`: the node's potential with the step on it, and `left`: what is left of the
+ * device, negated under SP_SPREAD. Under rules without sp_by_node, `after` is `left`, too. Of both, less is better. */
 static void prospects(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after, int32_t *left) {
   const struct sp_node *node = &work->node;
   int by_node = sp_by_node(work->policy);
@@ -128,7 +132,8 @@ static void prospects(const struct sp_work *work, struct sp_step step, uint16_t 
   }
 }
 
-/* Takes a step on the device where it costs least; among equals on the one with least left, under SP_SPREAD most. */
+/* Takes a step on the open device where it costs least, and returns that device; among equals the one with least left,
+ * under SP_SPREAD most. At least one device is open. `extra`: what each device costs on top. */
 static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t open, const double *extra) {
   double after[SP_NODE_DEVICES];
   int32_t left[SP_NODE_DEVICES], best = -1;
@@ -152,7 +157,7 @@ static void extras(const struct sp_work *work, const struct sp_share *share, dou
     extra[i] = work->node.known & SP_USE_KNOWN ? sp_device_extra(work->policy, &work->facts->use[i], share) : 0;
 }
 
-/* Takes a share on the set of open devices that is cheapest, including the cost of its pairs. */
+/* Takes a share on the set of open devices that is cheapest, including the cost of its pairs, and returns that set. */
 static uint16_t take_set(struct sp_work *work, const struct sp_share *share, struct sp_step step, uint16_t open,
                          const double *extra) {
   double after[SP_NODE_DEVICES];
@@ -168,7 +173,8 @@ static uint16_t take_set(struct sp_work *work, const struct sp_share *share, str
   return devices;
 }
 
-/* Places each share where it costs least, one after the other. */
+/* Places each share where it costs least, one after the other, and fills its devices. If one finds no room, returns
+ * why; the shares before it stay taken. */
 static enum sp_verdict choose(struct sp_work *work, const struct sp_request *request, uint16_t allowed,
                               uint16_t *devices) {
   double extra[SP_NODE_DEVICES];
@@ -196,10 +202,11 @@ struct search {
   struct sp_node *node;
   uint16_t allowed;
   uint16_t *devices;
-  int32_t steps; /* that are left: some pods would take too long */
+  int32_t steps; /* that may still be tried: some pods would take too long */
 };
 
-/* Finds any way to place the rest of share `i` on devices from `from` on, and all shares after it. */
+/* Finds any way to place the rest of share `i`, which has `placed` devices so far, on devices from `from` on, and all
+ * shares after it, and takes it. Returns 0, with the node as it was, if there is no way or the steps are used up. */
 static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t from) {
   if (i == search->request->shares)
     return 1;
@@ -229,8 +236,8 @@ static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t 
   return 0;
 }
 
-/* Placing one share after the other may leave no room for a later share, although another choice would. Then any way
- * that fits is taken. */
+/* Places all shares of a pod, each where it costs least. That may leave no room for a later share, although another
+ * choice would. Then any way that fits is taken. */
 static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_request *request, uint16_t allowed,
                                         uint16_t *devices) {
   if (request->shares < 2)
@@ -264,7 +271,8 @@ static double extra_of(const struct sp_work *work, const struct sp_request *requ
   return sum;
 }
 
-/* The verdict without placing anything: it already refuses most nodes of a full cluster. */
+/* The verdict without placing anything: it already refuses most nodes of a full cluster. For pods of several shares
+ * SP_FITS means only that the first share fits. */
 static enum sp_verdict at_first_sight(const struct sp_node *node, const struct sp_request *request, uint16_t allowed) {
   uint16_t open;
   if (!node->there)
@@ -278,6 +286,7 @@ static enum sp_verdict at_first_sight(const struct sp_node *node, const struct s
   return request->shares > 0 ? fitting(node, &request->share[0], allowed, &open) : SP_FITS;
 }
 
+/* Fills the choice for a pod on one node: the verdict and, if the pod fits, its devices and its cost. */
 static void judge(const struct sp_node *node, const struct sp_device_facts *facts, const struct sp_request *request,
                   const struct sp_policy *policy, uint16_t allowed, struct sp_choice *choice) {
   memset(choice, 0, sizeof *choice);

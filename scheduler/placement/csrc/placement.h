@@ -189,6 +189,7 @@ static inline int32_t sp_left_milli(const struct sp_node *node, int32_t milli, i
   return milli;
 }
 
+/* The time that is left of all devices of a node together, in milli. */
 static inline int64_t sp_free_of_all(const struct sp_node *node) {
   int64_t sum = 0;
   for (int32_t i = 0; i < node->devices; i++)

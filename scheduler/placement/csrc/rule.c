@@ -38,8 +38,8 @@ static double fragmentation_of(const struct sp_node *node, const struct sp_kind 
   return sum;
 }
 
-/* Fills the same for each of the devices, as if a step were taken on it. What a kind finds on the other devices is
- * counted only once for all of them. */
+/* Fills, for each of the devices, what fragmentation_of would be with a step taken on it. What a kind finds on the
+ * other devices is counted only once for all of them. */
 static void fragmentations_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
   const struct sp_node *node = &work->node;
   int32_t count = node->devices, all = (int32_t)sp_free_of_all(node) - step.milli;
@@ -68,6 +68,7 @@ static void fragmentations_with(const struct sp_work *work, struct sp_step step,
   }
 }
 
+/* The fragmentation of all nodes, added up, in milli. */
 double sp_fragmentation(const struct sp_node *nodes, int32_t count, const struct sp_kind *kinds, int32_t kinds_count) {
   double sum = 0;
   for (int32_t i = 0; i < count; i++)
@@ -75,6 +76,7 @@ double sp_fragmentation(const struct sp_node *nodes, int32_t count, const struct
   return sum;
 }
 
+/* What is left of a node, as parts of the processors and of the devices of the largest node, added up. */
 static double left_of(const struct sp_node *node) {
   return (double)node->cpu_milli / PACK_CPU_MILLI + (double)sp_free_of_all(node) / PACK_DEVICE_MILLI;
 }
@@ -84,8 +86,8 @@ int sp_by_node(const struct sp_policy *policy) {
   return policy->rule == SP_FGD || policy->rule == SP_WORTH;
 }
 
-/* What a policy minimises. A pod costs the difference that it makes, except under rules that count only what is left
- * afterwards. */
+/* What a policy minimises: less is better. A pod costs the difference that it makes, except under rules that count only
+ * what is left afterwards. */
 double sp_potential(const struct sp_work *work) {
   const struct sp_node *node = &work->node;
   switch (work->policy->rule) {
@@ -110,6 +112,8 @@ void sp_potentials_with(const struct sp_work *work, struct sp_step step, uint16_
     fragmentations_with(work, step, devices, after);
 }
 
+/* What a pod costs by the rule alone, in the rule's own units (costs_of_milli); less is better. `before` and `after`:
+ * the node without and with the pod, and the potentials of both. */
 static int64_t base_cost(const struct sp_policy *policy, const struct sp_node *before, const struct sp_node *after,
                          double potential_before, double potential_after) {
   double growth = potential_after - potential_before;
@@ -140,7 +144,8 @@ static double costs_of_milli(const struct sp_policy *policy) {
   }
 }
 
-/* `extra` is in milli. It is rounded separately, so that places with the same extra keep their order. */
+/* The cost of a place, in the rule's units. `extra` is in milli. It is rounded separately, so that places with the same
+ * extra keep their order. */
 int64_t sp_cost(const struct sp_policy *policy, const struct sp_node *before, const struct sp_node *after,
                 double potential_before, double potential_after, double extra) {
   int64_t cost = base_cost(policy, before, after, potential_before, potential_after);

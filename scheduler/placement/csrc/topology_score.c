@@ -8,6 +8,7 @@
 /* Up to this many open devices all sets are tried: 70 at most. */
 #define EXACT_DEVICES 8
 
+/* The value, or the nearest one from 0 to `most`. */
 static int16_t within(int64_t value, int64_t most) {
   return (int16_t)(value < 0 ? 0 : value > most ? most : value);
 }
@@ -20,7 +21,7 @@ void sp_set_uses(struct sp_node *node, struct sp_device_facts *facts, const int6
   node->known |= SP_USE_KNOWN;
 }
 
-/* The cost of a share on one device, in milli. */
+/* What a share costs on one device for measured use and promises, in milli. */
 double sp_device_extra(const struct sp_policy *policy, const struct sp_use *use, const struct sp_share *share) {
   const struct sp_weights *weights = &policy->weights;
   double extra, over = (double)use->limits_milli + share->limit_milli - SP_DEVICE_MILLI;
@@ -66,10 +67,12 @@ struct sets {
   uint16_t best;
 };
 
+/* Whether a device is to be looked at before another: the cheaper one, among equals the one with less left. */
 static int comes_before(double cost, int32_t left, double other_cost, int32_t other_left) {
   return cost < other_cost || (cost <= other_cost && left < other_left);
 }
 
+/* Fills `sets` with the open devices in their order, and with what they and their pairs cost; no set is chosen yet. */
 static void arrange(struct sets *sets, const struct sp_policy *policy, const struct sp_device_facts *facts,
                     const double *cost, const int32_t *left, uint16_t open, int32_t count) {
   sets->open = 0;
@@ -92,6 +95,7 @@ static void arrange(struct sets *sets, const struct sp_policy *policy, const str
   sets->best = 0;
 }
 
+/* Keeps the chosen set if it costs less than the best so far. `chosen`: indices into sets->device. */
 static void keep_best(struct sets *sets, double cost, const int32_t *chosen) {
   if (cost >= sets->best_cost)
     return;
@@ -101,7 +105,8 @@ static void keep_best(struct sets *sets, double cost, const int32_t *chosen) {
     sets->best |= (uint16_t)(1U << sets->device[chosen[n]]);
 }
 
-/* Tries every set that begins with the chosen devices, except sets that cannot be cheaper than the best. */
+/* Tries every set that begins with the first `n` of the chosen devices, which cost `cost`, except sets that cannot be
+ * cheaper than the best. */
 static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double cost) {
   if (n == sets->count) {
     keep_best(sets, cost, chosen);
@@ -109,14 +114,14 @@ static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double co
   }
   int32_t from = n ? chosen[n - 1] + 1 : 0, last = sets->open - (sets->count - n);
   for (int32_t at = from; at <= last; at++) {
-    double with = cost + sets->cost[at];
+    double cost_with = cost + sets->cost[at];
     /* Each device after this one costs as much or more. */
     if (cost + sets->cost[at] * (sets->count - n) >= sets->best_cost)
       return;
     for (int32_t i = 0; i < n; i++)
-      with += sets->pair[chosen[i]][at];
+      cost_with += sets->pair[chosen[i]][at];
     chosen[n] = at;
-    look_at_all(sets, chosen, n + 1, with);
+    look_at_all(sets, chosen, n + 1, cost_with);
   }
 }
 
@@ -124,21 +129,21 @@ static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double co
 static void grow_from_each(struct sets *sets) {
   int32_t chosen[SP_NODE_DEVICES];
   for (int32_t seed = 0; seed < sets->open; seed++) {
-    double with[SP_NODE_DEVICES], cost = sets->cost[seed]; /* of each device if it is next */
+    double added[SP_NODE_DEVICES], cost = sets->cost[seed]; /* added: by each device if it is next */
     uint32_t taken = 1U << seed;
     chosen[0] = seed;
     for (int32_t at = 0; at < sets->open; at++)
-      with[at] = sets->cost[at] + sets->pair[seed][at];
+      added[at] = sets->cost[at] + sets->pair[seed][at];
     for (int32_t n = 1; n < sets->count; n++) {
       int32_t next = -1;
       for (int32_t at = 0; at < sets->open; at++)
-        if (!(taken >> at & 1) && (next < 0 || with[at] < with[next]))
+        if (!(taken >> at & 1) && (next < 0 || added[at] < added[next]))
           next = at;
       taken |= 1U << next;
       chosen[n] = next;
-      cost += with[next];
+      cost += added[next];
       for (int32_t at = 0; at < sets->open; at++)
-        with[at] += sets->pair[next][at];
+        added[at] += sets->pair[next][at];
     }
     keep_best(sets, cost, chosen);
   }
