@@ -191,6 +191,7 @@ struct effect {
 struct effect *effect_copy_of(const struct effect *effect);
 void effect_apply(const struct effect *effect);
 void effect_free(struct effect *effect);
+void effect_undo_copy(struct effect *copy);
 
 /* block.c: all memory that the driver knows, by address */
 enum block_source {

@@ -352,9 +352,9 @@ EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *t
 
 /* The name of a kernel's function; for other nodes their type. */
 static const char *label_of(const struct node *node) {
-  static const char *const labels[] = {"kernel",    "memcpy",     "memset",       "host", "graph",
-                                       "empty",     "event wait", "event record", "",     "",
-                                       "mem alloc", "mem free",   "batch mem op"};
+  static const char *const labels[] = {"kernel",    "memcpy",     "memset",       "host",       "graph",
+                                       "empty",     "event wait", "event record", "",           "",
+                                       "mem alloc", "mem free",   "batch mem op", "conditional"};
   const struct function *function = node->body.params.kernel.func;
   if (node->body.params.type == CU_GRAPH_NODE_TYPE_KERNEL && find_function((CUfunction)function))
     return function->name;

@@ -41,7 +41,6 @@ struct graph {
 /* One piece of the work that a launch of an executable gives to its stream. */
 struct step {
   enum { STEP_WORK, STEP_RECORD, STEP_WORDS, STEP_HOST, STEP_WAIT } kind;
-  bool there;               /* work: there is any at this level */
   const struct node *node;  /* steps other than work: of the executable's own graph */
   uint64_t duration_ns;     /* work: of the longest path */
   uint64_t whole_device_ns; /* work: of all of it, if each part had every SM */

@@ -97,7 +97,6 @@ static bool read_work(struct reading *reading, const struct node *node, struct p
   struct step *work = work_at(reading, at->level);
   if (!work)
     return false;
-  work->there = true;
   if (node->disabled)
     return true;
   at->ns += body->item.duration_ns;
@@ -133,7 +132,7 @@ static CUresult read_graph(struct reading *reading, struct graph *graph, struct 
       result = read_work(reading, node, &here) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     } else {
       uint32_t level = kind == STEP_WAIT ? here.level | STAGE_END : here.level;
-      if (!step_new(reading, level, (struct step){.kind = kind, .there = true, .node = node}))
+      if (!step_new(reading, level, (struct step){.kind = kind, .node = node}))
         result = CUDA_ERROR_OUT_OF_MEMORY;
       here = (struct position){level + 1, 0}; /* after a wait: the next stage */
     }

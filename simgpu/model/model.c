@@ -124,8 +124,7 @@ struct sg_item *sg_effect_take(struct sg_context *context) {
 /* --- completion -------------------------------------------------------------------------------------------------- */
 
 /* The word of a spin kernel or a watch has its value: the item need not wait any longer. Waiters look again. */
-void sg_release(struct sg_shared *shared, uint32_t slot, struct sg_item *item) {
-  (void)slot;
+void sg_release(struct sg_shared *shared, struct sg_item *item) {
   item->flags |= SG_RELEASED;
   sg_kick(shared);
 }
@@ -152,7 +151,7 @@ static void release_watchers(struct sg_shared *shared, uint32_t owner, const str
       SG_EACH(index, context->active, SG_MAX_LANES) {
         struct sg_item *item = sg_head_of(context, &context->lanes[index]);
         if (item && releases(write, item))
-          sg_release(shared, slot, item);
+          sg_release(shared, item);
       }
     }
 }
@@ -228,8 +227,7 @@ static void complete(struct sg_state *state, uint32_t slot, struct sg_lane *lane
 }
 
 /* A host function has returned: it leaves its lane, and the stream goes on. */
-void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item, uint64_t now_ns) {
-  (void)now_ns;
+void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item) {
   if (item->phase != SG_CALLING)
     return; /* the context's work was dropped meanwhile */
   pop(shared, slot, &shared->contexts[slot].lanes[item->lane], item);

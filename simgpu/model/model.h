@@ -73,9 +73,9 @@ void sg_effect_push(struct sg_context *context, uint32_t item);
 struct sg_item *sg_effect_take(struct sg_context *context);
 void sg_item_free(struct sg_context *context, struct sg_item *item);
 /* A host function has returned: its stream goes on. */
-void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item, uint64_t now_ns);
+void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item);
 /* The word of a spin kernel has become non-zero, or the word of a watch has got its value. */
-void sg_release(struct sg_shared *shared, uint32_t slot, struct sg_item *item);
+void sg_release(struct sg_shared *shared, struct sg_item *item);
 
 /* Forget all pending work of a context; its events count as complete. Effects are dropped. */
 void sg_drop_work(struct sg_shared *shared, uint32_t slot);

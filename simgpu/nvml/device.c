@@ -134,8 +134,9 @@ static uint32_t index_of(const struct sg_device *d) {
 static uint32_t minor_number(const struct sg_device *d) {
   return d->number;
 }
+/* CUDA cores: 64 in each SM of capability 7.x and 8.0, else 128. */
 static uint32_t cores(const struct sg_device *d) {
-  return d->sm_count * (d->major == 7 ? 64 : 128);
+  return d->sm_count * (d->major == 7 || (d->major == 8 && d->minor == 0) ? 64 : 128);
 }
 static uint32_t bus_width(const struct sg_device *d) {
   return d->bus_bits;

@@ -6,7 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Copy an effect and the list behind it; NULL: there is no memory. The memory in `staging` then belongs to the copy. */
+/* Copy an effect and the list behind it; the memory in `staging` then belongs to the copy. NULL: there is no memory,
+ * and it stays the caller's. */
 struct effect *effect_copy_of(const struct effect *effect) {
   struct effect *copy = malloc(sizeof *copy);
   if (!copy)
@@ -16,7 +17,7 @@ struct effect *effect_copy_of(const struct effect *effect) {
   for (const struct effect *next = effect->next; next; next = next->next) {
     *link = malloc(sizeof **link);
     if (!*link) {
-      effect_free(copy);
+      effect_undo_copy(copy);
       return NULL;
     }
     **link = *next;
@@ -24,6 +25,13 @@ struct effect *effect_copy_of(const struct effect *effect) {
     link = &(*link)->next;
   }
   return copy;
+}
+
+/* Free what effect_copy_of has made: what is in `staging` is the caller's again. */
+void effect_undo_copy(struct effect *copy) {
+  for (struct effect *each = copy; each; each = each->next)
+    each->staging = NULL;
+  effect_free(copy);
 }
 
 /* Free an effect, the list behind it, and what is in `staging`. NULL: nothing happens. */

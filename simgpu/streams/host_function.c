@@ -24,7 +24,7 @@ static void make_call(const struct call *call) {
   struct sg_state *state = &process.state;
   host_function(call->effect);
   sg_lock(state);
-  sg_host_returned(state->shared, call->slot, call->item, sg_now());
+  sg_host_returned(state->shared, call->slot, call->item);
   sg_unlock(state);
   effect_free(call->effect);
   __atomic_fetch_sub(&process.effects, 1, __ATOMIC_RELAXED);

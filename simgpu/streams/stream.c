@@ -138,8 +138,8 @@ CUresult submit(struct stream *stream, struct sg_item what, const struct effect 
       *count = shared_of(stream->context)->lanes[stream->lane].appended;
   }
   sg_unlock(&process.state);
-  if (result)
-    effect_free(own);
+  if (result && own)
+    effect_undo_copy(own);
   return result;
 }
 

@@ -48,7 +48,7 @@ static void look_at_words(void) {
         struct sg_item *item = &context->items[context->lanes[lane].head];
         bool looks = (sg_spins(item) && item->phase >= SG_READY) || (sg_watches(item) && !stale);
         if (looks && has_its_word(item))
-          sg_release(shared, slot, item);
+          sg_release(shared, item);
       }
     }
 }

@@ -28,6 +28,8 @@ def test_an_idle_board_draws_little_and_stays_in_p0_where_its_memory_is_hbm(ask:
     assert of_each(ask, "MaxClockInfo(GPU, NVML_CLOCK_SM)") == [1980, 1980, 1410, 1695, 2040, 1590]
     assert of_each(ask, "ClockInfo(GPU, NVML_CLOCK_MEM)") == [3201, 2619, 1593, 405, 405, 405]
     assert of_each(ask, "TemperatureV(GPU, 0)") == of_each(ask, "Temperature(GPU, 0)") == [32] * 6
+    cores = [132 * 128, 132 * 128, 108 * 64, 72 * 128, 58 * 128, 40 * 64]
+    assert of_each(ask, "NumGpuCores(GPU)") == cores
     assert of_each(ask, "FanSpeed(GPU)") == ["NVMLError_NotSupported"] * 6
     assert of_each(ask, "EncoderUtilization(GPU)") == of_each(ask, "DecoderUtilization(GPU)") == [[0, 167000]] * 6
 

@@ -23,6 +23,36 @@ put(b, bytes(range(64)))
 """
 
 
+def test_a_copy_that_waits_for_room_fails_when_its_context_is_destroyed(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
+        import threading, time
+        module = start()
+        first, context, word = c_void_p(), c_void_p(), allocate(4)
+        ok(cuda.cuCtxGetCurrent(byref(first)))
+        ok(cuda.cuCtxCreate_v2(byref(context), 0, 0))
+        stream, target, results = new_stream(), allocate(4096), []
+        ok(cuda.cuStreamWaitValue32(stream, c_uint64(word), 1, 0))
+        ok(cuda.cuCtxSetCurrent(first))
+
+        def copy():
+            ok(cuda.cuCtxSetCurrent(context))
+            while not results or not results[-1]:
+                results.append(cuda.cuMemcpyHtoDAsync_v2(c_uint64(target), b"x" * 4096, c_size_t(4096), stream))
+
+        thread = threading.Thread(target=copy)
+        thread.start()
+        while True:
+            before = len(results)
+            time.sleep(0.2)
+            if before == len(results) > 1000:
+                break  # the stream is full: the copy waits
+        ok(cuda.cuCtxDestroy_v2(context))
+        thread.join()
+        print(results[-1])
+        """)
+    assert lines == ["709"]
+
+
 def test_copies_and_sets_move_the_bytes(new_gpu: NewGpu) -> None:
     lines = new_gpu().play("""
         start()

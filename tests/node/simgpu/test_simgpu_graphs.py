@@ -124,9 +124,11 @@ executable = instantiate(graph)
 run(executable, stream)
 run(executable, stream)
 print(len(handles), 0 in handles)
+ok(cuda.cuGraphDebugDotPrint(graph, b"/dev/stdout", 0))
 print(condition(theirs, 1, 1, size=2)[0], int(d.cuGraphConditionalHandleCreate(theirs, None, 1, 2)[0]))
 """)
-    assert lines == ["4 False", "801 1"]
+    assert (lines[0], lines[-1]) == ("4 False", "801 1")
+    assert sum('label="conditional"' in line for line in lines) == 4
     # The nodes with fulfilled conditions run in parallel after the first kernel.
     busy = [record.busy_ns // 1000 for record in gpu.kernels() if record.name == "graph"]
     assert busy == [1700, 1700]
