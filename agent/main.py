@@ -222,6 +222,7 @@ class Agent:
         settings = self._settings
         runtime = Path(settings.runtime_directory)
         with contextlib.suppress(OSError):
+            # If a share's directory is left in this one, the rmdir fails, and nothing is removed.
             Path(settings.shares_directory).rmdir()
             hook_file.remove(Path(settings.hook_directory))
             if settings.simulate and self._environment["SIMGPU_STATE"] == f"{runtime}/simgpu":

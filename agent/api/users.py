@@ -82,9 +82,10 @@ class UsersService(NodeService):
         return await super().ResumeShare(request, context)
 
     async def _check(self, reference: str, context: Context, labels: Iterable[str] = ()) -> None:
-        """Abort the call unless the share belongs to its caller."""
+        """Abort the call unless the share belongs to the caller, and the caller may set these labels."""
 
         def check() -> None:
+            """Raise NotYours if the call lacks the share's token, or if only operators may set one of the labels."""
             share, owner = self._node.share(reference), _owner(context.invocation_metadata())
             if not (owner and share.owner and hmac.compare_digest(owner, share.owner)):
                 raise NotYours(

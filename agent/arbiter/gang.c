@@ -366,13 +366,14 @@ static bool is_vacant(const struct sp_node_device *device) {
   return !device->holder;
 }
 
-/* When a member may next be let in to follow on the device; UINT64_MAX: none is to follow. */
+/* When a member may next be let in to follow on the device, which ends the turn of the holder, if there is one.
+ * UINT64_MAX: no member is to follow now, the holder follows itself, or a drain keeps the device. */
 uint64_t sp_gang_due_ns(const struct sp_node_device *device) {
   uint64_t from_ns;
   const struct sp_member *holder = device->holder;
   if (!device->gang_members || (holder ? holder->follows : !is_vacant(device)) || !first_to_follow(device, &from_ns))
     return UINT64_MAX;
-  if (!holder) /* a device that is kept for another gang may see no other step until then */
+  if (!holder) /* if the device is kept for another gang, perhaps no other step of it is due before */
     return from_ns;
   uint64_t underway_ns = holder->granted_ns + (holder->lent ? 0 : UNDERWAY_NS);
   return from_ns > underway_ns ? from_ns : underway_ns;

@@ -418,7 +418,8 @@ void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
 void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns);
 /* Must the holder's turn end because a gang needs the device, or because its own gang's turns end? */
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns);
-/* When sp_gang_ends may next be true, or, on a device without a holder, a member may follow; UINT64_MAX: never. */
+/* When a member may next be let in to follow on the device, which ends the turn of the holder, if there is one.
+ * UINT64_MAX: no member is to follow now, the holder follows itself, or a drain keeps the device. */
 uint64_t sp_gang_due_ns(const struct sp_node_device *device);
 /* Close the turn of `member`, and with it those of its gang. A follower's turn is closed alone. */
 void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);

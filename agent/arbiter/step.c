@@ -167,14 +167,15 @@ void sp_step_bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_bill(device, exclusive ? now_ns - TOLD_NS : now_ns);
 }
 
-/* Grant the device, which is free: to a stuck share, to a gang, or to the share that the policy chooses. If none may
- * have it now, retry_ns says when to ask again. */
+/* Grant the device, which is free. First to a stuck share: its drain is long late and it waits to launch, so its work
+ * may be spinning for that very launch. Else to a gang, or to the share that the policy chooses. If none may have it
+ * now, retry_ns says when to ask again. */
 static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   sp_step_bill_drains(arbiter, device, now_ns);
-  struct sp_member *late = stuck(device, now_ns);
-  if (late) {
-    sp_gang_leave(arbiter, late, now_ns);
-    sp_turn_grant(arbiter, late, SP_STUCK_NS, now_ns);
+  struct sp_member *stuck_member = stuck(device, now_ns);
+  if (stuck_member) {
+    sp_gang_leave(arbiter, stuck_member, now_ns);
+    sp_turn_grant(arbiter, stuck_member, SP_STUCK_NS, now_ns);
   }
   while (!device->holder && !sp_gang_first(arbiter, device, now_ns)) {
     struct sp_choice choice = sp_policy_next(&device->policy, now_ns);

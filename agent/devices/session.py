@@ -50,8 +50,8 @@ class Session:
         self._simulate = simulate
         self._changed = threading.Condition()
         self._inside = 0
-        self._opening = False
-        """NVML is closed, or being opened again."""
+        self._barred = False
+        """No thread may enter `use`: NVML is closed, or is being closed or opened anew."""
         self._generation = 0
         self._failed: dict[DeviceUuid, int] = {}
         self._patience = FAILED_LOOKS
@@ -61,7 +61,7 @@ class Session:
     def use(self) -> Iterator[int]:
         """Call NVML inside this context. Yields the session's generation: handles of another one are not valid."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._opening)
+            self._changed.wait_for(lambda: not self._barred)
             self._inside += 1
             generation = self._generation
         try:
@@ -80,7 +80,7 @@ class Session:
             self._failed[device] = self._failed.get(device, 0) + 1 if failed else 0
             if not failed:
                 self._patience = FAILED_LOOKS
-            if self._opening or min(self._failed.values()) < self._patience:
+            if self._barred or min(self._failed.values()) < self._patience:
                 return None
             self._patience = min(2 * self._patience, FAILED_LOOKS_MAX)
             self._failed = dict.fromkeys(self._failed, 0)
@@ -91,7 +91,7 @@ class Session:
                 cause = self._open_anew()
         finally:
             with self._changed:
-                self._opening = False
+                self._barred = False
                 self._generation += is_alone
                 self._changed.notify_all()
         return cause
@@ -99,12 +99,12 @@ class Session:
     def close(self) -> str:
         """Close NVML until `reopen`; until then there are no looks. Return why it cannot be closed; empty if it is."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._opening, CALM_S):
+            if not self._changed.wait_for(lambda: not self._barred, CALM_S):
                 return NOT_BACK
             if self._enter_alone():
                 nvml.close_nvml()
                 return ""
-            self._opening = False
+            self._barred = False  # NVML stays open: let threads in again
             self._changed.notify_all()
             return NOT_BACK
 
@@ -114,7 +114,7 @@ class Session:
             nvml.close_nvml()
             return cause
         with self._changed:
-            self._opening = False
+            self._barred = False
             self._generation += 1
             self._failed = dict.fromkeys(self._failed, 0)
             self._changed.notify_all()
@@ -122,7 +122,7 @@ class Session:
 
     def _enter_alone(self) -> bool:
         """Keep threads out; tell whether those inside have left within CALM_S. The caller holds the lock."""
-        self._opening = True
+        self._barred = True
         return self._changed.wait_for(lambda: not self._inside, CALM_S)
 
     def _open_anew(self) -> str:

@@ -120,7 +120,7 @@ def listed(path: Path) -> list[Task]:
 def _run_play(given: _Play) -> Played:
     """Run one play to its end, and note from time to time how far it is. Raises CliError if no pod would ever fit."""
     from sharepod.scheduler.simulation.timeline import Timeline
-    from sharepod.scheduler.simulation.waits import used, waits
+    from sharepod.scheduler.simulation.waits import used_part, waits
 
     timeline = Timeline(given.nodes, given.queues, given.policy)
     timeline.expect(given.tasks)
@@ -143,7 +143,7 @@ def _run_play(given: _Play) -> Played:
         raise CliError("no pod of the list would fit into the empty cluster: are the nodes the right ones?")
     devices = sum(node.devices for node in given.nodes)
     return Played(
-        given.policy, timeline.rounds, devices, used(runs, devices, timeline.now_s), len(played) - len(runs),
+        given.policy, timeline.rounds, devices, used_part(runs, devices, timeline.now_s), len(played) - len(runs),
         sum(run.ended_s is None for run in runs), waits(runs, timeline.now_s),
     )  # fmt: skip
 

@@ -66,12 +66,16 @@ class Record:
         return self._allocations.get(allocation_id)
 
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
-        """Return the units in use by the UUID of their device, or under NOT_BOUND."""
+        """Return the units in use, grouped by the UUID of their device; NOT_BOUND: their allocation has no device yet.
+
+        The units of an allocation on several devices are dealt out evenly over these devices.
+        """
         taken: dict[str, frozenset[UnitId]] = {}
         in_shares = {unit for item in self._allocations.all() if item.devices for unit in item.units}
         for item in self._allocations.all():
             parts = len(item.devices) or 1
-            # An allocation without a share may have units in common with the pod's running container: they count there.
+            # An allocation without devices may have units in common with one that has them (the pod's running
+            # container): these count only there.
             ordered = sorted(item.units if item.devices else item.units - in_shares)
             for index, device in enumerate(item.devices or (NOT_BOUND,)):
                 taken[device] = taken.get(device, frozenset()) | frozenset(ordered[index::parts])

@@ -103,7 +103,10 @@ class Allocator:
         self._placement = placement
 
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
-        """Return the units in use by the UUID of their device, or under NOT_BOUND."""
+        """Return the units in use, grouped by the UUID of their device; NOT_BOUND: their allocation has no device yet.
+
+        The units of an allocation on several devices are dealt out evenly over these devices.
+        """
         return self._record.taken()
 
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:

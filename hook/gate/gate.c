@@ -173,7 +173,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       pass->edged = sp_stream_measure(state, false);
       now_ns = sp_now_ns();
     }
-    sp_store(&state->batch_ns, now_ns);
+    sp_store(&state->batch_began_ns, now_ns);
   }
 }
 

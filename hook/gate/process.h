@@ -71,8 +71,8 @@ struct sp_stream_state {
   _Alignas(64) uint64_t pending_ns;      /* predicted work launched since the last marker */
   struct sp_work_profile *batch_profile; /* the profile of that work; NULL when nothing is pending */
   uint32_t batch_launches;
-  uint64_t batch_ns; /* when the first part of it was about to be launched */
-  uint32_t captures; /* the part of sp_this_process.captures that began in this stream and has not ended */
+  uint64_t batch_began_ns; /* when the first part of it was about to be launched */
+  uint32_t captures;       /* the part of sp_this_process.captures that began in this stream and has not ended */
   uint8_t batch_version;
   bool batch_mixed;
   bool batch_guessed; /* the length of some pending work is a guess */
@@ -307,7 +307,7 @@ bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread 
 bool sp_streams_pending(const struct sp_device *device);
 /* Does any stream without a marker in the queue have unmarked work? */
 bool sp_streams_unmarked(const struct sp_device *device);
-/* Does any such stream have unmarked work that is predicted to have ended by now? */
+/* Does any such stream have unmarked work that began to be launched longer ago than twice its predicted time? */
 bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns);
 /* A stream (`context` is NULL) or a context (`stream` is NULL) is about to be destroyed: record last markers, then
  * forget the states. */

@@ -104,8 +104,9 @@ SP_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle)) {
   return result;
 }
 
-/* Note a mapping, which is a reference to the memory. Its owner is 0 if we do not know the handle. */
-static void mapped(uint64_t address, uint64_t bytes, uint64_t handle) {
+/* Note that the memory of `handle` is mapped at `address`: a new row, and one more reference to the memory. `owner` in
+ * the row is our number of that memory, which the handle's row gives; 0 if we do not know the handle. */
+static void note_mapping(uint64_t address, uint64_t bytes, uint64_t handle) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
     return;
@@ -129,7 +130,7 @@ SP_WRAPPER(cuMemMap,
   CUresult result;
   SP_CALL(result, real(address, bytes, offset, handle, flags));
   if (remembered && result == CUDA_SUCCESS) {
-    mapped(address, bytes, handle);
+    note_mapping(address, bytes, handle);
   }
   return result;
 }

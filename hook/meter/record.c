@@ -49,7 +49,7 @@ static uint32_t use_place(struct sp_device *device, const struct sp_marker *mark
  * finish.
  */
 static void take_pending(struct sp_stream_state *state, struct sp_marker *marker) {
-  marker->first_ns = sp_load(&state->batch_ns);
+  marker->first_ns = sp_load(&state->batch_began_ns);
   marker->profile = sp_load(&state->batch_mixed) ? NULL : sp_load(&state->batch_profile);
   marker->version = sp_load(&state->batch_version);
   marker->guessed = sp_load(&state->batch_guessed);
@@ -76,7 +76,7 @@ static void put_back(struct sp_stream_state *state, const struct sp_marker *mark
   }
   if (marker->guessed)
     sp_store(&state->batch_guessed, true);
-  sp_store(&state->batch_ns, marker->first_ns);
+  sp_store(&state->batch_began_ns, marker->first_ns);
   sp_store(&state->batch_launches, sp_load(&state->batch_launches) + marker->launches);
   __atomic_fetch_add(&state->pending_ns, marker->work_ns, __ATOMIC_ACQ_REL);
   __atomic_fetch_sub(&state->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);

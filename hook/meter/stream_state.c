@@ -163,15 +163,15 @@ bool sp_streams_unmarked(const struct sp_device *device) {
   return false;
 }
 
-/* Has any stream without a marker in the queue had twice the time that its work is predicted to take? Then that work
- * runs with pauses. */
+/* Does any stream without a marker in the queue have unmarked work that began to be launched longer ago than twice its
+ * predicted time? Then that work probably runs with pauses, and the keeper marks it, so that the pauses are seen. */
 bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns) {
   uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
     const struct sp_stream_state *state = &states[index];
     uint64_t pending_ns = sp_load(&state->pending_ns);
     if (pending_ns && sp_load(&state->device) == device && !sp_load(&state->dead) && !sp_load(&state->outstanding) &&
-        now_ns > sp_load(&state->batch_ns) + 2 * pending_ns)
+        now_ns > sp_load(&state->batch_began_ns) + 2 * pending_ns)
       return true;
   }
   return false;

@@ -67,9 +67,10 @@ class Placer:
         return [node_index.name(index) for index in self._suited(pod, area).tolist()]
 
     def _suited(self, pod: Pod, area: Indices) -> Indices:
-        """Return those of the nodes `area` that the pod may be bound to, without the nodes that it avoids.
+        """Return those of the nodes `area` to which the pod may be bound.
 
-        If it avoids all of them, they are all returned.
+        The pod avoids nodes to which kube-scheduler has lately not bound another pod of its controller. These are left
+        out, unless no other node would remain.
         """
         suited = self._suits.get(pod.constraints)
         if suited is None:

@@ -73,7 +73,7 @@ class GateController:
         """Why the rules of queues are not those that were last given; empty: they are."""
         self._rules: Subject | None = None
         self._news: list[tuple[str, str, bool]] = []
-        """Events about the rules, for the replica that decides to write: reason, text, whether it is a warning."""
+        """Events about queues, still to be written: reason, text, whether it is a warning."""
         self._dated = False
         """The pods that existed when this replica began to follow the cluster have got their times."""
         self._offset_s: float | None = None
@@ -89,7 +89,7 @@ class GateController:
         """Take the rules of queues from the ConfigMap NAMESPACE/NAME as they change, for ever."""
         namespace, _, name = where.partition("/")
         path, only = f"/api/v1/namespaces/{namespace}/configmaps", {"fieldSelector": f"metadata.name={name}"}
-        source: Source[tuple[str, str, str]] = Source(path, only, _rules, lambda _: name)
+        source: Source[tuple[str, str, str]] = Source(path, only, _read_rules, lambda _: name)
         async with contextlib.aclosing(Informer(client, source, Pace(last_s=5.0), log).changes()) as changes:
             async for kind, (_, uid, text) in changes:
                 self._rules = Subject(namespace, name, uid, "ConfigMap")
@@ -104,7 +104,7 @@ class GateController:
             log.warning("rules of queues stay as they were", extra={"cause": self.refusal})
             self._news = [("QueuesRefused", f"the rules stay as they were: {self.refusal}", True)]
         else:
-            self.refusal, self._over = "", frozenset()
+            self.refusal, self._over = "", frozenset()  # queues over their new caps are reported again
             self._news = [("QueuesRead", f"rules of {len(self.queues.by_name)} queues, and of all others", False)]
             log.info("rules of queues", extra={"queues": len(self.queues.by_name)})
 
@@ -205,8 +205,8 @@ class GateController:
                 self._writer.tell_of(self._rules, reason, text, warning=warning)
 
 
-def _rules(item: object) -> tuple[str, str, str] | None:
-    """Return the name, the uid and the rules of a ConfigMap; None: the object is none."""
+def _read_rules(item: object) -> tuple[str, str, str] | None:
+    """Return the name, the uid and the rules of a ConfigMap; None: `item` is not a JSON object."""
     if not isinstance(item, dict):
         return None
     metadata = at(item, "metadata")

@@ -66,6 +66,7 @@ class Preemption:
         """Plans that wait for evicted pods to end. They stay on the view, so that later plans do not use their room."""
         self._reserved: frozenset[str] = frozenset()
         self._ending: frozenset[str] = frozenset()
+        """Both as in the latest call of `make_room`: closed nodes that may be candidates nevertheless."""
 
     def make_room(
         self,
@@ -160,7 +161,11 @@ class Preemption:
         return [holder for holder in self._on.get(node, ()) if holder.priority < priority]
 
     def _candidates(self, pod: Pod, priority: int, *, evict: bool) -> Iterator[Candidate]:
-        """Yield the nodes to which a pod may go; with `evict` also those where it has to wait for pods that end."""
+        """Yield, as candidates, the nodes to which a pod may be bound: the open ones and those in `_reserved`.
+
+        With `evict` also those in `_ending`, where earlier victims still run. Of the time of a reserved node's devices
+        only what victims free counts, not what is free already.
+        """
         for node in self._placer.open_names(pod, self._reserved | self._ending if evict else self._reserved):
             candidate = candidate_of(self._cluster, pod, node, self._lower(node, priority), self._now_s)
             if candidate is not None and node in self._reserved:

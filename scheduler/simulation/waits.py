@@ -83,8 +83,12 @@ def _of_priority(priority: int, runs: Sequence[JobRun], end_s: float) -> Waits:
     )  # fmt: skip
 
 
-def used(runs: Sequence[JobRun], devices: int, end_s: float) -> float:
-    """Return how much of the devices' time was used, 0..1, from the first task's coming to the last one's."""
+def used_part(runs: Sequence[JobRun], devices: int, end_s: float) -> float:
+    """Return how much of the devices' time was used, 0..1, from the first task's coming to the last one's.
+
+    `end_s` is when the play ended; a task that has not ended is taken to run until then. Returns 0 if all tasks came at
+    once.
+    """
     arrivals = [run.task.arrive_s for run in runs]
     span_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
     return sum(device_s(run, end_s, max(arrivals)) for run in runs) / (devices * span_s) if span_s else 0.0

@@ -166,10 +166,11 @@ class Cluster:
             self._note_change(uid)
             if pod.gang is not None and self._changed is not None:  # else no cycle has looked yet
                 self._gone.append(pod)
+            # The agent reports the pod's shares until it has released them. Until then the row leaves them out.
             facts = self._facts.get(pod.place)
             if facts is not None and facts.use is not None and uid in facts.use.pod_uids():
                 facts.gone.add(uid)
-        self.forget(uid)
+        self.forget(uid)  # the pod may be assumed somewhere, even if it was not known
 
     def _drop(self, pod: Pod | None) -> None:
         """Take a pod out of all that is counted, as it changes or has gone; None: it was not known."""

@@ -80,7 +80,10 @@ class Row:
         return tuple(tuple(self.uuids[index] for index in share) for share in devices)
 
     def measured(self, use: NodeUse) -> Row:
-        """Return the row with new measurements of its devices, all else unchanged; this row itself if none is new."""
+        """Return the row with the busy and waited time that the agent has newly measured on its devices.
+
+        What is promised there does not change. If no strain has changed, this row itself is returned.
+        """
         strains = tuple(
             _strain(device, strain.latency_milli, strain.limits_milli)
             for strain, device in zip(self.strains, use.devices, strict=False)

@@ -275,9 +275,13 @@ def _effective(found: pods.Pod, name: str, read: Callable[[str], int]) -> int:
 
 
 def device_annotations(pod: Pod, devices: tuple[tuple[str, ...], ...]) -> dict[str, str | None]:
-    """Return the annotations that name a pod's devices, with None for earlier ones that are to be removed."""
-    holders = list(zip(pod.containers, devices, strict=True)) + [(name, devices[index]) for name, index in pod.early]
-    texts = {name: ",".join(uuids) for name, uuids in holders if name}
+    """Return the annotations that name a pod's devices; the value None: the pod has this one, and it is to be removed.
+
+    `devices`: of each share, the UUIDs of its devices. An init container in `pod.early` gets those of the share at the
+    index given there. If all containers get the same devices, one annotation says it for the whole pod.
+    """
+    containers = list(zip(pod.containers, devices, strict=True)) + [(name, devices[index]) for name, index in pod.early]
+    texts = {name: ",".join(uuids) for name, uuids in containers if name}
     fresh: dict[str, str | None] = dict.fromkeys(pod.device_keys)
     if len(set(texts.values())) == 1:
         return fresh | {f"{PREFIX}device": next(iter(texts.values()))}

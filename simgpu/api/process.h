@@ -289,6 +289,7 @@ void pool_release(const struct block *block);
 /* graphs/memory.c */
 CUresult graph_memory_free(struct graph_memory *memory, struct context *context);
 CUresult graph_memory_free_async(struct graph_memory *memory, struct stream *stream);
+/* Drop the device memory that graphs have charged to a context that has ended. */
 void graph_memory_forget(const struct context *context);
 
 /* capture.c */

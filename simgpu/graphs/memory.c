@@ -298,7 +298,8 @@ CUresult graph_memory_free_async(struct graph_memory *memory, struct stream *str
   return result ? result : issue(stream, (struct sg_item){.kind = SG_WRITE}, &effect, NULL);
 }
 
-/* A context has ended: the device has freed its memory, and no work in it will ever complete. */
+/* A context has ended. Drop the device memory that graphs have charged to it, and end the lives of these allocations:
+ * no work in the context will ever complete. Those that nothing holds any more are freed. */
 void graph_memory_forget(const struct context *context) {
   pthread_mutex_lock(&memory_lock);
   for (struct graph_memory *memory = memories, *next; memory; memory = next) {
@@ -308,6 +309,7 @@ void graph_memory_forget(const struct context *context) {
     if (memory->live)
       count(memory->device, USED_CURRENT, -(int64_t)memory->bytes);
     count(memory->device, RESERVED_CURRENT, -(int64_t)memory->bytes);
+    /* Memory on the context's own device went with the context; memory elsewhere is charged to the process. */
     if (lies_elsewhere(memory, context))
       refund_process(memory->device, SG_POOLS, memory->bytes);
     memory->charged = NULL;

@@ -109,7 +109,8 @@ static int map_log(struct sg_state *state) {
 }
 
 /* With the creation byte locked: map the state file. If `may_make`, fill an empty file, and make a stale one anew: it
- * was made with another SIMGPU_DEVICES, and no process has it open. Returns 0 or -errno. */
+ * was made with another SIMGPU_DEVICES, and no process has it open. Returns 0 or -errno; after an error the caller's
+ * sg_close unmaps and unlocks. */
 static int map_shared(struct sg_state *state, bool may_make) {
   struct stat info;
   if (fstat(state->fd, &info))
@@ -127,6 +128,7 @@ static int map_shared(struct sg_state *state, bool may_make) {
     return -errno;
   struct sg_shared *shared = state->shared;
   const char *wanted = sg_setting_text("SIMGPU_DEVICES");
+  /* The write lock is only granted if no process has the file open. sg_open then turns it into a read lock. */
   bool stale = may_make && shared->magic == SG_MAGIC && wanted && strcmp(wanted, shared->devices_setting) != 0 &&
                !sg_lock_byte(state->fd, F_WRLCK, SG_PRESENCE_BYTE, F_OFD_SETLK);
   if (stale && (ftruncate(state->fd, 0) || ftruncate(state->fd, sizeof(struct sg_shared))))

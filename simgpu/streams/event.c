@@ -89,7 +89,7 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags) {
   if (!is_handle(event, EVENT_HANDLE) || event->context != stream->context)
     return CUDA_ERROR_INVALID_HANDLE;
   bool timed = !(event->flags & CU_EVENT_DISABLE_TIMING);
-  /* Take the time first: what other threads do meanwhile counts. */
+  /* Spend the call's cost first: what other threads do in that time then comes before the record. */
   burn(entry_ns, timed ? process.settings.record_cost_ns : process.settings.plain_record_cost_ns);
   result = legacy_conflict(stream);
   if (result)
