@@ -74,8 +74,8 @@ def cdef_block(header: str) -> str:
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-def _found(pattern: str) -> list[str]:
-    """Return the C files that match, sorted, without those that cffi generates."""
+def _c_files(pattern: str) -> list[str]:
+    """Return the C sources or headers that match, sorted, without those that cffi generates."""
     paths = (path.relative_to(_ROOT) for path in _ROOT.glob(pattern))
     return sorted(str(path) for path in paths if not path.name.startswith("_native"))
 
@@ -96,8 +96,8 @@ ffi.cdef("#define SP_ABI ...\n#define SP_DEVICES_MAX ...\n#define SP_SLOTS_MAX .
 ffi.set_source(
     "sharepod.agent._native",
     '#include "agent/arbiter/arbiter.h"\n#include "region/region.h"',
-    sources=[*_found("agent/**/*.c"), *(f"region/{part}.c" for part in ("region", "guard", "files", "slots"))],
-    depends=[*_found("agent/**/*.h"), "agent/arbiter/usage.def", "region/region.h"],
+    sources=[*_c_files("agent/**/*.c"), *(f"region/{part}.c" for part in ("region", "guard", "files", "slots"))],
+    depends=[*_c_files("agent/**/*.h"), "agent/arbiter/usage.def", "region/region.h"],
     include_dirs=["."],
     extra_compile_args=["-std=gnu11", "-O2", "-g", "-fvisibility=hidden", "-Wall", "-Wextra"],
     extra_link_args=["-pthread"],

@@ -98,7 +98,10 @@ def _prepare_runtime_directory(settings: Settings) -> None:
 
 
 def _prepare_others(settings: Settings) -> None:
-    """Create the other directories, once the agent has the host's lock. Raises SettingsError."""
+    """Create the other directories, give the runtime directory its mode, and remove sockets of an earlier agent.
+
+    The agent has the host's lock by now. Raises SettingsError.
+    """
     # Other users may pass through the directory to the socket and to their share, but not list or write it. For root's
     # agent that always holds: a program that root starts and that then drops its privileges must find the hook, or the
     # loader prints an error.
@@ -126,12 +129,12 @@ class Agent:
         self.feed_tally: Final = Counters()
 
     def open(self) -> tuple[Node, Inventory]:
-        """Take the host's place and build the node.
+        """Lock the directory and the devices against other agents, and build the node with the shares that are left.
 
         Raises ShareError, CannotStart and OSError: `close` then undoes what was done.
         """
         settings = self._settings
-        lock = self._take_place()
+        lock = self._lock_directory()
         self._stack.callback(self._remove_unused)
         _prepare_others(settings)
         if settings.simulate:
@@ -164,7 +167,8 @@ class Agent:
     def _claim(self, lock: HostLock, devices: Iterable[DeviceInfo], files: Mapping[DeviceUuid, Path]) -> None:
         """Claim devices, so that no other agent serves them. Raises AgentUnavailable.
 
-        `files`: the kernel's file for each device, where that is known.
+        `files`: the kernel's file for each device, where that is known. Simulated devices have the file of their state
+        instead: two agents meet on one only if they have the same state.
         """
         simulated = self._environment.get("SIMGPU_STATE", "")
         for info in devices:
@@ -177,7 +181,7 @@ class Agent:
         files = settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file
         self._stack.callback(metrics_server.serve(collector, settings.metrics_listen, Credentials(*files)))
 
-    def _take_place(self) -> HostLock:
+    def _lock_directory(self) -> HostLock:
         """Make the runtime directory and lock it. Raises SettingsError, or AgentUnavailable if another agent has it."""
         while True:
             # An agent that ends removes the directory: it may do so between our look at it and our lock in it.
@@ -237,7 +241,10 @@ class Agent:
 
 
 def _open_socket_to(path: Path, mode: int, group: str) -> None:
-    """Give a socket its mode and group. Until here only this user can connect: grpc creates it 0755."""
+    """Give a socket its mode and group. Raises SettingsError if the group cannot be given.
+
+    Until here only this user can connect: grpc creates the socket with mode 0755.
+    """
     if group:
         try:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
@@ -267,7 +274,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
 
 
 def _feed(node: Node, settings: Settings, counters: Counters) -> Feed | None:
-    """Start the feed to the schedulers, if the settings name any."""
+    """Start the feed to the schedulers and return it; None: the settings name no scheduler."""
     if not settings.scheduler_address:
         return None
     target = Target.of(settings.scheduler_address, settings.scheduler_ca, settings.scheduler_token_file)

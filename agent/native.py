@@ -94,7 +94,10 @@ class NativeArbiter:
     def add_share(
         self, directory: str, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass, used_ns: Sequence[int]
     ) -> Handle:
-        """Create the region in `directory`, or adopt a live one; `used_ns` continues an earlier account."""
+        """Create the region in `directory`, or adopt the live one there. An adopted share that was paused stays paused.
+
+        `used_ns`: of each device, where its earlier account ended; empty: the accounts begin at 0.
+        """
         used = self._ffi.new("uint64_t[]", list(used_ns)) if used_ns else self._ffi.NULL
         packed = self._terms(terms, share_class)
         result = self._lib.sp_arbiter_add_share(self._arbiter, os.fsencode(directory), packed, len(terms), used)
@@ -135,7 +138,7 @@ class NativeArbiter:
         _check(self._lib.sp_arbiter_pause_share(self._arbiter, share, int(paused)), "pause share")
 
     def join_gang(self, share: Handle, key: int) -> None:
-        """Make shares with the same key one gang, as far as they are on different devices; 0: one by itself."""
+        """Make shares with the same key one gang, as far as they are on different devices; key 0: a gang by itself."""
         _check(self._lib.sp_arbiter_join_gang(self._arbiter, share, key), "join gang")
 
     def remove_share(self, share: Handle) -> None:
@@ -218,11 +221,11 @@ class NativeArbiter:
 
     def read_device(self, device: Handle) -> DeviceCounters:
         """Return the counters of a device."""
-        charged, decisions, decision = (self._ffi.new("uint64_t *") for _ in range(3))
-        _check(self._lib.sp_arbiter_read_device(self._arbiter, device, charged, decisions, decision), "read device")
+        charged_ns, decisions, spent_ns = (self._ffi.new("uint64_t *") for _ in range(3))
+        _check(self._lib.sp_arbiter_read_device(self._arbiter, device, charged_ns, decisions, spent_ns), "read device")
         hand_offs = self._waits
         _check(self._lib.sp_arbiter_read_hand_offs(self._arbiter, device, hand_offs), "read hand-offs")
-        return DeviceCounters(charged[0], decisions[0], decision[0], _histogram(hand_offs))
+        return DeviceCounters(charged_ns[0], decisions[0], spent_ns[0], _histogram(hand_offs))
 
     def close(self) -> None:
         """Stop as planned: gates that are not paused open within 50 ms."""

@@ -100,6 +100,7 @@ class Node:
         self._empty_ns: dict[ShareId, int] = {}
         """For each share without a known owner: since when it has had no process."""
         self._save_failure = ""
+        """Why the last checkpoint could not be written; empty if it could."""
         self._plugin: tuple[int, Report] | None = None
         """When the device plugin last reported its counters, and the counters."""
         self.published = self.status()
@@ -226,7 +227,7 @@ class Node:
         self._plugin = (self.now_ns(), report)
 
     def serve_threads(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Name the event loop that this object's methods run on. From now on each device is looked at."""
+        """Take the event loop that this object's methods run on. From now on a device without looks is said to hang."""
         self._loop = loop
         self._devices.begin(self.now_ns())
 

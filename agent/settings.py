@@ -190,7 +190,7 @@ class Settings:
 
 
 def _on_tmpfs(path: Path) -> bool:
-    """Tell whether the nearest existing parent of `path` lies on tmpfs."""
+    """Tell whether `path` lies on tmpfs; if it does not exist, whether its nearest existing parent does."""
     place = path
     while not place.exists():
         place = place.parent
@@ -228,7 +228,10 @@ def _check_preloadable(directory: str, what: str) -> None:
 
 
 def _check_metrics(settings: Settings, where: str) -> None:
-    """Raise SettingsError if the metrics would be served to the network without TLS or without a token."""
+    """Raise SettingsError if the metrics would be served to the network without TLS or without a token.
+
+    Also if one of certificate and key is missing. `where` is the place of the address, for the error.
+    """
     certificate, key = settings.metrics_tls_certificate, settings.metrics_tls_key
     if bool(certificate) != bool(key):
         given, missing = ("certificate", "key") if certificate else ("key", "certificate")
@@ -242,7 +245,10 @@ def _check_metrics(settings: Settings, where: str) -> None:
 
 
 def _check_scheduler(settings: Settings, where: str) -> None:
-    """Raise SettingsError if the node's usage, or a token, would go over the network without TLS."""
+    """Raise SettingsError if the node's usage, or a token, would go over the network without TLS.
+
+    `where` is the place of the address, for the error.
+    """
     place, authority, token = settings.scheduler_address, settings.scheduler_ca, settings.scheduler_token_file
     if token and not authority:
         raise SettingsError(
@@ -263,7 +269,7 @@ def default_runtime_directory(environment: Mapping[str, str]) -> str:
 def runtime_directories(environment: Mapping[str, str]) -> list[str]:
     """Return where agents of this user may keep their regions, the default first.
 
-    If $XDG_RUNTIME_DIR is not set (cron, su, system units, JupyterHub), its usual value is returned all the same.
+    If $XDG_RUNTIME_DIR is not set (cron, su, system units, JupyterHub), its usual value stands for it.
     """
     uid = os.getuid()
     wanted = "/run" if uid == 0 else environment.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"

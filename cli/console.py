@@ -26,8 +26,9 @@ PIPE_WIDTH = 200
 """Columns when the output is no terminal: a table in a file has no screen to fit."""
 
 
-_PLAIN: Final = {"–": "-", "→": "->", "…": "...", "µ": "u", "±": "+-", "×": "x", "≤": "<=", "≥": ">="}
-_PLAIN.update(dict.fromkeys("▁▂▃▄▅▆▇█", "#"))
+_ASCII: Final = {"–": "-", "→": "->", "…": "...", "µ": "u", "±": "+-", "×": "x", "≤": "<=", "≥": ">="}
+_ASCII.update(dict.fromkeys("▁▂▃▄▅▆▇█", "#"))
+"""What stands for a character that the locale lacks."""
 
 
 @cache
@@ -100,7 +101,7 @@ def _substitute(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     unknown = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(letter, "?") for letter in unknown), error.end
+    return "".join(_ASCII.get(letter, "?") for letter in unknown), error.end
 
 
 def open_streams() -> None:

@@ -75,10 +75,10 @@ class Plugin:
             log.error("device in two device plugins", extra={"device": uuid, "remedy": remedy})
 
     def units(self) -> Units:
-        """Return the units of the devices, as last seen."""
+        """Return the units of the devices as last seen; a device that another plugin gives out too is unhealthy."""
         devices = self.device_filter.seen(self._node).devices
-        offered = [(device.uuid, device.healthy) for device in devices]
-        return Units(offered, spare_percent=self._settings.spare_percent)
+        health = [(device.uuid, device.healthy) for device in devices]
+        return Units(health, spare_percent=self._settings.spare_percent)
 
     def offered(self) -> frozenset[DeviceUuid]:
         """Return the devices that the agent should know as given out: not those that another plugin gives out too."""
@@ -88,13 +88,13 @@ class Plugin:
     def place(self, node: NodeView) -> Place:
         """Return where files are, for containers that are made now.
 
-        Raises SettingsError if pods could write the state of simulated devices.
+        Pods may write to the directory of the simulated devices' state. Raises SettingsError if the shares lie in it.
         """
         settings = self._settings
         simulated = None
         if node.environment:
             state, libraries = node.environment["SIMGPU_STATE"], str(settings.simulated_libraries)
-            if Path(state).parent in Path(node.shares_directory).parents:  # that directory is mounted writable in pods
+            if Path(state).parent in Path(node.shares_directory).parents:
                 raise SettingsError(f"simulated devices are in {state}: give the agent a SIMGPU_STATE elsewhere")
             simulated = Simulated(node.environment["SIMGPU_DEVICES"], state, libraries)
         return Place(

@@ -65,7 +65,9 @@ class Access:
         self._stamp: tuple[object, ...] = ()
         """Of the files at the last read; empty: they have to be read."""
         self._read_s = 0.0
+        """When the credentials were last read or refreshed, or a refresh failed."""
         self._refused_s = -REFUSED_S
+        """When `refused` last had everything read again."""
 
     @property
     def server(self) -> str:

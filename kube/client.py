@@ -162,7 +162,7 @@ class Client:
         Raises ApiUnavailable, also when the reading fails.
         """
         try:
-            async with (await self._current()).used() as api:
+            async with (await self._current()).for_request() as api:
                 arguments = await api.param_serialize(
                     method,
                     path,
@@ -229,7 +229,7 @@ class _Session:
     """The library's client with one set of certificates. It lives until its last request has ended."""
 
     def __init__(self, configuration: Configuration, stamp: tuple[object, ...], agent: str) -> None:
-        """Raise AccessError when a certificate is invalid."""
+        """`stamp` came from `Access.current` with the configuration. Raises AccessError for an invalid certificate."""
         self.stamp = stamp
         self._users = 0
         self._retired = False
@@ -248,7 +248,7 @@ class _Session:
         self.api.user_agent = agent
 
     @contextlib.asynccontextmanager
-    async def used(self) -> AsyncIterator[ApiClient]:
+    async def for_request(self) -> AsyncIterator[ApiClient]:
         """Lend the client for one request. The last request of a retired session closes it."""
         self._users += 1
         try:
@@ -290,13 +290,13 @@ async def _refuse_redirects(
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """Return a socket that notices within 30 s that the other end is gone, while it waits and while it sends."""
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_S // 2)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_S // 6)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_S * 1000)
-    return made
+    connection = socket.socket(family, kind, protocol)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_S // 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_S // 6)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_S * 1000)
+    return connection
 
 
 def jittered(pause_s: float) -> float:

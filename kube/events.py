@@ -62,7 +62,7 @@ class Writing:
 
 
 @dataclass(slots=True)
-class _Written:
+class _Entry:
     """An Event in the book."""
 
     name: str
@@ -79,16 +79,16 @@ class EventBook:
     def __init__(self, host: str, component: str) -> None:
         self._host = host
         self._component = component
-        self._written: OrderedDict[Notice, _Written] = OrderedDict()
-        self._writes: OrderedDict[str, list[float]] = OrderedDict()
-        """By the pod's uid: the times of its last writes, at most WRITES_PER_MINUTE each."""
+        self._entries: OrderedDict[Notice, _Entry] = OrderedDict()
+        self._write_times: OrderedDict[str, list[float]] = OrderedDict()
+        """By the subject's uid: the times of its last writes, at most WRITES_PER_MINUTE each."""
         self._number = 0
 
     def take(self, notice: Notice, now_s: float, unix_s: float) -> Writing | None:
         """Count an Event. Return what to write now; None: enough was written about its subject in the last minute."""
-        known = self._written.get(notice)
+        known = self._entries.get(notice)
         if known is None or now_s - known.last_s > WINDOW_S:
-            known = self._remember(notice, _Written("", unix_s, now_s, 0))
+            known = self._remember(notice, _Entry("", unix_s, now_s, 0))
         known.count += 1
         known.last_s = now_s
         if not self._may_write(notice.subject.uid, now_s, COUNTS_PER_MINUTE if known.name else WRITES_PER_MINUTE):
@@ -101,7 +101,7 @@ class EventBook:
 
     def again(self, writing: Writing, unix_s: float) -> Writing:
         """Return the write that creates the Event under a new name: it has expired, or its name is taken."""
-        known = self._written.get(writing.notice) or _Written("", unix_s, 0.0, 1)
+        known = self._entries.get(writing.notice) or _Entry("", unix_s, 0.0, 1)
         known.name = self._name(writing.notice.subject.name, unix_s)
         body = self._whole(writing.notice, known, unix_s)
         return Writing(writing.notice, known.name, create=True, body=body)
@@ -111,29 +111,29 @@ class EventBook:
 
         An Event that could not be changed stays known.
         """
-        known = self._written.get(writing.notice)
+        known = self._entries.get(writing.notice)
         if writing.create and known is not None and known.name == writing.name:
-            del self._written[writing.notice]
+            del self._entries[writing.notice]
 
     def _may_write(self, uid: str, now_s: float, most: int) -> bool:
         """Tell whether a subject had fewer than `most` writes in the last minute. If it had, note the new one."""
-        recent = [at for at in self._writes.get(uid, []) if now_s - at < 60]
+        recent = [at for at in self._write_times.get(uid, []) if now_s - at < 60]
         allowed = len(recent) < most
         if allowed:
             recent.append(now_s)
-        self._writes[uid] = recent
-        self._writes.move_to_end(uid)
-        while len(self._writes) > _KNOWN_MAX:
-            self._writes.popitem(last=False)
+        self._write_times[uid] = recent
+        self._write_times.move_to_end(uid)
+        while len(self._write_times) > _KNOWN_MAX:
+            self._write_times.popitem(last=False)
         return allowed
 
-    def _remember(self, notice: Notice, written: _Written) -> _Written:
+    def _remember(self, notice: Notice, entry: _Entry) -> _Entry:
         """Put an Event into the book as its newest, and return it. The oldest may be forgotten for it."""
-        self._written[notice] = written
-        self._written.move_to_end(notice)
-        while len(self._written) > _KNOWN_MAX:
-            self._written.popitem(last=False)
-        return written
+        self._entries[notice] = entry
+        self._entries.move_to_end(notice)
+        while len(self._entries) > _KNOWN_MAX:
+            self._entries.popitem(last=False)
+        return entry
 
     def _name(self, subject_name: str, unix_s: float) -> str:
         """Return a name that no other Event has, even after a restart."""
@@ -141,7 +141,7 @@ class EventBook:
         suffix = f".{int(unix_s * 1e6):x}{self._number % 256:02x}"
         return subject_name[: _NAME_MAX - len(suffix)].rstrip("-.") + suffix
 
-    def _whole(self, notice: Notice, known: _Written, unix_s: float) -> Body:
+    def _whole(self, notice: Notice, known: _Entry, unix_s: float) -> Body:
         """Return all fields of an Event, for the write that creates it."""
         subject = notice.subject
         return {

@@ -90,11 +90,11 @@ class Informer(Generic[T]):
                     yield change
                 self._listed = True  # the reader has handled them: it asks for more
                 while trouble.barren < _BARREN_MAX:
-                    trouble.watching()
+                    trouble.begin_watch()
                     async with contextlib.aclosing(self._follow(view, trouble)) as changes:
                         async for change in changes:
                             yield change
-                    if trouble.silent():
+                    if trouble.was_barren():
                         break
                     await trouble.pause(None)
                 trouble.barren = 0  # watches brought nothing: list again
@@ -181,7 +181,7 @@ class _View(Generic[T]):
         self._there: dict[str, T] = {}
 
     def replaced(self, listed: list[T]) -> list[Change[T]]:
-        """Take all objects of a new list. Return the changes since then: first the objects that are gone."""
+        """Take all objects of a new list, and return what it changes: first the objects that are gone."""
         keys = {self._source.key(item) for item in listed}
         changes: list[Change[T]] = [("gone", self._there.pop(key)) for key in list(self._there) if key not in keys]
         for item in listed:
@@ -226,12 +226,12 @@ class _Trouble:
         self.barren = 0
         """Watches since the server last sent something."""
 
-    def watching(self) -> None:
+    def begin_watch(self) -> None:
         """Note that a watch begins."""
         self._since_s = time.monotonic()
         self.barren += 1
 
-    def silent(self) -> bool:
+    def was_barren(self) -> bool:
         """Tell whether the watch that has just ended lasted and brought nothing: then the caller lists again.
 
         A bookmark should come every minute. But the server may have started its versions again. Then it sends nothing

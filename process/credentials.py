@@ -112,7 +112,7 @@ class Credentials:
         return context
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        """Return the credentials for a gRPC server. At every handshake it asks whether they have changed."""
+        """Return the credentials for a gRPC server. At every handshake gRPC asks whether the files have changed."""
         import grpc  # imported late: the webhook does not need it
 
         def configuration() -> grpc.ServerCertificateConfiguration:

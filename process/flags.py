@@ -52,10 +52,10 @@ def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Seq
     return {name: value for name, value in vars(found).items() if value is not None}
 
 
-def _broken(word: str) -> str:
-    """Return a word with a space after the comma, colon or slash at which `--help` should break it at 80 columns."""
+def _with_breaks(word: str) -> str:
+    """Return a word with spaces after the commas, colons or slashes at which `--help` is to break it (80 columns)."""
     end = max(word.rfind(mark, 0, _WORD_MAX) for mark in ",:/") + 1
-    return word if len(word) <= _WORD_MAX or not end else f"{word[:end]} {_broken(word[end:])}"
+    return word if len(word) <= _WORD_MAX or not end else f"{word[:end]} {_with_breaks(word[end:])}"
 
 
 def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
@@ -75,7 +75,7 @@ def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
     for item in items:
         is_flag = item.kind is FLAG  # without `--no-…`, which would take a column from the descriptions
         option = typer.Option(item.flag, metavar=None if is_flag else item.kind.metavar, help=item.meaning)
-        default = _broken(item.default) or None
+        default = _with_breaks(item.default) or None
         parameters.append(
             parameter(item.name, Annotated[bool if is_flag else str, option], False if is_flag else default)
         )

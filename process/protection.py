@@ -24,13 +24,13 @@ def protected(
 
     def complete(settings: Settings, where: Callable[[str], str], _: Mapping[str, str]) -> Settings:
         for name, names in needed.items():
-            place = getattr(settings, name)
+            address = getattr(settings, name)
             missing = [item for item in names if not getattr(settings, item)]
             some_given = len(missing) < len(names)
-            if missing and (some_given or (place != "off" and not is_loopback(place))):
+            if missing and (some_given or (address != "off" and not is_loopback(address))):
                 flags = ", ".join("--" + item.replace("_", "-") for item in missing)
                 raise SettingsError(
-                    f"{where(name)} is {place!r}, which others reach, and would not be protected: "
+                    f"{where(name)} is {address!r}, which others reach, and would not be protected: "
                     f"give {flags}, or an address of 127.0.0.1"
                 )
         return settings

@@ -112,13 +112,13 @@ async def work_until(end: Awaitable[object], works: Iterable[Coroutine[None, Non
             task.cancel()
 
 
-async def drained(stopping: asyncio.Event, seconds: float, begun: Callable[[], None]) -> None:
-    """Wait until `stopping` is set, call `begun`, and wait `seconds` more.
+async def drained(stopping: asyncio.Event, seconds: float, begin: Callable[[], None]) -> None:
+    """Wait until `stopping` is set, call `begin`, which begins the drain, and wait `seconds` more.
 
     In that time clients still ask the process, until they have heard of its end.
     """
     await stopping.wait()
-    begun()
+    begin()
     await asyncio.sleep(seconds)
 
 

@@ -101,7 +101,7 @@ static int claim_slot(struct sp_region *region) {
 
 /* Terms for a process that has lost its region: the present ones, but with all gates open and no agent. NULL: there is
  * no memory for them. */
-static void *open_terms(const void *terms) {
+static void *make_spare_terms(const void *terms) {
   char *copy = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED)
     return NULL;
@@ -142,12 +142,12 @@ static int map_terms(struct sp_region *region) {
     return error;
   region->guard.start[0] = terms;
   region->guard.bytes[0] = SP_TERMS_BYTES;
-  sp_guard_add(&region->guard);
+  sp_guard_add(&region->guard); /* a failure is no error: the program then only lacks the guard */
   error = sp_header_check(terms);
   if (error)
     return error;
   sp_clock_agree(sp_header_heartbeat_ns(terms));
-  region->guard.spare = open_terms(terms);
+  region->guard.spare = make_spare_terms(terms);
   region->header = terms;
   region->grants = (const struct sp_grant *)((const char *)terms + sizeof(struct sp_header));
   return 0;
@@ -170,7 +170,7 @@ static int map_slots(struct sp_region *region) {
 }
 
 /* A number that tells a file from all others on this machine. */
-static uint64_t name_of(const struct stat *status) {
+static uint64_t file_id(const struct stat *status) {
   return (uint64_t)status->st_ino ^ (uint64_t)status->st_dev << 40;
 }
 
@@ -184,7 +184,7 @@ static int open_doorbell(struct sp_region *region) {
     return -EPIPE;
   }
   if (fd >= 0)
-    __atomic_store_n(&region->doorbell_file, name_of(&status),
+    __atomic_store_n(&region->doorbell_file, file_id(&status),
                      __ATOMIC_RELEASE); /* threads may race here: all store the same value */
   return fd;
 }
@@ -193,7 +193,7 @@ static int open_doorbell(struct sp_region *region) {
 static bool is_doorbell(const struct sp_region *region, int fd) {
   struct stat status;
   return !fstat(fd, &status) && S_ISFIFO(status.st_mode) &&
-         name_of(&status) == __atomic_load_n(&region->doorbell_file, __ATOMIC_ACQUIRE);
+         file_id(&status) == __atomic_load_n(&region->doorbell_file, __ATOMIC_ACQUIRE);
 }
 
 static void reset(struct sp_region *region) {
@@ -225,14 +225,14 @@ static void ring(struct sp_region *region, uint8_t bell) {
   if (fd < 0 || !is_doorbell(region, fd)) {
     /* Either no agent was reading when we attached (ENXIO), and perhaps one is by now. Or the program has closed the
      * descriptor: then the number is not ours any more, and not ours to close, and the slot's lock was lost, too. */
-    int gone = fd;
+    int seen_fd = fd;
     if (fd >= 0 && region->slot)
       sp_region_relock(region);
     fd = open_doorbell(region);
     if (fd >= 0 &&
-        !__atomic_compare_exchange_n(&region->doorbell_fd, &gone, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        !__atomic_compare_exchange_n(&region->doorbell_fd, &seen_fd, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
       close(fd);
-      fd = gone;
+      fd = seen_fd; /* another thread was first: seen_fd is now its descriptor */
     }
   }
   if (fd >= 0) {
@@ -269,9 +269,8 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   }
   if (!error) {
     error = claim_slot(region);
-    if (!error ||
-        error ==
-            -EUSERS) /* so the agent knows this process before its first launch, or learns that there was no slot */
+    /* So the agent knows this process before its first launch, or learns that there was no slot. */
+    if (!error || error == -EUSERS)
       ring(region, error ? SP_DOORBELL_FULL : (uint8_t)region->slot_index);
   }
   if (error)
@@ -300,15 +299,15 @@ int sp_region_relock(struct sp_region *region) {
   if (region->pid != (int32_t)getpid())
     return -ESRCH; /* a forked child has no slot */
   const char *directory = region->directory;
-  struct stat mapped, opened;
+  struct stat at_path, at_fd;
   /* The descriptor may be closed, or be another file by now: compare before it is trusted. */
   char path[PATH_MAX];
   int error = path_of(path, directory, SP_SLOTS_FILE);
   if (error)
     return error;
-  if (stat(path, &mapped))
+  if (stat(path, &at_path))
     return -errno;
-  if (fstat(region->slots_fd, &opened) || opened.st_ino != mapped.st_ino || opened.st_dev != mapped.st_dev) {
+  if (fstat(region->slots_fd, &at_fd) || at_fd.st_ino != at_path.st_ino || at_fd.st_dev != at_path.st_dev) {
     int fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
     if (fd < 0)
       return fd;

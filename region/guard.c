@@ -37,11 +37,11 @@ static bool replace(struct sp_guard *guard) {
     size_t bytes = guard->bytes[part];
     if (!bytes)
       continue;
-    void *with =
+    void *pages =
         part == 0 && guard->spare
             ? mremap(guard->spare, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, guard->start[part])
             : mmap(guard->start[part], bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    done = done && with != MAP_FAILED;
+    done = done && pages != MAP_FAILED;
     if (part == 0)
       guard->spare = NULL; /* it has been moved: its old address may be used by others */
   }

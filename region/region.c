@@ -241,6 +241,7 @@ uint32_t sp_slot_check(const uint64_t words[7]) {
   return (uint32_t)(hash >> 32);
 }
 
+/* Write the report and its check word. Meanwhile `sequence` is odd, which tells the agent that a writer is at work. */
 void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report) {
   const uint64_t words[7] = {(uint64_t)report->drained_turn << 32 | report->held_turn,
                              report->drained_ns,
@@ -292,7 +293,7 @@ static uint64_t memory_of(const struct sp_slot *slot, uint32_t device) {
 }
 
 /* The sum of the memory that the slots report; *overhead_bytes: what must be added to it. */
-static uint64_t charged(const struct sp_region *region, uint32_t device, int64_t *overhead_bytes) {
+static uint64_t slots_memory(const struct sp_region *region, uint32_t device, int64_t *overhead_bytes) {
   uint64_t total = 0;
   for (uint32_t group = 0; group < SP_SLOTS_MAX; group += 8) {
     /* eight slots at a time: most shares have one process */
@@ -308,14 +309,14 @@ static uint64_t charged(const struct sp_region *region, uint32_t device, int64_t
 
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
   int64_t overhead_bytes;
-  uint64_t total = charged(region, device, &overhead_bytes);
+  uint64_t total = slots_memory(region, device, &overhead_bytes);
   return overhead_bytes < 0 && total < -(uint64_t)overhead_bytes ? 0 : total + (uint64_t)overhead_bytes;
 }
 
 /* The memory used, as programs are shown it: a negative overhead is not subtracted. The reason is in region.h. */
 uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device) {
   int64_t overhead_bytes;
-  uint64_t total = charged(region, device, &overhead_bytes);
+  uint64_t total = slots_memory(region, device, &overhead_bytes);
   return overhead_bytes < 0 ? total : total + (uint64_t)overhead_bytes;
 }
 
@@ -327,7 +328,8 @@ int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t byt
    * worst both are refused although one would fit: so the caller tries twice. */
   __atomic_fetch_add(used, bytes, __ATOMIC_SEQ_CST);
   if (limit_bytes == 0 || sp_region_memory_used(region, device) <= limit_bytes) {
-    __atomic_fetch_add(&region->charged[device].memory_bytes, bytes, __ATOMIC_RELAXED); /* for claim_again */
+    __atomic_fetch_add(&region->charged[device].memory_bytes, bytes,
+                       __ATOMIC_RELAXED); /* for claim_again in attach.c */
     return 0;
   }
   __atomic_fetch_sub(used, bytes, __ATOMIC_SEQ_CST);
@@ -362,7 +364,7 @@ void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead
 }
 
 void sp_grant_mend(struct sp_grant *grant, uint32_t word) {
-  store_release(&grant->word, word); /* pairs with sp_grant_word, as that of sp_grant_open did */
+  store_release(&grant->word, word); /* pairs with sp_grant_word, like the store in sp_grant_open */
 }
 
 /* Keep the bill in the region: if this agent is killed, the next one continues from there. */

@@ -83,8 +83,8 @@ struct sp_grant {
   uint32_t flags;        /* SP_GRANT_* */
   uint64_t budget_ns;    /* predicted work that may be in flight under this turn */
   uint64_t lookahead_ns; /* a second unit may follow the first while both are predicted to end within this */
-  uint64_t granted_ns;
-  uint32_t share_class; /* enum sp_class of policy.h; information only */
+  uint64_t granted_ns;   /* when the word was last opened; information only */
+  uint32_t share_class;  /* enum sp_class of policy.h; information only */
   uint32_t reserved_word;
   uint64_t used_ns; /* device time used so far: if the agent is killed, the next one continues the bill from here */
   uint64_t context_bytes; /* device memory that a context takes, learned by the agent; 0: not known yet */
@@ -270,7 +270,8 @@ struct sp_region {
 /* region/attach.c. Map the files in `directory` and claim a slot. 0, or -errno: -ENOENT no region, -EPROTO another ABI,
  * -EUSERS no free slot (which the agent is told), -EPIPE the doorbell is no FIFO. */
 int sp_region_attach(struct sp_region *region, const char *directory);
-/* Take the slot's record lock again (some programs close every descriptor). 0 or -errno. */
+/* Take the slot's record lock again (some programs close every descriptor), and claim a wiped slot again. 0 or -errno;
+ * -ESRCH: this is a forked child, which has no slot. */
 int sp_region_relock(struct sp_region *region);
 /* Tell the agent to look at our slots. */
 void sp_region_ring(struct sp_region *region);
@@ -295,7 +296,7 @@ uint64_t sp_grant_budget_ns(const struct sp_grant *grant);
 uint64_t sp_grant_lookahead_ns(const struct sp_grant *grant);
 /* Sleep until the word is no longer `word`, a wake-up, or `timeout_ns`. */
 void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns);
-/* As above, and until *local is no longer `value` (Linux 5.16; before, the wait is cut into 500 µs pieces). */
+/* As above, and until *local is no longer `value`. Before Linux 5.16 it returns after 500 µs at the latest. */
 void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_t *local, uint32_t value,
                       uint64_t timeout_ns);
 uint64_t sp_header_heartbeat_ns(const struct sp_header *header);
@@ -316,7 +317,7 @@ static inline uint32_t sp_name_hash(const char *name) {
 #define SP_WAITING_MAX (1u << 20)
 /* A thread counts itself while it waits at the closed gate. */
 void sp_slot_wait_begin(struct sp_slot_device *slot);
-/* Repair the count while a thread still waits. True: the count was damaged. */
+/* Repair the count while the calling thread still waits. True: it was damaged, and this thread has repaired it. */
 bool sp_slot_wait_again(struct sp_slot_device *slot);
 void sp_slot_wait_end(struct sp_slot_device *slot);
 
@@ -335,7 +336,8 @@ struct sp_report {
 void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report);
 /* The check word of a report: a torn copy does not match it. */
 uint32_t sp_slot_check(const uint64_t words[7]);
-/* Publish the report, then a full fence; then return whether the word still is report->held_turn. */
+/* Enter the turn report->held_turn: publish the report, then a full fence. 1: the word still names that turn, and work
+ * may be launched; 0: the turn has ended. */
 int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, const struct sp_grant *grant);
 /* Count `count` copies of `bytes` in all. Any thread may call this; the two counters need not change together. */
 void sp_slot_copied_to_device(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count);
@@ -344,7 +346,7 @@ void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_
  * nothing has changed. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes);
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
-/* Add to context_bytes what is reserved for contexts, or subtract what is not any more. */
+/* Add to context_bytes what is now reserved for contexts; negative: that much is no longer reserved. */
 void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes);
 /* Memory used by all processes of the share, including the overhead that the agent has found. */
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
@@ -399,7 +401,7 @@ struct sp_slots_look {
 };
 /* 0; -errno: nothing was read, and `claimed` is 0. */
 int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look);
-/* The pid, in the agent's namespace, of the process that holds the record lock of `slot`; 0: none. */
+/* The pid, in the agent's namespace, of the process that holds the record lock of `slot`; 0: none is known. */
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);
 /* Read the diagnostics of the process in `slot`, SP_DIAGNOSTIC_KINDS words. 0 or -errno. */
 int sp_slot_diagnostics(const struct sp_region_owner *owner, uint32_t slot, uint32_t diagnostics[]);

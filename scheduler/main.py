@@ -59,16 +59,16 @@ METRICS_S: Final = 5.0
 
 
 async def renew_for_ever(cluster: Cluster, name: str) -> None:
-    """Renew the view's policy, for ever, when the expected pods or the nodes have changed.
+    """Give the cluster a new policy, for ever, when the expected pods, or the devices or processors, have changed.
 
     `name` is the policy's name. The numbers are computed in a thread, as they take long.
     """
-    judged: tuple[Outline, Mix] | None = None
+    latest: tuple[Outline, Mix] | None = None
     while True:
         mix, snapshot = cluster.expected(), cluster.snapshot
         outline = Outline.of(snapshot)
-        if (outline, mix) != judged:
-            judged = outline, mix
+        if (outline, mix) != latest:
+            latest = outline, mix
             numbers = await asyncio.to_thread(Numbers.of, name, outline, mix)
             if cluster.snapshot is snapshot:  # else the numbers are for a snapshot that has been replaced meanwhile
                 cluster.renew(Policy.made_of(numbers, snapshot), mix)
@@ -83,28 +83,30 @@ def _access(settings: Settings) -> Access:
 class _OnLoop:
     """A Prometheus collector that makes its metrics on the event loop. The scraping thread waits for them."""
 
-    def __init__(self, collected: Callable[[], list[Metric]]) -> None:
+    def __init__(self, make_metrics: Callable[[], list[Metric]]) -> None:
         """Take the function that makes the metrics; it is called on the event loop that runs now."""
-        self._collected = collected
+        self._make_metrics = make_metrics
         self._loop = asyncio.get_running_loop()
 
     def collect(self) -> list[Metric]:
         """Return all metrics as of now. Raises TimeoutError if the event loop is busy for METRICS_S."""
 
-        async def collected() -> list[Metric]:
-            return self._collected()
+        async def make_on_loop() -> list[Metric]:
+            return self._make_metrics()
 
-        return asyncio.run_coroutine_threadsafe(collected(), self._loop).result(METRICS_S)
+        return asyncio.run_coroutine_threadsafe(make_on_loop(), self._loop).result(METRICS_S)
 
 
-def _serve_metrics(settings: Settings, collected: Callable[[], list[Metric]], stack: contextlib.AsyncExitStack) -> None:
-    """Serve the metrics that `collected` returns, at the address in the settings, if any. Raises CannotStart."""
+def _serve_metrics(
+    settings: Settings, make_metrics: Callable[[], list[Metric]], stack: contextlib.AsyncExitStack
+) -> None:
+    """Serve the metrics that `make_metrics` returns, at the address in the settings, if any. Raises CannotStart."""
     if settings.metrics_listen == "off":
         return
     credentials = Credentials(
         settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file, reader="scheduler"
     )
-    stack.callback(metrics_server.serve(_OnLoop(collected), settings.metrics_listen, credentials))
+    stack.callback(metrics_server.serve(_OnLoop(make_metrics), settings.metrics_listen, credentials))
 
 
 async def _listen_to_agents(
@@ -169,29 +171,29 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         def not_ready() -> str:
             return observer.not_ready(time.monotonic())
 
-        keeper, lease = _gate_controller(settings, client, cluster, events, not_ready, stack)
-        state = keeper.state
+        controller, lease = _gate_controller(settings, client, cluster, events, not_ready, stack)
+        state = controller.state
         status = StatusServer(
             cluster, not_ready=not_ready,
-            queue=lambda now_s: view(state, keeper.queues, lease, now_s, refusal=keeper.refusal),
-            turn=lambda pod, now_s: turn_of(cluster, state, keeper.queues, pod, now_s, decides=lease.is_held()),
+            queue=lambda now_s: view(state, controller.queues, lease, now_s, refusal=controller.refusal),
+            turn=lambda pod, now_s: turn_of(cluster, state, controller.queues, pod, now_s, decides=lease.is_held()),
         )  # fmt: skip
         agents = await _listen_to_agents(settings, book, client, stack)
         names = gate_metrics.QueueNames()
 
-        def collected() -> list[Metric]:
+        def make_metrics() -> list[Metric]:
             now_s = time.monotonic()
             found = summarise(
                 cluster, book, now_s, ready=not not_ready(), streams=agents.streams, stream_ends=agents.ended
             )
             gates = summarise_gates(
-                state, keeper.queues, now_s, leading=lease.is_held(), turns=lease.turns,
-                rules_refused=bool(keeper.refusal),
+                state, controller.queues, now_s, leading=lease.is_held(), turns=lease.turns,
+                rules_refused=bool(controller.refusal),
             )  # fmt: skip
             of_gates = gate_metrics.GateSnapshot(gates, state.counters, names.told(gates))
             return [*families(metrics.TABLES, found), *families(gate_metrics.TABLES, of_gates)]
 
-        _serve_metrics(settings, collected, stack)
+        _serve_metrics(settings, make_metrics, stack)
         with listening():
             port = await status.start(settings.listen, credentials.following())
         stack.push_async_callback(status.stop)
@@ -203,8 +205,8 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
             observer.follow_usage(),
             renew_for_ever(cluster, settings.policy),
             lease.keep_for_ever(),
-            keeper.decide_for_ever(),
-            keeper.follow_rules(client, settings.queues),
+            controller.decide_for_ever(),
+            controller.follow_rules(client, settings.queues),
             ExitStatuses(client, state.restarts, lease).ask_for_ever(),
         )
         stops = {"drain_seconds": settings.drain_seconds}

@@ -258,5 +258,5 @@ class Truth:
         self._library.simgpu_truth_reload_driver(self._state)
 
     def refuse_nvml(self, *, refuses: bool = True) -> None:
-        """Let every call of NVML fail, also opening it; or let them work again for programs that open it first."""
+        """Let every call of NVML fail, also opening it; or let all of them work again."""
         self._library.simgpu_truth_refuse_nvml(self._state, refuses)

@@ -35,7 +35,7 @@ def find(pod: Pod, _: Defaults) -> Found | None:
     if LIMIT not in given:
         raise Refused(f"{next(key for key in KEYS if key in given)} is given without {LIMIT}: give that too")
     limit, request = percentage(LIMIT, given[LIMIT]), percentage(REQUEST, given.get(REQUEST, "0"))
-    if limit == request == 0:
+    if limit == request == 0:  # for KubeShare too, such a pod needs no device
         return None
     no_whole_devices(pod, SYSTEM)
     if len(pod.containers) != 1:

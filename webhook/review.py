@@ -49,7 +49,7 @@ class Decision:
     patch: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
     system: str = ""
-    """The other sharing system that the pod was written for, for the log."""
+    """The other sharing system that the pod was written for, or "gates" if the pod got our gate, for the log."""
 
     @property
     def result(self) -> str:

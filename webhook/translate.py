@@ -70,6 +70,7 @@ def _pending(pod: Pod, found: Found) -> tuple[Ask, ...]:
         return found.asks
     if not pod.annotations[MARK].startswith(found.system):
         raise Refused(f"annotation {MARK} says that the pod came from another system than {found.system}: remove it")
+    # A translation removes another system's resources, and leaves its annotations beside our resource.
     return tuple(ask for ask in found.asks if ask.drop or RESOURCE not in ask.container.limits)
 
 

@@ -38,7 +38,7 @@ def _holders(node: NodeStatus, device: DeviceUuid, but: ShareId) -> list[tuple[S
 
 
 def _reason_waiting(terms: DeviceTerms, usage: DeviceUsage, names: str, share_class: ShareClass) -> str:
-    """Return why a share waits that is not kept by a gang. `names`: the holders, in words; empty if there is none."""
+    """Return why a share waits, other than for its gang. `names`: the holders, in words; empty if there is none."""
     request, limit = terms.terms.request_millipercent, terms.terms.limit_millipercent
     used = usage.used_1s_millipercent
     if limit < 100_000 and used >= limit * 0.97:

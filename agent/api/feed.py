@@ -74,7 +74,7 @@ class _Failed(Exception):
     """A stream cannot be opened, or has ended; the text is the reason."""
 
 
-class _Spread:
+class _Latest:
     """The last snapshot, and a way for the streams to wait for the next one."""
 
     def __init__(self) -> None:
@@ -100,30 +100,30 @@ class Feed:
         self._node = pb.ReportingNode(name=node_name, version=version)
         self._counters = counters
         self._builder = SnapshotBuilder()
-        self._spread = _Spread()
+        self._latest = _Latest()
         self._streams: dict[Address, asyncio.Task[None]] = {}
         self._failure = ""
-        self._following = asyncio.create_task(self._follow())
+        self._task = asyncio.create_task(self._run())
 
     def tell(self, status: NodeStatus) -> None:
         """Take the node's present status. Called every second."""
-        self._spread.show(self._builder.build(status))
+        self._latest.show(self._builder.build(status))
 
     async def close(self) -> None:
         """End all streams."""
-        tasks = [self._following, *self._streams.values()]
+        tasks = [self._task, *self._streams.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self) -> None:
+    async def _run(self) -> None:
         """Keep one stream to each address of the schedulers."""
         while True:
             with contextlib.suppress(_Failed):
-                self._keep(await self._resolved())
+                self._set_addresses(await self._resolve())
             await asyncio.sleep(RESOLVE_S if self._streams else 5 * random.uniform(0.5, 1))  # noqa: S311
 
-    async def _resolved(self) -> frozenset[Address]:
+    async def _resolve(self) -> frozenset[Address]:
         """Return the addresses of the schedulers. Raises _Failed; then the known addresses are kept."""
         target, failure = self._target, ""
         try:
@@ -138,12 +138,12 @@ class Feed:
             raise _Failed(failure)
         return found
 
-    def _keep(self, addresses: frozenset[Address]) -> None:
+    def _set_addresses(self, addresses: frozenset[Address]) -> None:
         """Open a stream to each address that has none, and end those to addresses that are gone."""
         for address in self._streams.keys() - addresses:
             self._streams.pop(address).cancel()
         for address in addresses - self._streams.keys():
-            stream = _Stream(address, self._target, self._node, self._counters, self._spread)
+            stream = _Stream(address, self._target, self._node, self._counters, self._latest)
             self._streams[address] = asyncio.create_task(stream.run())
         self._counters.schedulers = len(self._streams)
 
@@ -152,16 +152,18 @@ class _Stream:
     """The stream to one scheduler, opened again whenever it ends."""
 
     def __init__(
-        self, address: Address, target: Target, node: pb.ReportingNode, counters: Counters, spread: _Spread
+        self, address: Address, target: Target, node: pb.ReportingNode, counters: Counters, latest: _Latest
     ) -> None:
         self._address = address
         self._name = f"{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}"
         self._target = target
         self._node = node
         self._counters = counters
-        self._spread = spread
+        self._latest = latest
         self._failure = ""
+        """The failure that was logged last; empty once the scheduler has answered."""
         self._answered_s = 0.0
+        """When the scheduler last answered, or else the stream was opened (time.monotonic)."""
 
     async def run(self) -> None:
         """Keep the stream open, for ever."""
@@ -179,7 +181,7 @@ class _Stream:
     async def _once(self) -> str:
         """Open the stream and send until it fails; return the reason."""
         try:
-            credentials, metadata = await on_thread("feed", self._shown)
+            credentials, metadata = await on_thread("feed", self._read_credentials)
             async with self._channel(credentials) as channel:
                 call = rpc.UsageServiceStub(channel).ReportUsage(metadata=metadata)
                 await self._talk(call)
@@ -198,7 +200,7 @@ class _Stream:
             self._forget()
         return "the scheduler has ended the stream"
 
-    def _shown(self) -> tuple[grpc.ChannelCredentials | None, tuple[tuple[str, str], ...]]:
+    def _read_credentials(self) -> tuple[grpc.ChannelCredentials | None, tuple[tuple[str, str], ...]]:
         """Read the TLS authorities and the token anew; return both for the connection. Raises OSError, ValueError."""
         credentials = None
         if self._target.authority:
@@ -250,7 +252,7 @@ class _Stream:
         quiet = 0
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the call ended: _listen knows why
             while True:
-                snapshot = self._spread.snapshot
+                snapshot = self._latest.snapshot
                 if snapshot is not None:
                     told = message(self._node, sent, snapshot)
                     quiet = 0 if told.ListFields() else quiet + 1
@@ -258,7 +260,7 @@ class _Stream:
                         await call.write(told)
                         self._counters.messages += 1
                     sent = snapshot
-                await self._spread.wait()
+                await self._latest.wait()
                 if time.monotonic() - self._answered_s > ANSWER_S:
                     raise _Failed(f"no answer for {ANSWER_S:g} s")
 
@@ -268,6 +270,6 @@ class _Stream:
 
 
 def _addresses(host: str, port: int) -> frozenset[Address]:
-    """Return the addresses of a name. Raises OSError."""
+    """Return the addresses of a name, ADDRESSES_MAX of them at most. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return frozenset(sorted({(str(place[0]), int(place[1])) for *_, place in found})[:ADDRESSES_MAX])

@@ -70,10 +70,10 @@ async def answer(context: Context, name: str, call: Callable[[], Answer]) -> Ans
     async def called() -> Answer:
         return call()
 
-    return await _awaited(context, name, called())
+    return await _await_answer(context, name, called())
 
 
-async def _awaited(context: Context, name: str, call: Awaitable[Answer]) -> Answer:
+async def _await_answer(context: Context, name: str, call: Awaitable[Answer]) -> Answer:
     """Return what `call` gives. An error ends the rpc of `context`, with the code of a ShareError, else INTERNAL."""
     try:
         return await call
@@ -84,7 +84,7 @@ async def _awaited(context: Context, name: str, call: Awaitable[Answer]) -> Answ
         await context.abort(grpc.StatusCode.INTERNAL, "the agent failed on this request: see its log")
 
 
-def _answered(
+def _as_rpc(
     method: Callable[[NodeService, Request], Response],
 ) -> Callable[[NodeService, Request, Context], Awaitable[Response]]:
     """Make an rpc of a plain method: errors become status codes."""
@@ -103,7 +103,7 @@ class NodeService(rpc.NodeServiceServicer):
         self._node = node
         self._releases = releases
 
-    @_answered
+    @_as_rpc
     def RegisterShare(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:  # noqa: N802 - proto
         """Create a share that only operators may change."""
         return self.register(request, owner="")
@@ -128,39 +128,39 @@ class NodeService(rpc.NodeServiceServicer):
             hook_path=self._node.identity.hook_path,
         )
 
-    @_answered
+    @_as_rpc
     def UpdateShare(self, request: pb.UpdateShareRequest) -> pb.UpdateShareResponse:  # noqa: N802
-        """Change the terms of a live share."""
+        """Change the terms, the labels or the gang of a live share. What the request does not give stays."""
         changes = [_change(item) for item in request.devices]
         labels = dict(request.labels) or None
         gang = request.gang if request.HasField("gang") else None
         status = self._node.update(request.share, changes, _share_class(request.share_class), labels, gang)
         return pb.UpdateShareResponse(share=self._share(status))
 
-    @_answered
+    @_as_rpc
     def ReleaseShare(self, request: pb.ReleaseShareRequest) -> pb.ReleaseShareResponse:  # noqa: N802
         """End a share."""
         return pb.ReleaseShareResponse(share=self._share(self._node.release(request.share)))
 
-    @_answered
+    @_as_rpc
     def ListShares(self, request: pb.ListSharesRequest) -> pb.ListSharesResponse:  # noqa: N802
         """Return the shares with these ids or names, oldest first; all if none is named."""
         now_ns = self._node.now_ns()
         shares = [self._share(status) for status in self._node.statuses(request.shares)]
         return pb.ListSharesResponse(shares=shares, now_ns=now_ns)
 
-    @_answered
+    @_as_rpc
     def PauseShare(self, request: pb.PauseShareRequest) -> pb.PauseShareResponse:  # noqa: N802
         """Close a share's gates."""
         status = self._node.pause(request.share, paused=True, yielding=request.yielding)
         return pb.PauseShareResponse(share=self._share(status))
 
-    @_answered
+    @_as_rpc
     def ResumeShare(self, request: pb.ResumeShareRequest) -> pb.ResumeShareResponse:  # noqa: N802
         """Let a paused share run again."""
         return pb.ResumeShareResponse(share=self._share(self._node.pause(request.share, paused=False)))
 
-    @_answered
+    @_as_rpc
     def ListTurns(self, request: pb.ListTurnsRequest) -> pb.ListTurnsResponse:  # noqa: N802
         """Return finished turns after the given sequence, oldest first."""
         if request.max_turns > _TURNS_MAX:
@@ -169,7 +169,7 @@ class NodeService(rpc.NodeServiceServicer):
         turns = [_turn(turn, share, device) for turn, share, device in found]
         return pb.ListTurnsResponse(turns=turns, now_ns=self._node.now_ns())
 
-    @_answered
+    @_as_rpc
     def ExplainShare(self, request: pb.ExplainShareRequest) -> pb.ExplainShareResponse:  # noqa: N802
         """Say why a share runs or waits."""
         share = self._node.share(request.share)
@@ -178,7 +178,7 @@ class NodeService(rpc.NodeServiceServicer):
         current = next(held for held in status.shares if held.share.id == share.id)
         return pb.ExplainShareResponse(share=self._share(current), devices=devices)
 
-    @_answered
+    @_as_rpc
     def GetNode(self, request: pb.GetNodeRequest) -> pb.GetNodeResponse:  # noqa: N802
         """Describe the node."""
         return pb.GetNodeResponse(
@@ -189,16 +189,16 @@ class NodeService(rpc.NodeServiceServicer):
 
     async def ReleaseDevice(self, request: pb.ReleaseDeviceRequest, context: Context) -> pb.ReleaseDeviceResponse:  # noqa: N802
         """Release a device into an operator's hands."""
-        status = await _awaited(context, "ReleaseDevice", self._releases.release(request.device))
+        status = await _await_answer(context, "ReleaseDevice", self._releases.release(request.device))
         held = [one for one in self._node.statuses() if any(d.device == status.info.uuid for d in one.share.devices)]
         return pb.ReleaseDeviceResponse(device=_device(status), shares=map(self._share, held))
 
     async def ResumeDevice(self, request: pb.ResumeDeviceRequest, context: Context) -> pb.ResumeDeviceResponse:  # noqa: N802
         """Take a released device back."""
-        status = await _awaited(context, "ResumeDevice", self._releases.resume(request.device))
+        status = await _await_answer(context, "ResumeDevice", self._releases.resume(request.device))
         return pb.ResumeDeviceResponse(device=_device(status))
 
-    @_answered
+    @_as_rpc
     def ReportPlugin(self, request: pb.ReportPluginRequest) -> pb.ReportPluginResponse:  # noqa: N802
         """Take the device plugin's counters."""
         plugin.check(request)

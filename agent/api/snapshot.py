@@ -34,7 +34,10 @@ Part = TypeVar("Part", bound="Message")
 
 
 def message(node: pb.ReportingNode, before: Snapshot | None, after: Snapshot) -> Snapshot:
-    """Return the difference from `before` to `after`; if `before` is None, the whole snapshot with the node's name."""
+    """Return the difference from `before` to `after`; if `before` is None, the whole snapshot with the node's name.
+
+    It is also the whole snapshot if a device is no longer there: a difference cannot say that.
+    """
     indices = {device.index for device in after.devices}
     if before is None or any(device.index not in indices for device in before.devices):
         everything = Snapshot(node=node)
@@ -129,7 +132,10 @@ class SnapshotBuilder:
 
 
 def stepped(told: int, value: int, step: int) -> int:
-    """Return the value in whole steps; or `told`, sent last, if the two are less than a step apart. 0 stays 0."""
+    """Return the value in whole steps; or `told`, sent last, if the two are less than a step apart.
+
+    A value of 0 is always 0: an idle device is shown as idle.
+    """
     return told if value and abs(value - told) < step else (value + step // 2) // step * step
 
 

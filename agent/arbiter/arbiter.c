@@ -14,8 +14,7 @@
 
 #include "agent/arbiter/node.h"
 
-/* What an epoll event belongs to: the two top bits of its tag. Below these: the share from bit 8 on, and its slot; of
- * TAG_LOOP the descriptor. */
+/* The two top bits of an event's tag. Below these: the share from bit 8 on, and a slot; of TAG_LOOP a descriptor. */
 enum { TAG_LOOP = 0, TAG_DOORBELL = 1, TAG_PIDFD = 2 };
 #define EVENTS 64
 
@@ -68,7 +67,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
       sp_terms_mend(arbiter, share);
     }
     bool look = now_ns - share->watched_ns >= SP_WATCH_NS || share->watched != share->claimed;
-    bool late = false;
+    bool late = false; /* a drain is late: its process may have become another program */
     for (uint32_t index = 0; index < share->member_count; index++)
       late = late || (share->members[index].draining && share->members[index].cogranted);
     if (look || late)
@@ -106,7 +105,7 @@ static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) 
     return; /* removed in this batch */
   if (tag >> 62 == TAG_DOORBELL) {
     on_doorbell(arbiter, share);
-  } else {
+  } else if (sp_slots_is_dead(share, (uint32_t)(tag & 0xff))) {
     uint64_t now_ns = sp_now_ns();
     sp_slots_died(arbiter, share, (uint32_t)(tag & 0xff), now_ns);
     sp_step_share(arbiter, share, now_ns);
@@ -181,7 +180,7 @@ struct sp_arbiter *sp_arbiter_new(void) {
 int sp_arbiter_start(struct sp_arbiter *arbiter) {
   if (arbiter->running)
     return -EALREADY;
-  sigset_t all, before; /* signals are Python's, but this one is guard.c's */
+  sigset_t all, before; /* the threads leave signals to Python's, except SIGBUS: guard.c handles it */
   sigfillset(&all);
   sigdelset(&all, SIGBUS);
   pthread_sigmask(SIG_BLOCK, &all, &before);
@@ -208,7 +207,6 @@ static void free_share(struct sp_share *share) {
   free(share);
 }
 
-/* The planned stop, or the end of an arbiter that was never started: all gates open that are not paused. */
 void sp_arbiter_free(struct sp_arbiter *arbiter) {
   if (!arbiter)
     return;
@@ -289,8 +287,7 @@ static void write_terms(struct sp_member *member, const struct sp_terms *terms) 
   member->grant->share_class = terms->share_class;
 }
 
-/* Add the member to the device and its policy, and close what an earlier agent left open. -EUSERS: the
- * policy is full. */
+/* Add the member to the device and its policy; adopt what an earlier agent left. -EUSERS: the policy is full. */
 static int join_device(struct sp_member *member, struct sp_node_device *device, const struct sp_terms *terms,
                        uint64_t now_ns) {
   member->device = device;
@@ -336,8 +333,6 @@ static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, ui
   }
 }
 
-/* Create a region in `directory`, or adopt the one that is there with its account. Returns the share's handle, or
- * -errno. */
 int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, const struct sp_terms *terms,
                          uint32_t term_count, const uint64_t *used_ns) {
   pthread_mutex_lock(&arbiter->lock);
@@ -447,7 +442,6 @@ int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key) {
   return error;
 }
 
-/* Forget a share: its turns end, its gates open, and its gang goes on without it. */
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);

@@ -33,7 +33,7 @@ struct sp_copies {
 struct sp_usage {
 #define SP_USAGE(type, name, metric, meaning) type name;
 #include "agent/arbiter/usage.def"
-  struct sp_copies gone_copies; /* the part of the host copies that processes made which are gone */
+  struct sp_copies gone_copies; /* of the host copies above, the part of processes that have ended */
   uint32_t state;               /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
   int32_t gang_device;          /* the device for which its gang waits before it may have this one; -1: none */
 };
@@ -100,7 +100,8 @@ int sp_region_tenants(const char *directory);
 struct sp_arbiter *sp_arbiter_new(void);
 /* Start the threads. */
 int sp_arbiter_start(struct sp_arbiter *arbiter);
-/* Planned stop: opens every gate that is not paused within 50 ms, ends the thread, frees everything. */
+/* Planned stop: opens every gate that is not paused within 50 ms, ends the threads, frees everything. NULL, and an
+ * arbiter that was never started, are allowed. */
 void sp_arbiter_free(struct sp_arbiter *arbiter);
 
 /* `uuid` as NVML prints it ("GPU-…" / "MIG-…"). Returns the device's handle. */
@@ -119,7 +120,8 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused);
 /* Make shares with the same key one gang, as far as they are on different devices: they get their devices together, and
  * all are paused while one of them is. Key 0: the share is a gang of its own. */
 int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key);
-/* Forget a share. Its gates open (the processes that are left run unmetered); the caller removes the directory. */
+/* Forget a share. Its turns end, its gates open (the processes that are left run unmetered), and its gang goes on
+ * without it. The caller removes the directory. */
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share);
 
 /* The account of the share on its `term`-th device, as of now. */

@@ -39,8 +39,8 @@ static void book(struct sp_node_device *device, struct sp_member *member, int64_
     sp_policy_charge(&device->policy, member->policy, charged_ns, now_ns);
 }
 
-/* Add to both accounts and to those of the current turn. What is charged past the turn's
- * deadline is counted as overrun, too, if the turn drains or others wait. */
+/* Add to both accounts and to those of the current turn. What is charged past the turn's deadline is counted as
+ * overrun, too, if the turn drains or others wait. */
 static void charge(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
                    uint64_t now_ns) {
   member->turn_used_ns += (uint64_t)used_ns;
@@ -69,7 +69,7 @@ static uint32_t find_payers(const struct sp_node_device *device, struct sp_membe
   return count;
 }
 
-/* How long the work of the turn before ran on in this one, which has been entered. */
+/* How long the work of the turn before ran on in this turn, until a process entered this turn at most. One has. */
 static int64_t ran_on_ns(const struct sp_member *member) {
   const struct sp_view *view = &member->view;
   uint64_t until_ns = view->entered_ns;
@@ -78,9 +78,9 @@ static int64_t ran_on_ns(const struct sp_member *member) {
   return until_ns > member->granted_ns ? (int64_t)(until_ns - member->granted_ns) : 0;
 }
 
-/* What the turn has used until then by its processes' reports. If work of another share ran beside it, the device
+/* What the turn has used up to `until_ns` by its processes' reports. If work of another share ran beside it, the device
  * changed to that work and back, and worked for neither share meanwhile. The processes report by how much their work
- * was put off in all; that is left out. */
+ * was put off in all; that is left out, up to the length of that work and of the changes. */
 static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
   const struct sp_view *view = &member->view;
   int64_t most_ns = member->beside_turn_ns + member->changes_ns;
@@ -108,8 +108,8 @@ static int64_t paid_ns(const struct sp_member *member, uint64_t until_ns) {
   return end_ns - (int64_t)member->begun_ns - others_ns;
 }
 
-/* What the turn has used up to then: what its processes report, but no more than passed while the share paid for it. A
- * process that entered early either counts the time of its predecessor's work as its own use, which this bound
+/* What the turn has used up to `until_ns`: what its processes report, but no more than passed while the share paid for
+ * it. A process that entered early either counts the time of its predecessor's work as its own use, which this bound
  * corrects, or reports it as idle. */
 static uint64_t turn_used(const struct sp_member *member, uint64_t until_ns) {
   int64_t used_ns = said_used(member, until_ns), paid = paid_ns(member, until_ns);
@@ -117,7 +117,7 @@ static uint64_t turn_used(const struct sp_member *member, uint64_t until_ns) {
   return least_ns < 0 ? 0 : (uint64_t)least_ns;
 }
 
-/* A turn is being granted: its account is empty, and the share may have a little more idle time for free. */
+/* Begin the account of a turn that is being granted. The share's grace grows by SP_FREE_NS, up to SP_GRACE_NS. */
 void sp_bill_begin(struct sp_member *member) {
   member->cut = NULL;
   member->cut_ns = 0;
@@ -195,7 +195,8 @@ static bool is_shared(const struct sp_node_device *device) {
   return count > 1;
 }
 
-/* Do not let the member pay for the time up to `until_ns`, or to the end of its work: as if other shares had paid. */
+/* Count the time from the last bill to `until_ns`, or to the end of the member's work if that is earlier, as paid by
+ * other shares: so the member never pays for it. NULL: there is no member. */
 static void skip(struct sp_node_device *device, struct sp_member *member, uint64_t until_ns) {
   uint64_t from_ns = device->billed_until_ns;
   if (!member || !member->begun_ns)
@@ -209,8 +210,8 @@ static void skip(struct sp_node_device *device, struct sp_member *member, uint64
     member->others_ns += (int64_t)(until_ns - from_ns);
 }
 
-/* From SP_STALE_NS after the agent's last heartbeat on, all gates were open. Which share's work ran then is not known,
- * so no share pays for that time. */
+/* Bill the time from the last bill to `until_ns`. From SP_STALE_NS after the agent's last heartbeat on, all gates were
+ * open. Which share's work ran then is not known: so no share pays for that time, unless only one uses the device. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   uint64_t open_ns = device->heartbeat_ns + SP_STALE_NS;
   if (!device->heartbeat_ns || until_ns <= open_ns || !is_shared(device)) {
@@ -237,9 +238,9 @@ void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, u
   }
 }
 
-/* If some of the turn's work ended before its predecessor's did, then the device has put off the predecessor's last
- * work and has run this turn's in between. So what the predecessor paid after its predicted end belongs to this turn. A
- * share that predicts its ends too early gains no more by this than its grace. */
+/* The member's turn has closed: if its predecessor was cut, bill the member for what the predecessor paid for its work.
+ * The proof is that some of the turn's work ended before the predecessor's did: the device has put off the
+ * predecessor's last work. A share that predicts its ends too early gains no more by this than its grace. */
 void sp_bill_closed(struct sp_node_device *device, struct sp_member *member) {
   int64_t mine_ns = said_used(member, device->billed_until_ns) - paid_ns(member, device->billed_until_ns);
   struct sp_member *before = member->cut;
@@ -295,14 +296,15 @@ void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uin
   payer->beside_turn_ns += part_ns;
   payer->changes_ns += CHANGES_NS;
   int64_t used_ns = -part_ns;
-  if (!payer->by_clock && !payer->view.torn)
+  if (!payer->by_clock && !payer->view.torn) /* its processes report what it used after all */
     used_ns = (int64_t)turn_used(payer, device->billed_until_ns) - (int64_t)payer->turn_used_ns;
   payer->usage.estimated_ns += (uint64_t)part_ns;
   member->usage.estimated_ns += (uint64_t)part_ns;
   charge(device, payer, used_ns < 0 ? used_ns : 0, -part_ns, now_ns);
 }
 
-/* Time that was billed to a share that has not used it. It is moved to the share that has. */
+/* Time that one share was billed, but other shares have used. It is taken back from the one and billed to the others:
+ * this much of it is still to be billed. */
 struct refund {
   int64_t used_ns, charged_ns;
 };
@@ -314,7 +316,8 @@ static int64_t deduct(int64_t *from_ns, int64_t most_ns) {
   return part_ns;
 }
 
-/* Note what the turn used while an earlier turn was believed to drain still, and was billed for that time. */
+/* Note in unpaid_ns what the turn used while an earlier turn was believed to drain still, and was billed for that time.
+ * Nothing is noted if the reports do not cover the turn. */
 static void note_unpaid(const struct sp_node_device *device, struct sp_member *member) {
   int64_t ran_ns = (int64_t)ran_until(member, device->billed_until_ns) - (int64_t)member->granted_ns;
   int64_t used_ns = said_used(member, device->billed_until_ns);
@@ -322,8 +325,8 @@ static void note_unpaid(const struct sp_node_device *device, struct sp_member *m
     member->unpaid_ns = (used_ns < ran_ns ? used_ns : ran_ns) - (int64_t)member->turn_used_ns;
 }
 
-/* Pay the shares for which such use was noted, out of the refund. */
-static void pay_unpaid(struct sp_node_device *device, struct refund *refund) {
+/* Bill the shares for the use that note_unpaid has noted, as far as the refund goes. */
+static void bill_unpaid(struct sp_node_device *device, struct refund *refund) {
   for (int index = 0; index < device->policy.top; index++) {
     struct sp_member *member = device->members[index];
     if (!member || member->unpaid_ns <= 0)
@@ -334,8 +337,9 @@ static void pay_unpaid(struct sp_node_device *device, struct refund *refund) {
   }
 }
 
-/* Pay the holder, which ran beside the drain that is now over, out of the refund. */
-static void pay_holder(struct sp_node_device *device, struct refund *refund) {
+/* Bill the holder, which ran beside the drain that is now over, as far as the refund goes. The holder
+ * is charged now; what it has used is counted at its next bill. */
+static void bill_holder(struct sp_node_device *device, struct refund *refund) {
   struct sp_member *holder = device->holder;
   uint64_t begun_ns = holder->begun_ns ? holder->begun_ns : device->billed_until_ns;
   int64_t most_ns = holder->others_ns; /* time before its grant cannot have been its own */
@@ -347,8 +351,8 @@ static void pay_holder(struct sp_node_device *device, struct refund *refund) {
   charge(device, holder, 0, back_ns - forgive(holder, back_ns), device->billed_until_ns);
 }
 
-/* Take back what the turn was billed but has not used. Called at its end, when all its use is known. Returns what the
- * shares that used the time may be paid of it. */
+/* Take back what the turn was billed but has not used. Called at its end, when all its use is known. Returns the time
+ * that may be billed to the shares that used it. */
 static struct refund refund_unused(struct sp_node_device *device, struct sp_member *member) {
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
   if (over_ns <= 0 || member->by_clock || member->view.torn)
@@ -376,18 +380,18 @@ void sp_bill_last(struct sp_node_device *device, struct sp_member *member) {
     return;
   struct refund refund = {.used_ns = used_ns, .charged_ns = forgive(member, used_ns)};
   book(device, member, -refund.used_ns, -refund.charged_ns, device->billed_until_ns);
-  pay_unpaid(device, &refund);
+  bill_unpaid(device, &refund);
 }
 
-/* The turn is over and its processes have reported all of it: take back what it has not used, and pay it to the shares
- * that have. */
+/* The turn is over and its processes have reported all of it: take back what it has not used, and bill the shares that
+ * have used that time. */
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
   struct refund refund = refund_unused(device, member);
   if (member->draining && device->drains[0] != member) {
-    note_unpaid(device, member); /* an older turn still drains: its refund may pay for this use */
+    note_unpaid(device, member); /* an older turn still drains, and may have been billed for this use */
     return;
   }
-  pay_unpaid(device, &refund); /* the drain was not late, only the news of it: another share used the time */
+  bill_unpaid(device, &refund); /* the drain was not late, only the news of it: another share used the time */
   if (member->cogranted && device->holder)
-    pay_holder(device, &refund);
+    bill_holder(device, &refund);
 }

@@ -5,7 +5,8 @@
 /* More than a process can copy: 500 GB/s for a day is a quarter of this. The sum of 64 such processes fits a word. */
 #define MOST_BYTES ((uint64_t)1 << 57)
 
-/* Believe a counter that has risen, and to no more than can be true; else keep its last value and count a fault. */
+/* Keep the counter that a process reports, if it has not fallen and can be true. Else count a fault, and keep the last
+ * value. */
 static void believe(struct sp_member *member, uint64_t *before, uint64_t said) {
   if (said >= *before && said <= MOST_BYTES)
     *before = said;
@@ -25,7 +26,7 @@ static void take_slot(struct sp_member *member, uint32_t slot) {
   believe(member, &before->to_host_count, said.to_host_count);
 }
 
-/* The sum, which must not wrap even if a tenant lies in one process after the other: a counter may not fall. */
+/* The sum, cut to half of what a word holds: a counter may not wrap even if each process of a tenant lies. */
 static uint64_t sum(uint64_t one, uint64_t other) {
   return one > UINT64_MAX / 2 - other ? UINT64_MAX / 2 : one + other;
 }

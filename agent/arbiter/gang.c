@@ -139,7 +139,8 @@ void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t
     sp_gang_leave(arbiter, gang->members[index], now_ns);
 }
 
-/* The policy has chosen `member`. False: a reservation would win nothing, and the caller grants the device at once. */
+/* Reserve the device for the gang of `member`, which the policy has chosen. False: a reservation would win nothing, and
+ * the caller grants the device at once. */
 bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_gang *gang = member->gang;
   /* A reservation helps only if another member waits that has reserved its device, or that has to share it. */
@@ -186,7 +187,7 @@ static void grant_committed(struct sp_arbiter *arbiter, struct sp_gang *gang, ui
   for (struct sp_member *member = NULL; (member = next_committed(gang, member));) {
     sp_step_bill_drains(arbiter, member->device, now_ns);
     if (!is_committed(member))
-      continue; /* the settling has found that it waits no longer */
+      continue; /* the scans for that bill have found that it waits no longer */
     struct sp_choice choice = sp_policy_take(&member->device->policy, member->policy, now_ns);
     if (choice.share < 0)
       sp_gang_leave(arbiter, member, now_ns);
@@ -252,9 +253,9 @@ static struct sp_member *first_to_follow(const struct sp_node_device *device, ui
   return found;
 }
 
-/* May the member run before the policy chooses it? A paused member always may, because it gets no turn. Another one may
- * if it is at most about one turn ahead of its target, or if work of its gang may have spun for it for longer than
- * SP_DRAIN_MIN_NS. A refusal is noted: the member is asked again after REFUSED_NS. */
+/* May the member run before the policy chooses it? A paused member always may, because the policy never chooses it.
+ * Another one may if it is at most about one turn ahead of its target, or if work of its gang may have spun for it for
+ * longer than SP_DRAIN_MIN_NS. A refusal is noted: the member is asked again after REFUSED_NS. */
 static bool may_follow(struct sp_member *member, uint64_t now_ns) {
   uint64_t from_ns = spins_from_ns(member);
   if (member->gang->paused || sp_policy_is_near(&member->device->policy, member->policy, now_ns) ||
@@ -333,7 +334,7 @@ void sp_gang_commit(struct sp_arbiter *arbiter) {
       commit(arbiter, arbiter->gangs[index]);
 }
 
-/* Offer a device without a holder to the gangs. True: a gang has got it, or it is kept for one. */
+/* Offer the device, which is free, to the gangs. True: it is granted, or kept for a gang. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->gang_members)
     return false;
@@ -347,7 +348,8 @@ bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
   return true;
 }
 
-/* Must the holder's turn end because a gang needs the device, or because it follows and its reason is gone? */
+/* Must the holder's turn end because a gang needs the device? A follower's turn ends when no work can spin for it any
+ * more, or at its deadline. A refusal to let another member follow is noted in that member. */
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns) {
   const struct sp_member *holder = device->holder;
   if (holder->lent && device->committed_to)
@@ -358,7 +360,7 @@ bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns) {
   return sp_gang_due_ns(device) <= now_ns && may_follow(first_to_follow(device, &from_ns), now_ns);
 }
 
-/* The device has no holder, and no drain keeps it from the next share. */
+/* Has the device no holder, and are all its drains late, so that none keeps it from the next share? */
 static bool is_vacant(const struct sp_node_device *device) {
   for (uint32_t index = 0; index < device->draining; index++)
     if (!device->drains[index]->cogranted)
@@ -406,7 +408,7 @@ uint64_t sp_gang_deadline_ns(const struct sp_gang *gang) {
   return deadline_ns;
 }
 
-/* The other device that a member which reserves its own still waits for, as its handle; -1: none. */
+/* The handle of another device for which the gang still waits, while `member` reserves its own; -1: none. */
 int32_t sp_gang_waits_for(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   for (uint32_t index = 0; member->reserves && index < gang->count; index++) {

@@ -34,7 +34,7 @@ struct look {
   /* what was found */
   int pidfds[SP_SLOTS_MAX];
   uint64_t done, found, nobody, replaced, cleared;
-  bool grown;
+  bool grown; /* the file was longer than its slots, and was cut back */
 };
 
 /* Have the identity thread look at the share, unless it is about to, or rests from the last look. */
@@ -106,7 +106,8 @@ static bool is_replaced(const struct look *look, uint32_t slot) {
   return !maps_slots(look, pid);
 }
 
-/* Do the look, without the arbiter's lock. After LOOK_MAX_NS it ends early: `done` has the slots that are finished. */
+/* Do the look, without the arbiter's lock: cut back a file that has grown, repair damage, clear slots, and find the
+ * processes. After LOOK_MAX_NS it ends early: `done` has the slots that are finished. */
 static void go_through(struct look *look, uint64_t began_ns) {
   struct stat status;
   if (!fstat(look->region.slots_fd, &status) && status.st_size > (off_t)SP_SLOTS_BYTES)

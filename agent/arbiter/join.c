@@ -35,7 +35,7 @@ void sp_gang_init(struct sp_share *share) {
   put_in(&share->own, share);
 }
 
-/* Add `each` to the count of gang members of every device of the gang. A gang with one device is not counted. */
+/* Add `each` (1 or -1u) to the count of gang members on each device of the gang, unless the gang has one device. */
 static void count_gang(const struct sp_gang *gang, uint32_t each) {
   for (uint32_t index = 0; gang->count > 1 && index < gang->count; index++)
     gang->members[index]->device->gang_members += each;

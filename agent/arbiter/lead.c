@@ -48,9 +48,10 @@ uint64_t sp_lead_ns(const struct sp_member *member) {
   return lead_ns < member->lead_max_ns ? lead_ns : member->lead_max_ns;
 }
 
-/* The holder has just got its grant: note when the drains before it should end, and where its slices begin. */
+/* The holder has just got its grant: note when the drains before it should end, and so where its slices begin. Then aim
+ * its deadline. */
 void sp_lead_granted(struct sp_node_device *device) {
-  device->holder->lead_cut = false;
+  device->holder->lead_shortened = false;
   device->holder->slices_ns = device->holder->granted_ns;
   for (uint32_t index = 0; index < device->draining; index++) {
     struct sp_member *member = device->drains[index];
@@ -60,12 +61,13 @@ void sp_lead_granted(struct sp_node_device *device) {
     if (member->predicted_end_ns > device->holder->slices_ns)
       device->holder->slices_ns = member->predicted_end_ns;
     if (member->lead_max_ns < device->lead_ns)
-      device->holder->lead_cut = true;
+      device->holder->lead_shortened = true;
   }
   sp_lead_aim(device->holder);
 }
 
-/* The member has drained. If the next share was granted before, learn from it how long a lead the member bears. */
+/* The member has drained. If the next share was granted before that, its slices begin here: aim its deadline anew. And
+ * learn how long a lead before the member's end may be: after CUTS cuts in a row it is a third shorter. */
 void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
   if (!member->predicted_end_ns)
     return; /* the next share was not granted before that */
@@ -86,15 +88,16 @@ void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
 /* The member's turn has closed. If it was granted before its predecessor had drained, learn the device's lead from
  * whether its first launch came late. */
 void sp_lead_closed(struct sp_member *member) {
-  if (!member->predecessor_ns || !member->view.entered || member->late || member->lead_cut)
+  if (!member->predecessor_ns || !member->view.entered || member->late || member->lead_shortened)
     return;
   uint64_t unit_ns = member->view.longest_unit_ns, *lead_ns = &member->device->lead_ns;
   uint64_t ahead_ns = unit_ns < AHEAD_NS ? AHEAD_NS - unit_ns : 0; /* it launches faster than the device works */
-  bool late = member->view.entered_ns + ENTER_NS + ahead_ns > member->predecessor_ns;
-  *lead_ns = bounded(late ? *lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : *lead_ns - LEAD_STEP_NS);
+  bool came_late = member->view.entered_ns + ENTER_NS + ahead_ns > member->predecessor_ns;
+  *lead_ns = bounded(came_late ? *lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : *lead_ns - LEAD_STEP_NS);
 }
 
-/* Move the holder's deadline to where its residue is not cut in two by the end of a slice. */
+/* Move the holder's deadline to where its residue is not cut in two by the end of a slice. A share with a limit keeps
+ * its deadline: a later one may be more than the limit allows. */
 void sp_lead_aim(struct sp_member *holder) {
   if (holder->terms.limit_millipercent < SP_POLICY_WHOLE || holder->deadline_ns <= holder->slices_ns)
     return;

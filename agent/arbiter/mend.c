@@ -36,8 +36,8 @@ static bool mend_terms(struct sp_member *member) {
   return damaged;
 }
 
-/* Repair the turn's word: while the turn is open, it is the word that was granted; else it may be any closed word.
- * True: it, or the flag of a pause, was damaged. */
+/* Repair the turn's word, and the flag of a pause. While the turn is open, the word is the one that was granted; else
+ * it may be any closed word: even, and not 0. True: one of the two was damaged. */
 static bool mend_turn(struct sp_member *member) {
   struct sp_grant *grant = member->grant;
   uint32_t word = sp_grant_word(grant), closed_flags = member->gang->paused ? SP_GRANT_PAUSED : 0;

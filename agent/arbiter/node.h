@@ -120,7 +120,7 @@ struct sp_member {
   bool lent;             /* its turn is on a device that another share reserves */
   bool follows;          /* its turn is for a launch that work on another device of its gang spins for */
   uint32_t turn;         /* the grant's word while the turn is open: odd */
-  uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
+  uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns; /* the last: when its drain becomes late */
   uint64_t slices_ns; /* when the hardware's slices of the turn began: with the end of the work before it */
   /* the turn's account, see bill.c */
   uint64_t turn_used_ns, turn_charged_ns;
@@ -148,11 +148,11 @@ struct sp_member {
   uint64_t predicted_end_ns; /* the predicted end of its drain, when a successor was granted early; 0: none was */
   uint64_t lead_max_ns;      /* with a longer lead its residue is cut in two; learned, see lead.c */
   uint32_t cuts;             /* how many residues in a row were cut */
-  bool lead_cut;             /* its grant came later than the device's lead: the predecessor's own lead is shorter */
+  bool lead_shortened;       /* its grant came later than the device's lead: the predecessor's own lead is shorter */
   uint64_t refused_ns;       /* it was too far ahead of its target to follow; asked again at that time */
   uint32_t reason;
   uint64_t waiting_ns;                                         /* since when the wait is counted; 0: it does not wait */
-  uint64_t retired_launches, retired_passed, retired_refusals; /* sums of the processes that are gone */
+  uint64_t retired_launches, retired_passed, retired_refusals; /* sums over the processes that have ended */
   struct sp_usage usage;
   struct sp_histogram waits, turns;
   struct sp_said said[SP_SLOTS_MAX];
@@ -190,12 +190,12 @@ struct sp_share {
   uint64_t gone;       /* slots of dead processes, not cleared yet: they count as free */
   bool mend;           /* the file, or its claims, are damaged and to be repaired */
   /* identity.c */
-  bool asked, clear;
-  uint64_t serial; /* unique among all shares ever: handles are given out again */
-  uint64_t looked; /* slots that the current look has finished */
-  uint64_t looking_ns, rest_until_ns;
-  struct sp_gang *gang; /* its own, or that of several shares */
-  struct sp_gang own;   /* its members; empty while they are in another one */
+  bool asked, clear;                  /* the thread is to look at the share; to clear and mend */
+  uint64_t serial;                    /* unique among all shares ever: handles are given out again */
+  uint64_t looked;                    /* slots that the current look has finished */
+  uint64_t looking_ns, rest_until_ns; /* what the current look has taken so far; no look is asked for before this */
+  struct sp_gang *gang;               /* its own, or that of several shares */
+  struct sp_gang own;                 /* its members; empty while they are in another one */
   uint32_t member_count;
   struct sp_member members[];
 };
@@ -234,10 +234,10 @@ struct sp_arbiter {
   bool running, stopping;
   pthread_t identity_thread;
   pthread_cond_t identity_asked;
-  int identity_next;
-  uint64_t serial;
+  int identity_next; /* the handle at which the identity thread goes on */
+  uint64_t serial;   /* of the latest share */
   int epoll_fd, timer_fd, wake_fd;
-  uint64_t ticked_ns, heartbeat_ns;
+  uint64_t ticked_ns, heartbeat_ns; /* the last tick, and the last one with a heartbeat */
   uint32_t device_count;
   struct sp_node_device devices[SP_NODE_DEVICES_MAX];
   struct sp_share *shares[SP_SHARES_MAX];
@@ -264,8 +264,10 @@ void sp_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant);
 void sp_wake(struct sp_arbiter *arbiter);
 
 /* slots.c */
-/* Find out which processes have come to the share, and which have left. */
+/* Read anew which slots are claimed, and ask the identity thread about those without a known process. */
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
+/* Has the process of a slot ended? False also where the slot has none. */
+bool sp_slots_is_dead(const struct sp_share *share, uint32_t slot);
 /* The process in `slot` is gone: bill it, keep its counts, forget it, and have its slot cleared. */
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns);
 /* Read what the share's processes report of the member's device, into the member's view and usage. */
@@ -305,7 +307,8 @@ void sp_holdings_changed(struct sp_share *share);
 /* diagnostics.c */
 /* Keep the diagnostics that the process in `slot` reports and that are new. */
 void sp_diagnostics_take(struct sp_share *share, uint32_t slot);
-/* A process reports that the share had no slot for it. Believed while no slot is free, and kept once until one was. */
+/* A process reports that the share had no slot for it. Believed while no slot is free, and kept once until a process of
+ * the share ends. */
 void sp_diagnostic_full(struct sp_share *share);
 
 /* mend.c */
@@ -319,11 +322,11 @@ static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
 /* bill.c */
 /* Begin the account of a turn that is being granted. */
 void sp_bill_begin(struct sp_member *member);
-/* Charge the time since the last bill to the shares that have the device. */
+/* Bill the time since the last bill, up to `until_ns`, to the shares that have the device. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns);
 /* `member` has drained after its successor, the holder, was granted: note by how much it overran its predicted end. */
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns);
-/* The member's turn has closed: move to it what its predecessor paid for its work. Called before the next grant,
+/* The member's turn has closed: bill it for what its predecessor paid for its work. Called before the next grant,
  * because the next turn's work would make this one's residue look longer. */
 void sp_bill_closed(struct sp_node_device *device, struct sp_member *member);
 /* Bill work that ran outside every turn of the member's share. */
@@ -358,7 +361,7 @@ void sp_lead_init_device(struct sp_node_device *device);
 void sp_lead_init_member(struct sp_member *member);
 /* How long before the predicted end of the member's residue the next share is granted. */
 uint64_t sp_lead_ns(const struct sp_member *member);
-/* device->holder has just got its grant: note when the drains before it should end, and aim its deadline. */
+/* device->holder has just got its grant: note when the drains before that should end, and aim its deadline. */
 void sp_lead_granted(struct sp_node_device *device);
 /* The member has drained: learn its own longest lead, if the next share was granted before that. */
 void sp_lead_drained(struct sp_member *member, uint64_t drained_ns);
@@ -370,7 +373,8 @@ void sp_lead_aim(struct sp_member *holder);
 /* turn.c */
 /* Scan the member and act on what its slots say. */
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
-/* Grant the device, which is free, to `member`, which its policy has chosen. */
+/* Grant the device, which has no holder, to `member` for `quantum_ns`. The caller has told the policy, or grants
+ * without it. */
 void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns);
 /* Close the member's turn, if it holds one: from here on it drains. If none of its work runs, it is over at once. */
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
@@ -405,7 +409,8 @@ void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t no
 /* gang.c; `member` is one of a gang on several devices */
 /* Have all devices of the gang stepped soon: something has changed that concerns them all. */
 void sp_gang_stir(struct sp_arbiter *arbiter, const struct sp_gang *gang);
-/* Offer the device, which is free, to the gangs. True: one of them got it, or it is kept for one. */
+/* Offer the device, which is free, to the gangs. True: it is granted, to a gang or to a latency share that goes first,
+ * or it is kept for a gang. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 /* Let every gang that is complete, and may, commit its devices. Any change on any device can make a gang complete. */
 void sp_gang_commit(struct sp_arbiter *arbiter);
@@ -416,12 +421,13 @@ bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint6
 void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 /* Give up all reservations of the gang. */
 void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns);
-/* Must the holder's turn end because a gang needs the device, or because its own gang's turns end? */
+/* Must the holder's turn end because a gang needs the device or, if the holder follows, because no work can spin for it
+ * any more? A refusal to let another member follow is noted in that member. */
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns);
 /* When a member may next be let in to follow on the device, which ends the turn of the holder, if there is one.
  * UINT64_MAX: no member is to follow now, the holder follows itself, or a drain keeps the device. */
 uint64_t sp_gang_due_ns(const struct sp_node_device *device);
-/* Close the turn of `member`, and with it those of its gang. A follower's turn is closed alone. */
+/* Close the turn of `member`, and with it the turns of its gang that have an end. A follower's turn is closed alone. */
 void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
 /* When the turns that the gang holds end, together; UINT64_MAX: it holds none, or they do not end. */
 uint64_t sp_gang_deadline_ns(const struct sp_gang *gang);

@@ -79,7 +79,7 @@ void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *devic
   uint64_t budget_ns = holder->grant->budget_ns;
   if (now.flags == flags && now.budget_ns == budget_ns)
     return;
-  if (now.flags != flags && !device->draining)
+  if (now.flags != flags && !device->draining) /* beside a drain the flags do not change what the holder pays */
     sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
   if (raised & SP_GRANT_CONTENDED && !holder->overdue) { /* a late turn is short, and needs all its time */
     /* Its quantum was computed while no other share waited. */
@@ -94,6 +94,6 @@ void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *devic
     if (holder->view.entered && !holder->view.busy)
       holder->deadline_ns = now_ns;
   }
-  if (raised || (now.budget_ns < budget_ns && now.budget_ns != SP_BUDGET_END_NS))
+  if (raised || (now.budget_ns < budget_ns && now.budget_ns != SP_BUDGET_END_NS)) /* a taper wakes no thread */
     sp_wake_later(arbiter, holder->grant);
 }

@@ -1,6 +1,7 @@
 /* Reads the tenants' slots, clamps what they say to what can be true, and notes which of their processes are alive.
  * Nothing here waits for a tenant: identity.c finds out which process has a slot. */
 #define _GNU_SOURCE
+#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -35,8 +36,8 @@ void sp_slots_fault(struct sp_share *share) {
  * about claims without a known process, and about damage. */
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_slots_look *look, uint64_t now_ns) {
   /* Damage: the tenant has truncated the file, or has removed the claim of a process that lives and keeps its slot. */
-  bool cut = sp_slots_look(&share->region, look) != 0;
-  if (!share->mend && (cut || share->watched & ~look->claimed)) {
+  bool truncated = sp_slots_look(&share->region, look) != 0;
+  if (!share->mend && (truncated || share->watched & ~look->claimed)) {
     sp_slots_fault(share);
     share->mend = true;
   }
@@ -81,7 +82,7 @@ void sp_holdings_changed(struct sp_share *share) {
   }
 }
 
-/* Take the counters that the process in `slot` reports. One that has fallen keeps its last value. */
+/* Take the counters that the process in `slot` reports. A total that has fallen keeps its last value. */
 static void take_counts(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said) {
   struct sp_said *before = &member->said[slot];
   if (said->beside_ns > before->beside_ns) {
@@ -89,7 +90,7 @@ static void take_counts(struct sp_member *member, uint32_t slot, const struct sp
     before->beside_ns = said->beside_ns;
     member->beside_until_us = said->beside_until_us;
   }
-  member->put_off_ns += (int64_t)(said->put_off_us - before->put_off_us) * 1000;
+  member->put_off_ns += (int64_t)(said->put_off_us - before->put_off_us) * 1000; /* it may have wrapped */
   before->put_off_us = said->put_off_us;
   if (said->launches >= before->launches)
     before->launches = said->launches;
@@ -99,6 +100,13 @@ static void take_counts(struct sp_member *member, uint32_t slot, const struct sp
     before->refusals = said->refusals;
   if (said->refused_bytes)
     member->usage.memory_refused_bytes = said->refused_bytes;
+}
+
+/* Has the process of a slot ended? An event may be of an earlier share with this handle: then it has not, or the slot
+ * has no process. */
+bool sp_slots_is_dead(const struct sp_share *share, uint32_t slot) {
+  struct pollfd process = {.fd = share->tenants[slot].pidfd, .events = POLLIN}; /* below 0: poll ignores it */
+  return poll(&process, 1, 0) > 0;
 }
 
 /* The process in `slot` is gone: bill it, keep its counts, forget it, and have its slot cleared. */
@@ -205,7 +213,7 @@ static bool is_writing(struct sp_said *before, const struct sp_slot_device *said
 }
 
 /* Add what a process reports of the turn before, if that drained still at the grant of this one: when it drained, or
- * that its work still runs. */
+ * that its work still runs. `holds`: the process has entered this turn. */
 static void add_last(const struct sp_member *member, const struct sp_slot_device *said, bool holds,
                      struct sp_view *view) {
   uint32_t last = member->turn - 2; /* a close and a grant each add one */
@@ -232,7 +240,7 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
   if (known)
     said = *known;
   else
-    torn = sp_slot_read(&member->share->region, slot, member->index, &said);
+    torn = sp_slot_read(&member->share->region, slot, member->index, &said); /* < 0: not read; 1: not whole */
   if (torn >= 0)
     add_waiting(member, slot, &said, view, now_ns);
   if (torn) {

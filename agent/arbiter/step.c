@@ -17,7 +17,8 @@ static uint64_t lend(const struct sp_node_device *device, struct sp_member *memb
   return member->lent && quantum_ns > SP_LENT_NS ? SP_LENT_NS : quantum_ns;
 }
 
-/* Ask the policy whether the holder goes on. True: it does, and has a new deadline. */
+/* Ask the policy whether the holder goes on. True: it does, and has a new deadline. False: in the policy its turn has
+ * ended, and the caller closes it. */
 static bool extend(struct sp_node_device *device, struct sp_member *holder, uint64_t now_ns) {
   sp_bill(device, now_ns);
   sp_policy_unit(&device->policy, holder->policy, holder->view.longest_unit_ns);
@@ -57,7 +58,7 @@ static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
 }
 
 /* Does a latency share wait that must end the holder's turn? */
-static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
+static bool is_preempted(const struct sp_node_device *device, uint64_t now_ns) {
   if (!device->latency_waiting)
     return false;
   for (int index = 0; index < device->policy.top; index++) {
@@ -86,8 +87,8 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_slots_mark_unresponsive(holder);
     sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
   } else if ((contended || holder->by_clock) && view->entered && !view->busy && !view->waiting) {
-    sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
-  } else if (contended && preempted(device, now_ns)) {
+    sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns); /* even alone, if it pays for idle time (by_clock) */
+  } else if (contended && is_preempted(device, now_ns)) {
     sp_gang_close(arbiter, holder, SP_REASON_LATENCY, now_ns);
   } else if (device->gang_members && sp_gang_ends(device, now_ns)) {
     sp_gang_close(arbiter, holder, SP_REASON_QUANTUM, now_ns);
@@ -137,7 +138,7 @@ static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
 /* Returns the share with the longest late drain that waits to launch, or NULL. The work that does not end may be
  * spinning for that very launch. Meanwhile the share is charged, so the policy may never choose it again (its limit's
  * bucket stays empty). So it gets a short turn without the policy. */
-static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now_ns) {
+static struct sp_member *find_stuck(const struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *longest = NULL;
   for (uint32_t index = 0; index < device->draining; index++) {
     struct sp_member *member = device->drains[index];
@@ -172,10 +173,10 @@ void sp_step_bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *devi
  * now, retry_ns says when to ask again. */
 static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   sp_step_bill_drains(arbiter, device, now_ns);
-  struct sp_member *stuck_member = stuck(device, now_ns);
-  if (stuck_member) {
-    sp_gang_leave(arbiter, stuck_member, now_ns);
-    sp_turn_grant(arbiter, stuck_member, SP_STUCK_NS, now_ns);
+  struct sp_member *stuck = find_stuck(device, now_ns);
+  if (stuck) {
+    sp_gang_leave(arbiter, stuck, now_ns);
+    sp_turn_grant(arbiter, stuck, SP_STUCK_NS, now_ns);
   }
   while (!device->holder && !sp_gang_first(arbiter, device, now_ns)) {
     struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
@@ -232,9 +233,9 @@ static uint64_t due_ns_of(const struct sp_node_device *device) {
       continue;
     }
     uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
-    if (residue_ns && !holder && sp_others_wait(device, member))
+    if (residue_ns && !holder && sp_others_wait(device, member)) /* then the next share is granted early */
       next_ns = residue_ns > sp_lead_ns(member) ? residue_ns - sp_lead_ns(member) : 0;
-    if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns)
+    if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns) /* see judge_overlap */
       next_ns = residue_ns + OVERLAP_MAX_NS;
     if (next_ns < due_ns)
       due_ns = next_ns;

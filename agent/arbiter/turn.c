@@ -97,14 +97,14 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     device->holder->predecessor_ns = drained_ns;
   remove_drain(member);
   sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
-  if (!member->reserves)
+  if (!member->reserves) /* the policy counts a member that reserves as idle */
     sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->gang->paused, now_ns);
-  if (!member->cogranted)
+  if (!member->cogranted) /* else sp_turn_cogrant has told it */
     sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
-/* From here on other shares run beside the member's drain. The share itself may get a turn again, too: its work that
- * does not end may be spinning for a launch that waits at the share's own closed gate. */
+/* From here on other shares run beside the member's drain, which is late. The share itself may get a turn again, too:
+ * its work that does not end may be spinning for a launch that waits at the share's own closed gate. */
 void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_bill(device, now_ns);
@@ -154,7 +154,7 @@ void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
   if (device->holder || device->draining)
     sp_bill(device, now_ns);
   else if (now_ns > device->billed_until_ns)
-    device->billed_until_ns = now_ns;
+    device->billed_until_ns = now_ns; /* no share had the device: none pays for that time */
   member->turn = sp_grant_word(member->grant);
   member->closed_ns = member->requested_ns = now_ns;
   member->granted_ns = member->grant->granted_ns < now_ns ? member->grant->granted_ns : now_ns;
@@ -181,11 +181,12 @@ void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
       device->members[index]->cut = NULL;
 }
 
-/* Grant the device, which has no holder, to `member`. */
+/* Grant the device, which has no holder, to `member` for `quantum_ns`. If its own last turn still drains, that turn
+ * ends here, and the new one takes over what still runs. */
 void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (!device->draining && now_ns > device->billed_until_ns)
-    device->billed_until_ns = now_ns;
+    device->billed_until_ns = now_ns; /* no share had the device: none pays for that time */
   if (takes_over(member))
     count(&device->hand_offs, sp_hand_off_bounds_ns, device->draining ? now_ns : device->drained_ns, now_ns);
   int64_t last_used_ns = 0;
@@ -231,7 +232,8 @@ static void shorten(struct sp_node_device *device, uint64_t now_ns) {
   }
 }
 
-/* Scan the member and act on what its slots say: bill, end its drain, tell the policy whether it waits. */
+/* Scan the member and act on what its slots say: bill, end its drain, give up its reservation if it waits no longer,
+ * and tell the policy whether it waits. */
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_slots_scan(member, now_ns);

@@ -16,7 +16,7 @@ def holders(file: int) -> list[int]:
     with contextlib.suppress(OSError, ValueError):
         for line in _LOCKS.read_text(encoding="ascii").splitlines():
             words = line.split()  # 1: FLOCK ADVISORY WRITE 708 08:01:13 0 EOF; the device's two parts are hexadecimal
-            if "->" in words or words[1] != "FLOCK":
+            if "->" in words or words[1] != "FLOCK":  # one that waits for the lock, or a lock of another kind
                 continue
             major, minor, inode = words[5].split(":")
             if (os.makedev(int(major, 16), int(minor, 16)), int(inode)) == (status.st_dev, status.st_ino):

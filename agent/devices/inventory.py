@@ -78,7 +78,7 @@ class _Board(threading.Thread):
                 looks = self._look(generation, xids)
                 self._watch.deliver(looks)
                 xids = self._events.wait(LOOK_INTERVAL_S, self._watch.stopping)
-            self._watch.looked(looks)
+            self._watch.report(looks)
 
     def _look(self, generation: int, xids: tuple[int, ...]) -> tuple[DeviceLook, ...]:
         """Look at all devices of the thread. If NVML has been opened anew, their handles are first found again.
@@ -87,7 +87,7 @@ class _Board(threading.Thread):
         """
         if generation != self._generation:
             try:
-                self._handles = tuple(self._watch.found(item.info) for item in self._handles)
+                self._handles = tuple(self._watch.find_again(item.info) for item in self._handles)
             except nvml.Failure as error:
                 return tuple(_not_found(item.info.uuid, error) for item in self._handles)
             self._events = nvml.XidEvents(self._handles[0].parent)
@@ -124,7 +124,7 @@ class _Search(threading.Thread):
                 _Board([handle], generation, self._watch).run()
                 return
             self._watch.deliver(looks)
-            self._watch.looked(looks)
+            self._watch.report(looks)
             self._watch.stopping.wait(LOOK_INTERVAL_S)
 
 
@@ -144,12 +144,16 @@ class _Watch:
     """Called with the reason when NVML has failed and cannot be opened again."""
     stopping: threading.Event
 
-    def found(self, info: DeviceInfo) -> nvml.Handle:
+    def find_again(self, info: DeviceInfo) -> nvml.Handle:
         """Return a new handle of a known device. Raises nvml.Failure."""
         return replace(nvml.find(info.uuid, simulated=self.simulated), info=info)
 
-    def looked(self, looks: Sequence[DeviceLook]) -> None:
-        """Report the result of a look at a GPU, or at all of its instances. Called outside `Session.use`."""
+    def report(self, looks: Sequence[DeviceLook]) -> None:
+        """Tell the session whether a look at a GPU, or at all of its instances, failed.
+
+        Log it if the session then opens NVML anew; call `broken` if NVML does not work after that. Called outside
+        `Session.use`.
+        """
         cause = self.session.looked(looks[0].uuid, failed=all(look.error for look in looks))
         if cause:
             log.error("NVML does not come back", extra={"cause": cause})
@@ -199,7 +203,7 @@ class Inventory:
         return {item.info.uuid: item.file for board in self._boards for item in board if item.file is not None}
 
     def _list(self, count: int) -> list[tuple[nvml.Handle, ...]]:
-        """Return the devices of `count` GPUs, a tuple for each GPU. One that does not answer is put into `unlisted`."""
+        """Return the devices of `count` GPUs, a tuple for each GPU. GPUs that do not answer are put into `unlisted`."""
         asks = [functools.partial(nvml.list_gpu, place, simulated=self._simulated) for place in range(count)]
         boards: list[tuple[nvml.Handle, ...]] = []
         index = 0

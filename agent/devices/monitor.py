@@ -39,9 +39,11 @@ class Devices:
         self._health = {info.uuid: health.Health() for info in registry.devices}
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._looked_ns: dict[DeviceUuid, int] = {}
+        """When a look at each device last came; empty until `begin`."""
         self._unmanaged = unmanaged.UnmanagedProcesses(monitoring)
         self._overheads = overhead.Overheads()
         self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
+        """How many refused allocations of a share on a device have been logged."""
         self.missing: list[DeviceUuid] = []
         """Devices that NVML did not list when the agent started."""
         self.released: set[DeviceUuid] = set()
@@ -123,7 +125,7 @@ class Devices:
                 self._judge(uuid, health.overdue(self._health[uuid], now_ns))
 
     def looked(self, looks: Sequence[DeviceLook], now_ns: int) -> None:
-        """Take looks of the inventory into account: health, and processes without a share."""
+        """Take looks of the inventory into account: health, processes without a share, memory beyond allocations."""
         owned = self._registry.pids()
         attached = {pid for pids in owned.values() for pid in pids}
         for look in looks:

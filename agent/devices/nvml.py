@@ -62,7 +62,7 @@ class Handle:
     parent: Any
     parent_uuid: str
     file: Path | None = None
-    """The kernel's directory for the GPU's place on the bus; None: not known."""
+    """The kernel's file `uevent` for the GPU's place on the bus; None: not known."""
 
 
 def load_library(path: str) -> None:
@@ -109,14 +109,14 @@ def list_gpu(position: int, *, simulated: bool) -> tuple[Handle, ...]:
     parent = pynvml.nvmlDeviceGetHandleByIndex(position)
     instances = _instances(parent)
     handles = [parent] if instances is None else instances
-    return tuple(_described(handle, parent, simulated=simulated) for handle in handles)
+    return tuple(_describe(handle, parent, simulated=simulated) for handle in handles)
 
 
 def find(uuid: str, *, simulated: bool) -> Handle:
     """Return the device with this UUID. Its index is not known."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG") else handle
-    return _described(handle, parent, simulated=simulated)
+    return _describe(handle, parent, simulated=simulated)
 
 
 def with_peers(handles: Sequence[Handle]) -> tuple[Handle, ...]:
@@ -134,8 +134,8 @@ def is_gone(error: Exception) -> bool:
     return isinstance(error, _GONE)
 
 
-def _described(handle: Any, parent: Any, *, simulated: bool) -> Handle:
-    """Return a device without its index. `parent`: its whole GPU, the same handle if it is one."""
+def _describe(handle: Any, parent: Any, *, simulated: bool) -> Handle:
+    """Return a device, without its index. `parent`: its GPU, which is `handle` itself unless that is a MIG instance."""
     uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
     place = None if simulated else _place_on_bus(parent)  # a simulated device has no place on this host's bus
     info = DeviceInfo(uuid, -1, _name(handle, parent), _memory(handle)[0], numa_node_at(place))

@@ -72,9 +72,10 @@ class Session:
                 self._changed.notify_all()
 
     def looked(self, device: DeviceUuid, *, failed: bool) -> str | None:
-        """Take the result of a look at a GPU (named by it or its first instance); if it is time, open NVML again.
+        """Take the result of a look at a GPU. If looks at all GPUs have failed often enough, open NVML again.
 
-        Called outside `use`. Returns None if NVML was not opened again, "" if it works again, else why it does not.
+        `device`: the GPU, or its first MIG instance. Called outside `use`, on the thread that looked. Returns None if
+        it was not time to open NVML again, "" if NVML works again, else why it does not.
         """
         with self._changed:
             self._failed[device] = self._failed.get(device, 0) + 1 if failed else 0
@@ -121,12 +122,18 @@ class Session:
         return ""
 
     def _enter_alone(self) -> bool:
-        """Keep threads out; tell whether those inside have left within CALM_S. The caller holds the lock."""
+        """Keep threads out of `use`; tell whether those inside have left within CALM_S. The caller holds the lock.
+
+        Threads are kept out in either case, until the caller clears `_barred`.
+        """
         self._barred = True
         return self._changed.wait_for(lambda: not self._inside, CALM_S)
 
     def _open_anew(self) -> str:
-        """Return why NVML cannot be used; empty if it can."""
+        """Close NVML and open it again. Return why it cannot be used then; empty if it can.
+
+        No thread may be inside `use`.
+        """
         nvml.close_nvml()
         try:
             nvml.open_nvml(self._simulate)

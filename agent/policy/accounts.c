@@ -20,7 +20,7 @@
  * */
 #define LOSS_RETURNED_MAX ((int64_t)(1000 * MS * WHOLE))
 
-/* value x rate / whole, without overflow; rates are below 2^17, so nearly always without the slow division. */
+/* value x rate / whole, without overflow. Rates are below 2^17: so a value below 2^46 needs no division of 128 bits. */
 static int64_t scaled(int64_t value, uint32_t rate, uint32_t whole) {
   const int64_t fits = (int64_t)1 << 46;
   if (value < fits && value > -fits)
@@ -35,8 +35,8 @@ int64_t sp_account_threshold(const struct sp_policy_share *s) {
   return scaled(earned(LIMIT_PERIOD_NS, s->limit_mp), WHOLE - s->limit_mp, WHOLE);
 }
 
-/* The bucket holds two such turns. Among other shares it also holds what the share earns while they have theirs: else
- * waiting for them would lower its limit. */
+/* The most that the share's bucket keeps: twice the threshold. Among other shares at least what the share earns in two
+ * rounds, while they have their turns: else waiting for them would lower its limit. */
 static int64_t bucket_capacity(const struct sp_policy *policy, const struct sp_policy_share *s) {
   int64_t burst = 2 * sp_account_threshold(s);
   return policy->active > 1 ? max_i64(burst, earned(2 * policy->round_ns, s->limit_mp)) : burst;
@@ -119,7 +119,7 @@ void sp_accounts_bring(struct sp_policy *policy, struct sp_policy_share *s, uint
     s->debt = max_i64(s->debt - earned(repaid_ns, s->request_mp), 0);
     elapsed_ns -= repaid_ns;
   }
-  if (!s->paused) {
+  if (!s->paused) { /* a paused share only repays its debt */
     s->credit += earned(elapsed_ns, s->request_mp);
     s->lag += earned(elapsed_ns, s->request_mp);
   }
@@ -140,18 +140,18 @@ void sp_accounts_sort(struct sp_policy *policy, int share) {
     cap_savings(s);
 }
 
-/* Take lost time back from the active shares, before `charged`, in account units, is charged to one of them. Time to
- * which they were entitled, but for which none was charged, was lost in hand-offs: all give it back at their rates. The
- * sum is signed: if co-granted holders are charged one after the other, the later charge returns what the earlier one
- * took too much. */
-static void give_back_loss(struct sp_policy *policy, int64_t charged) {
+/* Take back from the active shares, at their rates, what they have earned since the last charge beyond `charged`
+ * (account units, which the caller then charges to one of them): that time was lost in hand-offs. The loss is signed:
+ * if co-granted holders are charged one after the other, the later charge returns what the earlier one took too much.
+ */
+static void take_back_loss(struct sp_policy *policy, int64_t charged) {
   int64_t loss = max_i64(policy->entitled - charged, -LOSS_RETURNED_MAX);
   policy->entitled = 0;
   if (policy->targets_mp == 0)
     return;
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
     struct sp_policy_share *s = &policy->shares[i];
-    /* A share with a full account has not earned that time, so it does not lose it either. */
+    /* A full account may have earned less than it loses here: so no account falls below its lower bound. */
     int64_t lag_floor = min_i64(s->lag, -earned(lag_bound_ns(policy), s->target_mp));
     int64_t credit_floor = min_i64(s->credit, -longest_turn(policy, s));
     s->lag = max_i64(s->lag - scaled(loss, s->target_mp, policy->targets_mp), lag_floor);
@@ -176,15 +176,15 @@ static void bound_overrun(struct sp_policy *policy, struct sp_policy_share *s) {
   s->lag = floor;
 }
 
-/* Charge device time that the share has used; negative: give some back. */
-void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns) {
-  used_ns = min_i64(max_i64(used_ns, -(int64_t)STEP_MAX_NS), STEP_MAX_NS);
-  if (used_ns < 0) /* a correction never gives back more than was charged */
-    used_ns = -(int64_t)min_u64((uint64_t)-used_ns, s->used_ns);
-  int64_t charged = used_ns * WHOLE;
-  give_back_loss(policy, charged);
-  s->used_ns += (uint64_t)used_ns;
-  policy->used_ns += (uint64_t)used_ns;
+/* Charge device time to the share; negative: give some back. */
+void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t charged_ns) {
+  charged_ns = min_i64(max_i64(charged_ns, -(int64_t)STEP_MAX_NS), STEP_MAX_NS);
+  if (charged_ns < 0) /* a correction never gives back more than was charged */
+    charged_ns = -(int64_t)min_u64((uint64_t)-charged_ns, s->used_ns);
+  int64_t charged = charged_ns * WHOLE;
+  take_back_loss(policy, charged);
+  s->used_ns += (uint64_t)charged_ns;
+  policy->used_ns += (uint64_t)charged_ns;
   s->credit -= charged;
   s->lag -= charged;
   /* Whatever exceeds a limit is repaid in full, however long the unit was. The bound only keeps the account finite. */
@@ -220,17 +220,17 @@ uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_poli
   return bounded(ordinary_ns + ordinary_ns / VARIES);
 }
 
-/* An ordinary turn takes the lag from the due lag to the same distance below zero. A turn that begins at another lag
- * ends at the same point all the same: so what an earlier turn was too long or too short by is made up for at once, and
- * not when it adds up to a whole turn. But a turn differs from the ordinary one by a bounded part only: so a share that
- * was idle does not keep the device, and no turn is so short that the hand-off is most of it. */
+/* How long the share's next turn may last before its limit cuts it: once its residue has ended, its lag should be as
+ * far below zero as the due lag is above. So what an earlier turn was too long or too short by is made up for at once.
+ * But a turn differs from the ordinary one by a bounded part only: so a share that was idle does not keep the device,
+ * and no turn is so short that the hand-off is most of it. */
 uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s) {
-  uint64_t ordinary_ns = sp_policy_ordinary(policy, s), most_ns = ordinary_ns / VARIES;
+  uint64_t ordinary_ns = sp_policy_ordinary(policy, s), varies_ns = ordinary_ns / VARIES;
   if (s->target_mp == WHOLE)
-    return ordinary_ns;
+    return ordinary_ns; /* its lag does not fall in a turn */
   int64_t to_end_ns = (s->lag + s->due_lag) / (int64_t)(WHOLE - s->target_mp) - (int64_t)sp_policy_residue(s);
   uint64_t quantum_ns = to_end_ns > 0 ? (uint64_t)to_end_ns : 0;
-  return bounded(clamp_u64(quantum_ns, ordinary_ns - most_ns, ordinary_ns + most_ns));
+  return bounded(clamp_u64(quantum_ns, ordinary_ns - varies_ns, ordinary_ns + varies_ns));
 }
 
 /* Cancel the lag common to all active shares, so that least <= 0 <= most. If all are behind, the device did not give

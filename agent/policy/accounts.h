@@ -28,8 +28,8 @@ void sp_accounts_bring(struct sp_policy *policy, struct sp_policy_share *s, uint
 void sp_accounts_sort(struct sp_policy *policy, int share);
 /* Keep a share's accounts below their upper bounds. */
 void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s);
-/* Charge device time that the share has used; negative: give some back. The caller has brought its accounts to now. */
-void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns);
+/* Charge device time to the share; negative: give some back. The caller has brought its accounts to now. */
+void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t charged_ns);
 /* Cancel the lag common to all active shares. */
 void sp_accounts_cancel_common_lag(struct sp_policy *policy);
 /* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */

@@ -96,7 +96,7 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   return give(policy, choice.share);
 }
 
-/* Begin the turn of a member of a gang, which the policy has chosen before or which follows, out of order. share == -1:
+/* Begin the turn of a member of a gang without a choice: the policy has chosen it before, or it follows. share == -1:
  * it cannot hold now. */
 struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].holding || policy->shares[share].paused)
@@ -111,13 +111,13 @@ struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t no
   return choice;
 }
 
-/* Give back the turn of the share that was chosen last: it waits again. */
+/* End the share's turn: it waits again. */
 void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns) {
   sp_policy_wait(policy, share, true, now_ns); /* before the end: else it would count as idle in between */
   sp_policy_end(policy, share, now_ns);
 }
 
-/* May the share go before others once? Its limit allows a turn, and it is ahead of its target by one turn at most. */
+/* May the share get one turn before the policy chooses it? It must not be more than one turn ahead of its target. */
 bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return false;
@@ -138,7 +138,8 @@ static bool request_waits(const struct sp_policy *policy) {
   return false;
 }
 
-/* The quantum that the share would get now, before its limit cuts it; the shortest if it must yield to a request. */
+/* The share's ordinary quantum, before its limit cuts it. The shortest one, if the share is not below its request and a
+ * waiting share is. */
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
@@ -270,11 +271,11 @@ void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t 
     s->waiting_since_ns = policy->updated_ns;
 }
 
-void sp_policy_charge(struct sp_policy *policy, int share, int64_t used_ns, uint64_t now_ns) {
+void sp_policy_charge(struct sp_policy *policy, int share, int64_t charged_ns, uint64_t now_ns) {
   if (!is_known(policy, share))
     return;
   sp_accounts_bring(policy, &policy->shares[share], now_ns);
-  sp_accounts_charge(policy, &policy->shares[share], used_ns);
+  sp_accounts_charge(policy, &policy->shares[share], charged_ns);
 }
 
 void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
@@ -283,7 +284,7 @@ void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
   sp_accounts_advance(policy, now_ns);
   policy->shares[share].holding = false;
   sp_accounts_sort(policy, share);
-  sp_accounts_cap(policy, &policy->shares[share]);
+  sp_accounts_cap(policy, &policy->shares[share]); /* while it held, its accounts were not capped */
 }
 
 /* Set the share's longest unit; returns its ordinary quantum at the rates of the last call. */

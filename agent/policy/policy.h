@@ -8,8 +8,8 @@
  *   sp_policy_wait(true)   when a share begins to want the device;
  *   sp_policy_next()       when the device can be granted: the chosen share stops waiting and holds a turn;
  *   sp_policy_wait(true)   again, when the holder still wants more at the end of its quantum;
- *   sp_policy_charge()     device time billed, at any moment and in parts, but for *every* holder up to now before the
- *                          next sp_policy_next(), or the choice is made on a stale account;
+ *   sp_policy_charge()     device time that counts against a share, at any moment and in parts, but for *every* holder
+ *                          up to now before the next sp_policy_next(), or the choice is made on a stale account;
  *   sp_policy_end()        when its turn is over (drained, dead, given back). Not waiting and not holding = idle.
  * Two shares may hold at once (overlap, co-grant): each is charged its part.
  *
@@ -64,7 +64,7 @@ struct sp_policy_share {
   uint64_t waiting_since_ns; /* valid while waiting; the tie-break */
   uint64_t updated_ns;
   uint64_t longest_unit_ns; /* as told by sp_policy_unit */
-  uint64_t used_ns;         /* everything charged, for validation and reports */
+  uint64_t used_ns;         /* everything charged to it, for validation and reports */
   uint32_t rule;            /* the rule that chose the present or last turn */
   uint32_t unused[7];       /* up to two lines */
 };
@@ -88,9 +88,8 @@ struct sp_policy {
 struct sp_choice {
   int share;           /* -1: none is eligible */
   uint64_t quantum_ns; /* how long the turn may last, cut to what the limit allows */
-  uint64_t
-      retry_ns;  /* share == -1: absolute time at which a waiting share's limit lets it run; UINT64_MAX: nobody waits */
-  uint32_t rule; /* enum sp_rule */
+  uint64_t retry_ns;   /* share == -1: when a waiting share's limit first lets it run; UINT64_MAX: no share waits */
+  uint32_t rule;       /* enum sp_rule */
 };
 
 void sp_policy_init(struct sp_policy *policy);
@@ -101,24 +100,28 @@ int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_
 /* New terms take effect at once; the accounts stay. */
 void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
                       uint64_t now_ns);
+/* Forget the share, and any turn that it holds. A later share may get its index. */
 void sp_policy_remove(struct sp_policy *policy, int share, uint64_t now_ns);
+/* Pause the share, or resume it. A turn that it holds goes on until sp_policy_end. */
 void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t now_ns);
 
 /* The share begins or stops to want a turn. */
 void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t now_ns);
-/* Charge device time billed to the share since its last charge. Negative: a correction of what was charged before. */
-void sp_policy_charge(struct sp_policy *policy, int share, int64_t used_ns, uint64_t now_ns);
+/* Charge the device time that counts against the share since its last charge. Negative: a correction of what was
+ * charged before. */
+void sp_policy_charge(struct sp_policy *policy, int share, int64_t charged_ns, uint64_t now_ns);
 /* End the share's turn. Charge it first. */
 void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns);
 /* Choose the next share among those that wait and do not hold. The chosen share holds, and no longer waits. */
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns);
-/* Begin the turn of a member of a gang that was chosen before. It then waited for the gang's other devices, and was
- * idle here meanwhile (sp_policy_end). It holds from now on, for two milliseconds at least. share == -1: it is paused,
- * holds already, or is not known. */
+/* Begin the turn of a member of a gang without a choice. Either the policy has chosen it before, and it was idle here
+ * (sp_policy_end) while it waited for the gang's other devices; or it follows. The share holds from now on,
+ * for two milliseconds at least. share == -1: it is paused, holds already, or is not known. */
 struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns);
-/* May the share go before others once? Its limit allows a turn, and it is ahead of its target by one turn at most. */
+/* May the share get one turn before the policy chooses it? It may if it is not paused, has no debt, is ahead of its
+ * target by one turn at most, and its limit allows a turn. */
 bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns);
-/* Return the turn of the share that was chosen last: it waits again. */
+/* End the share's turn: it waits again, and does not count as idle in between. */
 void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns);
 
 /* Should `waiter`, a waiting latency share below its limit, end the turn of `holder` now? If the waiter is below its
@@ -126,16 +129,15 @@ void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns);
  * when the waiter begins to wait. */
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns);
 
-/* The quantum that the share would get now, before its limit cuts it. Ask when another share begins to wait, and
- * shorten the holder's turn: one that was granted a long quantum while no other share waited keeps no more than this,
- * counted from its grant (the shortest quantum, if it lives on surplus and a share below its request waits). */
+/* The share's ordinary quantum at the present rates, before its limit cuts it. But the shortest quantum, if the share
+ * is not below its request and a waiting share is. Ask this about the holder when another share begins to wait: a turn
+ * that was granted while no other share waited keeps no more than this, counted from its grant. */
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns);
 
 /* The longest quantum that the share would get now. Its present one may have been granted before others waited. */
 uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns);
 
-/* Set the share's longest unit of work that could not be interrupted, as observed lately. Returns the share's quantum
- * as above, at the rates of the last call. */
+/* Set the share's longest unit, as observed lately. Returns its ordinary quantum, at the rates of the last call. */
 uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns);
 
 /* Holds after every call; false means a bug in this file (tests and debug builds ask). */

@@ -26,8 +26,9 @@ static uint32_t weight_of(const struct sp_policy_share *s) {
   return s->request_mp > LEFTOVER_WEIGHT_MP || takes_surplus(s) ? s->request_mp : LEFTOVER_WEIGHT_MP;
 }
 
-/* Divide `left` millipercent over one tier in proportion to weight, and no share gets more than its limit. Each pass
- * either fills at least one share up to its limit, or is the last. Returns what no share of the tier may use. */
+/* Raise the targets of one tier by `left` millipercent together, in proportion to weight, but none above its share's
+ * limit. Each pass either fills at least one share up to its limit, or is the last. Returns what is left for the next
+ * tier. */
 static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t left) {
   while (left > 0) {
     uint64_t weights = 0;
@@ -86,8 +87,9 @@ uint64_t sp_policy_residue(const struct sp_policy_share *s) {
   return clamp_u64(s->longest_unit_ns / 2, RESIDUE_NS, QUANTUM_MAX_NS);
 }
 
-/* The length of a round of turns: shares x base. The base is at least half the longest unit, for a turn lasts at least
- * one unit. A whole unit would be too much: a turn with work in flight at its end would last two. */
+/* Set the length of a round of turns: shares x base. The base is at least half the longest unit, for a turn lasts at
+ * least one unit. A whole unit would be too much: a turn with work in flight at its end would last two. The longest
+ * ordinary quantum and the due lags depend on the round, and are set, too. */
 void sp_policy_round(struct sp_policy *policy) {
   uint64_t base_ns = policy->latency_present ? BASE_LATENCY_NS : BASE_NS;
   uint64_t unit_ns = 0;

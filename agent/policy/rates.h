@@ -60,11 +60,11 @@ static inline bool takes_surplus(const struct sp_policy_share *s) {
 
 /* Work out guarantees, targets and the round from the terms of the active shares. */
 void sp_policy_rates(struct sp_policy *policy);
-/* The round and the due lags alone: after a change of units. */
+/* Work out the round and the due lags alone: enough after a change of a longest unit. */
 void sp_policy_round(struct sp_policy *policy);
 /* How long a turn of the share ordinarily lasts, before its limit cuts it. */
 uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_policy_share *s);
-/* What ordinarily ends after such a turn: half a unit, for kernels are not cut. */
+/* How long work ordinarily runs after the end of such a turn: half a unit, for kernels are not cut. */
 uint64_t sp_policy_residue(const struct sp_policy_share *s);
 
 #endif

@@ -122,7 +122,8 @@ def _best_fit(candidates: Sequence[Room], ask: DeviceAsk, *, overcommit: bool) -
     """Return the fitting device that would have the least time left afterwards, so that large gaps stay whole.
 
     Ties go to the device with the least memory left, then to the lowest index. A best-effort share gets the device with
-    the most free time. Raises DoesNotFit, InvalidInput or WrongState if the share fits on none.
+    the least time requested, and so does any share under `overcommit`. Raises DoesNotFit, InvalidInput or WrongState if
+    the share fits on none.
     """
     fitting: list[Room] = []
     refusals: list[DoesNotFit | InvalidInput | WrongState] = []

@@ -91,20 +91,21 @@ class Dumper:
 
     def __init__(self, boot: str, driver_version: str = "") -> None:
         self._head = f'"format": {FORMAT}, "boot_id": {json.dumps(boot)}, "driver": {json.dumps(driver_version)}'
-        self._dumped: dict[ShareId, tuple[ShareStatus, str]] = {}
+        self._texts: dict[ShareId, tuple[ShareStatus, str]] = {}
+        """Of the last checkpoint: each share's status, and its record."""
 
     def dump(
         self, statuses: Sequence[ShareStatus], unread: Sequence[str] = (), devices: Sequence[DeviceInfo] = ()
     ) -> str:
         """Return the text. `unread` are records that are kept as they are."""
-        self._dumped = {status.share.id: (status, self._dump(status)) for status in statuses}
-        shares = ", ".join([*[text for _, text in self._dumped.values()], *unread])
+        self._texts = {status.share.id: (status, self._text_of(status)) for status in statuses}
+        shares = ", ".join([*[text for _, text in self._texts.values()], *unread])
         known = json.dumps([{name: getattr(info, name) for name in _DEVICE} for info in devices])
         return f'{{{self._head}, "devices": {known}, "shares": [{shares}]}}'
 
-    def _dump(self, status: ShareStatus) -> str:
+    def _text_of(self, status: ShareStatus) -> str:
         """Return the record of a share: the last one again, if the share has had no new status since."""
-        known = self._dumped.get(status.share.id)
+        known = self._texts.get(status.share.id)
         if known is not None and known[0] is status:
             return known[1]
         record = {
@@ -122,7 +123,7 @@ def _counters(usage: Usage) -> dict[str, Any]:
 
 
 def _fields(share: Share) -> dict[str, Any]:
-    """Return the same as `dataclasses.asdict`, which copies deeply and costs twenty times as much."""
+    """Return a share's fields as they are written. `dataclasses.asdict` copies deeply, at twenty times the cost."""
     devices = [
         {"device": held.device, "terms": {name: getattr(held.terms, name) for name in _TERMS}} for held in share.devices
     ]

@@ -98,14 +98,14 @@ def describe(diagnostic: Diagnostic, devices: int) -> tuple[int, str]:
 
 def facts(status: ShareStatus) -> list[str]:
     """Return a sentence for the last diagnostic of each kind, and for a region that cannot be used."""
-    told: list[str] = []
+    sentences: list[str] = []
     for diagnostic in {diagnostic.kind: diagnostic for diagnostic in status.diagnostics}.values():
         error, cause = describe(diagnostic, len(status.share.devices))
         process = f"its process {diagnostic.pid}" if diagnostic.pid else "one of its processes"
-        told.append(f"{process} got CUDA error {error}: {cause}" if error else f"{process}: {cause}")
+        sentences.append(f"{process} got CUDA error {error}: {cause}" if error else f"{process}: {cause}")
     if status.region_fault:
-        told.append(f"{status.region_fault}: {REGION_REMEDY}")
-    return told
+        sentences.append(f"{status.region_fault}: {REGION_REMEDY}")
+    return sentences
 
 
 def small_cap(memory_limit_bytes: int, context_bytes: int) -> str:
@@ -120,12 +120,15 @@ def small_cap(memory_limit_bytes: int, context_bytes: int) -> str:
 
 @dataclass(slots=True)
 class _Told:
-    """The lines that have been logged about one share."""
+    """What has been logged about one share."""
 
     diagnostic: int = 0
+    """The number of the last diagnostic that was logged."""
     faults: int = 0
+    """How many damaged values there were when damage was last logged."""
     region_fault: str = ""
     caps: frozenset[DeviceUuid] = frozenset()
+    """The devices on which the share's cap is too small for a context."""
 
 
 class DiagnosticLog:

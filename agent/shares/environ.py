@@ -61,5 +61,5 @@ def without_hook(pid: int, region: str, proc: Path = Path("/proc")) -> str:
         status = (proc / str(pid) / "exe").stat()
         gains = status.st_mode & (stat.S_ISUID | stat.S_ISGID) or os.getxattr(proc / str(pid) / "exe", _CAPABILITIES)
     except OSError:
-        return ""
+        return ""  # the process may not be inspected, or its file has no capabilities
     return _SHED if gains else ""

@@ -31,7 +31,8 @@ def serve(
 ) -> tuple[Path, str]:
     """Return the path of the hook for programs, and the reason if that is `source` itself; empty: a copy in `place`.
 
-    The caller holds the host's lock, so no other agent writes there. Raises AgentUnavailable; no partial file is left.
+    `executable` tells whether programs may map code from `place`. The caller holds the host's lock, so no other agent
+    writes there. Raises AgentUnavailable; no partial file is left.
     """
     try:
         content = source.read_bytes()
@@ -57,7 +58,7 @@ def serve(
 
 
 def remove(place: Path, keep: Path | None = None) -> None:
-    """Remove the served hooks, except `keep`, and the directory if it is empty then. No share may be left."""
+    """Remove the served hooks except `keep`; without `keep` also their directory. No share may be left."""
     directory = place / DIRECTORY_NAME
     with contextlib.suppress(OSError):
         for path in directory.glob("libsharepod-*"):

@@ -140,9 +140,9 @@ def _rate(passed_ns: int, counted_ns: int) -> int:
 def carried(usages: Sequence[Usage], live_launches: int, now: Sequence[Usage]) -> tuple[Usage, ...]:
     """Return the earlier account, less used_ns, which the arbiter continues, and less what the slots report again.
 
-    `now` is what they report. If a process that lived at the checkpoint has ended since and its slot was cleared, its
-    counts are missing there and stay in the result. The slots count launches per process and not per device, so these
-    are divided over the devices pro rata.
+    `now` is what they report; `live_launches`: the launches of the processes that lived at the checkpoint. If such a
+    process has ended since and its slot was cleared, its counts are missing in `now` and stay in the result. The slots
+    count launches per process and not per device, so these are divided over the devices pro rata.
     """
     launches = sum(usage.launches for usage in usages)
     gone = max(0, launches - min(live_launches, sum(usage.launches for usage in now)))

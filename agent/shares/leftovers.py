@@ -51,7 +51,10 @@ class Leftovers:
         """Those of them in which, at the last look, a slot was claimed but its lock was gone."""
 
     def read(self) -> Checkpoint:
-        """Return the checkpoint, with an added record for each region that is to be adopted but has none."""
+        """Return the checkpoint, with an added record for each region that is to be adopted but has none.
+
+        What cannot be read is logged. A checkpoint that cannot be read at all is set aside.
+        """
         is_whole = True
         try:
             text = checkpoint.read(self._state)
@@ -103,7 +106,7 @@ class Leftovers:
         """Return a record for each region that has none.
 
         `is_whole`: the checkpoint has all records. Then only regions in use count: a region without a process and
-        without a record is what a crash between two steps left.
+        without a record is what a crash between two steps left, and `clear` removes it.
         """
         found: list[Record] = []
         for directory in sorted(self._shares.iterdir()):

@@ -55,8 +55,9 @@ class Overheads:
             total = nvml_bytes.get(one.holding.pid, 0)
             if total <= 0 and one.holding.memory_used_bytes:
                 continue  # NVML does not tell, or the process has freed all its memory and is not listed any more
+            # Charged allocations are there: only what was reserved for contexts can be more than NVML shows.
             beyond = max(total - one.holding.memory_used_bytes, -one.holding.context_bytes)
-            key = Held(one.share, one.term, _named(one.holding))
+            key = Held(one.share, one.term, _process_key(one.holding))
             now[key] = beyond
             if before.get(key) == beyond:
                 settled.append(Settled(one, beyond))
@@ -75,6 +76,6 @@ class Overheads:
             self._context[device] = overhead_bytes
 
 
-def _named(holding: Holding) -> Holding:
+def _process_key(holding: Holding) -> Holding:
     """Return a key for the process, without what it holds."""
     return type(holding)(holding.pid, holding.slot, 0, 0)

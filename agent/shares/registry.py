@@ -193,7 +193,7 @@ class Registry:
                 f"region of the share cannot be created: {os.strerror(error.errno or 0)}: "
                 f"check space and files in {self._directory}"
             ) from error
-        self._enter(share, handle, (ledger.NOTHING,) * len(devices), now_ns)
+        self._add(share, handle, (ledger.NOTHING,) * len(devices), now_ns)
         self._join(handle, share)
         return share
 
@@ -216,13 +216,13 @@ class Registry:
         except OSError as error:
             raise WrongState(os.strerror(error.errno or 0)) from None
         now = [self._arbiter.read_usage(handle, term) for term in range(len(usages))]
-        self._enter(share, handle, ledger.carried(usages, record.live_launches, now), now_ns)
+        self._add(share, handle, ledger.carried(usages, record.live_launches, now), now_ns)
         self._join(handle, share)
         if share.paused:
             self._arbiter.pause_share(handle, True)
 
     def resume_adopted(self) -> None:
-        """Resume the adopted shares that are not paused: each waited until all shares of its gang were adopted."""
+        """Resume each adopted share that is not paused. If it was paused with its gang, it stayed paused until now."""
         for share in self.shares():
             if not share.paused:
                 self._arbiter.pause_share(self._entries[share.id].handle, False)
@@ -260,8 +260,8 @@ class Registry:
         share = entry.share
         terms = {held.device: held.terms for held in share.devices}
         for change in changes:
-            for device in self._changed_devices(share, change):
-                terms[device] = _changed(terms[device], change)
+            for device in self._devices_of(share, change):
+                terms[device] = _with_change(terms[device], change)
         devices = tuple(DeviceTerms(device, held) for device, held in terms.items())
         room = admission.rooms(self._devices, self.shares(), self._health, without=share.id)
         admission.check_change(share, devices, room, overcommit=self._overcommit)
@@ -377,7 +377,7 @@ class Registry:
             if ask.id and ask.id == share.name:
                 raise NameTaken(f"id {ask.id!r} is the name of share {share.id}: choose another, or release that one")
 
-    def _enter(self, share: Share, handle: Handle, carried: tuple[Usage, ...], now_ns: int) -> None:
+    def _add(self, share: Share, handle: Handle, carried: tuple[Usage, ...], now_ns: int) -> None:
         """Add a share to the live ones, and begin its accounts with a sample."""
         accounts = tuple(Account() for _ in share.devices)
         self._entries[share.id] = _Entry(share, handle, accounts, carried)
@@ -389,7 +389,7 @@ class Registry:
             account.add(now_ns, usage.used_ns, usage.waited_ns)
 
     def _join(self, handle: Handle, share: Share) -> None:
-        """Make one gang of the live shares of an owner that name the same one. A share without a gang is alone."""
+        """Join the share with the live shares of its owner that name the same gang; without a gang it is alone."""
         live = {(held.owner, held.gang) for held in self.shares()}
         self._arbiter.join_gang(handle, self._gangs.key(share.owner, share.gang, live))
 
@@ -432,7 +432,7 @@ class Registry:
     def _terms(self, devices: Sequence[DeviceTerms]) -> list[tuple[Handle, Terms]]:
         return [(self._handles[held.device], held.terms) for held in devices]
 
-    def _changed_devices(self, share: Share, change: TermsChange) -> list[DeviceUuid]:
+    def _devices_of(self, share: Share, change: TermsChange) -> list[DeviceUuid]:
         """Return the devices that `change` is for. Raises UnknownDevice, or InvalidInput if the share has it not."""
         held = [terms.device for terms in share.devices]
         if not change.device:
@@ -454,14 +454,14 @@ class Registry:
 
 
 def _give_to(uid: int, directory: Path) -> None:
-    """Let only `uid` write the slots and ring. An agent that is not root cannot do this for other users."""
+    """Let only `uid` write the slots and ring the doorbell. If that fails (the agent is not root), all users may."""
     with contextlib.suppress(OSError):
         for name in _OWNED_NAMES:
             os.chown(directory / name, uid, -1)
             (directory / name).chmod(0o600)
 
 
-def _changed(terms: Terms, change: TermsChange) -> Terms:
+def _with_change(terms: Terms, change: TermsChange) -> Terms:
     """Return the terms with the change; what it does not give stays."""
 
     def pick(new: int | None, old: int) -> int:

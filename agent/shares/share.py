@@ -382,7 +382,11 @@ class ShareStatus:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One finished turn; times are CLOCK_MONOTONIC ns, `end` as in `struct sp_turn.reason`."""
+    """One finished turn; times are CLOCK_MONOTONIC ns, `end` as in `struct sp_turn.reason`.
+
+    `requested_ns`: when the share began to wait; `closed_ns`: when it might launch no more; `cogranted`: another share
+    was granted before this one had drained.
+    """
 
     sequence: int
     share: Handle

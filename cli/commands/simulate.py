@@ -273,13 +273,13 @@ def _rows(placed: Sequence[tuple[int, list[Placed]]]) -> str:
 def _plain(outcome: Outcome) -> dict[str, object]:
     """Return an outcome in the form of the JSON output."""
     points = [
-        asdict(point) | {"failed": _failed(point.failed), "insisting": _counts(*point.insisting)}
+        asdict(point) | {"failed": _counts_by_size(point.failed), "insisting": _counts(*point.insisting)}
         for point in outcome.points
     ]
     return {"policy": outcome.policy, "seed": outcome.seed, "points": points}
 
 
-def _failed(counts: Sequence[tuple[str, int, int]]) -> dict[str, dict[str, int]]:
+def _counts_by_size(counts: Sequence[tuple[str, int, int]]) -> dict[str, dict[str, int]]:
     """Return the counts by size. `counts` has, for each size, how many pods failed and how many came."""
     return {size: _counts(failed, came) for size, failed, came in counts}
 
@@ -307,7 +307,7 @@ def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float | No
             own = [outcome for outcome in outcomes if outcome.policy == name]
             points = [outcome.points[-1] if mark is None else outcome.at(mark) for outcome in own]
             asked = f"{100 * (points[0].arrived if mark is None else mark):.4g} %"
-            allocated = _spread([100 * point.allocated for point in points])
+            allocated = _mean([100 * point.allocated for point in points])
             totals.add_row(
                 name, asked, allocated, f"{statistics.fmean(100 * point.fragmented for point in points):.2f} %"
             )
@@ -322,7 +322,7 @@ def _size_order(size: str) -> tuple[bool, bool, int]:
     return (size != "CPU", size != "share", int(number) if number.isdecimal() else 0)
 
 
-def _spread(values: Sequence[float]) -> str:
+def _mean(values: Sequence[float]) -> str:
     """Return the mean and, if there are several values, their standard deviation."""
     mean = f"{statistics.fmean(values):.2f} %"
     return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
@@ -343,8 +343,8 @@ def _draw(path: Path, outcomes: Sequence[Outcome], names: Sequence[str]) -> None
     for name in names:
         own = [outcome.points for outcome in outcomes if outcome.policy == name]
         curves[name] = [
-            (statistics.fmean(p.arrived for p in at), statistics.fmean(p.allocated for p in at))
-            for at in zip(*own, strict=False)
+            (statistics.fmean(p.arrived for p in points), statistics.fmean(p.allocated for p in points))
+            for points in zip(*own, strict=False)  # up to the end of the shortest replay
         ]
     write_bytes(path, _curve()(curves))
 

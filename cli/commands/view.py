@@ -114,7 +114,7 @@ def trace(
 
 
 def record(client: Client, seconds: float) -> list[Turn]:
-    """Return the turns that end within the next `seconds`, fetched every second so that the ring drops none."""
+    """Return the turns that end within the next `seconds`, fetched every second: the agent keeps only the last ones."""
     kept = client.turns_after(0)
     last = kept[-1].sequence if kept else 0
     turns: list[Turn] = []

@@ -35,17 +35,21 @@ _EXIT_CODES: Final = {
 }
 
 
-def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = ()) -> errors.CliError:
-    """Return the error for an agent that was not found, at the socket or in the directories `elsewhere`."""
+def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other: str = "") -> errors.CliError:
+    """Return the error for an agent that was not found, at the socket or in the directories `elsewhere`.
+
+    `other`: the socket of another agent, which does listen.
+    """
     nor = f", nor in {' or '.join(elsewhere)}" if elsewhere else ""
+    remedy = f"use the one that listens at {other} (--socket), or " if other else ""
     return errors.CliError(
-        f"no agent at {socket_path}{nor}: {cause}: start one with `sharepod agent` "
+        f"no agent at {socket_path}{nor}: {cause}: {remedy}start one with `sharepod agent` "
         "(no GPU here: `sharepod agent --simulate 1xH200`), or let `sharepod run --private` start one",
         errors.EXIT_NO_AGENT,
     )
 
 
-def check_agent(socket_path: str, elsewhere: Sequence[str] = ()) -> None:
+def check_agent(socket_path: str, elsewhere: Sequence[str] = (), other: str = "") -> None:
     """Raise CliError, with cause and remedy, unless a process listens on the agent's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.settimeout(_TIMEOUT_S)
@@ -59,15 +63,16 @@ def check_agent(socket_path: str, elsewhere: Sequence[str] = ()) -> None:
                     errors.EXIT_NO_AGENT,
                 ) from None
             cause = {errno.ENOENT: "there is no such socket", errno.ECONNREFUSED: "nobody listens (it has stopped)"}
-            raise no_agent(socket_path, cause.get(error.errno or 0, error.strerror or str(error)), elsewhere) from None
+            told = cause.get(error.errno or 0, error.strerror or str(error))
+            raise no_agent(socket_path, told, elsewhere, other) from None
 
 
 class Client:
     """A connection to the agent. Every method raises CliError with the agent's one-line text when the agent refuses."""
 
-    def __init__(self, socket_path: str, elsewhere: Sequence[str] = ()) -> None:
-        """Connect. `elsewhere` are directories in which no agent was found."""
-        check_agent(socket_path, elsewhere)
+    def __init__(self, socket_path: str, elsewhere: Sequence[str] = (), other: str = "") -> None:
+        """Connect. `elsewhere` are directories in which no agent listens, `other` is the socket of one that does."""
+        check_agent(socket_path, elsewhere, other)
         self._socket_path = socket_path
         # A proxy from the environment must not be used for a unix socket.
         self._channel = grpc.insecure_channel(f"unix:{socket_path}", options=[("grpc.enable_http_proxy", 0)])

@@ -82,14 +82,21 @@ def _is_there(path: Path) -> bool:
 
 
 def connect(path: str) -> Client:
-    """Return a connection to the agent at `path`. Raises CliError when there is none."""
+    """Return a connection to the agent at `path`. Raises CliError when there is none.
+
+    If `path` lies in a default directory, the error names the other default directories too, or the agent that listens
+    in one of them.
+    """
     # Set before the library is loaded: its own log would appear between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sharepod.cli.connection.client import Client
 
     places = default_directories()
-    looked = str(Path(path).parent)
-    return Client(path, [place for place in places if place != looked] if looked in places else ())
+    own = str(Path(path).parent)
+    others = [place for place in places if place != own] if own in places else []
+    sockets = {place: _listening_socket(place) for place in others}
+    silent = [place for place, socket in sockets.items() if not socket]
+    return Client(path, silent, next(filter(None, sockets.values()), ""))
 
 
 def check_simulate(devices: str) -> None:
@@ -113,7 +120,7 @@ def check_devices(node: pb.GetNodeResponse, path: str, simulate: str) -> None:
 def ensure_agent(path: str, simulate: str | None) -> None:
     """Return when an agent listens at `path`. If none does, start a private one, which ends with its last share.
 
-    Raises CliError when no agent listens after some seconds.
+    Raises CliError when no agent listens after some seconds, or when a private agent cannot have this path or devices.
     """
     if listens(path):
         return
@@ -183,6 +190,12 @@ def _wait_until_it_listens(path: str, ended: int, deadline: float) -> None:
             over, deadline = True, min(deadline, time.monotonic() + _OTHER_STARTS_S)
         elif over:
             time.sleep(_LOOK_S)
+
+
+def _listening_socket(directory: str) -> str:
+    """Return a socket in the directory at which an agent accepts this user's connections; "" if there is none."""
+    paths = (f"{directory}/{name}" for name in (SOCKET_NAME, USERS_SOCKET_NAME))
+    return next(filter(listens, paths), "")
 
 
 def listens(path: str) -> bool:

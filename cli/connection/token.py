@@ -23,7 +23,7 @@ def metadata(socket_path: str, *, gang: str = "") -> tuple[tuple[str, str], ...]
     if Path(socket_path).name != USERS_SOCKET_NAME:
         return ()
     try:
-        token = _kept(Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()) / "sharepod/token")
+        token = _load(Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()) / "sharepod/token")
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         if gang:
             raise CliError(
@@ -40,7 +40,7 @@ def _token_of_this_process() -> str:
     return secrets.token_urlsafe(32)
 
 
-def _kept(path: Path) -> str:
+def _load(path: Path) -> str:
     """Return the token in the file at `path`. If there is no file, make one. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")

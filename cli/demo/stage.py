@@ -56,7 +56,7 @@ class Stage:
         program = [sys.executable, str(PROGRAM), "--seconds", f"{seconds:.1f}", "--kernel-us", str(part.kernel_us)]
         share = ["--gpu", str(part.gpu_percent), "--name", part.name, "--device", "0"]
         command = [*command_that_ends_with_us(), "run", "--socket", self._socket, *share, "--", *program]
-        self._running[part.name] = _started(command, self._log(part.name))
+        self._running[part.name] = _start_process(command, self._log(part.name))
         deadline = time.monotonic() + _FIRST_LAUNCH_S
         while not any(s.name == part.name and s.devices[0].usage.used_ns for s in self.client.list_shares().shares):
             self.check()
@@ -108,7 +108,7 @@ class Stage:
 def open_stage(simulate: str | None) -> Iterator[Stage]:
     """Yield a stage. When the block is left in any way, its programs, agent and files are gone.
 
-    Raises CliError when the agent does not start.
+    `simulate` names the simulated devices; None: the real ones. Raises CliError when the agent does not start.
     """
     with Scratch("sharepod-demo") as scratch, ExitStack() as stack:
         directory = scratch.path
@@ -116,9 +116,9 @@ def open_stage(simulate: str | None) -> Iterator[Stage]:
         flags += ["--simulate", simulate] if simulate else []
         command = [*command_that_ends_with_us(), "agent", *flags]
         with _environment({"SIMGPU_STATE": str(directory / "simgpu")} if simulate else {}), undisturbed():
-            agent = _started(command, directory / "agent.log")
+            agent = _start_process(command, directory / "agent.log")
             stack.callback(_end, agent)
-        _await(agent, directory)
+        _await_agent(agent, directory)
         with connect(str(directory / SOCKET_NAME)) as client:
             stage = Stage(directory, client)
             try:
@@ -127,15 +127,18 @@ def open_stage(simulate: str | None) -> Iterator[Stage]:
                 stage.stop_programs()
 
 
-def _started(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a process group of its own: Ctrl-C reaches only the demo, which then ends all in order."""
+def _start_process(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process that writes to `log`, in a process group of its own.
+
+    So Ctrl-C reaches only the demo, which then ends all in order.
+    """
     with log.open("wb") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
         )
 
 
-def _await(agent: subprocess.Popen[bytes], directory: Path) -> None:
+def _await_agent(agent: subprocess.Popen[bytes], directory: Path) -> None:
     """Wait until the agent listens. Raises CliError if it ends before, or takes too long."""
     deadline = time.monotonic() + _START_S
     while not listens(str(directory / SOCKET_NAME)):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def word(message: Message, field: str) -> str:
     """Return the enum value in `field` as a word: "waiting" for SHARE_STATE_WAITING."""
-    return _word(message.DESCRIPTOR.fields_by_name[field].enum_type, getattr(message, field))
+    return _enum_word(message.DESCRIPTOR.fields_by_name[field].enum_type, getattr(message, field))
 
 
 def class_of(word: str | None) -> pb.ShareClass.ValueType:
@@ -37,10 +37,10 @@ def is_simulated(node: pb.GetNodeResponse) -> bool:
 
 def plain(message: Message) -> dict[str, Any]:
     """Return the message for JSON: all fields by their names, numbers as numbers, enum values as words."""
-    return {field.name: _plain(field, getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+    return {field.name: _field_for_json(field, getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
 
 
-def _plain(field: Any, value: Any) -> Any:
+def _field_for_json(field: Any, value: Any) -> Any:
     """Return the value of a message's field for JSON."""
     kind = field.message_type
     if kind is not None and kind.GetOptions().map_entry:
@@ -49,10 +49,10 @@ def _plain(field: Any, value: Any) -> Any:
         return [one if kind is None else plain(one) for one in value]
     if kind is not None:
         return plain(value)
-    return value if field.enum_type is None else _word(field.enum_type, value)
+    return value if field.enum_type is None else _enum_word(field.enum_type, value)
 
 
-def _word(enum: Any, number: int) -> str:
+def _enum_word(enum: Any, number: int) -> str:
     """Return a value of an enum as a word, without the prefix that all values of the enum have."""
     value = enum.values_by_number.get(number)  # a newer agent may send unknown values
     prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")

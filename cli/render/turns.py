@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One finished turn. All times are CLOCK_MONOTONIC nanoseconds of the agent's host."""
+    """One finished turn. All times are CLOCK_MONOTONIC nanoseconds of the agent's host.
+
+    `requested_ns`: when the share began to wait; `closed_ns`: when it might launch no more; `reason`: why the turn
+    ended; `cogranted`: another share was granted before this one had drained.
+    """
 
     sequence: int
     share: str

@@ -54,7 +54,7 @@ class CdiDirectory:
             raise PluginError(f"{path} cannot be written: {error.strerror}: make room in {self._directory}") from None
 
     def written_unix_s(self, share_id: str) -> float | None:
-        """Return when the share's file was last written, as every start of its container does; None: it is gone."""
+        """Return when the share's file was last written: every start of its container writes it. None: no file."""
         try:
             return self._path(share_id).stat().st_mtime
         except OSError:

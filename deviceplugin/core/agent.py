@@ -113,7 +113,7 @@ class Agent:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return None
-            raise self._said(error) from None
+            raise self._plugin_error(error) from None
         return answer.shares[0]
 
     async def register(
@@ -204,7 +204,7 @@ class Agent:
             await self._stub.ReleaseShare(pb.ReleaseShareRequest(share=share_id), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
-                raise self._said(error) from None
+                raise self._plugin_error(error) from None
 
     async def report(self, report: pb.ReportPluginRequest) -> None:
         """Send the plugin's counters to the agent, for its metrics."""
@@ -215,9 +215,9 @@ class Agent:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise self._said(error) from None
+            raise self._plugin_error(error) from None
 
-    def _said(self, error: grpc.aio.AioRpcError) -> PluginError:
+    def _plugin_error(self, error: grpc.aio.AioRpcError) -> PluginError:
         """Return the agent's error as the plugin's, and count it as a failure of the agent.
 
         A lack of room and a pod's wrong request are no failures of the agent.
@@ -225,7 +225,7 @@ class Agent:
         text = (error.details() or error.code().name).splitlines()[0]
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return NoRoom(text)
-        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # a pod's wrong request is no failure of the agent
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
             self.failed()
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return PluginError(f"the node's agent at {self._socket} does not answer ({text}): it is tried again")

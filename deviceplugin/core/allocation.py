@@ -100,9 +100,9 @@ class Allocations:
     def superseded(self, claimed: Allocation) -> tuple[Allocation, ...]:
         """Return the pod's other allocations that have some of the same units. Their containers are done.
 
-        Kubelet gives a pod's units to its next container when the one before (an init container) is done. The shares of
-        these allocations are released. The allocations stay: later containers may get their units, and init containers
-        may run again.
+        Kubelet gives a pod's units to its next container when the one before (an init container) is done. The caller
+        releases the shares of these allocations. The allocations stay: later containers may get their units, and init
+        containers may run again.
         """
         if claimed.binding is None:
             return ()
@@ -116,7 +116,7 @@ class Allocations:
         )
 
     def put(self, allocation: Allocation) -> Allocation:
-        """Replace the allocation that has the same id, and return it."""
+        """Note an allocation, in place of the one with its id if there is one, and return it."""
         self._allocations[allocation.id] = allocation
         return allocation
 

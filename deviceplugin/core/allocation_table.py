@@ -118,7 +118,7 @@ class Record:
         return Claim(allocation, superseded, is_first=allocation.id in unbound)
 
     def set_devices(self, allocation_id: AllocationId, devices: tuple[str, ...]) -> None:
-        """Note the devices that an allocation has got. Raises PluginError when that could not be written to disk."""
+        """Note the devices that an allocation has got. Raises PluginError if that is not on disk, or it was dropped."""
         current = self.get(allocation_id)
         if current is None:
             raise PluginError(f"share {allocation_id} was released while its container started: it is tried again")
@@ -126,7 +126,7 @@ class Record:
         self.save()
 
     def drop(self, allocation_id: AllocationId) -> None:
-        """Forget an allocation. If the disk was full and it comes back, a later collection ends it again."""
+        """Forget an allocation. If the disk is full, a restart may bring it back, and a collection ends it again."""
         self._allocations.drop(allocation_id)
         self._last_moves.pop(allocation_id, None)
         self._try_to_save()
@@ -179,7 +179,10 @@ class Record:
             raise PluginError("another device plugin serves this node now: it is tried again there")
 
     def _learn(self) -> None:
-        """Take over what another plugin has written since. Allocations that moved here are newer than in the file."""
+        """Take over what another plugin has written since this one last read or wrote the file.
+
+        Allocations that moved here stay: they are newer than in the file.
+        """
         if not self.active() or not self._store.changed():
             return
         for item in self._store.reread() or ():

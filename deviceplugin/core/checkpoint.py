@@ -43,13 +43,17 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
         self._encoded: dict[AllocationId, tuple[Allocation, str]] = {}
+        """The allocations of the last `save`, each with its JSON text."""
         self._saved: tuple[Allocation, ...] | None = None
-        """The allocations on disk, as far as this object knows."""
+        """The allocations that this object has written to disk; None: the next `save` writes in any case."""
         self._seen: _Stamp | None = None
         """The file that was last read or written."""
 
     def changed(self) -> bool:
-        """Tell whether another plugin has written the file since this object last read or wrote it."""
+        """Tell whether another plugin has written the file since this object last read or wrote it.
+
+        False also if the file is missing.
+        """
         try:
             return _stamp(self._path.stat()) != self._seen
         except OSError:

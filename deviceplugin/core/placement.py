@@ -42,10 +42,10 @@ class Placement:
             return [terms.chosen]
         if terms.same_device:
             return [self._one_device(allocation, terms, pod, node)]
-        return [()] if node.all_offered else self._offered(terms, node)
+        return [()] if node.all_offered else self._offered_choices(terms, node)
 
-    def _offered(self, terms: PodTerms, node: NodeView) -> Sequence[Sequence[str]]:
-        """Return choices among the offered devices, in the order of the agent: the fullest first."""
+    def _offered_choices(self, terms: PodTerms, node: NodeView) -> Sequence[Sequence[str]]:
+        """Return choices among the offered devices, those with the least free time first. Raises NoRoom."""
         request = terms.request_millipercent
         fitting = [device for device in node.devices if device.healthy and free_millipercent(device) >= request]
         fitting.sort(key=lambda device: (free_millipercent(device), device.index))
@@ -61,7 +61,8 @@ class Placement:
     def _one_device(self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView) -> Sequence[str]:
         """Return the device that all containers of a pod must share, as a choice of one. Raises NoRoom.
 
-        If another container of the pod has a device already, it is that one. Else it has room for all that ask for it.
+        If another container of the pod has a device already, it is that one. Else it is the device with the
+        least free time that has room for all containers that set same-device.
         """
         for item in self._record.all():
             other = item.binding

@@ -44,14 +44,15 @@ class Units:
             taken: The units that shares hold, by the UUID of their device or NOT_BOUND. The units of a share on several
                 devices are spread over those devices.
         """
-        listed = self._listed(taken)
-        out = self._out(listed, taken)
-        return tuple((unit, unit not in out) for unit in listed)
+        listed = self._ids(taken)
+        unhealthy = self._unhealthy(listed, taken)
+        return tuple((unit, unit not in unhealthy) for unit in listed)
 
-    def _listed(self, taken: Mapping[str, Collection[UnitId]]) -> list[UnitId]:
+    def _ids(self, taken: Mapping[str, Collection[UnitId]]) -> list[UnitId]:
         """Return the ids of the node: those that shares on its devices hold, and the lowest ones that no share holds.
 
-        Units held by shares of a lost device are not listed: kubelet counts them as used, so others would lack them.
+        Units of shares on a device that is no longer offered are left out: kubelet counts them as used, so there would
+        be too few for others.
         """
         known = {uuid for uuid, _ in self.devices} | {NOT_BOUND}
         total = self._per_device * len(self.devices)
@@ -66,16 +67,16 @@ class Units:
             number += 1
         return sorted(listed, key=_order)
 
-    def _out(self, listed: list[UnitId], taken: Mapping[str, Collection[UnitId]]) -> set[UnitId]:
+    def _unhealthy(self, listed: list[UnitId], taken: Mapping[str, Collection[UnitId]]) -> set[UnitId]:
         """Return the units that unhealthy devices take out: those of their shares first, then free ones, then any."""
         unhealthy = [uuid for uuid, healthy in self.devices if not healthy]
         if not unhealthy:
             return set()
         size = self._per_device * len(unhealthy)
-        lost = {unit for uuid in unhealthy for unit in taken.get(uuid, ())}
-        held = {unit for uuid, units in taken.items() if uuid not in unhealthy for unit in units}
+        sick = {unit for uuid in unhealthy for unit in taken.get(uuid, ())}
+        well = {unit for uuid, units in taken.items() if uuid not in unhealthy for unit in units}
         # 0: held on unhealthy devices alone; 1: on others, too; 2: free; 3: held on others alone.
-        ranks = {unit: 0 if unit in lost - held else 1 if unit in lost else 3 if unit in held else 2 for unit in listed}
+        ranks = {unit: 0 if unit in sick - well else 1 if unit in sick else 3 if unit in well else 2 for unit in listed}
         # The highest first: `pack` gives out the lowest ones, so a unit that is taken out is rarely in use.
         listed = listed[::-1]
         return set(sorted(listed, key=lambda unit: ranks[unit])[:size])

@@ -155,7 +155,7 @@ class AnnotationReconciler:
     def _heir(self, item: Allocation, binding: Binding, pod: Pod) -> str:
         """Return which container has an allocation now. An init container's goes to the next with as many units.
 
-        When that container started, the API may not have shown yet that the init container had finished.
+        The binding may still name the init container: the API may show its end after the next has started.
         """
         if binding.container not in pod.finished:
             return binding.container

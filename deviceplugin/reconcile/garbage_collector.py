@@ -66,8 +66,9 @@ class GarbageCollector:
         self.active: Callable[[], bool] = lambda: True
         """False while another plugin serves the node."""
         self._unbound_since: dict[AllocationId, float] = {}
-        """When this process first saw an allocation without a container, by the loop's clock: it is never set."""
+        """When this process first saw an allocation without a container, by the loop's clock, which never jumps."""
         self._hurry_until_s = 0.0
+        """Until then, shares of ended pods are looked for every HURRY_S; by the loop's clock."""
         self._said = ""
         """The failure that was last logged; empty: the last look succeeded."""
 
@@ -125,7 +126,7 @@ class GarbageCollector:
         live = await self._processes.live_pods()
         held = {unit for holder in listing.holders for unit in holder.units}
         if any(item.binding is None for item in suspects):
-            held |= await self._admitted()
+            held |= await self._units_in_checkpoint()
         for item in suspects:
             lives = item.binding is not None and item.binding.cgroup_uid in live
             if lives or self._is_listed(item, held):
@@ -138,7 +139,7 @@ class GarbageCollector:
                 await self._agent.release(share.id)
                 log.info("share of no allocation released", extra={"share": share.id, "container": binding.title})
 
-    async def _admitted(self) -> set[UnitId]:
+    async def _units_in_checkpoint(self) -> set[UnitId]:
         """Return the units of the node's pods in kubelet's checkpoint: no other list has plain init containers.
 
         An init container may wait for its image longer than UNBOUND_S. If the API server went away right after the pod

@@ -83,6 +83,7 @@ class _Known:
     """What was seen and told of one share."""
 
     runs_since_s: float | None = None
+    """When its container was first seen running; None: it does not run."""
     has_attached: bool = False
     """A program has used the share since the container's start."""
     quiet_told: bool = False
@@ -90,8 +91,11 @@ class _Known:
     missing: int = 0
     """Looks in a row at which the agent lacked the share."""
     refusals: int = 0
+    """Allocations of device memory denied, as counted by the agent at the last look."""
     told_refusals: int = 0
+    """How many of these were told."""
     denied_told_s: float | None = None
+    """When MemoryDenied was last told; None: never."""
 
 
 class WorkloadFindings:
@@ -150,11 +154,11 @@ class WorkloadFindings:
         if count <= known.told_refusals or not is_due:
             return []
         new, known.told_refusals, known.denied_told_s = count - known.told_refusals, count, now_s
-        last = next(held for held in share.devices if held.usage.memory_refusals)
+        part = next(held for held in share.devices if held.usage.memory_refusals)
         text = (
             f"container {seat.container}: {new} allocation{'s' * (new > 1)} of device memory denied, the last of "
-            f"{bytes_text(last.usage.memory_refused_bytes)}: its cap on device {last.device_index} is "
-            f"{bytes_text(last.memory_limit_bytes)}: raise sharepod.io/memory, also while it runs, or use less"
+            f"{bytes_text(part.usage.memory_refused_bytes)}: its cap on device {part.device_index} is "
+            f"{bytes_text(part.memory_limit_bytes)}: raise sharepod.io/memory, also while it runs, or use less"
         )
         return [Note(seat.pod, "MemoryDenied", text)]
 

@@ -52,7 +52,9 @@ class WorkloadMonitor:
         self._before: set[str] = set()
         """Allocations that were bound before this plugin served."""
         self._serves = False
+        """Whether this plugin served the node at the last look."""
         self._away_since_s: float | None = None
+        """When the agent was first found away; None: it answered at the last look."""
         self._away_told = False
 
     async def look_for_ever(self) -> None:

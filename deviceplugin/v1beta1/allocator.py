@@ -135,7 +135,7 @@ class Allocator:
 
     async def _tell(self, units: frozenset[UnitId], start: _Start, error: PluginError) -> None:
         """Write an Event for the pod, or for the node if no source says which pod it is."""
-        known = self._recorded(units) if start.pod is None else None
+        known = self._find_in_checkpoint(units) if start.pod is None else None
         pod, container = (start.pod, start.container) if known is None else (known[0], known[1].container)
         if pod is None:
             text = f"a container with {len(units)} units does not start: {error}"
@@ -182,12 +182,12 @@ class Allocator:
         """
         allocation = claim.allocation
         start.waits_for = "the agent"
-        node = await self._seen()
+        node = await self._node_now()
         share = None if claim.is_first else await self._agent.share(allocation.id)
         must_move = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
         if share is not None and must_move and not share.processes:
             await self._agent.release(share.id)  # no process has it: it can be made again elsewhere
-            share, node = None, await self._seen()
+            share, node = None, await self._node_now()
         labels = binding.labels
         if share is None:
             share = await self._register(allocation, terms, pod, node, labels, start)
@@ -241,9 +241,9 @@ class Allocator:
             if start.no_room is not None and loop.time() + ROOM_LOOK_S > until_s:
                 raise start.no_room
             await asyncio.sleep(ROOM_LOOK_S)
-            node = await self._seen()
+            node = await self._node_now()
 
-    async def _seen(self) -> NodeView:
+    async def _node_now(self) -> NodeView:
         """Return the node as it is now, with the devices that pods may have."""
         return self._placement.device_filter.seen(await self._agent.node())
 
@@ -258,13 +258,13 @@ class Allocator:
         if found := exact or [holder for holder in holders if holder.units & units]:
             return found[0]
         until_s = asyncio.get_running_loop().time() + WATCH_WAIT_S
-        while (known := self._recorded(units)) is None:
+        while (known := self._find_in_checkpoint(units)) is None:
             if asyncio.get_running_loop().time() > until_s:
                 raise PluginError("kubelet does not list yet which container holds these units: it is tried again")
             await asyncio.sleep(WATCH_LOOK_S)
         return known[1]
 
-    def _recorded(self, units: frozenset[UnitId]) -> tuple[Pod, Holder] | None:
+    def _find_in_checkpoint(self, units: frozenset[UnitId]) -> tuple[Pod, Holder] | None:
         """Return the pod that has exactly these units in kubelet's checkpoint, and its last container that has them.
 
         None: the watch shows no such pod, or only a finished one.
@@ -285,13 +285,13 @@ class Allocator:
     async def _pod(self, holder: Holder, units: frozenset[UnitId]) -> Pod | None:
         """Return the holder's pod as it is now; None: it is gone. Raises ApiUnavailable.
 
-        While the API server is away, the watch's last copy does if kubelet's checkpoint has its uid. Otherwise the API
-        server is asked for longer: by the name alone, the copy could be of an earlier pod.
+        While the API server is away, the watch's last copy is enough if kubelet's checkpoint has its uid. Otherwise the
+        API server is asked for longer: by the name alone, the copy could be of an earlier pod.
         """
         try:
             return await self._api.get(holder.namespace, holder.pod, API_WAIT_S)
         except ApiUnavailable:
-            known = self._recorded(units)
+            known = self._find_in_checkpoint(units)
         if known is not None and (known[0].namespace, known[0].name) == (holder.namespace, holder.pod):
             return known[0]
         return await self._api.get(holder.namespace, holder.pod)
@@ -312,7 +312,7 @@ class Allocator:
         return (unfinished or init)[0].name if init else holder.container
 
     def _is_past(self, init: Container, pod: Pod) -> bool:
-        """Tell whether a container after this init container has been started. The API may be behind."""
+        """Tell whether a later container than `init` has started, by the API, which may be behind, or by our record."""
         names = {one.name for one in pod.all_containers if one.units and one.stays and one.order >= init.order}
         bound = (item.binding for item in self._record.all() if item.binding is not None)
         started = {one.container for one in bound if one.cgroup_uid == pod.cgroup_uid}

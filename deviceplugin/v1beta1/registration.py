@@ -185,7 +185,7 @@ class Registration:
         """Tell whether kubelet reads our units, or did so a moment ago. If not, have us registered again later."""
         if self._service.watchers:
             self._seen_at = now
-            # Not sooner: another make's plugin with our resource name would register again at once, too.
+            # Not sooner: another vendor's plugin with our resource name would register again at once, as we would.
             if now - self._known_at > RETRY_MAX_S:
                 self._failures = 0
         if now - self._seen_at < UNWATCHED_S:
@@ -228,13 +228,13 @@ class Registration:
                 extra={"socket": str(self.path), "remedy": "stop one of the two, unless this is an upgrade"},
             )
         # At its end grpc removes the path that it was given. By then another plugin's socket may have our name.
-        made = self._new_path()
-        server = await listen(self._service, made)
+        new_path = self._new_path()
+        server = await listen(self._service, new_path)
         try:
-            own = _socket_at(made)
+            own = _socket_at(new_path)
             if not self._has_served:
                 self.taking_over()
-            made.rename(self.path)
+            new_path.rename(self.path)
             self._has_served = True
         except BaseException:
             await server.stop(None)

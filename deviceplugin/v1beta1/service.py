@@ -47,13 +47,13 @@ class Allocator(Protocol):
     """What the service asks the allocator: see `allocator.py`. Errors are PluginErrors."""
 
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
-        """Return the edits of the container that gets these units."""
+        """Return the edits of the container that is being admitted with these units."""
 
     async def pre_start(self, units: frozenset[UnitId]) -> None:
-        """Prepare what the container with these units needs. It is about to be created."""
+        """Make the share of the container with these units, which is about to start. Idempotent."""
 
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
-        """Return the units that shares hold, by the UUID of their device."""
+        """Return the units in use, by the UUID of their device; NOT_BOUND: their allocation has no device yet."""
 
 
 class _Stream:

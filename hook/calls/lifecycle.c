@@ -54,7 +54,7 @@ CONTEXT_CHANGE(cuCtxPopCurrent, (CUcontext * context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
 
 /* `bytes` were reserved for a context before it was made: keep them as its charge, or release them if it was not made.
- * If a primary context existed already, its own charge stays and the reservation is released. */
+ * If the context has a charge already (another thread has made the same primary context), this one replaces it. */
 static void conclude_context(CUresult result, CUdevice device, CUcontext context, uint64_t bytes) {
   if (result == CUDA_ERROR_INVALID_DEVICE) {
     sp_share_no_device(device);
@@ -139,7 +139,7 @@ SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (co
   return result;
 }
 
-/* The context and what was in it are gone. */
+/* Tell the gate and the account that the context and what was in it are gone. */
 static void context_gone(CUcontext context) {
   sp_gate_context_gone(context);
   sp_memory_forget_context(context);

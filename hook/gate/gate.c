@@ -88,8 +88,9 @@ static inline struct sp_stream_state *cached_state(struct sp_device *device, str
   return look_up(pair, (struct sp_known_stream){stream, key, NULL}, thread, device, per_thread);
 }
 
-/* Is this launch to be measured alone? `launches` counts those of the unit; `spread` is that number, spread over 16
- * bits. `first`: it is the first of a turn, which shows when the device was free for us (marker.c). */
+/* Is this launch to be measured alone? SPREAD says how often. `launches` counts those of the unit; `spread` is that
+ * number, spread over 16 bits. `first`: it is the first of a turn, which shows when the device was free for us
+ * (marker.c). */
 static bool is_measured(const struct sp_stream_state *state, const struct sp_work_profile *profile, uint16_t launches,
                         uint16_t spread, bool first) {
   bool exact = sp_profile_is_exact(profile);
@@ -215,7 +216,7 @@ static void publish_pass(struct sp_device *device) {
 static void pass_crowded(struct sp_device *device, uint32_t most) {
   static uint32_t told;
   if (!device)
-    return;
+    return; /* the current device is not the share's */
   publish_pass(device);
   if (!__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
     sp_share_crowded(most);
@@ -388,7 +389,7 @@ void sp_gate_capture_begin(void *stream, bool per_thread) {
 }
 
 void sp_gate_capture_end(void *stream, bool per_thread) {
-  (void)per_thread;
+  (void)per_thread; /* only the begin of a capture needs it */
   sp_streams_capture_end(stream);
 }
 

@@ -47,7 +47,7 @@ bool sp_gate_attached(void);
  * the _ptsz variants, where 0 means the calling thread's stream). */
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key);
 
-/* The driver has been called; `result` is its CUresult. */
+/* The driver has been called, and returned the CUresult `result`: count the launch if the driver has accepted it. */
 void sp_gate_leave(struct sp_pass *pass, int result);
 
 /* The calling thread has left an earlier call by a jump: undo what that call left at the gate. */
@@ -62,8 +62,8 @@ enum sp_way { SP_TO_DEVICE, SP_TO_HOST };
 void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, uint64_t count);
 
 /* The stream is about to get an item that waits for something else than the device's work: a copy of host memory, a
- * host function, a word in memory, an event. Work behind it does not run before that is over, and work in front of it
- * ends before. */
+ * host function, a word in memory, an event. Work behind it does not run before that is over. The work in front
+ * gets a marker, because it ends before, and the wait is noted. */
 enum sp_awaited { SP_AWAITS_HOST, SP_AWAITS_EVENT };
 void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited);
 
@@ -75,11 +75,13 @@ enum sp_sync {
   SP_SYNC_EVENT,   /* work before an event: the hook does not know in which stream */
 };
 
-/* The calling thread is about to wait for its work (a synchronise, a blocking copy); it has just returned from that. */
+/* The calling thread is about to wait for its work (a synchronise, a blocking copy): record markers that show when the
+ * work ends. It has just returned from that: the turn may be returned early. */
 void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync);
 void sp_gate_synced(enum sp_sync sync);
 
-/* A capture into `stream` is about to begin; it has ended or failed. No marker is recorded while one is open. */
+/* A capture into `stream` is about to begin; it has ended or failed. While one is open, markers are recorded only where
+ * they cannot disturb it. */
 void sp_gate_capture_begin(void *stream, bool per_thread);
 void sp_gate_capture_end(void *stream, bool per_thread);
 
@@ -100,7 +102,7 @@ void sp_gate_context_gone(const void *context);
 void sp_gate_context_changed(void);
 
 /* The driver's cuInit succeeded: map the region and claim a slot. Returns false if the node's policy is `closed` and
- * the region cannot be used: then cuInit must fail with CUDA_ERROR_SYSTEM_NOT_READY (802). */
+ * the process cannot be attached: then cuInit must fail with CUDA_ERROR_SYSTEM_NOT_READY (802). */
 bool sp_attach(void);
 
 /* Tell the agent what went wrong; the agent logs it, because the hook may not print. None of these changes errno. */

@@ -73,10 +73,10 @@ struct sp_stream_state {
   uint32_t batch_launches;
   uint64_t batch_began_ns; /* when the first part of it was about to be launched */
   uint32_t captures;       /* the part of sp_this_process.captures that began in this stream and has not ended */
-  uint8_t batch_version;
-  bool batch_mixed;
-  bool batch_guessed; /* the length of some pending work is a guess */
-  bool awaits;        /* the last item in the stream waits for something else than the device's work */
+  uint8_t batch_version;   /* the version of that unit */
+  bool batch_mixed;        /* the pending work is of several units, or of several versions */
+  bool batch_guessed;      /* the length of some pending work is a guess */
+  bool awaits;             /* the last item in the stream waits for something else than the device's work */
   struct sp_device *device;
   uint32_t outstanding; /* markers not yet finished; written under lock */
   uint64_t edged_ns;    /* when an edge was last recorded into it while it was empty */
@@ -94,7 +94,7 @@ struct sp_stream_state {
   uint64_t start_ns;   /* when … */
   CUevent start_event; /* … this event was recorded ahead of the first work of a turn; */
   bool start_idle;     /* nothing was in front of it, so it is stamped at once */
-  /* only the keeper uses the rest */
+  /* The keeper's. Threads that record also read pieces_done, and sp_stream_find sets a new stream's fields. */
   uint32_t pieces_done; /* `pieces` up to the last finished marker */
   int64_t ended_ns;     /* when its last finished marker finished, on a scale of the device's clock … */
   uint32_t scale;       /* … with this name */
@@ -129,11 +129,11 @@ struct sp_device {
   /* futexes, private to the process */
   _Alignas(64) uint32_t kick; /* the keeper waits on this: a marker was recorded, a turn entered */
   uint32_t progress;          /* gate waiters wait on this: a marker has finished */
-  uint32_t gate_waiters;
-  uint32_t passed; /* deliberate passes */
+  uint32_t gate_waiters;      /* how many threads wait for progress */
+  uint32_t passed;            /* deliberate passes */
   uint32_t keeper_started;
   uint64_t keeper_tried_ns; /* when starting the keeper last failed; 0: never */
-  CUdevice ordinal;
+  CUdevice ordinal;         /* -1: the driver has no such device */
   struct sp_slot_device *slot;
   struct sp_slot_copies *copies;
   /* guarded by turn_lock */
@@ -153,12 +153,12 @@ struct sp_device {
   struct sp_stream_state *waiting_state; /* the keeper waits inside the driver for a marker of this stream */
   uint32_t synced;                       /* a thread has just waited for all its work */
   uint64_t gap_ns;                       /* moving average of the pauses between work */
-  /* only the keeper uses the rest */
+  /* The keeper's. Of the rest, other threads use `looks`, and what is loaded and stored atomically. */
   uint64_t finished_ns; /* the best estimate of when the last marker finished on the device */
   uint64_t ended_ns;    /* … a closer guess of that, at most finished_ns: for the account */
   uint64_t began_ns;   /* when the work in flight began to run: at finished_ns, or at its launch into an empty device */
   uint64_t longest_ns; /* the longest unit seen */
-  uint64_t closed_ns;  /* when the keeper was last woken for a marker ahead of a synchronise */
+  uint64_t closed_ns;  /* when a thread last woke the keeper for a marker ahead of a synchronise */
   uint64_t beside_ns;  /* work that ran outside every turn, in all */
   uint64_t put_off_ns; /* by how much our work ended later than it would have alone on the device, in all */
   const struct sp_stream_state *sole; /* the stream of the last finished marker, if nothing else was in flight */
@@ -168,7 +168,7 @@ struct sp_device {
   struct sp_busy_intervals busy;
   uint32_t scale;        /* the name of the clock's scale that `spans` uses */
   int64_t ours_ns;       /* on that scale: until then this turn's work may have waited for another share's */
-  int64_t told_guess_ns; /* the clock mapping with which the end of that work was last reported */
+  int64_t told_guess_ns; /* the clock's guess_ns when the end of our work was last reported */
   uint64_t fresh_ns;     /* when the turn was entered with an empty device, since the last finish; else 0 */
   int64_t starved_ns;    /* time without work inside a turn, not reported yet; negative: a correction */
   struct sp_stream_state
@@ -184,16 +184,16 @@ struct sp_device {
     int64_t start_ns;         /* … and the turn's start event has this time */
     int64_t offset_ns[2];     /* the smallest (host - device) in this second and in the one before */
     int64_t least_ns[2];      /* the lower bound of (host - device), in these two seconds */
-    int64_t guess_ns;         /* the best guess of (host - device), … */
+    int64_t guess_ns;         /* the best guess of (host - device) */
     bool idle[2];             /* least_ns comes from an idle stream's event too, so it is near the true mapping */
-    bool tight;               /* … which lies between two such bounds near each other; if not, it may be too large */
+    bool tight;               /* the guess lies between two such bounds near each other; if not, it may be too large */
     int64_t low_ns;           /* (host - device) is at least this, if the bounds are near each other; else guess_ns */
     int64_t record_ns;        /* how long after its record an event in an empty stream is stamped, by that guess */
     int64_t arrival_ns;       /* the usual (host time of a launch into an empty stream - device time of its start), … */
     uint64_t arrival_seen_ns; /* … last seen for a launch at this time; 0: never */
     bool waits[2];            /* a marker has woken a thread: so the offset does not only show how seldom we looked */
-    bool sure;                /* … in either second */
-    uint64_t window_ns;       /* when the present second began */
+    bool sure;          /* the guess can be believed: it is tight, or a marker has woken a thread in either second */
+    uint64_t window_ns; /* when the present second began */
   } clock;
   struct sp_clock
       clocks[SP_CLOCKS_MAX]; /* clocks of other contexts, to which the last finished marker did not belong */
@@ -214,17 +214,17 @@ struct sp_known_stream {
 struct sp_thread {
   _Alignas(64)
       uint32_t inside; /* a bit for each device at which the thread is between enter and leave; the keeper reads it */
-  uint32_t used;
+  uint32_t used;       /* 1: some thread has this record */
   struct sp_device *device; /* the device of the current context; NULL: look it up */
   uint32_t looks;           /* changes whenever the known states must be looked up again */
   uint32_t closed;          /* the marker that its synchronising call waits for: place in the queue + 1; 0: none */
-  uint64_t launches[SP_DEVICES_MAX];
-  uint64_t event_launches; /* the launches there + 1 when it last came back from waiting for an event; 0: never */
+  uint64_t launches[SP_DEVICES_MAX]; /* those that the driver has accepted, on each device */
+  uint64_t event_launches; /* those on its device + 1, when it last came back from waiting for an event; 0: never */
   struct sp_device *awaits_turn, *awaits_progress; /* the device at the gate of which it waits; NULL: none */
   /* how long a launch that the budget holds back still waits */
-  uint32_t progress_seen;
-  uint64_t patience_ns;
-  uint64_t passed_ns;
+  uint32_t progress_seen; /* the device's `progress` when this patience began */
+  uint64_t patience_ns;   /* how long it waits beyond the predicted end of the work in flight; 0: it never waited */
+  uint64_t passed_ns;     /* when a launch last passed without progress, since then; 0: none has */
   _Alignas(64) struct sp_known_stream known[1u << SP_PAIRS_BITS][2]; /* indexed by the stream's address */
 };
 
@@ -251,8 +251,9 @@ void sp_context_leave(void);
 void sp_share_no_keeper(int error); /* tell the agent that a helper thread could not be started */
 
 /* thread.c */
+/* Make the thread look up its streams' states anew. */
 void sp_thread_forget_streams(struct sp_thread *thread);
-/* The thread's current context is on this device. */
+/* Note that the thread's current context is on this device. */
 static inline void sp_thread_on(struct sp_thread *thread, struct sp_device *device) {
   if (thread->device == device)
     return;
@@ -291,17 +292,17 @@ struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_threa
                                        bool per_thread);
 /* The state of a stream handle, in any context; NULL for the default streams, which outlive every capture. */
 struct sp_stream_state *sp_stream_of_handle(const void *stream);
-/* Record a marker in every stream of the device that has pending work. `context`: only in streams of this current
- * context; NULL: of all. */
+/* Record a marker in every stream of the device that has pending work, and wake the keeper. `context`: only in streams
+ * of this current context; NULL: of all, and other contexts become current, so only the keeper may ask for that. */
 void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder);
 /* The calling thread is about to wait for the work in `stream`, or for more: record a marker behind that work, if
  * possible, which tells when it ends. */
 void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
                       enum sp_sync sync);
-/* The calling thread has come back from that wait. */
+/* The calling thread has come back from that wait: note when it saw the end of the marked work. */
 void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum sp_sync sync);
 /* Has the thread seen the end of all work in the stream, by an event behind it? Then a marker would only show a later
- * time, and the program would wait for it. The driver is asked at most once for each event that was waited for. */
+ * time, and the program would wait for it. The driver is not asked if the thread has launched something since. */
 bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread);
 /* Has any stream of the device work that has not ended, as far as is known? */
 bool sp_streams_pending(const struct sp_device *device);
@@ -320,7 +321,7 @@ void sp_streams_gone(const void *context);
  * `launching`: the caller is about to launch into this stream, or has just done so; `edged`: and it has also recorded a
  * marker just before that launch. */
 bool sp_stream_mark(struct sp_stream_state *state, bool launching, bool edged);
-/* The same, by the launching thread, to measure the work on one side of the marker. The keeper is not woken. */
+/* Record a marker as the launching thread, to measure the work on one side of it. The keeper is not woken. */
 bool sp_stream_measure(struct sp_stream_state *state, bool edged);
 /* Record the event that shows when the next launch began to run: the turn may have been granted before its
  * predecessor's work had ended. */
@@ -336,8 +337,8 @@ bool sp_stands(struct sp_device *device);
 bool sp_stands_first(const struct sp_device *device);
 
 /* marker.c */
-/* The keeper has waited for the queue's head, or given up on it; `blocked`: the head had not ended when the wait began.
- */
+/* The queue's head is finished: learn from it, and take it out. `waited`: the driver has waited for its event, else
+ * nothing is learned. `blocked`: it had not ended when the wait began. */
 void sp_marker_finish(struct sp_device *device, bool waited, bool blocked);
 
 /* busy_intervals.c */
@@ -347,7 +348,7 @@ void sp_busy_begin(struct sp_busy_intervals *busy, int64_t from_ns);
  * part of that was work. */
 int64_t sp_busy_add(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns);
 /* Work of `work_ns` ran somewhere in between: put it where no other work is known to have run, as far as there is room.
- */
+ * Returns what sp_busy_add returns. */
 int64_t sp_busy_fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns, int64_t work_ns);
 /* Move to another scale, on which all times are larger by `by_ns`. */
 void sp_busy_shift(struct sp_busy_intervals *busy, int64_t by_ns);
@@ -387,7 +388,8 @@ void *sp_keeper_run(void *device); /* the thread */
 void sp_keeper_last(void);
 /* Wake the keeper, or keep it from going to sleep. */
 void sp_keeper_kick(struct sp_device *device);
-/* A thread has waited for its work while idle time counts: the turn may be returned at once. */
+/* A thread has waited for its work while idle time counts: return the turn at once, or wake the keeper. `contended`:
+ * others wait for the device. */
 void sp_keeper_synced(struct sp_device *device, bool contended);
 /* A launch comes after a pause: learn how long the program's pauses are. */
 void sp_keeper_pause(struct sp_device *device);

@@ -44,14 +44,14 @@ static bool agent_gone(void) {
  * the turn's start event. False: the turn has closed meanwhile. */
 static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, uint32_t word) {
   SP_UNCANCELLED;
-  /* Before the lock: the stream may be full of work that the hook does not count, and then the driver waits for room.
-   * If several threads come here at once, only one enters, and only its event counts. */
-  bool started = !sp_device_in_flight(device);
-  if (started)
+  /* Record the start event before the lock is taken: the stream may be full of work that the hook does not count, and
+   * then the driver waits for room. If several threads come here at once, only one enters. */
+  bool with_event = !sp_device_in_flight(device);
+  if (with_event)
     sp_stream_start(state);
   pthread_mutex_lock(&device->turn_lock);
   bool entered = sp_load(&device->entered) == word;
-  if (entered && started)
+  if (entered && with_event) /* our event may have replaced that of the thread that entered */
     __atomic_store_n(&device->start_state, NULL, __ATOMIC_RELEASE);
   /* Another thread may have entered a later turn meanwhile: its report must not be overwritten. */
   if (!entered && sp_grant_word(device->grant) == word) {
@@ -88,7 +88,7 @@ static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, 
     sp_store(&device->eta_published, 0);
     entered = sp_slot_enter(device->slot, report, device->grant);
     if (entered) {
-      if (!empty || !started)
+      if (!empty || !with_event)
         __atomic_store_n(&device->start_state, NULL, __ATOMIC_RELEASE);
       __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
     } else {

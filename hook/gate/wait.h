@@ -23,7 +23,7 @@ bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_
  * turns: the work that it waits for may need more than one turn, or this very launch. */
 enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state,
                                   uint64_t predicted_ns);
-/* The thread does not wait any more, however its wait has ended. */
+/* Undo what the thread's wait has counted, however that wait has ended. */
 void sp_wait_left(struct sp_thread *thread);
 /* The launch passes without progress: the next wait is longer. */
 void sp_wait_gave_up(struct sp_device *device, struct sp_thread *thread);

@@ -92,9 +92,9 @@ static bool keeps_deepbind(void) {
 void sp_resolve(void) {
   void *chain_dlsym = NULL;
   void *chain_dlopen = NULL;
-  void *own_dlsym = NULL;
-  void *own_dlopen = NULL;
-  void *own_iterate = NULL;
+  void *dlsym_of_libc = NULL;
+  void *dlopen_of_libc = NULL;
+  void *iterate_of_libc = NULL;
   bool behind_us = false;
   for (const struct link_map *map = first_object(); map != NULL; map = map->l_next) {
     struct sp_object object;
@@ -107,14 +107,14 @@ void sp_resolve(void) {
       continue;
     }
     bool libc = is_libc(map, &object);
-    if (libc && own_dlsym == NULL) {
-      own_dlsym = find(&object, "dlsym");
+    if (libc && dlsym_of_libc == NULL) {
+      dlsym_of_libc = find(&object, "dlsym");
     }
-    if (libc && own_dlopen == NULL) {
-      own_dlopen = find(&object, "dlopen");
+    if (libc && dlopen_of_libc == NULL) {
+      dlopen_of_libc = find(&object, "dlopen");
     }
-    if (libc && own_iterate == NULL) {
-      own_iterate = find(&object, "dl_iterate_phdr");
+    if (libc && iterate_of_libc == NULL) {
+      iterate_of_libc = find(&object, "dl_iterate_phdr");
     }
     if (behind_us && chain_dlsym == NULL) {
       chain_dlsym = find(&object, "dlsym");
@@ -124,12 +124,12 @@ void sp_resolve(void) {
     }
   }
   /* musl lists itself before the preloaded objects. */
-  chain_dlsym = chain_dlsym != NULL ? chain_dlsym : own_dlsym;
-  chain_dlopen = chain_dlopen != NULL ? chain_dlopen : own_dlopen;
+  chain_dlsym = chain_dlsym != NULL ? chain_dlsym : dlsym_of_libc;
+  chain_dlopen = chain_dlopen != NULL ? chain_dlopen : dlopen_of_libc;
   __atomic_store_n(&sp_dlopen_mask, keeps_deepbind() ? ~0 : ~SP_RTLD_DEEPBIND, __ATOMIC_RELAXED);
-  __atomic_store_n(&libc_iterate, (sp_iterate_function *)own_iterate, __ATOMIC_RELAXED);
-  __atomic_store_n(&libc_dlopen, (sp_dlopen_function *)own_dlopen, __ATOMIC_RELAXED);
-  __atomic_store_n(&libc_dlsym, (sp_dlsym_function *)own_dlsym,
+  __atomic_store_n(&libc_iterate, (sp_iterate_function *)iterate_of_libc, __ATOMIC_RELAXED);
+  __atomic_store_n(&libc_dlopen, (sp_dlopen_function *)dlopen_of_libc, __ATOMIC_RELAXED);
+  __atomic_store_n(&libc_dlsym, (sp_dlsym_function *)dlsym_of_libc,
                    __ATOMIC_RELEASE); /* resolve_once: the others are set */
   /* Last, with release: if the trampolines see these, the mask is set. */
   __atomic_store_n(&sp_chain_dlsym, (sp_dlsym_function *)chain_dlsym, __ATOMIC_RELEASE);

@@ -92,7 +92,7 @@ static struct sp_allocation *map_rows(size_t bytes) {
   if (at == MAP_FAILED) {
     return NULL;
   }
-  if (slack != 0) {
+  if (slack != 0) { /* align the table: unmap the slack before and behind it */
     size_t before = (HUGE_BYTES - (uintptr_t)at % HUGE_BYTES) % HUGE_BYTES;
     if (before != 0) {
       munmap(at, before);

@@ -25,7 +25,8 @@ enum sp_memory_kind {
   SP_MEMORY_CHUNK,   /* physical memory, by its number: its references are a living handle and every mapping */
   SP_MEMORY_MAPPING, /* a mapping, by its address: the owner is the number of the mapped memory; 0: it is not ours */
   SP_MEMORY_IMPORT,  /* external memory */
-  SP_MEMORY_GRAPH,   /* an executable graph that allocates */
+  SP_MEMORY_GRAPH,   /* an executable graph that allocates; the owner is the count of trims (graph.c) when it last took
+                        its memory, 0: never */
 };
 
 struct sp_allocation {

@@ -75,7 +75,7 @@ static uint64_t allocates(CUgraph graph, int *device) {
 }
 
 /* An executable graph has been made of `graph`: remember how much it may allocate. */
-static void instantiated(CUgraphExec executable, CUgraph graph) {
+static void note_executable(CUgraphExec executable, CUgraph graph) {
   int saved_errno = errno, device;
   uint64_t bytes = allocates(graph, &device);
   struct sp_allocation_table *table = bytes != 0 && sp_allocations_room() ? sp_allocations_lock() : NULL;
@@ -92,7 +92,7 @@ static void instantiated(CUgraphExec executable, CUgraph graph) {
 
 /* Reserve for a graph. False: it does not fit under the cap. If there is nothing to reserve, growth->pool stays
  * NULL. */
-static bool begin(int device, uint64_t bytes, struct sp_growth *growth) {
+static bool reserve(int device, uint64_t bytes, struct sp_growth *growth) {
   struct sp_pool *pool = bytes != 0 ? sp_pool_of(device, NULL) : NULL;
   return pool == NULL || sp_pool_begin_whole(growth, pool, bytes);
 }
@@ -109,7 +109,7 @@ bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
   uint64_t bytes = row != NULL && row->owner != __atomic_load_n(&trims, __ATOMIC_RELAXED) ? row->bytes : 0;
   int device = row != NULL ? row->device_ordinal : SP_NO_DEVICE;
   sp_allocations_unlock(table);
-  return begin(device, bytes, growth);
+  return reserve(device, bytes, growth);
 }
 
 /* The driver has been called. On success the charge becomes what the pool has grown by, and the row's owner notes the
@@ -139,7 +139,7 @@ void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult res
     CUresult result;                                                                                                   \
     SP_CALL(result, real arguments);                                                                                   \
     if (result == CUDA_SUCCESS) {                                                                                      \
-      instantiated(*executable, graph);                                                                                \
+      note_executable(*executable, graph);                                                                             \
     }                                                                                                                  \
     return result;                                                                                                     \
   }
@@ -161,7 +161,7 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * executable, CUgraph grap
     if (params != NULL && (params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) {                                      \
       int device;                                                                                                      \
       uint64_t bytes = allocates(graph, &device);                                                                      \
-      if (!begin(device, bytes, &growth)) {                                                                            \
+      if (!reserve(device, bytes, &growth)) {                                                                          \
         params->hErrNode_out = NULL;                                                                                   \
         params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;                                                             \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
@@ -169,7 +169,7 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * executable, CUgraph grap
     }                                                                                                                  \
     SP_CALL(result, real(executable, graph, params));                                                                  \
     if (result == CUDA_SUCCESS) {                                                                                      \
-      instantiated(*executable, graph);                                                                                \
+      note_executable(*executable, graph);                                                                             \
     }                                                                                                                  \
     sp_graph_end(result == CUDA_SUCCESS ? *executable : NULL, &growth, result);                                        \
     return result;                                                                                                     \
@@ -215,7 +215,7 @@ SP_WRAPPER(cuGraphAddMemAllocNode,
   return real(node, graph, after, count, params);
 }
 
-/* The parameters of the generic functions begin with the type of the node. */
+/* Note if an allocation node is added. The parameters of the generic functions begin with the type of the node. */
 static void note_type(const int *params) {
   if (params != NULL && *params == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
     sp_graphs_allocate();

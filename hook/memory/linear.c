@@ -19,7 +19,7 @@ SP_WRAPPER(cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned int
 }
 
 /* A row's width, rounded up as the driver does. */
-static uint64_t pitched(uint64_t width) {
+static uint64_t pitch_of(uint64_t width) {
   return width > UINT64_MAX - SP_PITCH ? width : (width + SP_PITCH - 1) / SP_PITCH * SP_PITCH;
 }
 
@@ -27,14 +27,14 @@ static uint64_t pitched(uint64_t width) {
   SP_WRAPPER(name, (address_type * address, size * pitch, size width, size height, unsigned int element),              \
              (address, pitch, width, height, element)) {                                                               \
     struct sp_location location = sp_location_current();                                                               \
-    uint64_t charged = sp_times(pitched(width), height);                                                               \
+    uint64_t charged = sp_times(pitch_of(width), height);                                                              \
     CUresult result;                                                                                                   \
     if (!sp_memory_reserve(location.device, charged)) {                                                                \
       return sp_memory_refusal();                                                                                      \
     }                                                                                                                  \
     SP_CALL(result, real(address, pitch, width, height, element));                                                     \
-    uint64_t taken = result == CUDA_SUCCESS ? sp_times(*pitch, height) : charged;                                      \
-    if (result == CUDA_SUCCESS && !sp_memory_resize(location.device, charged, taken)) {                                \
+    uint64_t actual = result == CUDA_SUCCESS ? sp_times(*pitch, height) : charged;                                     \
+    if (result == CUDA_SUCCESS && !sp_memory_resize(location.device, charged, actual)) {                               \
       CUresult (*give_back)(address_type) = (CUresult (*)(address_type))sp_real_of(free_row);                          \
       if (give_back != NULL) {                                                                                         \
         give_back(*address);                                                                                           \
@@ -42,7 +42,7 @@ static uint64_t pitched(uint64_t width) {
       result = CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
     }                                                                                                                  \
     if (result == CUDA_SUCCESS) {                                                                                      \
-      struct sp_allocation made = sp_allocation_of(SP_MEMORY_ADDRESS, *address, taken, &location);                     \
+      struct sp_allocation made = sp_allocation_of(SP_MEMORY_ADDRESS, *address, actual, &location);                    \
       sp_memory_commit(&made);                                                                                         \
     } else {                                                                                                           \
       sp_memory_rollback(location.device, charged);                                                                    \

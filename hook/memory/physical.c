@@ -18,7 +18,7 @@ static void drop_reference(struct sp_allocation_table *table, uint64_t number) {
 }
 
 /* Note new memory: a row with its charge, under a number of our own, and a row for its handle. */
-static void made(uint64_t handle, uint64_t bytes, int device) {
+static void note_memory(uint64_t handle, uint64_t bytes, int device) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
     return;
@@ -28,10 +28,10 @@ static void made(uint64_t handle, uint64_t bytes, int device) {
                                 .references = 1,
                                 .device_ordinal = (int16_t)device,
                                 .kind = SP_MEMORY_CHUNK};
-  struct sp_allocation named = {
+  struct sp_allocation handle_row = {
       .key = handle, .owner = chunk.key, .references = 1, .device_ordinal = (int16_t)device, .kind = SP_MEMORY_HANDLE};
   sp_allocations_insert(table, &chunk);
-  sp_allocations_insert(table, &named);
+  sp_allocations_insert(table, &handle_row);
   sp_allocations_unlock(table);
 }
 
@@ -49,7 +49,7 @@ SP_WRAPPER(cuMemCreate,
   if (result != CUDA_SUCCESS) {
     sp_memory_rollback(device, bytes);
   } else if (charged) {
-    made(*handle, bytes, device);
+    note_memory(*handle, bytes, device);
   }
   return result;
 }
@@ -111,9 +111,9 @@ static void note_mapping(uint64_t address, uint64_t bytes, uint64_t handle) {
   if (table == NULL) {
     return;
   }
-  struct sp_allocation *named = sp_allocations_find(table, SP_MEMORY_HANDLE, handle);
+  struct sp_allocation *handle_row = sp_allocations_find(table, SP_MEMORY_HANDLE, handle);
   struct sp_allocation mapping = {
-      .key = address, .bytes = bytes, .owner = named != NULL ? named->owner : 0, .kind = SP_MEMORY_MAPPING};
+      .key = address, .bytes = bytes, .owner = handle_row != NULL ? handle_row->owner : 0, .kind = SP_MEMORY_MAPPING};
   struct sp_allocation *chunk = sp_allocations_find(table, SP_MEMORY_CHUNK, mapping.owner);
   if (chunk != NULL) {
     chunk->references++;
@@ -149,7 +149,7 @@ static struct sp_allocation *mapping_in(struct sp_allocation_table *table, uint6
 
 /* Remove the rows of a range, which may have several whole mappings. The program chooses its addresses and maps nothing
  * there before it knows that they are free, so the rows may be removed after the driver has unmapped. */
-static void unmapped(uint64_t from, uint64_t end) {
+static void forget_mappings(uint64_t from, uint64_t end) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
     return;
@@ -174,13 +174,14 @@ SP_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t bytes), (address, bytes)) {
   CUresult result;
   SP_CALL(result, real(address, bytes));
   if (result == CUDA_SUCCESS) {
-    unmapped(address, address + bytes);
+    forget_mappings(address, address + bytes);
   }
   return result;
 }
 
-/* Add a reference: to a handle that we know, or to a new handle for memory that is mapped. */
-static void retained(uint64_t handle, uint64_t address) {
+/* The driver has returned `handle` for the memory that is mapped at `address`. If we know the handle, it has one more
+ * reference; else it gets a row, and the memory one more reference, if we know the memory. */
+static void note_handle(uint64_t handle, uint64_t address) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
     return;
@@ -201,12 +202,12 @@ static void retained(uint64_t handle, uint64_t address) {
   struct sp_allocation *chunk = mapping != NULL ? sp_allocations_find(table, SP_MEMORY_CHUNK, mapping->owner) : NULL;
   if (chunk != NULL) {
     chunk->references++;
-    struct sp_allocation named = {.key = handle,
-                                  .owner = chunk->key,
-                                  .references = 1,
-                                  .device_ordinal = chunk->device_ordinal,
-                                  .kind = SP_MEMORY_HANDLE};
-    sp_allocations_insert(table, &named);
+    struct sp_allocation handle_row = {.key = handle,
+                                       .owner = chunk->key,
+                                       .references = 1,
+                                       .device_ordinal = chunk->device_ordinal,
+                                       .kind = SP_MEMORY_HANDLE};
+    sp_allocations_insert(table, &handle_row);
   }
   sp_allocations_unlock(table);
 }
@@ -216,7 +217,7 @@ SP_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, 
   CUresult result;
   SP_CALL(result, real(handle, address));
   if (remembered && result == CUDA_SUCCESS) {
-    retained(*handle, (uint64_t)(uintptr_t)address);
+    note_handle(*handle, (uint64_t)(uintptr_t)address);
   }
   return result;
 }

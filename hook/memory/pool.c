@@ -17,7 +17,7 @@ struct sp_pool {
   int device;
   uint64_t charged;   /* what it held when the driver was last asked */
   uint64_t in_flight; /* reserved for allocations under way */
-  uint32_t asked;     /* the number of allocations under way */
+  uint32_t under_way; /* the number of allocations under way */
   uint64_t live;      /* the sum of its allocations */
   uint64_t grain;     /* it grows by multiples of this */
 };
@@ -123,18 +123,18 @@ int sp_pool_device(const struct sp_pool *pool) {
 /* Correct the charge to what the pool holds. Allocations under way have a charge of their own. True: it holds less than
  * before. */
 static bool refresh(struct sp_pool *pool) {
-  uint64_t now = 0, before = pool->charged;
+  uint64_t now = 0, before = pool->charged; /* `now` stays 0 for a destroyed pool: the driver is not asked about it */
   if (pool->state == OPEN && !ask(pool, &now)) {
     return false;
   }
   if (pool->state == DESTROYED && pool->live != 0) {
     return false; /* it keeps its memory until its last allocation is freed */
   }
-  if (now > before && pool->asked != 0) {
+  if (now > before && pool->under_way != 0) {
     return false; /* an allocation under way will correct it */
   }
   pool->charged = now;
-  if (pool->state == DESTROYED && pool->asked == 0) {
+  if (pool->state == DESTROYED && pool->under_way == 0) {
     pool->state = FREE_ENTRY;
   }
   sp_slot_memory(pool->device, (int64_t)(now - before));
@@ -259,8 +259,8 @@ static uint64_t growth_for(const struct sp_pool *pool, uint64_t bytes) {
  * fallen. The caller holds the lock. */
 static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
   uint64_t before = pool->in_flight;
-  pool->asked--;
-  pool->in_flight = pool->asked == 0 || growth > before ? 0 : before - growth;
+  pool->under_way--;
+  pool->in_flight = pool->under_way == 0 || growth > before ? 0 : before - growth;
   return before - pool->in_flight;
 }
 
@@ -275,7 +275,7 @@ static bool reserve_growth(struct sp_growth *growth) {
   pool->live -= growth->bytes;
   uint64_t less = leave(pool, growth->growth);
   unlock_pools(pools);
-  sp_slot_memory(pool->device, (int64_t)(growth->growth - less)); /* of `less`, its own growth was never charged */
+  sp_slot_memory(pool->device, (int64_t)(growth->growth - less)); /* its own growth in `less` was never charged */
   return false;
 }
 
@@ -286,17 +286,18 @@ bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t byte
   *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
   pool->live += bytes; /* so that two allocations at the same time do not count on the same unused part */
   pool->in_flight += growth->growth;
-  pool->asked++;
+  pool->under_way++;
   unlock_pools(pools);
   return reserve_growth(growth);
 }
 
-/* The same for a graph, which may take all of its bytes anew: another graph may use what the pool keeps. */
+/* Reserve for a graph what the pool may grow by: all of its bytes, because another graph may use what the pool keeps.
+ * False: they do not fit under the cap, and nothing has changed. */
 bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
   struct pools *pools = lock_pools(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = 0, .growth = bytes};
   pool->in_flight += bytes;
-  pool->asked++;
+  pool->under_way++;
   unlock_pools(pools);
   return reserve_growth(growth);
 }
@@ -313,7 +314,7 @@ bool sp_pool_grown(struct sp_growth *growth) {
   }
   leave(pool, growth->growth);
   uint64_t after = now + pool->in_flight;
-  if (pool->asked != 0 && now <= before) {
+  if (pool->under_way != 0 && now <= before) {
     after = before; /* several under way: which one has grown the pool depends on their order, but together they fit */
   } else if (after > before) {
     fits = sp_share_memory_try(pool->device, after - before) == 0;
@@ -323,7 +324,7 @@ bool sp_pool_grown(struct sp_growth *growth) {
   } else {
     sp_slot_memory(pool->device, -(int64_t)(before - after));
   }
-  if (pool->asked == 0 && now > pool->charged && (now - pool->charged) % pool->grain != 0) {
+  if (pool->under_way == 0 && now > pool->charged && (now - pool->charged) % pool->grain != 0) {
     pool->grain = LEAST_BYTES;
   }
   if (now > pool->live) {
@@ -336,7 +337,8 @@ bool sp_pool_grown(struct sp_growth *growth) {
   return fits;
 }
 
-/* An allocation has failed. `allocated`: the driver had made it, sp_pool_grown refused it, and it is freed again. */
+/* An allocation has failed: end its reservation. `allocated`: the driver had made it, sp_pool_grown refused it, and it
+ * is freed again. */
 void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
   struct sp_pool *pool = growth->pool;
   struct pools *pools = lock_pools(false);

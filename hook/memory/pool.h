@@ -20,7 +20,7 @@ void sp_pool_unpaid(CUmemoryPool handle);
 bool sp_pool_is_unpaid(const struct sp_pool *pool);
 /* Ask what the pool holds and correct its charge. Called after a trim, or a change of its release threshold. */
 void sp_pool_refresh(CUmemoryPool handle);
-/* The same for all pools of the device: the graphs' pool has no handle. */
+/* Ask what each pool of the device holds and correct its charge: the graphs' pool has no handle to name it. */
 void sp_pools_refresh_graphs(int device_ordinal);
 /* The driver has destroyed the pool, except for memory that is still allocated. */
 void sp_pool_destroyed(CUmemoryPool handle);
@@ -34,12 +34,13 @@ struct sp_growth {
 
 /* Reserve for an allocation. False: over the cap, nothing has changed. */
 bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes);
-/* The same for a graph, without counting on memory that the pool keeps: another graph may be using it. */
+/* Reserve for a graph, without counting on memory that the pool keeps: another graph may be using it. */
 bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes);
 /* The driver has allocated: correct the charge to what the pool holds now. False: it has grown past the cap; the caller
  * must free the allocation, then call sp_pool_undone. */
 bool sp_pool_grown(struct sp_growth *growth);
-/* The allocation was not made; or, if `allocated`, it was freed again, because sp_pool_grown refused it. */
+/* The allocation was not made; or, if `allocated`, it was freed again, because sp_pool_grown refused it. End its
+ * reservation. */
 void sp_pool_undone(const struct sp_growth *growth, bool allocated);
 int sp_pool_device(const struct sp_pool *pool);
 

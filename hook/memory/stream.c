@@ -144,7 +144,7 @@ FREE_ASYNC(cuMemFreeAsync, false)
 FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 
 /* Note where the pool's memory lies, when the program gets the pool. Managed memory may lie on no particular device. */
-static void pool_lies(CUmemoryPool pool, const CUmemLocation *location) {
+static void note_pool_location(CUmemoryPool pool, const CUmemLocation *location) {
   if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
     sp_pool_of(location->id, pool);
   } else if (location->type >= CU_MEM_LOCATION_TYPE_HOST && location->type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
@@ -157,7 +157,7 @@ static void pool_lies(CUmemoryPool pool, const CUmemLocation *location) {
     CUresult result;                                                                                                   \
     SP_CALL(result, real arguments);                                                                                   \
     if (result == CUDA_SUCCESS) {                                                                                      \
-      pool_lies(*pool, location);                                                                                      \
+      note_pool_location(*pool, location);                                                                             \
     }                                                                                                                  \
     return result;                                                                                                     \
   }

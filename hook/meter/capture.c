@@ -71,7 +71,8 @@ static CUresult record_now(CUevent event, void *stream, bool per_thread) {
 
 /* Record while a capture is open, which any stream may join at any moment. In the legacy stream a record would then
  * invalidate the capture, so only a thread that launches there anyway may record. In another stream the event would
- * become part of the capture, and must not be waited for: so after the record the stream is checked again. */
+ * become part of the capture, and must not be waited for: so after the record the stream is checked again. `allowed`:
+ * it is not the legacy stream, or the thread launches there. An error: the event must not be waited for. */
 static CUresult record_beside_captures(CUevent event, void *stream, bool per_thread, bool allowed) {
   if (!allowed || sp_stream_capturing(stream, per_thread))
     return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;

@@ -36,7 +36,7 @@ bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
 
 /* Learn an upper bound of the mapping (host - device) from a wake-up: `offset_ns`. A bound is certain when it is seen,
  * so an older lower bound that contradicts it is given up. */
-static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
+static void learn_most(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
   if (now_ns - clock->window_ns > WINDOW_NS) {
     clock->offset_ns[1] = clock->offset_ns[0];
     clock->least_ns[1] = clock->least_ns[0];
@@ -140,7 +140,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
   if (chained) {
     clock->device_ns += span_ns;
     /* A thread of the program may have seen the end before the keeper. */
-    learn(clock, (int64_t)(seen_ns ? seen_ns : now_ns) - clock->device_ns, now_ns);
+    learn_most(clock, (int64_t)(seen_ns ? seen_ns : now_ns) - clock->device_ns, now_ns);
     clock->waits[0] |= blocked || seen_ns;
   } else { /* the first marker: begin a scale */
     clock->scale = ++device->scales;

@@ -84,8 +84,8 @@ static bool queue_empty(const struct sp_device *device) {
   return __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE) == sp_load(&device->queue_head);
 }
 
-/* Wait for the oldest marker, then wake the threads that wait for progress. False: the marker stands behind a wait of
- * the program that is not over, and may never be. */
+/* Wait for the oldest marker, take it out of the queue, and wake the threads that wait for progress. False: the marker
+ * stays, because it stands behind a wait of the program that is not over, and may never be. */
 static bool wait_for_marker(struct sp_device *device) {
   const struct sp_driver *driver = sp_driver();
   struct sp_marker *marker = &device->queue[device->queue_head % SP_MARKERS_MAX];
@@ -148,7 +148,8 @@ static bool try_leave(struct sp_device *device) {
   return !sp_threads_inside(device->index);
 }
 
-/* The same, but wait for threads that are inside the driver. False: the next turn has been entered meanwhile. */
+/* Leave the entered turn, and wait for the threads that are inside the driver. False: the next turn has been entered
+ * meanwhile. */
 static bool leave_turn(struct sp_device *device) {
   pthread_mutex_lock(&device->turn_lock);
   bool left = try_leave(device);
@@ -166,7 +167,8 @@ static bool leave_turn(struct sp_device *device) {
 
 /* Report the turn drained. False: a thread has entered again, and nothing was reported. The time of the drain is the
  * end of the turn's work, even if we see that late. It is the present time if the idle time since then kept others out
- * (`idle_counts`), or if work stands, because that was launched since then. The caller holds turn_lock. */
+ * (`idle_counts`). It is the present time also if work stands (`aside`), because that work was launched after that end.
+ * The caller holds turn_lock. */
 static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_counts) {
   if (device->report.held_turn != turn || sp_load(&device->entered))
     return false;
@@ -235,11 +237,13 @@ static void drain(struct sp_device *device, uint32_t turn) {
 }
 
 /* Return the turn if none of our work runs and nothing was launched since `launches`. The gate may enter the turn
- * again. The caller holds turn_lock. */
-static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
+ * again. `asks`: the driver may be asked whether work stands. For that another context becomes current, so a thread of
+ * the program that goes on must not ask. The caller holds turn_lock. */
+static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended, bool asks) {
   if (sp_load(&device->entered) != turn)
     return;
-  if (!try_leave(device) || runs(device) || sp_threads_launches(device->index) != launches) {
+  if (!try_leave(device) || (asks ? runs(device) : has_work(device)) ||
+      sp_threads_launches(device->index) != launches) {
     /* For the agent it still is the same turn, because nothing else was published. */
     if (sp_grant_word(device->grant) == turn)
       __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
@@ -250,9 +254,9 @@ static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launch
   }
 }
 
-static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
+static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended, bool asks) {
   pthread_mutex_lock(&device->turn_lock);
-  park_locked(device, turn, launches, contended);
+  park_locked(device, turn, launches, contended, asks);
   pthread_mutex_unlock(&device->turn_lock);
 }
 
@@ -275,7 +279,8 @@ __attribute__((destructor)) static void say_last(void) {
     publish(device);
     uint32_t turn = sp_load(&device->entered);
     if (turn) {
-      park_locked(device, turn, sp_threads_launches(device->index), sp_grant_flags(device->grant) & SP_GRANT_CONTENDED);
+      park_locked(device, turn, sp_threads_launches(device->index), sp_grant_flags(device->grant) & SP_GRANT_CONTENDED,
+                  true);
       sp_region_ring(&sp_this_process.region); /* the grant may have been closed meanwhile */
     }
     pthread_mutex_unlock(&device->turn_lock);
@@ -308,7 +313,7 @@ void sp_keeper_synced(struct sp_device *device, bool contended) {
   sp_store(&device->synced, 1);
   /* The same end of work has woken the keeper, too. If the keeper has been here already, it must be woken once more. */
   if (contended && turn && linger_ns(device, true) == 0 && !has_work(device)) {
-    park(device, turn, launches, true);
+    park(device, turn, launches, true, false);
     sp_store(&device->synced, 0);
   } else {
     sp_keeper_kick(device);
@@ -408,7 +413,7 @@ void *sp_keeper_run(void *argument) {
       } else if (at_once || now_ns - idle_since_ns >= linger) {
         if (standing)
           sp_streams_mark_all(device, NULL, SP_BY_OTHER); /* so that its end is seen */
-        park(device, turn, launches, contended);
+        park(device, turn, launches, contended, true);
         sp_store(&device->synced, 0);
         believed = false;
         idle_since_ns = 0;

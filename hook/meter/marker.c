@@ -60,7 +60,7 @@ static struct sp_bounds bounds_of(const struct sp_device *device, const struct s
   bounds.least_ns = exact ? (int64_t)marker->first_ns - sp_clock_most_ns(clock) : first_ns;
   if (state->scale == clock->scale) {
     bounds.dense = clock->sure && recorded_ns + (clock->tight ? 0 : LOOSE_NS) <= state->ended_ns;
-    int64_t free_ns = state->ended_ns + clock->event_ns;
+    int64_t free_ns = state->ended_ns + clock->event_ns; /* the earlier marker takes time on the device, too */
     if (state->ended_ns >= first_ns) {
       bounds.from_ns = bounds.least_ns = free_ns;
       bounds.empty = false;
@@ -90,12 +90,12 @@ static int64_t add(struct sp_busy_intervals *busy, const struct sp_bounds *bound
   return sp_busy_add(busy, within(end_ns - work_ns, bounds->least_ns, end_ns), end_ns);
 }
 
-/* A turn may be granted before its predecessor's work has ended, and then its first work waits for that. If the length
- * of our first launch is known exactly, its beginning is known, too: until then the device ran another share's work,
- * for all of our streams. Only a single launch shows this: several may have waited for other streams in between.
- * `fresh`: it is the first work since the turn was entered with an empty device. */
-static void await_device(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
-                         bool fresh) {
+/* Find out until when the device ran another share's work (ours_ns), and let no work of ours begin before that. For a
+ * turn may be granted before its predecessor's work has ended, and then its first work waits. If the length of our
+ * first launch is known exactly, so is its beginning. Only a single launch shows this: several may have waited for
+ * other streams in between. `fresh`: it is the first work since the turn was entered with an empty device. */
+static void begin_as_ours(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
+                          bool fresh) {
   bool exact = is_exact(marker);
   int64_t began_ns = bounds->end_ns - (int64_t)marker->work_ns;
   if (began_ns > bounds->from_ns + AWAIT_NS)
@@ -111,9 +111,10 @@ static void await_device(struct sp_device *device, const struct sp_marker *marke
   bounds->empty = false; /* its launch arrived long before */
 }
 
-/* Work that stood behind a wait has run beside another share's turn, until `back_ns`, when our next turn began. If its
- * length is known, the other share's slices in between do not count as its own. But it may have taken longer, like a
- * kernel that spins: beside one other share it had half of the time, give or take a slice. */
+/* Account work that stood behind a wait: until `back_ns`, when our next turn began, it ran beside another share's turn.
+ * What ran later stays in `bounds`. If the work's length is known, the other share's slices in between do not count as
+ * its own. But it may have taken longer, like a kernel that spins: beside one other share it had half of the time, give
+ * or take a slice. */
 static void account_beside(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                            int64_t back_ns) {
   struct sp_busy_intervals *busy = &device->busy;
@@ -133,8 +134,8 @@ static void account_beside(struct sp_device *device, const struct sp_marker *mar
   bounds->empty = false;
 }
 
-/* Work of exactly known length has taken longer: meanwhile the device has run another share's work, or has changed to
- * it and back. The arbiter knows whether another share had work then. */
+/* Report by how much work of exactly known length has taken longer: meanwhile the device has run another share's work,
+ * or has changed to it and back. The arbiter knows whether another share had work then. */
 static void account_put_off(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   int64_t put_off_ns = bounds->end_ns - bounds->from_ns - (int64_t)marker->work_ns;
   if (!device->clock.sure || bounds->late || !is_exact(marker) || device->sole != marker->state ||
@@ -169,17 +170,17 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
   device->told_guess_ns = clock->guess_ns;
   device->scale = clock->scale;
   if (aside || back_ns) {
-    int64_t at_ns = aside ? bounds.end_ns : (int64_t)back_ns - clock->guess_ns;
-    account_beside(device, marker, &bounds, at_ns);
+    int64_t beside_until_ns = aside ? bounds.end_ns : (int64_t)back_ns - clock->guess_ns;
+    account_beside(device, marker, &bounds, beside_until_ns);
     idle_ns = 0;
     device->ours_ns = INT64_MIN;
     /* More work that ended before may follow: the turn's own work begins with the first that did not end before. */
-    if (!aside && bounds.end_ns > at_ns) {
-      sp_busy_begin(&device->busy, at_ns);
+    if (!aside && bounds.end_ns > beside_until_ns) {
+      sp_busy_begin(&device->busy, beside_until_ns);
       __atomic_compare_exchange_n(&device->back_ns, &back_ns, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }
   } else {
-    await_device(device, marker, &bounds, fresh_ns != 0);
+    begin_as_ours(device, marker, &bounds, fresh_ns != 0);
     account_put_off(device, marker, &bounds);
   }
   idle_ns += add(&device->busy, &bounds, (int64_t)marker->work_ns);
@@ -198,8 +199,9 @@ static void learn_arrival(struct sp_device *device, const struct sp_marker *mark
     sp_clock_learn_arrival(clock, marker->first_ns, began_ns);
 }
 
-/* Learn a unit's length. Not between markers of the keeper: a launch that was under way while one was recorded may be
- * in front of the marker but counted behind it, so the number of launches in between is not known. */
+/* Learn a unit's length. Not if another thread than the launching one recorded a marker at either end: a launch that
+ * was under way meanwhile may be in front of that marker but counted behind it, so the number of launches in between is
+ * not known. */
 static void learn_unit(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   if (marker->foreign || marker->state->foreign)
     return;

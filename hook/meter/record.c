@@ -13,15 +13,16 @@
 
 #define PIECES_MAX 512u /* half of what the driver's queue for a stream holds; copies and waits are not counted */
 
-/* If the stream may be full, only the thread that launches into it may record there. For in a full stream the driver
- * waits for room, and the stream may wait for a thread of the program: another recorder could be that very thread. */
+/* May the stream be full? Then only the thread that launches into it, or the keeper, may record there. For in a full
+ * stream the driver waits for room, and the stream may wait for a thread of the program: another recorder could be that
+ * very thread. */
 static bool may_be_full(const struct sp_stream_state *state) {
   return state->pieces + sp_load(&state->batch_launches) - sp_load(&state->pieces_done) > PIECES_MAX;
 }
 
 /* Reserve a place in the queue, before the driver is called: so the queue need not be locked during the call. False: it
  * is full. */
-static bool keep_place(struct sp_device *device) {
+static bool reserve_place(struct sp_device *device) {
   pthread_mutex_lock(&device->queue_lock);
   bool room = device->queue_tail - device->queue_head + device->queue_kept < SP_MARKERS_MAX;
   if (room)
@@ -66,7 +67,8 @@ static void take_pending(struct sp_stream_state *state, struct sp_marker *marker
   marker->pieces = state->pieces + marker->launches + 1;
 }
 
-/* Move the work back, in the opposite order, in front of what has been launched since. */
+/* The driver has refused the marker: make its work pending again, in the order opposite to take_pending and in front of
+ * what has been launched since. */
 static void put_back(struct sp_stream_state *state, const struct sp_marker *marker) {
   if (sp_load(&state->batch_profile) || !marker->profile) {
     sp_store(&state->batch_mixed, true); /* nothing is learned from it, even if it is all of one unit */
@@ -91,20 +93,22 @@ static void give_up(struct sp_stream_state *state, const struct sp_marker *marke
   __atomic_fetch_sub(&state->outstanding, 1, __ATOMIC_ACQ_REL);
 }
 
-/* Is the driver's error permanent? Errors about captures and for want of memory are not. */
+/* Is the driver's error permanent? Errors about captures, for want of memory, and of the call itself (not supported, or
+ * an invalid value) are not. */
 static bool is_final(CUresult result) {
   return result != CUDA_ERROR_OUT_OF_MEMORY && result != CUDA_ERROR_NOT_SUPPORTED &&
          result != CUDA_ERROR_INVALID_VALUE &&
          (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
 }
 
-/* Record a marker, with the state locked. Returns the place in the queue + 1; 0: not recorded. */
+/* Record a marker, with the state locked. Returns the place in the queue + 1; 0: it was not recorded, and the work
+ * stays pending, or is given up after a permanent error. */
 static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged) {
   const struct sp_driver *driver = sp_driver();
   struct sp_device *device = state->device;
   CUevent *event = &state->events[state->next_event];
   /* Two events stay out of reuse: the last finished, which the clock goes on from, and the one to come. */
-  if (!state->live || state->dead || sp_load(&state->outstanding) >= SP_STREAM_EVENTS - 2 || !keep_place(device))
+  if (!state->live || state->dead || sp_load(&state->outstanding) >= SP_STREAM_EVENTS - 2 || !reserve_place(device))
     return 0;
   bool entered = sp_context_enter(state->context);
   CUresult result = *event ? CUDA_SUCCESS : driver->cuEventCreate(event, CU_EVENT_BLOCKING_SYNC);
@@ -155,6 +159,7 @@ bool sp_stream_mark(struct sp_stream_state *state, bool launching, bool edged) {
   return marked;
 }
 
+/* Record a marker as the launching thread, without waking the keeper. False: none was recorded. */
 bool sp_stream_measure(struct sp_stream_state *state, bool edged) {
   return sp_stream_mark_by(state, SP_BY_LAUNCHER, edged) != 0;
 }

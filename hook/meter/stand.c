@@ -5,7 +5,8 @@
  */
 #include "hook/gate/process.h"
 
-/* Is the marker's wait over? The keeper asks instead of waiting in the driver, where it could not return the turn. */
+/* Is the marker's wait over? The keeper asks instead of waiting in the driver, where it could not return the turn. The
+ * marker's context becomes current. */
 static bool is_over(const struct sp_marker *marker) {
   const struct sp_driver *driver = sp_driver();
   if (!driver->cuEventQuery || sp_load(&marker->state->dead))

@@ -177,8 +177,8 @@ bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns) {
   return false;
 }
 
-/* Record a marker behind all pending work of the device. `context`: only in the streams of this context, which is
- * current; NULL: in all. */
+/* Record a marker behind all pending work of the device, and wake the keeper. `context`: only in the streams of this
+ * context, which is current; NULL: in all, and then the current context changes. */
 void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder) {
   const struct sp_driver *driver = sp_driver();
   uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
@@ -204,7 +204,8 @@ static bool may_mark(struct sp_stream_state *state, const struct sp_device *devi
          (!state->owner_thread || state->owner_thread == owner);
 }
 
-/* Has the thread seen the end of all work in the stream, by waiting for an event behind it? */
+/* Has the thread seen the end of all work in the stream, by waiting for an event behind it? False also while idle time
+ * counts: a marker is needed then, from which the keeper learns at once that the work has ended. */
 bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread) {
   const struct sp_device *device = state->device;
   return thread->event_launches == thread->launches[device->index] + 1 && !state->owner_thread &&
@@ -243,7 +244,7 @@ void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *
     bool all = sync == SP_SYNC_CONTEXT, this = own || state->stream == (default_stream(stream) ? NULL : stream);
     if (all || (sync == SP_SYNC_STREAM && this))
       thread->closed = place;
-    most = sp_load(&state->outstanding) > most ? sp_load(&state->outstanding) : most;
+    most = sp_load(&state->outstanding) > most ? sp_load(&state->outstanding) : most; /* markers of one stream */
   }
   if (!marked)
     return;

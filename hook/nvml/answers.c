@@ -26,7 +26,7 @@ struct memory_v2 {
   unsigned long long total, reserved, free, used;
 };
 
-/* Replace the device's figures by the share's. `reserved` is the driver's own, and no part of a share. */
+/* Replace the device's figures by the share's. They stay if the process is in no share. */
 static void show_share(void *device, unsigned long long *total, unsigned long long *used, unsigned long long *left) {
   struct sp_view view;
   char uuid[96];
@@ -58,7 +58,7 @@ NVML_WRAPPER(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *memory
   if (result == NVML_SUCCESS) {
     unsigned long long device_total = memory->total;
     show_share(device, &memory->total, &memory->used, &memory->free);
-    memory->reserved = memory->total == device_total ? memory->reserved : 0;
+    memory->reserved = memory->total == device_total ? memory->reserved : 0; /* the driver's own: no part of a share */
   }
   return result;
 }

@@ -50,7 +50,7 @@ void *sp_nvml_filter(void *handle, const char *name);
 /* What this process may see: its share's region, to which it is attached or which it only reads. */
 struct sp_view {
   const struct sp_region *region;
-  struct sp_region looked;
+  struct sp_region looked; /* the copy that is read if the process is not attached */
 };
 /* Open the view. False: this process is in no share, or its region cannot be used. Every success needs sp_view_close.
  * Neither changes errno. */

@@ -164,7 +164,10 @@ class ActionWriter:
         return await self._again(lambda: self._client.call("PATCH", path, body=body, media=media, timeout_s=CALL_S))
 
     async def _evict(self, action: Evict) -> Answer | None:
-        """Ask the API server to evict a pod; None: a disruption budget keeps it. Raises ApiUnavailable."""
+        """Ask the API server to evict a pod; None: a disruption budget keeps it.
+
+        Then `refused` is called, and an Event is written. Raises ApiUnavailable.
+        """
         pod = action.pod
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
         body: dict[str, object] = {

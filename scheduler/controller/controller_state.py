@@ -63,6 +63,7 @@ class ControllerState:
         """By job; only jobs that have released pods."""
         self._by_namespace: defaultdict[str, dict[Key, Job]] = defaultdict(dict)
         self._held: dict[tuple[str, int], Total] = {}
+        """What `held` has computed; dropped when a job of the namespace is made anew."""
         self.ending: dict[str, Pod] = {}
         """By uid: pods that have a node and are being deleted, for any reason: their room becomes free by itself."""
         self.leaving: dict[str, float] = {}
@@ -108,7 +109,10 @@ class ControllerState:
             self._started.setdefault(pod.uid, started_s)
 
     def refused(self, pod: Pod, now_s: float) -> None:
-        """Note that a pod was not evicted, as a disruption budget forbids it."""
+        """Note that a pod was not evicted, as a disruption budget forbids it.
+
+        The pod is spared for SPARED_S, and the reservations of its node end.
+        """
         self.leaving.pop(pod.uid, None)
         self.spared[pod.uid] = now_s + SPARED_S
         self._stale.add(key_of(pod))

@@ -49,6 +49,7 @@ class Placer:
         self.generation = 0
         """Grows whenever there may be more room than before."""
         self._levels: list[dict[str, Indices]] | None = None
+        """What `_domains` returns; None: it has to be computed for the nodes that are open now."""
 
     def close(self, names: Collection[str]) -> None:
         """Look for places on all nodes but these, from now on."""
@@ -64,24 +65,24 @@ class Placer:
         area = (
             np.union1d(self._open, np.array(node_index.find(sorted(more))[1], dtype=np.int32)) if more else self._open
         )
-        return [node_index.name(index) for index in self._suited(pod, area).tolist()]
+        return [node_index.name(index) for index in self._bindable(pod, area).tolist()]
 
-    def _suited(self, pod: Pod, area: Indices) -> Indices:
+    def _bindable(self, pod: Pod, area: Indices) -> Indices:
         """Return those of the nodes `area` to which the pod may be bound.
 
         The pod avoids nodes to which kube-scheduler has lately not bound another pod of its controller. These are left
         out, unless no other node would remain.
         """
-        suited = self._suits.get(pod.constraints)
-        if suited is None:
+        by_index = self._suits.get(pod.constraints)
+        if by_index is None:
             node_index = self._cluster.node_index
-            everybody = node_index.indices()
-            suited = np.zeros(1 + int(everybody.max(initial=0)), dtype=np.bool_)
-            for index in everybody.tolist():
+            all_nodes = node_index.indices()
+            by_index = np.zeros(1 + int(all_nodes.max(initial=0)), dtype=np.bool_)
+            for index in all_nodes.tolist():
                 node = self._cluster.node(node_index.name(index))
-                suited[index] = node is not None and node.suits(pod.constraints)
-            self._suits[pod.constraints] = suited
-        found = area[suited[area]]
+                by_index[index] = node is not None and node.suits(pod.constraints)
+            self._suits[pod.constraints] = by_index
+        found = area[by_index[area]]
         if not self.avoids(pod):
             return found
         avoided = self._cluster.node_index.find(sorted(self._avoided[pod.controller]))[1]
@@ -169,7 +170,7 @@ class Placer:
     def _best(self, pod: Pod, area: Indices, wanted: int) -> int:
         """Return the best node of an area for the first of `wanted` pods; -1: it fits on none."""
         cluster = self._cluster
-        area = self._suited(pod, area)
+        area = self._bindable(pod, area)
         allowed = cluster.allowed(pod, area)
         fits = cluster.snapshot.fit_array(pod.request, area, allowed) == Verdict.FITS
         fits &= cluster.node_index.units(area) >= pod.units
@@ -199,7 +200,7 @@ class Placer:
     def _areas(self, pods: Sequence[Pod]) -> Iterator[Indices]:
         """Yield the sets of nodes to be tried: the smallest domains first, at last all open nodes."""
         if len(pods) > 1:
-            area = self._suited(pods[0], self._open)
+            area = self._bindable(pods[0], self._open)
             found = self._cluster.snapshot.copies_array(pods[0].request, area, self._cluster.allowed(pods[0], area))
             copies = dict(zip(area.tolist(), found.tolist(), strict=True))
             for level in self._domains():

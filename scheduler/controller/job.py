@@ -95,12 +95,12 @@ def job_of(
     being removed. `kind_of` gives equal values equal numbers.
     """
     members = sorted(members, key=lambda pod: (pod.created, pod.uid))
-    said: list[Gang] = sorted({pod.gang for pod in members if pod.gang}, key=lambda gang: (gang.size, gang.least))
-    gang = said[0] if said else Gang("", 1, 1, 0)
+    gangs: list[Gang] = sorted({pod.gang for pod in members if pod.gang}, key=lambda gang: (gang.size, gang.least))
+    gang = gangs[0] if gangs else Gang("", 1, 1, 0)
     refusal = next((pod.refusal for pod in members if pod.refusal), "")
-    if refusal and said:
+    if refusal and gangs:
         refusal = f"a member is refused: {refusal}"
-    if len(said) > 1:
+    if len(gangs) > 1:
         refusal = f"members of gang {gang.name} differ in size, least, timeout or restart: say the same in all of them"
     released = tuple(pod for pod in members if is_released(pod))
     waiting = tuple(pod for pod in members if not is_released(pod))[: max(0, gang.size - len(released))]

@@ -76,7 +76,7 @@ class Restarts:
         """The gangs that lost a member before this replica decided were looked for."""
 
     def lose(self, pod: Pod, now_s: float) -> None:
-        """Note that a pod no longer lives; it is kept only if its gang starts anew as a whole."""
+        """Note that a released pod no longer lives, if its gang starts anew as a whole; other pods are not noted."""
         if pod.gang is not None and pod.gang.restart == "whole" and not pod.gated:
             self._lost[pod.uid] = Lost(pod, now_s, GONE if pod.deleting else "", "it was deleted")
             if len(self._lost) > KNOWN_MAX:
@@ -178,6 +178,7 @@ class Restarts:
             if job.restart == "whole" and not job.resumes and job.released and job.needed:
                 running = [state.started_s(pod) for pod in job.released if pod.running]
                 if running and min(running) + 1.0 < min(map(state.came_s, job.needed)):  # times are whole seconds
+                    # The lost pod is not known: the one that has come in its place stands for it.
                     self._lost[job.needed[0].uid] = Lost(job.needed[0], now_s, GONE, _before(job))
 
 

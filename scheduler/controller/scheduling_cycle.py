@@ -149,8 +149,8 @@ class _Cycle:
         aged = job.key in self._aged
         preempts = all(pod.preempts for pod in needed)
         can_keep = aged and self._reservations.may_begin
-        alike = not kept and not can_keep and not any(map(self._placer.avoids, needed))
-        kind = (job.kind, len(needed), preempts) if alike else None  # None: a failure says nothing about other jobs
+        ordinary = not kept and not can_keep and not any(map(self._placer.avoids, needed))
+        kind = (job.kind, len(needed), preempts) if ordinary else None  # None: a failure says nothing about other jobs
         vain = self._vain.get(kind)
         if vain is not None and vain[0] == self._placer.generation and job.priority <= vain[1]:
             self._wait(job, vain[2])
@@ -158,7 +158,7 @@ class _Cycle:
         free = self._reservations.free(job)
         places = self._placer.place(needed, within=free) if free else None
         places = places or self._placer.place(needed)
-        if places is None and not self._reservations.is_waited_for(job):
+        if places is None and not self._reservations.is_waited_for(job):  # else its victims are ending already
             places = self._have_yield(job)
         if places is not None:
             self._release(job, needed, places)
@@ -220,7 +220,10 @@ class _Cycle:
         return False
 
     def _have_yield(self, job: Job) -> list[Assumed] | None:
-        """Make other pods yield for a job and return its places; None: there is no room, or pods have to end first."""
+        """Make other pods yield for a job and return its places; None: there is no room, or pods have to end first.
+
+        If pods have to end first, their nodes are reserved for the job.
+        """
         if not all(pod.preempts for pod in job.needed):
             return None
         if self._holders is None:
@@ -254,7 +257,10 @@ class _Cycle:
         return list(plan.placed)
 
     def _plans_for(self, job: Job) -> int:
-        """Return after how many plans a job gets none: jobs that have waited too long leave half to the others."""
+        """Return after how many plans of the cycle this job gets none.
+
+        Jobs that have waited too long leave half of the plans to the others.
+        """
         return self._plans_most // 2 if job.key in self._aged else self._plans_most
 
     def _limit_beside(self, job: Job, placed: Sequence[Assumed], why: str) -> None:

@@ -144,9 +144,9 @@ def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | No
             pod.title, pod.uid, state, node, cluster.policy.name, text + _deletion_text(pod), known_by, held,
             neighbours(cluster, pod, node), _left(cluster, node) if held else None, (), 0, (), incomplete, turn,
         )  # fmt: skip
-    judged = judge(cluster, pod, sorted(cluster.names()))
-    fitting, count = _fitting(cluster, judged)
-    refused = _refused(cluster, judged)
+    judgement = judge(cluster, pod, sorted(cluster.names()))
+    fitting, count = _fitting(cluster, judgement)
+    refused = _refused(cluster, judgement)
     total = count + sum(one.nodes for one in refused)
     text = f"its shares fit on {count} of {total} nodes"
     if pod.withheld:
@@ -226,53 +226,53 @@ def _held(cluster: Cluster, pod: Pod, node: str) -> tuple[Held, ...]:
     )
 
 
-def _fitting(cluster: Cluster, judged: Judgement) -> tuple[tuple[Fit, ...], int]:
+def _fitting(cluster: Cluster, judgement: Judgement) -> tuple[tuple[Fit, ...], int]:
     """Return the nodes that can take the pod, the best first and at most LISTED, and how many there are in all."""
-    ranking = judged.ranking
+    ranking = judgement.ranking
     if ranking is None:
         return (), 0
     positions = np.flatnonzero(ranking.verdict == Verdict.FITS).tolist()
-    positions.sort(key=lambda position: (int(ranking.cost[position]), judged.names[position]))
+    positions.sort(key=lambda position: (int(ranking.cost[position]), judgement.names[position]))
     listed = positions[:LISTED]
     if not listed:
         return (), 0
-    uses = _uses(cluster, judged, ranking, listed)
+    uses = _uses(cluster, judgement, ranking, listed)
     least = int(ranking.cost[listed[0]])
     fits = []
     for position, use in zip(listed, uses, strict=True):
-        name, behind = judged.names[position], int(ranking.cost[position]) - least
+        name, behind = judgement.names[position], int(ranking.cost[position]) - least
         milli = round(behind * GRAIN_MILLI) if ROWS[cluster.policy.name] is Rule.WORTH else None
-        fits.append(Fit(_left(cluster, name, judged.pod), behind, milli, use - uses[0], ranking.devices(position)))
+        fits.append(Fit(_left(cluster, name, judgement.pod), behind, milli, use - uses[0], ranking.devices(position)))
     return tuple(fits), len(positions)
 
 
-def _uses(cluster: Cluster, judged: Judgement, ranking: Ranking, positions: Sequence[int]) -> list[int]:
+def _uses(cluster: Cluster, judgement: Judgement, ranking: Ranking, positions: Sequence[int]) -> list[int]:
     """Return the part of each place's cost that is for measured use, promises and links.
 
     It is the difference to the cost of the same devices when all of these weigh nothing.
     """
     chosen = [sum({1 << device for share in ranking.devices(at) for device in share}) for at in positions]
-    _, indices = cluster.node_index.find([judged.names[position] for position in positions])
+    _, indices = cluster.node_index.find([judgement.names[position] for position in positions])
     native = cluster.policy.native
     with native.unweighted():
-        bare = cluster.snapshot.rank_array(judged.pod.request, native, indices, np.array(chosen, dtype=np.uint16))
+        bare = cluster.snapshot.rank_array(judgement.pod.request, native, indices, np.array(chosen, dtype=np.uint16))
     return [
         int(ranking.cost[position]) - int(cost) for position, cost in zip(positions, bare.cost.tolist(), strict=True)
     ]
 
 
-def _refused(cluster: Cluster, judged: Judgement) -> tuple[Refused, ...]:
+def _refused(cluster: Cluster, judgement: Judgement) -> tuple[Refused, ...]:
     """Return the nodes that cannot take the pod, by reason, the most frequent reason first."""
     reasons: dict[str, list[str]] = {}
-    if judged.ranking is not None:
-        for name, verdict in zip(judged.names, judged.ranking.verdict.tolist(), strict=True):
+    if judgement.ranking is not None:
+        for name, verdict in zip(judgement.names, judgement.ranking.verdict.tolist(), strict=True):
             if verdict != Verdict.FITS:
-                reasons.setdefault(refusal_text(judged.pod, Verdict(verdict)), []).append(name)
-    known = set(judged.names)
+                reasons.setdefault(refusal_text(judgement.pod, Verdict(verdict)), []).append(name)
+    known = set(judgement.names)
     if silent := [name for name in sorted(cluster.names()) if name not in known]:
         reasons[NO_AGENT] = silent
     return tuple(
-        Refused(text, len(names), tuple(_left(cluster, name, judged.pod) for name in names[:EXAMPLES]))
+        Refused(text, len(names), tuple(_left(cluster, name, judgement.pod) for name in names[:EXAMPLES]))
         for text, names in sorted(reasons.items(), key=lambda item: -len(item[1]))
     )
 

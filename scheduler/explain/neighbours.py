@@ -78,15 +78,15 @@ def _on(
     `own`: the uid of the pod itself. `expected`: by uid, the shares that count on the device. `yields`: by uid, what a
     pod yields.
     """
-    told = [share for share in device.shares if share.terms.pod_uid != own]
-    uids = {share.terms.pod_uid for share in told}
-    everybody = [_told(share, yields) for share in told]
+    reported = [share for share in device.shares if share.terms.pod_uid != own]
+    uids = {share.terms.pod_uid for share in reported}
+    everybody = [_neighbour_of(share, yields) for share in reported]
     everybody += [one for uid, shares in expected.items() if uid not in uids for one in shares]
     everybody.sort(key=lambda one: (-one.asked_percent, one.pod, one.container))
     return Neighbours(index, tuple(everybody[:LISTED]), max(0, len(everybody) - LISTED))
 
 
-def _told(share: ShareUse, yields: dict[str, str]) -> Neighbour:
+def _neighbour_of(share: ShareUse, yields: dict[str, str]) -> Neighbour:
     """Return a share that the agent reports as a neighbour; `yields`: by uid, what a pod yields."""
     terms = share.terms
     return Neighbour(

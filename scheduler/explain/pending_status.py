@@ -134,14 +134,14 @@ def turn_of(
     job, waits = state.jobs.get(key_of(pod)), pod.gated and cluster.assumed(pod.uid) is None
     if job is None or not (waits or pod.yields):
         return None
-    listed = next((one for one in state.waiting if one[0].key == job.key), None)
+    entry = next((one for one in state.waiting if one[0].key == job.key), None)
     line = _in_line(state, now_s) if decides else []
-    place = next((at for at, other in enumerate(line) if other.key == job.key), None)
-    own = line[place] if place is not None else job
-    before = line[:place] if place is not None else []
+    index = next((at for at, other in enumerate(line) if other.key == job.key), None)
+    own = line[index] if index is not None else job
+    before = line[:index] if index is not None else []
     shares = weighted_shares(state, queues)
     if waits:
-        why, waited_s = listed[1] if listed is not None else UNLISTED, state.waited_s(pod.uid, now_s)
+        why, waited_s = entry[1] if entry is not None else UNLISTED, state.waited_s(pod.uid, now_s)
         if not job.refusal and all(one.uid != pod.uid for one in job.waiting):
             why = f"its gang has {len(job.released) + len(job.waiting)} other members already, as many as it takes"
     else:
@@ -149,8 +149,8 @@ def turn_of(
         waited_s = None if since_s is None else max(0.0, now_s - since_s)
     text, ways = _ways(cluster, state, queues, job, now_s) if waits and decides else ("", ())
     return Turn(
-        decides, waits, job.title, why, None if place is None else place + 1, len(line),
-        None if place is None else 1 + sum(other.namespace == job.namespace for other in before),
+        decides, waits, job.title, why, None if index is None else index + 1, len(line),
+        None if index is None else 1 + sum(other.namespace == job.namespace for other in before),
         job.priority, waited_s,
         tuple(_before(other, own, queues, shares, now_s) for other in before[:LISTED]),
         _standing(state, queues, job.namespace, shares), _members(job, pod), text, ways,
@@ -234,7 +234,7 @@ def _ways(
     if not all(pod.preempts for pod in needed):
         return NEVER, ()
     pod = max(needed, key=lambda one: one.request.milli)
-    on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)
+    on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)  # the holders of lower priority, by node
     lower = 0
     for holder in (_as_judged(one, state, queues, now_s) for own in state.holders.values() for one in own):
         if holder.priority < job.priority:
@@ -243,10 +243,10 @@ def _ways(
                 on[name].append(holder)
     if not lower:
         return NOBODY, ()
-    suited = [name for name in on if (node := cluster.node(name)) is not None and node.suits(pod.constraints)]
-    suited.sort(key=lambda name: (-sum(one.request.milli for holder in on[name] for one in holder.pods), name))
+    names = [name for name in on if (node := cluster.node(name)) is not None and node.suits(pod.constraints)]
+    names.sort(key=lambda name: (-sum(one.request.milli for holder in on[name] for one in holder.pods), name))
     found = [
-        search for name in suited[:SITES] if (search := _search(cluster, state, pod, name, on[name], now_s)) is not None
+        search for name in names[:SITES] if (search := _search(cluster, state, pod, name, on[name], now_s)) is not None
     ]
     if not found:
         spared = sum(holder.pods[0].uid in state.spared for own in state.holders.values() for holder in own)
@@ -257,7 +257,7 @@ def _ways(
 
 
 def _as_judged(holder: PreemptionUnit, state: ControllerState, queues: Queues, now_s: float) -> PreemptionUnit:
-    """Return a holder with the priority that the rules of its queue leave it."""
+    """Return a holder with the priority that the rules of its queue leave it: LAST if it overruns or idles."""
     rules = queues.of(holder.pods[0].namespace)
     over = any(state.overruns(pod, rules, now_s) or state.idles(pod, rules, now_s) for pod in holder.pods)
     return replace(holder, priority=LAST) if over else holder

@@ -108,15 +108,15 @@ class Identities:
     async def _ask(self, token: str) -> _Known:
         """Return what is remembered of a token from now on: its node, or why it is refused. Raises Unanswered."""
         try:
-            node = await self._reviewed(token)
+            node = await self._review(token)
         except self._unavailable as error:
             raise Unanswered(f"the token cannot be checked now ({' '.join(str(error).split())}): try again") from None
         except NotAnAgent as error:
             return _Known(self._clock() + REMEMBER_REFUSAL_S, "", str(error))
         return _Known(self._clock() + REMEMBER_S, node)
 
-    async def _reviewed(self, token: str) -> str:
-        """Return the node of the agent that has the token. Raises NotAnAgent, Unanswered or `unavailable`."""
+    async def _review(self, token: str) -> str:
+        """Ask for the node of the agent that has the token. Raises NotAnAgent, Unanswered or `unavailable`."""
         body: Object = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",

@@ -102,7 +102,10 @@ class _End(Exception):
 
 
 class _Stream:
-    """One stream that was let in. `left`: messages that it may send now; `end`: why another task ends it."""
+    """One stream that was let in. `left`: messages that it may send now; `old_s`: when it is ended for its age.
+
+    `end`: why another task ends it; None: no task does.
+    """
 
     __slots__ = ("end", "heard_s", "left", "node", "old_s", "task")
 
@@ -148,6 +151,7 @@ class UsageServer:
         """By node: the stream that has reported it."""
         self._arriving = 0
         self._complaints = float(_COMPLAINTS)
+        """How many lines about ended streams may be logged now."""
         self._complained_s = clock()
         self.counters: Final = Counters()
 
@@ -218,7 +222,7 @@ class UsageServer:
                     del self._of_node[stream.node]
 
     async def _let_in(self, context: Context) -> _Stream:
-        """Check the token; return the stream with the token's node. Raises _End."""
+        """Check the token; return the stream with the token's node, empty where no token is checked. Raises _End."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("not in a task")
@@ -261,18 +265,18 @@ class UsageServer:
                 answered_s = now_s
                 await context.write(pb.ReportUsageResponse(taken=taken).SerializeToString())
 
-    def _check_node(self, stream: _Stream, told: str) -> None:
+    def _check_node(self, stream: _Stream, name: str) -> None:
         """Check that a stream begins by naming its node, and stays with that node. Raises _End or UsageRefused.
 
-        `told`: the node that a message names; empty: it names none. Where no token is checked, the first name is
+        `name`: the node that a message names; empty: it names none. Where no token is checked, the first name is
         believed.
         """
-        if not told:
+        if not name:
             raise UsageRefused("the first message names no node: begin with a complete message")
         if self._node_of is None and not stream.node:
-            stream.node = told
-        if told != stream.node:
-            raise _End("lie", f"the report is of node {told}, the token of one on {stream.node}: tell of that")
+            stream.node = name
+        if name != stream.node:
+            raise _End("lie", f"the report is of node {name}, the token of one on {stream.node}: tell of that")
 
     def _enter(self, stream: _Stream) -> None:
         """Make a stream the only one of its node."""

@@ -365,7 +365,7 @@ class Snapshot:
     def _candidates(
         self, candidates: NDArray[np.int32] | Sequence[int], allowed: NDArray[np.uint16] | Sequence[int] | None
     ) -> tuple[NDArray[np.int32], Any]:
-        """Return the candidates as C takes them. Raises PlacementError for values that C would not check."""
+        """Return candidates and `allowed` (NULL: all) as C takes them. Raises PlacementError where C does not check."""
         nodes = np.array(candidates, np.int32)
         if len(nodes) and not 0 <= nodes.min() <= nodes.max() < len(self._specs):
             outside = nodes[(nodes < 0) | (nodes >= len(self._specs))]

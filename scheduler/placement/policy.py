@@ -140,6 +140,7 @@ class Policy:
         self._snapshot = snapshot
         self._kinds = [kind for kind, _, _ in numbers.kinds]
         self._loads = [part * kind.milli * kind.devices for kind, part, _ in numbers.kinds]
+        """Of each kind: its part of the mix times the device time that it asks for."""
         self._as_wide = [
             sum(load for other, load in zip(self._kinds, self._loads, strict=True) if other.devices >= devices)
             for devices in range(1 + max((kind.devices for kind in self._kinds), default=0))
@@ -178,8 +179,9 @@ class Policy:
     def _scarcities(self) -> dict[int, float]:
         """Return for each kind that takes several devices, by index, how scarce room for it is.
 
-        It compares the load of all kinds that are at least as wide, per room for the kind, with the load of all kinds,
-        per all that is left. The square of this ratio is divided among those kinds by their load.
+        The load of all kinds that are at least as wide, divided by the room for this kind, is compared with the load of
+        all kinds, divided by all that is left. The square of this ratio is divided among the kinds that are at least as
+        wide, by their loads.
         """
         total = sum(self._loads)
         left = sum(self._snapshot.free_milli.values())
@@ -195,9 +197,9 @@ class Policy:
 
 
 def _prices(outline: Outline) -> tuple[float, ...]:
-    """Return prices of a milli of a processor in milli of a device: 0, then in equal ratios up to DEAREST.
+    """Return prices of a milli of a processor in milli of a device: 0, then in equal ratios up to DEAREST even prices.
 
-    `even`: the price at which all processors of the cluster would cost as much as all its devices.
+    At the even price all processors of the cluster would cost as much as all its devices.
     """
     even = outline.devices * DEVICE_MILLI / outline.cpu_milli if outline.cpu_milli else 0.0
     return (0.0, *(even * DEAREST * PRICE_STEP ** (PRICES - 2 - step) for step in range(PRICES - 1)))

@@ -23,45 +23,48 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.usage import DeviceUse
 
 WAITED_MILLIPERCENT: Final = 5_000
-"""A share that waited for at least this part of the last minute is pressed."""
+"""A share that waited for at least this part of the last minute waits too long."""
 STEP_S: Final = 60.0
 """The measurement covers the last minute, so the effect of a step shows after this time."""
 CALM_S: Final = 120.0
-"""When no share has been pressed for this time, the last step is taken back."""
+"""When for this time no share has waited too long, the last step is taken back."""
 
 
 def relieve(cluster: Cluster, state: ControllerState, now_s: float) -> list[Action]:
-    """Return actions for pods that yield because of the measurement, or yield no more. The view counts them at once."""
+    """Return actions for pods that yield because of the measurement, or yield no more.
+
+    They count on the view and in the state at once.
+    """
     actions: list[Action] = []
     for name, device in _contended_devices(cluster):
         if now_s - state.eased.get((name, device.facts.uuid), -STEP_S) < STEP_S:  # the last step does not show yet
             continue
         pods = _pods_on(cluster, device)
-        pressed = _pressed(device, pods)
-        lower = [pod for pod in pods.values() if pressed is not None and pod.priority < pressed.priority]
-        if pressed is None or not lower:
+        waiter = _waiter(device, pods)
+        lower = [pod for pod in pods.values() if waiter is not None and pod.priority < waiter.priority]
+        if waiter is None or not lower:
             continue
         for pod in lower:
             if pod.yields:
-                state.pressed[pod.uid] = now_s + CALM_S, pressed.uid
+                state.pressed[pod.uid] = now_s + CALM_S, waiter.uid
         step = _next_step(lower)
         for pod, how in step:
-            why = f"for {pressed.title} of priority {pressed.priority}, which waits for its device"
+            why = f"for {waiter.title} of priority {waiter.priority}, which waits for its device"
             actions.append(Yield(pod, how, why))
-            state.pressed[pod.uid] = now_s + CALM_S, pressed.uid
+            state.pressed[pod.uid] = now_s + CALM_S, waiter.uid
             cluster.presume(pod.uid, how, now_s)
         if step:
             state.eased[name, device.facts.uuid] = now_s
     for uid in state.limited - state.pressed.keys():  # by another replica, or an order to go on was not written
         state.pressed[uid] = now_s + CALM_S, ""
     for uid, (until_s, for_uid) in list(state.pressed.items()):
-        there, other = cluster.pod(uid), cluster.pod(for_uid)
-        gone = bool(for_uid) and (other is None or other.ended)
-        if there is None or gone or until_s <= now_s:
+        yielding, higher = cluster.pod(uid), cluster.pod(for_uid)
+        gone = bool(for_uid) and (higher is None or higher.ended)
+        if yielding is None or gone or until_s <= now_s:
             del state.pressed[uid]
-            if there is not None and there.yields == "limit":
+            if yielding is not None and yielding.yields == "limit":  # a paused pod goes on once it has room
                 cause = "has left" if gone else "has not waited for its device lately"
-                actions.append(Yield(there, "", f"the pod of higher priority beside it {cause}"))
+                actions.append(Yield(yielding, "", f"the pod of higher priority beside it {cause}"))
                 cluster.presume(uid, "", now_s)
     return actions
 
@@ -81,7 +84,7 @@ def _pods_on(cluster: Cluster, device: DeviceUse) -> dict[str, Pod]:
     return {uid: pod for uid, pod in found.items() if pod is not None}
 
 
-def _pressed(device: DeviceUse, pods: dict[str, Pod]) -> Pod | None:
+def _waiter(device: DeviceUse, pods: dict[str, Pod]) -> Pod | None:
     """Return the pod of highest priority that waits too long, uses no more than its request and does not yield.
 
     None: there is no such pod.

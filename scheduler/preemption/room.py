@@ -272,7 +272,7 @@ class _Trial:
         self._cluster, self._placer, self._now_s = cluster, placer, now_s
         self._before: dict[str, str] = {}
         """By uid, for the pods that this trial makes yield: what they yielded before."""
-        self._told: dict[str, list[Pod]] = {GONE: [], "pause": []}
+        self._victims: dict[str, list[Pod]] = {GONE: [], "pause": []}
         """The pods that this trial makes yield, by what they yield."""
         self.placed: list[Assumed] = []
 
@@ -288,7 +288,7 @@ class _Trial:
             if now not in (how, GONE):  # a pod may be in two holders: if it goes, it is not paused
                 self._before.setdefault(pod.uid, now)
                 self._cluster.presume(pod.uid, how, self._now_s)
-                self._told[how].append(pod)
+                self._victims[how].append(pod)
         self._cluster.advance(self._now_s)
         self._placer.reopened()
 
@@ -305,13 +305,13 @@ class _Trial:
         `ending`: nodes on which there is room on the view only.
         """
         nodes = tuple(sorted({assumed.node for assumed in self.placed}))
-        if self._told[GONE] or not ending.isdisjoint(nodes):
+        if self._victims[GONE] or not ending.isdisjoint(nodes):
             # A pod that is to be paused runs on until the evicted ones have gone.
-            places = {pod.place for pods in self._told.values() for pod in pods}
+            places = {pod.place for pods in self._victims.values() for pod in pods}
             return Plan(
-                paused=(), evicted=tuple(self._told[GONE]), placed=(), nodes=nodes, ending=tuple(sorted(places))
+                paused=(), evicted=tuple(self._victims[GONE]), placed=(), nodes=nodes, ending=tuple(sorted(places))
             )
-        return Plan(paused=tuple(self._told["pause"]), evicted=(), placed=tuple(self.placed), nodes=nodes)
+        return Plan(paused=tuple(self._victims["pause"]), evicted=(), placed=tuple(self.placed), nodes=nodes)
 
 
 def _are_alike(pods: Sequence[Pod]) -> bool:

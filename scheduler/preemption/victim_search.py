@@ -106,11 +106,11 @@ def most_copies(cluster: Cluster, candidate: Candidate, pod: Pod, spared: Collec
 
     Without `evict` no pod is evicted; with it the `spared` pods (uids) are not.
     """
-    gone = _may_go(candidate, spared) if evict else []
+    may_go = _may_go(candidate, spared) if evict else []
     copies = Room(candidate.rest, pod.request).copies(
-        candidate.here(gone), candidate.here(_may_pause(cluster, candidate), gone)
+        candidate.here(may_go), candidate.here(_may_pause(cluster, candidate), may_go)
     )
-    return min(copies, candidate.units_without(gone) // pod.units) if pod.units else copies
+    return min(copies, candidate.units_without(may_go) // pod.units) if pod.units else copies
 
 
 def least_search(
@@ -131,25 +131,26 @@ def least_search(
     room, here = Room(candidate.rest, pod.request, copies), candidate.here
     may_pause = _may_pause(cluster, candidate)
     units = pod.units * copies
-    gone: list[PreemptionUnit] = []
+    evicted: list[PreemptionUnit] = []
     if evict:
 
         def enough(chosen: Sequence[PreemptionUnit]) -> bool:
+            """Tell whether the pods fit once `chosen` is evicted and all others that may be paused are paused."""
             return candidate.units_without(chosen) >= units and room.is_made_by(here(chosen), here(may_pause, chosen))
 
         may_go = _may_go(candidate, spared)
         if not enough(may_go):
             return None
-        gone = least_set(enough, may_go, [holder.lost_ms(now_s) for holder in may_go], LOOKS)
+        evicted = least_set(enough, may_go, [holder.lost_ms(now_s) for holder in may_go], LOOKS)
     elif candidate.units < units:
         return None
-    rest = [holder for holder in may_pause if holder not in gone]
-    if not room.is_made_by(here(gone), here(rest, gone)):
+    others = [holder for holder in may_pause if holder not in evicted]
+    if not room.is_made_by(here(evicted), here(others, evicted)):
         return None
-    weights = [holder.milli for holder in rest]
-    paused = least_set(lambda chosen: room.is_made_by(here(gone), here(chosen, gone)), rest, weights, LOOKS)
-    cost = sum(one.lost_ms(now_s) for one in gone), sum(one.milli for one in paused)
-    return VictimSearch(candidate.node, tuple(paused), tuple(gone), cost)
+    weights = [holder.milli for holder in others]
+    paused = least_set(lambda chosen: room.is_made_by(here(evicted), here(chosen, evicted)), others, weights, LOOKS)
+    cost = sum(one.lost_ms(now_s) for one in evicted), sum(one.milli for one in paused)
+    return VictimSearch(candidate.node, tuple(paused), tuple(evicted), cost)
 
 
 def _may_pause(cluster: Cluster, candidate: Candidate) -> list[PreemptionUnit]:

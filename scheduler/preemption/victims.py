@@ -112,21 +112,22 @@ def least_set(
         return suffices(chosen)
 
     order = sorted(range(len(candidates)), key=lambda index: -weights[index])
-    kept = set(range(len(candidates)))
+    needed = set(range(len(candidates)))
     for index in order:  # spares the dearest first
-        if look([candidates[other] for other in sorted(kept - {index})]):
-            kept.remove(index)
-    spared = [candidates[index] for index in sorted(kept)]
+        if look([candidates[other] for other in sorted(needed - {index})]):
+            needed.remove(index)
+    found = [candidates[index] for index in sorted(needed)]
     if len(candidates) > EXACT:
-        return spared
+        return found
     sums = [0]
     for weight in weights:
         sums += [total + weight for total in sums]
-    most = sum(weights[index] for index in kept)
+    most = sum(weights[index] for index in needed)
+    # Each set that weighs less, the lightest first.
     for bits in sorted((bits for bits, total in enumerate(sums) if total < most), key=sums.__getitem__):
         if looks >= looks_max:
             break
         chosen = [one for index, one in enumerate(candidates) if bits >> index & 1]
         if look(chosen):
             return chosen
-    return spared
+    return found

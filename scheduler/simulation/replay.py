@@ -143,6 +143,7 @@ def replay(
     points: list[Point] = []
 
     def point() -> Point:
+        """Return the cluster as it is now."""
         counts = tuple((size, failed[size], came[size]) for size in sorted(came.keys() - {_INSISTING}))
         fragmented = snapshot.fragmentation(yardstick.native)
         insisting = failed[_INSISTING], came[_INSISTING]

@@ -180,9 +180,9 @@ class Timeline:
                 there = self.cluster.pod(action.pod.uid)
                 if there is not None:
                     self.cluster.set_pod(replace(there, yields=action.how))
-                    job_run = self._set_running(action.pod.uid, action.how != "pause")
-                    self.job_runs[job_run].paused += action.how == "pause"
-                    touched.add(job_run)
+                    name = self._set_running(action.pod.uid, action.how != "pause")
+                    self.job_runs[name].paused += action.how == "pause"
+                    touched.add(name)
             elif isinstance(action, Evict):
                 touched.add(self._evict(action.pod))
         found = bool(touched)
@@ -210,7 +210,7 @@ class Timeline:
         return job_run.task.name
 
     def _go_on(self, changed: set[str]) -> None:
-        """Update the speed of these tasks, and of the tasks beside them."""
+        """Update the speed and the end of these tasks, and of the tasks beside them, which it adds to `changed`."""
         for uid, speed in self._burst_model.speeds().items():
             job_run = self.job_runs[self._tasks[uid]]
             if job_run.active[uid] != speed:

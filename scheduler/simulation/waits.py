@@ -55,6 +55,7 @@ def stopped_s(run: JobRun, end_s: float) -> float:
     """Return the longest stretch of time in which a task that had begun did not run, until it or the play ended."""
     longest, since_s = 0.0, None
     last_s = end_s if run.ended_s is None else run.ended_s
+    # At its end a task counts as running: that ends the last stretch.
     for at_s, running in [*((step.at_s, step.running) for step in run.steps), (last_s, run.task.size)]:
         if run.started_s is None or at_s < run.started_s:
             continue

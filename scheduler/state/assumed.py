@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Assumed:
+    """How a pod has been told to yield."""
+
     yields: str
     shown: str
     """What the API server shows."""

@@ -64,15 +64,15 @@ class Capacity:
         """
         request = max(pods, key=lambda pod: pod.request.milli).request
         copies = dict(zip(self._specs, self._copies(request).tolist(), strict=True))
-        taken = []
+        costs = []  # of each node: device time that has to end for each pod that then fits
         for name in names:
             row = self._cluster.row(name)
             if row is not None and copies.get(name):
                 busy = sum(DEVICE_MILLI - max(0, milli) for milli in row.free_milli)
-                taken.append((busy / copies[name], name))
+                costs.append((busy / copies[name], name))
         chosen: list[str] = []
         room = 0
-        for _, name in sorted(taken):
+        for _, name in sorted(costs):
             if room >= len(pods):
                 break
             chosen.append(name)

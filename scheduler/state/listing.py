@@ -42,21 +42,21 @@ _WORD_MAX: Final = 2 * 253
 _AGAIN: Final = "get it again with kubectl get {} -o json"
 
 
-def read_nodes(path: Path, told: Callable[[str], None] = lambda _: None) -> list[NodeSpec]:
-    """Return the nodes of a file; `told` gets a line about each with too many devices to count. Raises TraceError."""
+def read_nodes(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[NodeSpec]:
+    """Return the nodes of a file; `tell` gets a line about each with too many devices to count. Raises TraceError."""
     text = trace.load(path)
     items = _items(path, text, "Node")
     if items is None:
         return trace.read_nodes(path, text)
-    nodes = [_node(path, item, told) for item in items]
+    nodes = [_node(path, item, tell) for item in items]
     trace.check_names(path, [node.name for node in nodes])
     if not any(node.devices for node in nodes):
         raise TraceError(f"{path}: no node offers {RESOURCE} or {WHOLE}: get it while a device plugin runs")
     return nodes
 
 
-def read_pods(path: Path, refused: Callable[[str], None] = lambda _: None) -> list[NamedPod]:
-    """Return the pods of a file; `refused` gets a line about each that asks for the impossible. Raises TraceError."""
+def read_pods(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[NamedPod]:
+    """Return the pods of a file; `tell` gets a line about each that asks for the impossible. Raises TraceError."""
     text = trace.load(path)
     items = _items(path, text, "Pod")
     if items is None:
@@ -65,7 +65,7 @@ def read_pods(path: Path, refused: Callable[[str], None] = lambda _: None) -> li
     for item in items:
         pod = _pod(path, item)
         if isinstance(pod, str):
-            refused(pod)
+            tell(pod)
         elif pod is not None:
             pods.append(pod)
     if not pods:
@@ -97,10 +97,10 @@ def _items(path: Path, text: str, kind: str) -> list[Object] | None:
     return items
 
 
-def _node(path: Path, item: Object, told: Callable[[str], None]) -> NodeSpec:
+def _node(path: Path, item: Object, tell: Callable[[str], None]) -> NodeSpec:
     """Return the node of an object. Raises TraceError.
 
-    Its devices are those that SharePod's device plugin offers; if it offers none, those that NVIDIA's offers. `told`
+    Its devices are those that SharePod's device plugin offers; if it offers none, those that NVIDIA's offers. `tell`
     gets a line if there are too many to count.
     """
     node = read_node(item)
@@ -112,7 +112,7 @@ def _node(path: Path, item: Object, told: Callable[[str], None]) -> NodeSpec:
     devices = min(devices, there) if there else devices  # a device plugin may offer spare units
     devices = devices or whole
     if devices > NODE_DEVICES_MAX:
-        told(f"node {_word(node.name)} offers {devices} devices: {NODE_DEVICES_MAX} of them count")
+        tell(f"node {_word(node.name)} offers {devices} devices: {NODE_DEVICES_MAX} of them count")
     model = str(labels.get(MODEL, "")).removesuffix(SLICED) if devices else ""
     mib = min(_count(labels.get(MEMORY)), _AMOUNT_MAX)
     return NodeSpec(node.name, node.cpu_milli, node.memory_mib, min(devices, NODE_DEVICES_MAX), model, mib)

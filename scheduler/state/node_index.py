@@ -47,7 +47,7 @@ class NodeIndex:
         self._units = np.zeros(capacity, dtype=np.int64)
 
     def have_place(self, specs: Mapping[str, NodeSpec]) -> bool:
-        """Tell whether this snapshot has a place for these nodes; False: a new snapshot would."""
+        """Tell whether this snapshot has a place for these nodes; False: only a new snapshot would have one."""
         known = self.snapshot.models.names
         if any(spec.devices and spec.model not in known for spec in specs.values()) and len(known) < MODELS_MAX:
             return False  # unless all models are taken: a new snapshot would not help, `put` refuses the node
@@ -77,7 +77,7 @@ class NodeIndex:
         return True
 
     def put_strains(self, name: str, row: Row) -> None:
-        """Take over how much the devices of a node in the snapshot are used."""
+        """Put the strains of a node's devices into the snapshot, which has the node."""
         uses = [(use.busy_milli, use.waited_milli, use.latency_milli, use.limits_milli) for use in row.strains]
         self.snapshot.set_uses(self._by_name[name], uses)
 

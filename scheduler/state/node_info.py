@@ -109,7 +109,7 @@ class _Tally:
         for device in devices:
             self._subtract(device, share.milli, mib, limit, share.share_class, yields)
 
-    def take_used(self, share: ShareUse, device: int, yields: str) -> None:
+    def take_reported(self, share: ShareUse, device: int, yields: str) -> None:
         """Take a share that the agent reports on a device; `yields`: what its pod yields (Pod.yields)."""
         terms = share.terms
         mib = -(-terms.memory_limit_bytes // MIB)
@@ -156,7 +156,7 @@ class _Tally:
 
 
 def spec_of(node: Node, use: NodeUse) -> NodeSpec:
-    """Return a node as the snapshot has it; devices of several models count as the first one, with the least memory."""
+    """Return a node as the snapshot has it: each device has the first one's model and the least memory of all."""
     devices = use.devices[:NODE_DEVICES_MAX]
     model = devices[0].facts.model if devices else ""
     mib = min((device.facts.memory_total_bytes for device in devices), default=0) // 2**20
@@ -191,7 +191,7 @@ def row_of(
     devices = use.devices[: spec.devices]
     uuids = tuple(device.facts.uuid for device in devices)
     positions = {uuid: index for index, uuid in enumerate(uuids)}
-    counters = _Tally(spec.device_mib, len(devices))
+    tally = _Tally(spec.device_mib, len(devices))
     there: dict[tuple[str, str], list[int]] = {}
     yields = {pod.uid: pod.yields for pod in pods}
     gone = {*gone, *(uid for uid, what in yields.items() if what == GONE)}
@@ -200,7 +200,7 @@ def row_of(
         for share in device.shares:
             if share.terms.pod_uid in gone:
                 continue
-            counters.take_used(share, index, yields.get(share.terms.pod_uid, "pause" if share.terms.yielding else ""))
+            tally.take_reported(share, index, yields.get(share.terms.pod_uid, "pause" if share.terms.yielding else ""))
             if share.terms.pod_uid:
                 there.setdefault((share.terms.pod_uid, share.terms.container), []).append(index)
     bound = {pod.uid for pod in pods}
@@ -218,11 +218,11 @@ def row_of(
             unplaced.append((pod, found, missing))
             continue
         for index in missing:
-            counters.take(pod.request.shares[index], found[index], pod.yields)
+            tally.take(pod.request.shares[index], found[index], pod.yields)
         places[pod.uid] = tuple(found)
     homeless = set()
     for pod, found, missing in unplaced:  # after all pods with known devices
-        if not counters.put(pod.request.shares, found, missing, usable & ~_neighbours(pod, everybody, places)):
+        if not tally.put(pod.request.shares, found, missing, usable & ~_neighbours(pod, everybody, places)):
             homeless.add(pod.uid)
         else:
             places[pod.uid] = tuple(found)
@@ -231,10 +231,10 @@ def row_of(
         memory_mib=spec.memory_mib - sum(pod.request.memory_mib for pod in everybody),
         uuids=uuids,
         device_mib=spec.device_mib,
-        free_milli=tuple(counters.free_milli),
-        free_mib=tuple(counters.free_mib),
+        free_milli=tuple(tally.free_milli),
+        free_mib=tuple(tally.free_mib),
         usable=usable,
-        strains=tuple(map(_strain, devices, counters.latency_milli, counters.limits_milli)),
+        strains=tuple(map(_strain, devices, tally.latency_milli, tally.limits_milli)),
         places=places,
         presumed=frozenset(pod.uid for pod, _, _ in unplaced),
         homeless=frozenset(homeless),
@@ -272,8 +272,9 @@ def _known_devices(
 ) -> tuple[list[tuple[int, ...]], list[int]]:
     """Return the devices of each share of a pod, and the indices of the shares that the agent does not report yet.
 
-    `there`: the devices that the agent reports, by pod and container. `chosen`: the devices of the shares that it does
-    not report. An init container's share is the one of the container that gets its units.
+    `there`: the devices that the agent reports, by pod and container. `chosen`: of each share, its devices while it is
+    not reported; empty: they are not known, and a share that is not reported gets none here. An init container's share
+    is the one of the container that gets its units.
     """
     holders: list[list[str]] = [[name] for name in pod.containers]
     for name, index in pod.early:

@@ -111,7 +111,7 @@ class Observer:
         return self._pods.listed and self._nodes.listed
 
     def not_ready(self, now_s: float) -> str:
-        """Return why no pod can be placed yet; empty: it can. Once it can, it always can."""
+        """Return why no pod can be placed yet; empty: pods can be placed, and then it stays empty."""
         if self._started:
             return ""
         if not self.listed:

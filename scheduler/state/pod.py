@@ -181,8 +181,8 @@ def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
             begun.add(one.name)
             continue
         for name, terms in held([one]):
-            still = {index for index, (other, _) in enumerate(main) if other in begun}  # sidecars that run beside it
-            early.append((name, _carry(shares, _share(terms), still)))
+            sidecars = {index for index, (other, _) in enumerate(main) if other in begun}
+            early.append((name, _carry(shares, _share(terms), sidecars)))
     containers = tuple(name for name, _ in main) + ("",) * (len(shares) - len(main))  # "": an init container's own
     chosen = tuple(terms.chosen for _, terms in main)
     return replace(
@@ -213,20 +213,21 @@ def _share(terms: PodTerms) -> ShareRequest:
 
 
 def _beside(shares: list[ShareRequest], terms: list[PodTerms]) -> None:
-    """Put shares that are to be on one device beside the first of them."""
+    """Let each share that is to be on one device with others name the first of them in `beside`."""
     together = [index for index, one in enumerate(terms) if one.same_device]
     for index in together[1:]:
         shares[index] = replace(shares[index], beside=together[0])
 
 
-def _carry(shares: list[ShareRequest], passing: ShareRequest, begun: Collection[int]) -> int:
+def _carry(shares: list[ShareRequest], passing: ShareRequest, in_use: Collection[int]) -> int:
     """Return the index of the share that lends its devices to an init container; make that share large enough for it.
 
-    `passing` is what the init container asks for; if no share has as many devices, it is added as one more. The init
-    container has ended before the other containers begin, except for sidecars that have `begun`. So kubelet gives its
-    units to one of the others. Raises PlacementError for too many shares.
+    `passing` is what the init container asks for; it is added as one more share if no other has just as many devices.
+    The init container has ended before the other containers begin, so kubelet gives its units to one of these.
+    `in_use`: indices of the shares of sidecars that run beside it and lend nothing. Raises PlacementError for too many
+    shares.
     """
-    fitting = [index for index, share in enumerate(shares) if share.devices == passing.devices and index not in begun]
+    fitting = [index for index, share in enumerate(shares) if share.devices == passing.devices and index not in in_use]
     if not fitting:
         if len(shares) == SHARES_MAX:
             raise PlacementError(f"containers and init containers hold more than {SHARES_MAX} kinds of shares")
@@ -240,7 +241,7 @@ def _carry(shares: list[ShareRequest], passing: ShareRequest, begun: Collection[
 
 
 def _models(text: str) -> frozenset[str]:
-    """Return the models of an annotation, separated by commas. Raises PlacementError."""
+    """Return the models that an annotation names, with commas between them; empty: any. Raises PlacementError."""
     if not text:
         return frozenset()
     if len(text) > _MODELS_TEXT_MAX:

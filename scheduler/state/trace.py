@@ -91,7 +91,7 @@ def read_pods(path: Path, text: str | None = None) -> list[NamedPod]:
 
 def read_timed_pods(path: Path, text: str | None = None) -> list[TimedPod]:
     """Return the pods of a file that come and go, of its text when that is given. Raises TraceError."""
-    return list(_read(path, text, _TIMED_COLUMNS, _timed))
+    return list(_read(path, text, _TIMED_COLUMNS, _timed_pod))
 
 
 def _node(row: Mapping[str, str]) -> NodeSpec:
@@ -111,7 +111,7 @@ def _pod(row: Mapping[str, str]) -> NamedPod:
     return NamedPod(row["name"], PodRequest(_number(row, "cpu_milli"), _number(row, "memory_mib"), shares, models))
 
 
-def _timed(row: Mapping[str, str]) -> TimedPod:
+def _timed_pod(row: Mapping[str, str]) -> TimedPod:
     """Return the pod, or the gang, of a line, with its times. Raises PlacementError."""
     came_s = _number(row, "creation_time")
     ended_s = _number(row, "deletion_time") if row["deletion_time"].strip() else None
@@ -139,9 +139,9 @@ def _number(row: Mapping[str, str], column: str) -> int:
 
 
 def _read(
-    path: Path, text: str | None, columns: tuple[str, ...], item: Callable[[Mapping[str, str]], Item]
+    path: Path, text: str | None, columns: tuple[str, ...], make: Callable[[Mapping[str, str]], Item]
 ) -> Iterator[Item]:
-    """Yield the lines of a file, of `text` when that is given, each as what `item` makes of it. Raises TraceError.
+    """Yield the lines of a file, of `text` when that is given, each as what `make` makes of it. Raises TraceError.
 
     `columns`: those that the first line has to name.
     """
@@ -157,7 +157,7 @@ def _read(
         for row in rows:
             empty = False
             try:
-                yield item(_by_column(row, rows.fieldnames))
+                yield make(_by_column(row, rows.fieldnames))
             except PlacementError as error:
                 raise TraceError(f"{path}: line {rows.line_num}: {error}") from None
         if empty:

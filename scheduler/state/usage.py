@@ -160,9 +160,12 @@ class Changes:
 
 @dataclass(slots=True)
 class _Entry:
+    """A node as it last reported, and when it did so."""
+
     node: NodeUse
     heard_s: float
     silent: bool = False
+    """`age` has found it silent, and it has not reported since."""
 
 
 class UsageBook:
@@ -297,32 +300,34 @@ def _with_facts(devices: Iterable[DeviceUse], told: Iterable[DeviceFacts]) -> li
 
 def _change_shares(devices: list[DeviceUse], report: Report) -> None:
     """Put new terms and numbers of shares into the list of devices. Raises UsageRefused."""
-    edited: dict[int, dict[str, ShareUse]] = {}
+    copies: dict[int, dict[str, ShareUse]] = {}
     for index, terms in report.shares:
-        shares = _edited(edited, devices, index)
+        shares = _shares_to_edit(copies, devices, index)
         old = shares.get(terms.id)
         shares[terms.id] = replace(old, terms=terms) if old else ShareUse(terms)
     for share, index, used, waited in report.share_numbers:
-        shares = _edited(edited, devices, index)
+        shares = _shares_to_edit(copies, devices, index)
         old = shares.get(share)
         if old is None:
             raise UsageRefused(f"numbers of share {share}, which is not on device {index}: tell its terms first")
         shares[share] = ShareUse(old.terms, used, waited)
-    for position, shares in edited.items():
+    for position, shares in copies.items():
         devices[position] = DeviceUse(devices[position].facts, devices[position].numbers, tuple(shares.values()))
     if report.shares and sum(len(device.shares) for device in devices) > SHARES_MAX:
         raise UsageRefused(f"a node with more than {SHARES_MAX} shares: tell fewer")
 
 
-def _edited(edited: dict[int, dict[str, ShareUse]], devices: list[DeviceUse], index: int) -> dict[str, ShareUse]:
-    """Return the shares of a device by id, to be changed. Raises UsageRefused.
+def _shares_to_edit(
+    copies: dict[int, dict[str, ShareUse]], devices: list[DeviceUse], index: int
+) -> dict[str, ShareUse]:
+    """Return a copy of the shares of a device, by id, to be changed. Raises UsageRefused.
 
-    It is a copy, which `edited` keeps by the device's position, so that each device is copied once.
+    `copies` keeps the copy by the device's position, so that each device is copied once.
     """
     position = _position_of_known(devices, index)
-    shares = edited.get(position)
+    shares = copies.get(position)
     if shares is None:
-        shares = edited[position] = {share.terms.id: share for share in devices[position].shares}
+        shares = copies[position] = {share.terms.id: share for share in devices[position].shares}
     return shares
 
 

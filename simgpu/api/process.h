@@ -147,7 +147,7 @@ void run_effects(void);
 void host_function(const struct effect *effect); /* in this thread */
 /* host_function.c: run it in the thread for host functions */
 void host_function_call(struct effect *effect, uint32_t slot, struct sg_item *item);
-/* Apply no effect on memory until this is called with false. Not inside a host function. */
+/* With true: apply no effect on memory until this is called with false. Not inside a host function. */
 void hold_effects(bool hold);
 /* Wait until the lane has completed `count` items. */
 CUresult wait_lane(struct context *context, uint32_t lane, uint64_t count);
@@ -161,7 +161,8 @@ CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item
 /* stream.c */
 CUresult find_stream(CUstream handle, struct context *context, struct stream **stream);
 /* Give one piece of work to a stream: into its capture if it has one, else to the device. `effect` (may be NULL) is
- * copied. `count` (may be NULL; zero when captured) is what wait_lane needs. */
+ * copied; on success its `staging` belongs to the copy. `count` (may be NULL; zero when captured) is what wait_lane
+ * needs. */
 CUresult issue(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count);
 /* The same for work that cannot be captured. */
 CUresult submit(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count);
@@ -206,7 +207,7 @@ enum block_source {
 struct block {
   uintptr_t address;
   size_t bytes;
-  size_t charged;          /* of `context` */
+  size_t charged;          /* bytes that `context` is charged for it */
   size_t lead;             /* bytes mapped in front of the address, so that the mapping begins with a page */
   struct context *context; /* the block is freed with it; NULL: it belongs to the process, or is host memory */
   uint32_t device;
@@ -307,7 +308,7 @@ CUresult capture_free(struct stream *stream, const struct block *block);
 CUresult capture_record(struct stream *stream, struct event *event);
 /* The record or the wait itself becomes a node. */
 CUresult capture_external(struct stream *stream, struct event *event, bool record);
-/* A captured event is no work that could be queried: a query invalidates its capture, if that is open. */
+/* Refuse a query of a captured event, which is no work, and invalidate its capture if that is still open. */
 CUresult captured_event(const struct event *event);
 CUresult capture_wait(struct stream *stream, struct event *event, bool *handled);
 /* A stream (NULL: any of the context) that captures may not be waited for: the attempt invalidates the capture. */

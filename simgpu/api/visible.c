@@ -40,7 +40,8 @@ static void number_gpus(const struct sg_shared *shared, struct choice *gpus) {
   }
 }
 
-/* The only device of the kind with a UUID that begins with the text, or SG_NONE. */
+/* The only GPU, or with `instance` the only MIG instance, with a UUID that begins with the text. SG_NONE: there is
+ * none, or there are several. */
 static uint32_t named(const struct sg_shared *shared, bool instance, const char *text, size_t length) {
   uint32_t found = SG_NONE;
   for (uint32_t n = 0; n < shared->device_count; n++) {

@@ -31,8 +31,9 @@ static bool is(const char *name, const char *text, size_t length) {
   return strlen(name) == length && !strncmp(name, text, length);
 }
 
-/* The UUID is GPU-53474750-ssss-ssss-8000-0000000000mi, so a device has the same UUID in every process and after a
- * restart. s: the seed. m: 0 for a GPU, the place of a MIG instance counted from 1. i: the index. */
+/* Give the device its UUID: GPU-53474750-ssss-ssss-8000-0000000000mi, the same in every process and after a restart. s:
+ * the seed. m: `instance`, which is 0 for a GPU, else the place of a MIG instance counted from 1. i: `index`, the
+ * GPU's. */
 static void name_device(struct sg_device *device, uint32_t index, uint32_t instance) {
   uint32_t seed = (uint32_t)sg_setting("SIMGPU_SEED", 0);
   const uint8_t uuid[16] = {0x53,
@@ -62,6 +63,7 @@ static uint32_t gpu_count(const struct sg_shared *shared) {
   return count;
 }
 
+/* Append a GPU of this model to the devices. NULL: the table of devices is full. */
 static struct sg_device *add_gpu(struct sg_shared *shared, const struct model_row *row) {
   if (shared->device_count == SG_MAX_DEVICES)
     return NULL;
@@ -95,7 +97,8 @@ uint64_t sg_mig_profile_memory_mib(const struct sg_device *gpu, const struct sg_
   return gpu->memory_total_bytes / MIB * profile->memory_slices / MEMORY_SLICES;
 }
 
-/* An instance has its slices of the GPU to itself, so the model treats it as a device of its own. */
+/* Append a MIG instance to the devices. It has its slices of the GPU to itself, so the model treats it as a device of
+ * its own. `number`: its place among the instances of the GPU. False: the table of devices is full. */
 static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, const char *model, uint32_t number,
                          const struct sg_mig_profile *row) {
   if (shared->device_count == SG_MAX_DEVICES)
@@ -120,23 +123,24 @@ uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile) {
   return (COMPUTE_SLICES - profile->compute_slices) / profile->memory_slices * profile->memory_slices;
 }
 
-/* Each instance gets the highest place that is free, as with the real driver, and larger ones come first. So every
- * combination of instances finds its places if its sum fits. The rows of a model in mig.inc grow in size. */
+/* Give each instance of the GPU the highest start that is free, as the real driver does, the larger instances first:
+ * then every combination of instances finds its places if its sum fits. The rows of a model in mig.inc grow in size. */
 static void place_instances(struct sg_shared *shared, const struct sg_device *gpu) {
-  uint32_t taken = 0;
+  uint32_t occupied = 0; /* bit n: memory slice n */
   for (uint32_t row = PROFILES; row--;)
     for (struct sg_device *device = shared->devices; device < shared->devices + shared->device_count; device++) {
       if (device->parent != (uint32_t)(gpu - shared->devices) || device->profile != row)
         continue;
       uint32_t size = profiles[row].memory_slices, slices = (1u << size) - 1;
       device->start = sg_mig_profile_last_start(&profiles[row]);
-      while (device->start && taken & slices << device->start)
+      while (device->start && occupied & slices << device->start)
         device->start -= size;
-      taken |= slices << device->start;
+      occupied |= slices << device->start;
     }
 }
 
-/* Cut a GPU by "3g.40gb+4g.40gb"; "mig": MIG is on and nothing is cut. Refuses what the hardware would refuse. */
+/* Cut a GPU by the first `length` characters of `text`: "3g.40gb+4g.40gb", or "mig": MIG is on and nothing is cut.
+ * Returns 0, or -EINVAL for what the hardware would refuse. */
 static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct model_row *model, const char *text,
                size_t length) {
   uint32_t compute = 0, memory = 0;
@@ -162,7 +166,7 @@ static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct mod
   return compute ? 0 : -EINVAL;
 }
 
-/* Add "H100" or "H100:3g.40gb+4g.40gb". */
+/* Add "H100" or "H100:3g.40gb+4g.40gb", the first `length` characters of `text`. Returns 0 or -EINVAL. */
 static int add_device(struct sg_shared *shared, const char *text, size_t length) {
   size_t model = strcspn(text, ":,");
   const struct model_row *row = NULL;

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+/* Whether the process can open the node, or there is no driver behind it. */
 static bool opens(const char *folder, const char *name) {
   char path[512];
   snprintf(path, sizeof path, "%s/%s", folder, name);

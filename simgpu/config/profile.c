@@ -29,6 +29,7 @@ static int64_t *value_of(struct sg_profile *profile, const struct property *prop
   return (int64_t *)((char *)profile + property->offset);
 }
 
+/* Set all properties to the values of a named profile. `column`: its place in `names` of sg_profile_read. */
 static void set_named(struct sg_profile *profile, int column) {
   for (size_t n = 0; n < PROPERTIES; n++)
     *value_of(profile, &properties[n]) = properties[n].values[column];
@@ -56,6 +57,7 @@ static const char *read_member(struct sg_profile *profile, const char *text) {
   return end == text ? NULL : skip_space(end);
 }
 
+/* Read the properties in the object `profile` of the text, else in its first object. Returns 0 or -EINVAL. */
 static int read_object(struct sg_profile *profile, const char *text) {
   const char *inner = strstr(text, "\"profile\"");
   text = strchr(inner ? inner : text, '{');

@@ -12,7 +12,8 @@ struct sg_profile {
 
 /* Fill the profile from $SIMGPU_PROFILE: `ideal`, `typical` (the default), `harsh`, or the path of a JSON file. The
  * variable of a property overrides it. In a file the numbers are members of the object `profile`, or of the only
- * object; a missing one is as in `typical`. Returns 0, or -EINVAL: no such profile or property, or not a number. */
+ * object; a missing one is as in `typical`. Returns 0 or -errno. -EINVAL: no such profile or property, not a number, or
+ * a number out of range. */
 int sg_profile_read(struct sg_profile *profile);
 
 /* The time that an event on device `index` gets at instant `now_ns`, in nanoseconds: the clock of that device. */

@@ -17,6 +17,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char *lines, *lines_end; /* of the file, each line ended by a NUL; lines == lines_end: there is no file */
 
+/* Read simgpu.conf, which lies beside this library. Without the file `lines` stays empty. */
 static void read_file(void) {
   Dl_info library;
   char path[4096];

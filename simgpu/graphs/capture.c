@@ -9,7 +9,7 @@
 struct capture {
   uint64_t id;
   int mode;
-  const void *thread;
+  const void *thread; /* the thread that began it: the address of its thread_mark */
   bool invalid;
   bool into; /* into a graph that existed before */
   struct graph *graph;
@@ -91,8 +91,8 @@ static void close_capture(struct capture *capture) {
   __atomic_fetch_sub(&process.captures, 1, __ATOMIC_RELEASE);
 }
 
-/* A capture ends with its origin stream. If a stream that only joined is destroyed, the capture becomes invalid. The
- * caller holds process.lock or is alone with the stream. */
+/* A stream ends: take it out of its capture, if it is in one. If it is the origin, the capture ends and is freed; else
+ * the capture becomes invalid. The caller holds process.lock or is alone with the stream. */
 void capture_forget(struct stream *stream) {
   struct capture *capture = stream->capture;
   if (!capture)
@@ -197,7 +197,7 @@ CUresult captured_event(const struct event *event) {
   return CUDA_ERROR_CAPTURED_EVENT;
 }
 
-/* A captured event stands for the nodes on which later work of the stream would depend. */
+/* Record an event in a capture: it stands for the nodes on which the stream's next captured node depends. */
 CUresult capture_record(struct stream *stream, struct event *event) {
   pthread_mutex_lock(&process.lock);
   struct capture *capture = stream->capture;
@@ -263,7 +263,8 @@ static bool nodes_of(const struct graph *graph, CUgraphNode const *nodes, size_t
   return true;
 }
 
-/* `into`: the graph to capture into; NULL makes one. `on`: the nodes of it on which the first captured ones depend. */
+/* Begin a capture in a stream. `into`: the graph to capture into; NULL makes one. `on`: the nodes of it on which the
+ * first captured ones depend. */
 static CUresult begin(CUstream handle, struct graph *into, CUgraphNode const *on, size_t count, int mode) {
   FIND_STREAM(handle);
   if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED || (count && !on) ||
@@ -315,7 +316,7 @@ EXPORT CUresult cuStreamBeginCapture(CUstream stream) {
 }
 
 /* With process.lock: whether the origin waits for the last work of every stream that joined the capture. */
-static bool joined(struct capture *capture) {
+static bool all_joined(struct capture *capture) {
   struct graph *graph = capture->graph;
   for (uint32_t n = 0; n < graph->count; n++)
     graph->nodes[n]->visit = 0;
@@ -352,9 +353,9 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
     capture->invalid = true;
     result = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   } else {
-    result = capture->invalid   ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-             : !joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-                                : CUDA_SUCCESS;
+    result = capture->invalid       ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+             : !all_joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                                    : CUDA_SUCCESS;
     struct graph *graph = capture->graph;
     lost = result && !capture->into ? graph : NULL;
     close_capture(capture);

@@ -2,7 +2,7 @@
 #include "simgpu/graphs/graph.h"
 
 /* Add a node with this body to the stream's capture. `made` is the result of making the body: an error is passed on.
- * After an error the body is free. */
+ * After an error the body has been freed. */
 static CUresult add_body(struct stream *stream, struct body *body, CUresult made) {
   CUresult result = made ? made : capture_node(stream, body);
   if (result)

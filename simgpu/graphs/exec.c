@@ -172,7 +172,7 @@ static CUresult launch_step(struct stream *stream, const struct step *step) {
   }
 }
 
-/* A launch into a capture becomes a child graph. */
+/* Capture a launch: add a child graph to the capture, a copy of the executable's graph. */
 static CUresult capture_launch(CUgraphExec exec, struct stream *stream) {
   CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph.graph = exec->graph};
   struct body body;
@@ -282,8 +282,9 @@ static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *upda
   return (CUgraphExecUpdateResultInfo){0};
 }
 
-/* Replace the bodies in the executable's graph `own` by copies of those in `update`. Its nodes stay those of the graph
- * that it was made from. False: there is no memory, and some bodies may be replaced. */
+/* Replace the bodies in the executable's graph `own` by copies of those in `update`. The nodes stay: the program names
+ * them by the nodes of the graph that the executable was made from. False: there is no memory, and some bodies may be
+ * replaced. */
 static bool replace(struct graph *own, struct graph *update) {
   for (uint32_t n = 0; n < own->count; n++) {
     struct body body, *old = &own->nodes[n]->body;

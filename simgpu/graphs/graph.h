@@ -25,8 +25,8 @@ struct node {
   bool disabled;
   /* scratch of one walk */
   uint32_t visit;
-  uint32_t level;    /* steps other than device work that come before */
-  uint64_t until_ns; /* end of the longest path to here since the last such step */
+  uint32_t level;    /* where the node ends in the order of the steps, see steps.c */
+  uint64_t until_ns; /* and the end of the longest path to here in the device work of that level */
 };
 
 struct graph {
@@ -89,16 +89,18 @@ CUresult graph_memory_new(uint32_t device, size_t bytes, struct graph_memory **o
 uintptr_t graph_memory_address(const struct graph_memory *memory);
 void graph_memory_hold(struct graph_memory *memory);
 void graph_memory_drop(struct graph_memory *memory);
-/* A free node is about to be added to `graph`. */
+/* Note that `graph` gets a node that frees the memory; an error: it may not have one. */
 CUresult graph_memory_freed_by(struct graph_memory *memory, struct graph *graph);
-/* An executable of the graph is made; it ends. */
+/* Note that an executable has the allocations of its graph. An error: another executable has one of them. */
 CUresult graph_memory_instantiate(struct graph *graph);
+/* Note that the executable ends, and give the device memory of its allocations back where they are not alive. */
 void graph_memory_retire(struct graph *graph);
-/* Take the device's memory for all allocations of an executable's graph. */
+/* Take the device's memory for all allocations of an executable's graph; an error: it does not fit. */
 CUresult graph_memory_reserve(struct graph *graph, struct context *context);
-/* Carry out every allocation and free of the graph now, in the order of the calls. */
+/* Note what one launch of the graph allocates and frees. `auto_free`: an allocation of an earlier launch that is not
+ * freed yet is kept, and is no error. An error: the graph cannot be launched, and nothing has changed. */
 CUresult graph_memory_launch(struct graph *graph, bool auto_free);
-/* Free, after the work before a stream-ordered free is done. Called as an EFFECT_CALL. */
+/* Free the memory once: the device has reached a free of it. Called as an EFFECT_CALL. */
 void graph_memory_over(void *memory);
 
 /* batch.c */

@@ -3,7 +3,8 @@
  *
  * An allocation has its address from the time its node is made, for as long as a node, an executable or the program
  * holds it. Device memory is taken for it when an executable is uploaded or first launched. It is given back when the
- * executable ends or the program trims what no launch uses, but never while the allocation is alive.
+ * executable ends or the program trims what no launch uses, but never while the allocation is alive: from a launch that
+ * allocates it until the device has reached its free.
  */
 #define _GNU_SOURCE
 #include "simgpu/graphs/graph.h"
@@ -18,10 +19,10 @@ struct graph_memory {
   uint32_t refs;           /* nodes that allocate or free it, those of executables too */
   uint32_t execs;          /* executables that allocate it: one at most */
   struct context *charged; /* the context that the device memory behind it counts for; NULL: there is none */
-  struct graph *freed_by;  /* the graph with its free node; the same graph as allocates it: every launch frees it */
-  bool freed_inside;
-  bool owned;    /* allocated, and no call to free it has been made */
-  uint32_t live; /* allocations that the device has not yet freed */
+  struct graph *freed_by;  /* the graph with its free node; NULL: there is none */
+  bool freed_inside;       /* that graph also allocates it, so each launch frees what it allocates */
+  bool owned;              /* allocated, and no call to free it has been made */
+  uint32_t live;           /* allocations that the device has not yet freed */
   struct graph_memory *next;
 };
 
@@ -255,7 +256,8 @@ static bool launch(struct graph_memory *memory, int type, void *unused) {
   return true;
 }
 
-/* For a call that launches the graph. An error: the graph cannot be launched, and nothing has changed. */
+/* Note what one launch of the graph allocates and frees, at the time of the call. An error: the graph cannot be
+ * launched, and nothing has changed. */
 CUresult graph_memory_launch(struct graph *graph, bool auto_free) {
   if (!all(graph, may_launch, &auto_free))
     return CUDA_ERROR_INVALID_VALUE;
@@ -263,7 +265,7 @@ CUresult graph_memory_launch(struct graph *graph, bool auto_free) {
   return CUDA_SUCCESS;
 }
 
-/* The device has reached a free of the memory. */
+/* The device has reached a free of the memory: end one life of it, with which the memory itself may end. */
 void graph_memory_over(void *memory) {
   pthread_mutex_lock(&memory_lock);
   end_life(memory);
@@ -322,6 +324,7 @@ void graph_memory_forget(const struct context *context) {
 
 /* --- calls about a device ---------------------------------------------------------------------------------------- */
 
+/* The index in the state of the device with this ordinal. */
 static CUresult find_device(CUdevice ordinal, uint32_t *device) {
   CUresult result = ready();
   if (!result && (ordinal < 0 || (uint32_t)ordinal >= process.device_count))

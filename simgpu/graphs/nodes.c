@@ -22,7 +22,8 @@ static CUresult kernel_body(struct body *body) {
   return launch_item(context, &launch, &body->item);
 }
 
-/* The item of a copy or set has only its cost; the effect does the work. `context`: NULL is the current one. */
+/* Fill in the item and the effect of a copy or set. The item has only its cost; the effect does the work. `context`:
+ * NULL is the current one. */
 static CUresult transfer_body(struct body *body, struct context *context, const struct effect *effect) {
   CUresult result = context ? CUDA_SUCCESS : enter(&context);
   if (result || !is_handle(context, CONTEXT_HANDLE))
@@ -65,8 +66,8 @@ static CUresult host_body(struct body *body) {
 
 enum { OWNERSHIP_CLONE, OWNERSHIP_MOVE };
 
-/* A child is a copy of the graph. With the other ownership it is the graph itself, which must not be a child yet. A
- * graph with memory cannot be copied. */
+/* Fill in the child: a copy of the graph, or the graph itself if its ownership moves. An error: a graph with memory
+ * cannot be copied, and one that is a child already cannot move. */
 static CUresult child_body(struct body *body) {
   CUgraph graph = body->params.graph.graph;
   bool moved = body->params.graph.ownership == OWNERSHIP_MOVE;
@@ -84,7 +85,8 @@ static CUresult event_body(struct body *body) {
   return is_handle(body->params.eventWait.event, EVENT_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Only memory of a device. Its address is valid from now on, and goes into the parameters. */
+/* Make the allocation, which can only be memory of a device. Its address is valid from now on, and goes into the
+ * parameters. */
 static CUresult alloc_body(struct body *body) {
   CUDA_MEM_ALLOC_NODE_PARAMS *params = &body->params.alloc;
   int device = params->poolProps.location.id;
@@ -97,7 +99,7 @@ static CUresult alloc_body(struct body *body) {
   return result;
 }
 
-/* Only memory that a graph allocates can be freed by a node. The node then holds it. */
+/* Hold the memory that the node frees. Only memory that a graph allocates can be freed by a node. */
 static CUresult free_body(struct body *body) {
   struct block block;
   CUdeviceptr address = body->params.free.dptr;

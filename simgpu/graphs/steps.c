@@ -26,7 +26,7 @@ struct reading {
 #define STAGE_END 0xffffu
 struct position {
   uint32_t level;
-  uint64_t ns;
+  uint64_t ns; /* of device work in that level, on the longest path */
 };
 
 static struct position later(struct position a, struct position b) {

@@ -7,18 +7,15 @@
 
 #define ALIGNMENT 65536 /* of memory that is mapped into an array later */
 
-/*
- * The device memory of an array: width x height x depth x channels x bytes of a channel. A dimension of 0 counts as 1.
- * The depth of a layered array or cubemap is its number of layers (a cubemap has 6). A mipmap is the sum of its levels:
- * each has half the width, height and depth of the one before, rounded down, at least 1; layers are not halved. Sparse
- * arrays and those with deferred mapping take nothing: the memory mapped into them was counted elsewhere.
- */
+/* The bytes of an array: width x height x depth x channels x bytes of a channel. A dimension of 0 counts as 1. The
+ * depth of a layered array or cubemap is its number of layers (a cubemap has 6). */
 size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
   size_t height = descriptor->Height ? descriptor->Height : 1, depth = descriptor->Depth ? descriptor->Depth : 1;
   return descriptor->Width * height * depth * array_element(descriptor->Format, descriptor->NumChannels);
 }
 
-/* The descriptor of one level of a mipmap, in which level 0 is the whole. */
+/* The descriptor of one level of a mipmap, in which level 0 is the whole. Each level has half the width, height and
+ * depth of the one before, rounded down, at least 1. Layers are not halved. */
 static CUDA_ARRAY3D_DESCRIPTOR level_of(const CUDA_ARRAY3D_DESCRIPTOR *whole, unsigned level) {
   CUDA_ARRAY3D_DESCRIPTOR part = *whole;
   bool layers = whole->Flags & (ARRAY_LAYERED | ARRAY_CUBEMAP);
@@ -70,7 +67,8 @@ static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
 }
 
 /* Add a block for an array's bytes, and copy it to `block`. The bytes are mapped from the file `fd`, or are new if it
- * is -1. They are charged unless they count elsewhere: in that file, or as memory that will be mapped there. */
+ * is -1. They are charged unless they count elsewhere: in that file, or as the memory that will be mapped into a sparse
+ * array or one with deferred mapping. */
 static CUresult allocate(struct context *context, size_t bytes, unsigned flags, int fd, uint64_t offset,
                          struct block *block) {
   const uint64_t page = 4096, lead = fd < 0 ? 0 : offset % page;
@@ -112,7 +110,7 @@ static struct array *array_new(struct context *context, const CUDA_ARRAY3D_DESCR
   return array;
 }
 
-/* The array of a handle. NULL: there is none. When the array's context has ended, its bytes are gone and only the
+/* The array of a handle. NULL: there is none. When the array's context has ended, its bytes are freed and only the
  * handle is left. */
 static struct array *find(const void *handle) {
   struct block block;

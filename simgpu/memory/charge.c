@@ -41,9 +41,8 @@ void refund(struct context *context, uint64_t bytes) {
   sg_unlock(&process.state);
 }
 
-/* Charge the process for memory that belongs to no context. False: it does not fit, or the table of
- * clients is full. The pools are not asked to give
- * memory back: pool.c calls this with their lock held. */
+/* Charge the process for memory that belongs to no context. False: it does not fit, or the table of clients is full.
+ * The pools are not asked to give memory back: pool.c calls this with their lock held. */
 bool try_charge(uint32_t device, enum sg_holding holding, uint64_t bytes) {
   sg_lock_advanced(&process.state);
   struct sg_client *client = sg_client_own(&process.state);

@@ -49,8 +49,8 @@ static bool copy_touched(const char *from, uint64_t bytes, int fd, uint64_t offs
   return true;
 }
 
-/* Move the bytes of a block into the arena, where other processes can map them. Its address stays. The caller
- * holds back effects on memory, so that none writes to the block meanwhile. False: it failed. */
+/* Move the bytes of a block into the arena, where other processes can map them. Its address stays. The caller holds
+ * back effects on memory, so that none writes to the block meanwhile. False: it failed. */
 static bool move_to_file(struct block *block) {
   uint64_t offset;
   int fd = arena_take(block->bytes, &offset);
@@ -83,7 +83,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
   if (result)
     return result;
   struct place place = {.magic = IPC_MAGIC,
-                        .owner = process.state.owner, /* it has a context */
+                        .owner = process.state.owner, /* known: the process has a context */
                         .fd = block.fd,
                         .file = info.st_ino,
                         .offset = block.offset,
@@ -113,7 +113,7 @@ static void *map(const struct place *place) {
 }
 
 /* With the lock: the entry of a place, or of an address if `place` is NULL. Returns NULL if there is none. Entries with
- * a block that is gone are removed on the way. */
+ * a block that no longer exists are freed on the way. */
 static struct opened *find_opened(const struct place *place, uintptr_t address) {
   struct block block;
   for (struct opened **link = &opened; *link;) {

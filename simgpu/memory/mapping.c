@@ -22,9 +22,9 @@ static struct range *range_of(CUdeviceptr address, uint64_t bytes) {
   return range;
 }
 
-/* Reserve addresses at `at`, over what is mapped there; anywhere if `at` is NULL. They are readable and
- * writable even while nothing is mapped: work in flight under which a program unmaps memory must not crash the program.
- * New calls with such addresses are refused. */
+/* Reserve addresses at `at`, over what is mapped there; anywhere if `at` is NULL. They are readable and writable even
+ * while nothing is mapped: work in flight under which a program unmaps memory must not crash the program. New calls
+ * with such addresses are refused. MAP_FAILED: it failed. */
 static void *reserve(uint64_t bytes, void *at) {
   int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
   return mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -140,7 +140,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmem
 
 /* With vmm_lock: the sum of the mappings that lie wholly in this area. If it is `bytes`, the area consists of whole
  * mappings. */
-static uint64_t mapped(const struct range *range, uintptr_t address, uint64_t bytes) {
+static uint64_t mapped_bytes(const struct range *range, uintptr_t address, uint64_t bytes) {
   uint64_t sum = 0;
   for (const struct mapping *mapping = range->mappings; mapping; mapping = mapping->next)
     if (mapping->address >= address && mapping->address + mapping->bytes <= address + bytes)
@@ -167,7 +167,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     return result;
   pthread_mutex_lock(&vmm_lock);
   struct range *range = range_of(address, bytes);
-  if (!range || !bytes || mapped(range, address, bytes) != bytes)
+  if (!range || !bytes || mapped_bytes(range, address, bytes) != bytes)
     result = CUDA_ERROR_INVALID_VALUE;
   for (struct mapping **link = result ? NULL : &range->mappings; !result && *link;)
     if (overlaps(*link, address, bytes))
@@ -199,7 +199,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAcc
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&vmm_lock);
   struct range *range = range_of(address, bytes);
-  if (!range || mapped(range, address, bytes) != bytes)
+  if (!range || mapped_bytes(range, address, bytes) != bytes)
     result = CUDA_ERROR_INVALID_VALUE;
   for (size_t n = 0; !result && n < count; n++) {
     uint32_t place;

@@ -31,15 +31,15 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemory
   return is_handle(pool, POOL_HANDLE) ? allocate(out, bytes, pool, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The effect of a free of linear memory in a stream: the stream has reached it. */
+/* Free linear memory. This is the effect of a free in a stream, so it runs once the stream has reached the free. */
 static void free_later(void *address) {
   struct block block;
   if (take_block((uintptr_t)address, &block))
     release_block(&block);
 }
 
-/* Free memory of a pool in the order of a stream. The block is gone at once. The same stream may use the memory again
- * from here on, other streams once this stream reaches the free. */
+/* Free memory of a pool in the order of a stream. The program can no longer name the block. The same stream may use the
+ * memory again from here on, other streams once this stream reaches the free. */
 static CUresult free_pooled(struct block *block, struct stream *stream) {
   if (!take_block(block->address, block))
     return CUDA_ERROR_INVALID_VALUE;

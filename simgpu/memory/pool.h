@@ -43,6 +43,7 @@ struct pool {
   bool imported;      /* another process's: that process counts its chunks */
   bool destroyed;     /* goes when its last allocation goes */
   uint64_t file_end;  /* places in the file are never used twice */
+  /* Bytes. reserved: of all chunks. used: of allocations, pending frees included. high: the most since a reset. */
   uint64_t threshold, reserved, reserved_high, used, used_high;
   int reuse[3]; /* only stored: memory is reused by its own stream, or after its free is done */
   unsigned access[SG_MAX_DEVICES];
@@ -63,7 +64,7 @@ uint64_t pool_trim(struct pool *pool, uint64_t keep);
 /* With the lock: end the pool if it is destroyed and no allocation is left. The caller does not use it afterwards. */
 void pool_end(struct pool *pool);
 CUresult pool_allocate(struct pool *pool, size_t bytes, const struct stream *stream, CUdeviceptr *out);
-/* The pool for allocations on a device that name no pool. */
+/* The pool for allocations on a device that name no pool; NULL: there is no memory. */
 struct pool *pool_current(uint32_t device);
 /* With the lock: add an allocation of another process, in its chunk that is mapped here; false: there is no memory. */
 bool pool_import(struct chunk *chunk, uint64_t offset, size_t bytes);

@@ -226,7 +226,7 @@ static void complete(struct sg_state *state, uint32_t slot, struct sg_lane *lane
   }
 }
 
-/* A host function has returned: it leaves its lane, and the stream goes on. */
+/* A host function has returned: it leaves its lane and is freed, and the stream goes on. */
 void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item) {
   if (item->phase != SG_CALLING)
     return; /* the context's work was dropped meanwhile */

@@ -56,7 +56,7 @@ static inline bool sg_satisfied(const struct sg_item *watch, uint64_t word) {
 void sg_advance(struct sg_state *state, uint64_t now_ns);
 
 /* A fresh item, in no lane yet; NULL: the context has none left. The caller fills in the item and then calls sg_submit,
- * which appends it to a lane and alone makes it visible to the model. */
+ * which appends it to a lane of the context in `slot`. The model does not see the item before that. */
 struct sg_item *sg_item_new(struct sg_context *context);
 void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane, struct sg_item *item, uint64_t now_ns);
 
@@ -69,10 +69,11 @@ uint64_t sg_effect_bound(struct sg_shared *shared, uint32_t slot);
 /* Append an item to the list of what the context's owner must do: a completed item with an effect, or a host
  * function. */
 void sg_effect_push(struct sg_context *context, uint32_t item);
-/* Take the oldest item from that list; NULL: it is empty. The item stays valid until sg_item_free. */
+/* Take the oldest item from that list; NULL: it is empty. The item stays valid until sg_item_free; a host function's
+ * until sg_host_returned. */
 struct sg_item *sg_effect_take(struct sg_context *context);
 void sg_item_free(struct sg_context *context, struct sg_item *item);
-/* A host function has returned: its stream goes on. */
+/* A host function has returned: free its item, and let its stream go on. */
 void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item);
 /* The word of a spin kernel has become non-zero, or the word of a watch has got its value. */
 void sg_release(struct sg_shared *shared, struct sg_item *item);

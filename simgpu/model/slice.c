@@ -111,8 +111,9 @@ static uint64_t slowdown_of(const struct sg_item *item, uint64_t crowd) {
   return item->demand ? crowd : SG_ALL_SMS;
 }
 
-/* How long the rest of an item takes at this slowdown. In each nanosecond SG_ALL_SMS parts of its work are done, and
- * `slowdown` parts are one nanosecond of left_ns. `part` holds those that are done of the next one. */
+/* How long the rest of an item takes at this slowdown. One nanosecond of left_ns is `slowdown` parts of work, and each
+ * nanosecond of the clock does SG_ALL_SMS parts. `item->part`: the parts done that do not yet make a whole nanosecond
+ * of left_ns. */
 static uint64_t time_for(const struct sg_item *item, uint64_t slowdown) {
   uint64_t work = item->left_ns * slowdown;
   return work > item->part ? (work - item->part + SG_ALL_SMS - 1) / SG_ALL_SMS : 1;

@@ -76,16 +76,14 @@ enum sg_phase {
   SG_TAKEN,    /* complete; the owner is just applying its effect */
 };
 
-#define SG_SPIN     1u  /* runs until released, not for duration_ns */
-#define SG_RELEASED 2u  /* the word a spin kernel watches has become non-zero */
-#define SG_EFFECT   4u  /* on completion the owning process has to change its own memory (effect.c) */
-#define SG_LOGGED   8u  /* goes to the kernel log */
-#define SG_TURN     16u /* needs its context to hold the device; set by sg_submit */
-#define SG_INLINE                                                                                                      \
-  32u                  /* a copy inline with its channel's commands: needs the turn if intrusion_us is set             \
-                        */
-#define SG_INWARD 64u  /* a copy from the host */
-#define SG_FAULT  128u /* it ends with an illegal address: the context is lost */
+#define SG_SPIN     1u   /* runs until released, not for duration_ns */
+#define SG_RELEASED 2u   /* the word a spin kernel watches has become non-zero */
+#define SG_EFFECT   4u   /* on completion the owning process has to change its own memory (effect.c) */
+#define SG_LOGGED   8u   /* goes to the kernel log */
+#define SG_TURN     16u  /* needs its context to hold the device; set by sg_submit */
+#define SG_INLINE   32u  /* a copy among its channel's commands: it gets SG_TURN if intrusion_us is set */
+#define SG_INWARD   64u  /* a copy from the host */
+#define SG_FAULT    128u /* it ends with an illegal address: the context is lost */
 
 /* One piece of work in a stream. */
 struct sg_item {
@@ -93,14 +91,14 @@ struct sg_item {
   uint8_t phase;
   uint16_t flags;
   uint32_t next;        /* in its lane, in the effects list, or in the free list */
-  uint32_t next_effect; /* the next item of the same lane with SG_EFFECT */
+  uint32_t next_effect; /* the next item with an effect in its lane, later the next one in the effects list */
   uint32_t name;        /* kernels: index in names; records and waits: event slot */
   uint32_t peer;        /* waits: context slot of the event; watches: how the word compares */
   uint32_t demand;      /* of the SMs, in parts of SG_ALL_SMS; 0: runs on none */
   uint32_t lane;
   uint64_t order; /* submission number inside its context: orders the legacy stream against blocking ones */
   uint64_t duration_ns;
-  uint64_t left_ns;
+  uint64_t left_ns;      /* of its duration, at least 1 at first: what is still to be done */
   uint64_t part;         /* work done of the next nanosecond, not yet taken off left_ns, see slice.c */
   uint64_t mark_ns;      /* lane's submitted_ns with this item: the work that is done when it is complete */
   uint64_t submitted_ns; /* clock */
@@ -153,7 +151,7 @@ struct sg_context {
   uint64_t active[SG_MAX_LANES / 64]; /* lanes with pending items */
   uint32_t free_item, used_items, fresh_item;
   uint32_t free_event, fresh_event;
-  uint32_t effects_head, effects_tail; /* completed items, in order, until the owner has had their effect */
+  uint32_t effects_head, effects_tail; /* what the owner must do, in order, until it takes it: see sg_effect_push */
   struct sg_history history;
   struct sg_lane lanes[SG_MAX_LANES];
   struct sg_event events[SG_MAX_EVENTS];

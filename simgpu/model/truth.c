@@ -83,7 +83,7 @@ EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, s
   uint64_t first = shared->past_count > SG_MAX_PAST ? shared->past_count - SG_MAX_PAST : 0;
   for (uint64_t n = first; n < shared->past_count; n++) {
     const struct sg_past *past = &shared->past[n % SG_MAX_PAST];
-    bool again = n > first && shared->past[(n - 1) % SG_MAX_PAST].id == past->id;
+    bool again = n > first && shared->past[(n - 1) % SG_MAX_PAST].id == past->id; /* see sg_context_drop */
     if (past->device == device && !again && count++ < room)
       out[count - 1] = (struct truth_context){past->id, sg_pid_of(state, &past->owner), past->busy_ns, 0, 0, 0};
   }
@@ -207,7 +207,7 @@ EXPORT void simgpu_truth_reload_driver(struct sg_state *state) {
   sg_unlock(state);
 }
 
-/* Let NVML refuse to open, and all its calls fail, from now on; 0: it can be opened again. */
+/* Let NVML refuse to open, and all its calls fail, from now on; 0: both work again. */
 EXPORT void simgpu_truth_refuse_nvml(struct sg_state *state, uint32_t refuses) {
   lock_and_reap(state);
   state->shared->nvml_refuses = refuses;

@@ -155,7 +155,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t handle, unsigned
   return clock_mhz(handle, type, mhz, true);
 }
 
-/* No process encodes or decodes on a simulated device. */
+/* The body of the calls about encoders and decoders. They are always idle: nothing uses them here. */
 static nvmlReturn_t video(nvmlDevice_t handle, unsigned int *percent, unsigned int *sampling_us) {
   nvmlReturn_t result = sampling_us ? nvml_number(handle, NVML_LOAD, percent, zero) : NVML_ERROR_INVALID_ARGUMENT;
   if (!result)
@@ -350,7 +350,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t handle, unsigned 
 enum { P2P_NVLINK = 2, P2P_UNKNOWN = 5 }; /* UNKNOWN is the last kind */
 enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
 
-/* A GPU in MIG mode has no peers. Across the bus there are none either: the simulated driver has no peer access. */
+/* GPUs are peers over NVLink only, not across the bus. A GPU in MIG mode has no peers. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, unsigned int kind,
                                                 unsigned int *status) {
   const struct sg_device *first, *second;

@@ -91,26 +91,26 @@ static bool next_xid(nvmlEventSet_t set, struct event_data *data) {
 NVML_EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, struct event_data *data, unsigned int timeout_ms) {
   if (!set || !data)
     return NVML_ERROR_INVALID_ARGUMENT;
-  uint64_t end_ns = sg_now() + timeout_ms * 1000000ull, looked = UINT64_MAX;
+  uint64_t end_ns = sg_now() + timeout_ms * 1000000ull, looked_seq = UINT64_MAX;
   for (;;) {
     nvmlReturn_t result = NVML_ERROR_TIMEOUT;
     pthread_mutex_lock(&nvml.lock);
     const struct sg_shared *shared = nvml.state.shared;
-    bool ready = nvml.users, news = ready && __atomic_load_n(&shared->xid_seq, __ATOMIC_RELAXED) != looked;
+    bool ready = nvml.users, news = ready && __atomic_load_n(&shared->xid_seq, __ATOMIC_RELAXED) != looked_seq;
     pthread_mutex_unlock(&nvml.lock);
     if (!ready)
       return NVML_ERROR_UNINITIALIZED;
     if (news) {
       if ((result = nvml_enter()))
         return result;
-      looked = nvml.state.shared->xid_seq;
+      looked_seq = nvml.state.shared->xid_seq;
       result = nvml_leave(next_xid(set, data) ? NVML_SUCCESS : NVML_ERROR_TIMEOUT);
     }
     uint64_t now_ns = sg_now();
     if (result == NVML_SUCCESS || now_ns >= end_ns)
       return result;
     /* If the counter has moved by now, the kernel returns at once. */
-    sg_await_xid(shared, looked, end_ns - now_ns < LOOK_EVERY_NS ? end_ns - now_ns : LOOK_EVERY_NS);
+    sg_await_xid(shared, looked_seq, end_ns - now_ns < LOOK_EVERY_NS ? end_ns - now_ns : LOOK_EVERY_NS);
   }
 }
 

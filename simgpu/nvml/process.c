@@ -167,8 +167,8 @@ struct process_sample {
 };
 
 /* The body of the calls that return one sample per process: its mean since `last_seen_us` (wall clock, as real drivers
- * stamp samples); 0: over the last second. A mean since the caller's last query makes the shares of successive queries
- * add up. */
+ * stamp samples); 0: over the last second. `count` is the room on entry and the number of processes on return. Means
+ * since the caller's last query add up over successive queries. */
 static nvmlReturn_t samples_of(nvmlDevice_t handle, struct process_sample *samples, unsigned int *count,
                                unsigned long long last_seen_us) {
   const struct sg_device *device;

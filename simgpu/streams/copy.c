@@ -24,8 +24,8 @@ uint64_t copy_ns(uint64_t bytes, uint64_t bytes_per_s) {
   return OVERHEAD_NS + (uint64_t)((double)bytes * 1e9 / (double)bytes_per_s);
 }
 
-/* The item for a copy or a set. A set and a copy inside the device take device time, and such a copy both reads and
- * writes its bytes. A copy to or from the host runs on a copy engine. */
+/* The item for a copy or a set; the caller adds the name for the log. A set and a copy inside the device take device
+ * time, and such a copy both reads and writes its bytes. A copy to or from the host runs on a copy engine. */
 struct sg_item copy_item(const struct context *context, const struct effect *effect) {
   const struct sg_shared *shared = process.state.shared;
   const struct sg_device *device = &shared->devices[context->device];

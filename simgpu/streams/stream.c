@@ -98,8 +98,8 @@ static CUresult thread_stream(struct context *context, struct stream **stream) {
   return result;
 }
 
-/* The stream behind a handle; NULL and CU_STREAM_LEGACY mean the legacy stream of `context`. An error: the stream is
- * gone, or its context cannot be used. */
+/* The stream behind a handle; NULL and CU_STREAM_LEGACY mean the legacy stream of `context`. An error: the stream was
+ * destroyed, or its context cannot be used. */
 CUresult find_stream(CUstream handle, struct context *context, struct stream **stream) {
   if (!handle || handle == CU_STREAM_LEGACY) {
     *stream = &context->legacy;
@@ -115,8 +115,8 @@ CUresult find_stream(CUstream handle, struct context *context, struct stream **s
 
 /* --- work -------------------------------------------------------------------------------------------------------- */
 
-/* Give one item to the device, with a copy of its effect. If the queue is full, wait. `count` (may be NULL) becomes
- * what wait_lane needs. */
+/* Give one item to the device, with a copy of its effect. On success the effect's `staging` belongs to the copy. If the
+ * queue is full, wait. `count` (may be NULL) becomes what wait_lane needs. */
 CUresult submit(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count) {
   struct effect *own = effect ? effect_copy_of(effect) : NULL;
   if (effect && !own)
@@ -205,6 +205,7 @@ EXPORT CUresult cuStreamDestroy(CUstream stream) {
   return cuStreamDestroy_v2(stream);
 }
 
+/* Begin a call on a stream: declare its `context`, `stream` and `result`. An error is returned from the call. */
 #define FIND_STREAM(handle)                                                                                            \
   struct context *context;                                                                                             \
   struct stream *stream;                                                                                               \

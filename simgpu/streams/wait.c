@@ -171,7 +171,7 @@ static CUresult wait_for(struct context *context, const uint64_t *done, uint64_t
   for (;;) {
     sg_lock_advanced(&process.state);
     CUresult result = context_error(context);
-    if (result || !sg_bit(process.state.own, context->slot)) {
+    if (result || !sg_bit(process.state.own, context->slot)) { /* or its slot is lost: there is nothing to wait for */
       sg_unlock(&process.state);
       return result;
     }

@@ -132,8 +132,8 @@ static int is_narrower(const struct sp_work *work, int32_t left, int32_t rest) {
   return 0;
 }
 
-/* Adds up the worth of the devices of the work's node. The tables are floats and the sums are doubles: nothing is
- * rounded, so the order of changes does not matter. */
+/* Computes the worth of the processors and of the devices of the work's node, separately. The tables are floats and the
+ * sums are doubles: nothing is rounded, so the order of changes does not matter. */
 void sp_worth_begin(struct sp_work *work) {
   memset(work->sum, 0, sizeof work->sum);
   for (int32_t i = 0; i < work->node.devices; i++) {
@@ -144,13 +144,14 @@ void sp_worth_begin(struct sp_work *work) {
   sp_worth_processors(work);
 }
 
-/* To be called when the work's node has another amount of processors left. */
+/* Computes anew what the processors of the work's node are worth. To be called when it has another amount left. */
 void sp_worth_processors(struct sp_work *work) {
   for (int32_t price = 0; price < SP_PRICES; price++)
     work->cpu[price] = work->policy->price[price] * (double)work->node.cpu_milli;
 }
 
-/* To be called when a device of the work's node has another amount left. */
+/* Corrects the worth of the devices of the work's node. To be called when one of them has `to_milli` left instead of
+ * `from_milli`. */
 void sp_worth_changed(struct sp_work *work, int32_t from_milli, int32_t to_milli) {
   const float *from = worth_at(work->policy, work->node.model, from_milli);
   const float *to = worth_at(work->policy, work->node.model, to_milli);
@@ -160,7 +161,7 @@ void sp_worth_changed(struct sp_work *work, int32_t from_milli, int32_t to_milli
 
 /* The least, over the prices of a processor, of the sum of what processors and devices are worth separately. This is
  * what they are worth together if pods could be cut (Lagrange). A price that is too low makes the devices dear; a price
- * that is too high makes the processors dear. */
+ * that is too high makes the processors dear. `sum` has one device's worth `from`: here `to` replaces it. */
 static double least_of(const double *restrict cpu, const double *restrict sum, const float *restrict from,
                        const float *restrict to) {
   double least[4];
@@ -220,7 +221,7 @@ static void one_more_offer(const double *worth, double *next, const struct sp_ki
   }
 }
 
-/* Fills [model][step][price] with the worth of a device to which so many pods are offered. */
+/* Fills [model][step][price] with the worth of a device to which `offers` pods are offered. */
 void sp_fill_worth(float *tables, const double *prices, int32_t models, const struct sp_kind *kinds, int32_t count,
                    int32_t offers) {
   for (int32_t model = 0; model < models; model++) {

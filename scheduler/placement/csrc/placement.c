@@ -66,17 +66,19 @@ static int32_t change(struct sp_node *node, const struct sp_request *request, co
   return 1;
 }
 
-/* Returns 0, and takes nothing, when the node has not all of it. */
+/* Takes a pod's request from a node, each share on its devices. Returns 0, and takes nothing, when the node has not all
+ * of it. */
 int32_t sp_take(struct sp_node *node, const struct sp_request *request, const uint16_t *devices) {
   return change(node, request, devices, 1);
 }
 
-/* Returns 0, and gives nothing back, when a device would have more left than there is of it. */
+/* Undoes sp_take. Returns 0, and gives nothing back, when a device would have more left than there is of it. */
 int32_t sp_give_back(struct sp_node *node, const struct sp_request *request, const uint16_t *devices) {
   return change(node, request, devices, -1);
 }
 
-/* Fills the set of the open devices that have room for a share. Returns SP_FITS, or why they are too few. */
+/* Fills `found` with the devices that have room for a share, of those that it may have: `open`. Returns SP_FITS, or why
+ * they are too few. */
 static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share *share, uint16_t open,
                                uint16_t *found) {
   int32_t mib = share_mib(node, share), there = 0, with_time = 0, with_both = 0;
@@ -157,7 +159,7 @@ static void extras(const struct sp_work *work, const struct sp_share *share, dou
     extra[i] = work->node.known & SP_USE_KNOWN ? sp_device_extra(work->policy, &work->facts->use[i], share) : 0;
 }
 
-/* Takes a share on the set of open devices that is cheapest, including the cost of its pairs, and returns that set. */
+/* Takes a share on the cheapest set of open devices, the cost of missing links included, and returns that set. */
 static uint16_t take_set(struct sp_work *work, const struct sp_share *share, struct sp_step step, uint16_t open,
                          const double *extra) {
   double after[SP_NODE_DEVICES];
@@ -237,7 +239,7 @@ static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t 
 }
 
 /* Places all shares of a pod, each where it costs least. That may leave no room for a later share, although another
- * choice would. Then any way that fits is taken. */
+ * choice would. Then any way that fits is taken. Returns why the first try failed if there is none. */
 static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_request *request, uint16_t allowed,
                                         uint16_t *devices) {
   if (request->shares < 2)

@@ -91,12 +91,14 @@ struct sp_kind {
 };
 
 /* One of the kinds that take the same devices (sp_width), for nodes of one model. They are in the order of the
- * processors that they need. The weight is what room for one pod of it and of each kind before it counts, in milli. */
+ * processors that they need. The weight is what room for one pod of it, and for one of each kind before it, counts, in
+ * milli. */
 struct sp_wide {
   int64_t cpu_milli;
   double weight;
 };
 
+/* The kinds of one width, for nodes of one model: they take the same number of devices, and the same part of each. */
 struct sp_width {
   int32_t milli;
   int32_t devices;

@@ -138,7 +138,7 @@ static double costs_of_milli(const struct sp_policy *policy) {
   case SP_WORTH:
     return 1 / policy->grain_milli;
   case SP_CONSOLIDATE:
-    return SP_DEVICE_MILLI / PACK_DEVICE_MILLI;
+    return SP_DEVICE_MILLI / PACK_DEVICE_MILLI; /* its cost is an average over devices: here over eight */
   default:
     return PACK_LEVELS / PACK_DEVICE_MILLI;
   }

@@ -61,8 +61,8 @@ struct sets {
   int32_t open;
   int32_t count; /* of the devices in a set */
   int32_t device[SP_NODE_DEVICES];
-  double cost[SP_NODE_DEVICES]; /* of each device, above the cheapest */
-  double pair[SP_NODE_DEVICES][SP_NODE_DEVICES];
+  double cost[SP_NODE_DEVICES];                  /* of each device, above the cheapest */
+  double pair[SP_NODE_DEVICES][SP_NODE_DEVICES]; /* of the devices at two positions together, by pair_extra */
   double best_cost;
   uint16_t best;
 };

@@ -122,7 +122,14 @@ def test_an_agent_of_this_user_s_is_found_where_the_session_is_not_known(
     with pytest.raises(CliError, match=f"no agent at {places[0]}/agent.sock, nor in /run/sharepod: there is no"):
         connect.connect(connect.socket_path(None))
     Path(places[1]).mkdir()
-    (Path(places[1]) / "agent.sock").touch()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{places[1]}/agent.sock")
+        other.listen()
+        # Its own socket is left of an agent that was killed. No command takes another agent for it without being told.
+        with pytest.raises(
+            CliError, match=rf"sharepod: there is no.*: use the one that listens at {places[1]}/agent\."
+        ):
+            connect.connect(f"{places[0]}/agent.sock")
     assert connect.socket_path(None) == f"{places[1]}/agent.sock"
     monkeypatch.setattr("os.getuid", lambda: 12345)  # another user has made the directory
     assert connect.socket_path(None) == f"{places[0]}/agent.sock"

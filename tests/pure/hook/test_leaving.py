@@ -57,6 +57,13 @@ def test_a_turn_is_said_to_be_drained_when_no_thread_is_inside_and_nothing_is_pe
     assert found["marked"] == [case != "park"]  # the keeper marks work that is not marked yet
 
 
+def test_only_the_keeper_asks_the_driver_whether_work_stands(leaving: dict[str, dict[str, list[int]]]) -> None:
+    keeper, program = leaving["park-stands"], leaving["synced-stands"]
+    assert (keeper["driver_asked"], keeper["drained"], keeper["entered"]) == ([1], [1], [0])
+    # A thread of the program would lose its current context.
+    assert (program["driver_asked"], program["drained"], program["entered"]) == ([0], [0], [5])
+
+
 @pytest.mark.parametrize("case", ["drain-pending", "park-inside", "park-pending", "park-launched"])
 def test_a_turn_with_work_in_it_is_not_said_to_be_drained(leaving: dict[str, dict[str, list[int]]], case: str) -> None:
     found = leaving[case]

@@ -19,8 +19,8 @@ struct sp_this_process sp_this_process;
 static struct sp_grant grant;
 static struct sp_slot_device slot;
 static int inside_for, pending_for; /* how many more answers are yes */
-static bool cleared, behind_barrier, early, marked;
-static int barriers, asked, drained, rings;
+static bool cleared, behind_barrier, early, marked, stands;
+static int barriers, asked, drained, rings, driver_asked;
 
 static struct sp_device *device_of(void) {
   return &sp_this_process.devices[0];
@@ -39,10 +39,11 @@ bool asked_pending(const struct sp_device *device) {
   (void)device;
   return pending_for-- > 0;
 }
-/* No work of the process waits for anything but the device. */
+/* Whether work waits for something else than the device is asked of the driver, with another context current. */
 bool sp_stands(struct sp_device *device) {
   (void)device;
-  return false;
+  driver_asked++;
+  return stands;
 }
 bool sp_stands_first(const struct sp_device *device) {
   (void)device;
@@ -78,8 +79,8 @@ const struct sp_driver *sp_driver(void) {
 static void begin(int inside, int pending, uint32_t word) {
   struct sp_device *device = device_of();
   inside_for = inside, pending_for = pending;
-  cleared = behind_barrier = early = marked = false;
-  barriers = asked = drained = rings = 0;
+  cleared = behind_barrier = early = marked = stands = false;
+  barriers = asked = drained = rings = driver_asked = 0;
   grant.word = word;
   device->grant = &grant;
   device->slot = &slot;
@@ -88,8 +89,8 @@ static void begin(int inside, int pending, uint32_t word) {
 }
 
 static void end(const char *what) {
-  printf("%s drained %d early %d marked %d rings %d entered %u\n", what, drained, early, marked, rings,
-         device_of()->entered);
+  printf("%s drained %d early %d marked %d rings %d entered %u driver_asked %d\n", what, drained, early, marked, rings,
+         device_of()->entered, driver_asked);
 }
 
 int main(void) {
@@ -105,16 +106,24 @@ int main(void) {
   drain(device, TURN);
   end("drain-pending");
   begin(0, 0, TURN);
-  park(device, TURN, 7, true);
+  park(device, TURN, 7, true, true);
   end("park");
   begin(1, 0, TURN);
-  park(device, TURN, 7, true);
+  park(device, TURN, 7, true, true);
   end("park-inside");
   begin(0, 1, TURN);
-  park(device, TURN, 7, true);
+  park(device, TURN, 7, true, true);
   end("park-pending");
   begin(0, 0, TURN);
-  park(device, TURN, 6, true); /* the program has launched since */
+  park(device, TURN, 6, true, true); /* the program has launched since */
   end("park-launched");
+  begin(0, 1, TURN);
+  stands = true;
+  park(device, TURN, 7, true, true);
+  end("park-stands");
+  begin(0, 1, TURN);
+  stands = true;
+  park(device, TURN, 7, true, false);
+  end("synced-stands");
   return 0;
 }
