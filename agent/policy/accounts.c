@@ -97,7 +97,7 @@ void sp_accounts_advance(struct sp_policy *policy, uint64_t now_ns) {
     s->bucket += earned(elapsed_ns, s->limit_mp);
     s->credit += earned(elapsed_ns, credit_rate(policy, s));
     s->lag += earned(elapsed_ns, s->target_mp);
-    if (s->debt > 0) { /* the half of the request that sp_policy_rates left out */
+    if (s->debt > 0) { /* the half of the request that effective_request in rates.c left out */
       s->debt = max_i64(s->debt - earned(elapsed_ns, s->request_mp - s->request_mp / 2), 0);
       policy->stale = policy->stale || s->debt == 0;
     }
