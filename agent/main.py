@@ -258,7 +258,7 @@ def _open_socket_to(path: Path, mode: int, group: str) -> None:
 async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
     """Run the agent until `stopping` is set. Raises ShareError and CannotStart."""
     take_open_files(OPEN_FILES_MIN)
-    os.umask(0o022)  # not the starter's: every mode is given where a file is made
+    os.umask(0o022)  # not that of the process that started it: every mode is given where a file is made
     agent = Agent(settings)
     try:
         try:

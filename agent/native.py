@@ -125,7 +125,7 @@ class NativeArbiter:
         return terms, share_class, any(one.paused for one in found[0:count])
 
     def region_tenants(self, directory: str) -> int:
-        """Return 2 when a process has a slot of the region, 1 when one has claimed a slot without a lock, else 0."""
+        """Return 2 if a process has a slot of the region, 1 if a slot is claimed but its lock is not held, else 0."""
         return int(self._lib.sp_region_tenants(os.fsencode(directory)))
 
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:

@@ -1,4 +1,4 @@
-"""Flags that several commands share, and the completion of share names."""
+"""Flags and arguments that several commands share."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
     """Yield the function's result for each task, in the order of the tasks. At most `jobs` tasks run at a time.
 
-    Raises what the function raises, and CliError when one of its processes was killed.
+    Raises what the function raises, and CliError if the process of a task was killed.
     """
     context = multiprocessing.get_context("fork")
     running: dict[Connection, tuple[int, BaseProcess]] = {}  # by our end of its pipe: the task's index, its process

@@ -158,6 +158,8 @@ def in_cluster(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) 
             raise AccessError(f"{file} is not there: give the pod a service account")
 
     async def read(configuration: Configuration) -> Refresh:
+        """Read the credentials into `configuration`; return the call that reads them again."""
+
         async def refresh() -> None:
             loader = InClusterConfigLoader(str(token), str(authority), try_refresh_token=False, environ=environment)
             loader.load_and_set(configuration)
@@ -176,6 +178,7 @@ def from_kubeconfig(path: Path) -> Access:
         raise AccessError(f"kubeconfig {path}: {_reason(error)}: name a readable kubeconfig") from None
 
     async def read(configuration: Configuration) -> Refresh:
+        """Read the credentials into `configuration`; return the call that reads them again."""
         # A plugin's token is not written back into the file: the file belongs to the user.
         loader = await load_kube_config(str(path), client_configuration=configuration, persist_config=False)
 

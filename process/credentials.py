@@ -71,7 +71,7 @@ class Credentials:
         self._log = logging.getLogger(f"sharepod.{reader}.{what}")
         self._certificate, self._key, self._token_file, self._client_ca = certificate, key, token_file, client_ca
         self._paths = [path for path in (certificate, key, token_file, client_ca) if path]
-        self._stamp = self._look()
+        self._stamps = self._look()
         self.context: ssl.SSLContext | None = None
         self._token: bytes | None = None
         self._pair = b"", b""
@@ -84,10 +84,10 @@ class Credentials:
 
         False: they have not changed, or they cannot be read; then the last content stays.
         """
-        stamp = self._look()
-        if stamp == self._stamp:
+        stamps = self._look()
+        if stamps == self._stamps:
             return False
-        self._stamp = stamp
+        self._stamps = stamps
         if cause := self._read():
             self._log.error("credentials of the %s not read again", self._what, extra={"cause": cause})
             return False

@@ -278,8 +278,9 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   return error;
 }
 
-/* Claim a wiped slot again, and restore its memory account. Either the agent took this process for dead before it had
- * its lock again, or the file was truncated. */
+/* Claim the slot again after it was wiped, and restore its memory account. Either the file was truncated, or the agent
+ * took this process for dead and wiped the slot: for too long the process did not hold the slot's lock, which is lost
+ * when the program closes a descriptor of the file. */
 static void claim_again(struct sp_region *region) {
   struct sp_slot *slot = region->slot;
   for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {

@@ -345,6 +345,7 @@ void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_
 /* Add to memory_used_bytes if the share's total stays within `limit_bytes` (0: no cap). 0: added; -1: over the cap, and
  * nothing has changed. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes);
+/* Subtract from memory_used_bytes. A negative number, in two's complement, adds to it, whatever the cap says. */
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
 /* Add to context_bytes what is now reserved for contexts; negative: that much is no longer reserved. */
 void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes);
@@ -372,6 +373,7 @@ void sp_region_close(struct sp_region_owner *owner);
 /* 0 if the files in `directory` are a region that a hook of this ABI can use; -ENOENT if it is gone, -EPROTO if it has
  * another ABI or is damaged, -EPIPE if its doorbell is missing or no FIFO; else -errno. */
 int sp_region_error(const char *directory);
+/* Set heartbeat_ns: the agent is alive at `now_ns`; 0: the gates open, unless paused. */
 void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns);
 
 /* Open: set the next odd word. Close: set the next even one, then a full fence. Both return the new word. Waiters
@@ -399,7 +401,7 @@ struct sp_slots_look {
   bool whole;                  /* `first` was not torn */
   struct sp_slot_device first; /* the report of slot 0 on device 0 */
 };
-/* 0; -errno: nothing was read, and `claimed` is 0. */
+/* Fill `look`. 0; -errno: nothing was read, and `claimed` is 0. */
 int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look);
 /* The pid, in the agent's namespace, of the process that holds the record lock of `slot`; 0: none is known. */
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);

@@ -45,7 +45,8 @@ int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t 
   return got == (ssize_t)sizeof *out ? 0 : got < 0 ? -errno : -EIO;
 }
 
-/* 0, or -errno: nothing was read, and `claimed` is 0. */
+/* Read which slots are claimed and, in the same read, what slot 0 reports of device 0. 0, or -errno: nothing was read,
+ * and `claimed` is 0. */
 int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look) {
   struct {
     struct sp_slots_header header;

@@ -56,5 +56,5 @@ def seconds(times: pb.CallTimes) -> tuple[Sequence[int], float]:
 
 
 def fresh(told: tuple[int, Report] | None, now_ns: int) -> Report | None:
-    """Return the report in `told`, a pair of its time and itself, unless it is stale."""
+    """Return the report in `told`, a pair of its time and itself; None: there is none, or it is stale."""
     return told[1] if told is not None and now_ns - told[0] <= STALE_NS else None

@@ -30,7 +30,7 @@ static void on_doorbell(struct sp_arbiter *arbiter, struct sp_share *share) {
   sp_slots_mark_responsive(share, rung);
   if (rung & ~share->watched || full) /* a new process */
     sp_slots_watch(arbiter, share, now_ns);
-  if (full)
+  if (full) /* a process says that it found no free slot */
     sp_diagnostic_full(share);
   sp_step_share(arbiter, share, now_ns);
 }
@@ -77,7 +77,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     if (look) {
       share->watched_ns = now_ns;
       sp_slots_watch(arbiter, share, now_ns);
-      sp_slots_mark_responsive(share, UINT64_MAX);
+      sp_slots_mark_responsive(share, UINT64_MAX); /* all: a process that was stopped may run again */
     }
     for (uint32_t index = 0; index < share->member_count; index++) {
       struct sp_member *member = &share->members[index];
@@ -352,7 +352,7 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     sp_gang_init(share);
     for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
       share->tenants[slot].pidfd = -1;
-    error = sp_region_create(&share->region, directory, term_count);
+    error = sp_region_create(&share->region, directory, term_count); /* 1: adopted */
     /* An adopted share stays paused until the agent resumes it. Until the agent's first heartbeat a waiter believes
      * that the agent is gone, and only this flag keeps it from passing. */
     for (uint32_t index = 0; error > 0 && index < term_count; index++)

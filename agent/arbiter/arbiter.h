@@ -40,7 +40,7 @@ struct sp_usage {
 
 /* A histogram of durations, since this arbiter has had the share or device. */
 struct sp_histogram {
-  uint64_t counts[12]; /* a count a bound: durations that do not exceed it, but the bound before; the last: the rest */
+  uint64_t counts[12]; /* for each bound, durations up to it but above the bound before; the last: the rest */
   uint64_t sum_ns;
 };
 
@@ -153,8 +153,8 @@ int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t ter
  * much less as was reserved for its contexts. Ignored if another process has the slot by now. */
 int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term, uint32_t slot, int32_t pid,
                             int64_t overhead_bytes);
-/* Tell the device's shares what a context takes there. 0: change nothing. Returns what they have been told, by this
- * agent or an earlier one. */
+/* Tell the device's shares how much memory a context takes there; 0: tell them nothing new. Returns what they have been
+ * told, by this agent or an earlier one; 0: nothing yet, or no such device. */
 uint64_t sp_arbiter_context_bytes(struct sp_arbiter *arbiter, int device, uint64_t context_bytes);
 /* Forget what contexts take, on all devices: another driver has been loaded. */
 void sp_arbiter_forget_contexts(struct sp_arbiter *arbiter);

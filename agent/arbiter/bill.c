@@ -69,7 +69,8 @@ static uint32_t find_payers(const struct sp_node_device *device, struct sp_membe
   return count;
 }
 
-/* How long the work of the turn before ran on in this turn, until a process entered this turn at most. One has. */
+/* How long the work of the turn before ran on in this turn, at most until a process entered this turn. The caller has
+ * seen that one has entered. */
 static int64_t ran_on_ns(const struct sp_member *member) {
   const struct sp_view *view = &member->view;
   uint64_t until_ns = view->entered_ns;
@@ -266,8 +267,7 @@ static uint64_t beside_until(const struct sp_member *member, uint64_t now_ns) {
 
 /* Work that stood behind a wait has run outside every turn of its share. The share pays for it, and the turn beside
  * which it ran gets that time back. No more is believed than the time that has passed since the end of the work that
- * was reported before. Counting from the end, and not from the news of it, is fair to a share if that news came late.
- * */
+ * was reported before. Counting from the end, and not from the news of it, is fair to a share with late news. */
 void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns) {
   if (member->beside_ns == 0)
     return;
@@ -337,8 +337,8 @@ static void bill_unpaid(struct sp_node_device *device, struct refund *refund) {
   }
 }
 
-/* Bill the holder, which ran beside the drain that is now over, as far as the refund goes. The holder
- * is charged now; what it has used is counted at its next bill. */
+/* Bill the holder, which ran beside the drain that is now over, as far as the refund goes. The holder is charged now;
+ * what it has used is counted at its next bill. */
 static void bill_holder(struct sp_node_device *device, struct refund *refund) {
   struct sp_member *holder = device->holder;
   uint64_t begun_ns = holder->begun_ns ? holder->begun_ns : device->billed_until_ns;

@@ -36,7 +36,7 @@ void sp_diagnostics_take(struct sp_share *share, uint32_t slot) {
     return;
   for (uint32_t kind = 0; kind <= SP_DIAGNOSTIC_CROWDED; kind++) {
     if (!said[kind] || kind == SP_DIAGNOSTIC_FULL || tenant->diagnostics_told >> kind & 1)
-      continue;
+      continue; /* FULL comes from a process without a slot: see sp_diagnostic_full */
     tenant->diagnostics_told |= 1u << kind;
     keep(share, tenant->pid, kind, said[kind] - 1); /* a slot has the detail plus one */
   }

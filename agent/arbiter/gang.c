@@ -112,7 +112,8 @@ static void forget_gang(struct sp_arbiter *arbiter, const struct sp_gang *gang) 
     arbiter->gangs[index] = arbiter->gangs[index + 1];
 }
 
-/* End the reservation, without telling the policy. */
+/* End the member's reservation, without telling the policy. With its last one the gang leaves the list of gangs that
+ * reserve. */
 static void unreserve(struct sp_arbiter *arbiter, struct sp_member *member) {
   struct sp_gang *gang = member->gang;
   member->reserves = false;
@@ -123,20 +124,22 @@ static void unreserve(struct sp_arbiter *arbiter, struct sp_member *member) {
     forget_gang(arbiter, gang);
 }
 
-/* Give up the member's reservation, if it has one: if it still waits, its policy knows that again. */
-void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+/* Give up the member's reservation, if it has one. The policy has counted the member as idle since it reserved the
+ * device. If the member still waits, tell the policy so. */
+void sp_gang_give_up(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   if (!member->reserves)
     return;
   struct sp_gang *gang = member->gang;
   unreserve(arbiter, member);
-  sp_gang_stir(arbiter, gang); /* without this member the gang may be complete, or another one may commit */
+  sp_gang_stir(arbiter, gang); /* if the member waits no longer, its gang may be complete; or another gang may commit */
   if (waits(member))
     sp_policy_wait(&member->device->policy, member->policy, true, now_ns);
 }
 
+/* Give up all reservations of the gang. The gang itself stays. */
 void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   for (uint32_t index = 0; index < gang->count; index++)
-    sp_gang_leave(arbiter, gang->members[index], now_ns);
+    sp_gang_give_up(arbiter, gang->members[index], now_ns);
 }
 
 /* Reserve the device for the gang of `member`, which the policy has chosen. False: a reservation would win nothing, and
@@ -176,8 +179,8 @@ static struct sp_member *next_committed(struct sp_gang *gang, const struct sp_me
   return next;
 }
 
-/* Grant all devices that the gang has committed, if all are free, for the shortest of their quanta. Those that it has
- * reserved since are for a later commit. */
+/* Grant all devices that the gang has committed, if all are free: for the shortest of their quanta, and not past the
+ * end of the turns that the gang has already. Those that it has reserved since are for a later commit. */
 static void grant_committed(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   for (uint32_t index = 0; index < gang->count; index++)
     if (is_committed(gang->members[index]) && !sp_step_try_free(arbiter, gang->members[index]->device, now_ns))
@@ -190,7 +193,7 @@ static void grant_committed(struct sp_arbiter *arbiter, struct sp_gang *gang, ui
       continue; /* the scans for that bill have found that it waits no longer */
     struct sp_choice choice = sp_policy_take(&member->device->policy, member->policy, now_ns);
     if (choice.share < 0)
-      sp_gang_leave(arbiter, member, now_ns);
+      sp_gang_give_up(arbiter, member, now_ns);
     else if (choice.quantum_ns < quantum_ns)
       quantum_ns = choice.quantum_ns;
   }
@@ -294,7 +297,7 @@ static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
   return true;
 }
 
-/* True: the device is kept, until retry_ns at most, for a gang of which it has just had a turn. The gang's turns end
+/* True: the device is kept, until retry_ns at most, for a gang that has just had a turn on it. The gang's turns end
  * together, and their drains nearly so: when the last has drained, its threads wait again at once. */
 static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   for (int place = 0; place < device->policy.top; place++) {

@@ -5,7 +5,7 @@
 
 #include "agent/arbiter/node.h"
 
-#define MOST_BYTES ((int64_t)1 << 50)
+#define MOST_BYTES ((int64_t)1 << 50) /* no device has as much: such a figure is ignored */
 
 /* Put what each live process of the share is charged with on its `term`-th device into the array. Returns how many. */
 int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_holding *holdings,
@@ -55,7 +55,8 @@ void sp_arbiter_forget_contexts(struct sp_arbiter *arbiter) {
   sp_arbiter_unlock(arbiter);
 }
 
-/* Set what a context takes of the device, unless 0, and have all shares told. Returns what is set; 0: nothing. */
+/* Set how much memory a context takes on the device, if that is not 0, and write it into the grants. Returns what is
+ * set; 0: nothing. */
 uint64_t sp_arbiter_context_bytes(struct sp_arbiter *arbiter, int device, uint64_t context_bytes) {
   if (device < 0 || (uint32_t)device >= arbiter->device_count)
     return 0;

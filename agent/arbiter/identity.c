@@ -243,7 +243,7 @@ int sp_identity_start(struct sp_arbiter *arbiter) {
   return -pthread_create(&arbiter->identity_thread, NULL, run, arbiter);
 }
 
-/* The caller has set `stopping`. */
+/* Wake the identity thread, and wait until it has ended. The caller has set `stopping`. */
 void sp_identity_stop(struct sp_arbiter *arbiter) {
   pthread_mutex_lock(&arbiter->lock);
   pthread_cond_signal(&arbiter->identity_asked);

@@ -91,7 +91,7 @@ void sp_lead_closed(struct sp_member *member) {
   if (!member->predecessor_ns || !member->view.entered || member->late || member->lead_shortened)
     return;
   uint64_t unit_ns = member->view.longest_unit_ns, *lead_ns = &member->device->lead_ns;
-  uint64_t ahead_ns = unit_ns < AHEAD_NS ? AHEAD_NS - unit_ns : 0; /* it launches faster than the device works */
+  uint64_t ahead_ns = unit_ns < AHEAD_NS ? AHEAD_NS - unit_ns : 0; /* launching this takes less time than it runs */
   bool came_late = member->view.entered_ns + ENTER_NS + ahead_ns > member->predecessor_ns;
   *lead_ns = bounded(came_late ? *lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : *lead_ns - LEAD_STEP_NS);
 }

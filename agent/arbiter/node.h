@@ -7,6 +7,10 @@
  *   shared.c        calls that all parts make: find a share, wake waiters, unlock
  *   slots.c         reads the tenants' slots; knows which of their processes are alive
  *   identity.c      finds out which process has a slot, on a thread of its own
+ *   holdings.c      what memory the processes hold, and what they take beyond that
+ *   copies.c        host copies
+ *   diagnostics.c   what went wrong in processes
+ *   mend.c          repairs damage to what the agent has written for the tenants
  *   step.c          decides what is due on a device
  *   gang.c          grants several devices together, to one share or to several
  *   join.c          which shares are one gang
@@ -293,7 +297,7 @@ void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_
 /* Let it only clear the slots that are `gone` and repair what is damaged. */
 void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share);
 int sp_identity_start(struct sp_arbiter *arbiter); /* 0 or -errno */
-void sp_identity_stop(struct sp_arbiter *arbiter); /* `stopping` is set */
+void sp_identity_stop(struct sp_arbiter *arbiter); /* wait for its end; `stopping` is set */
 
 /* copies.c; apart from the scans, for these numbers have a cache line of their own that only usage needs */
 /* Add up what the member's slots say of host copies, into its usage. */
@@ -326,8 +330,8 @@ void sp_bill_begin(struct sp_member *member);
 void sp_bill(struct sp_node_device *device, uint64_t until_ns);
 /* `member` has drained after its successor, the holder, was granted: note by how much it overran its predicted end. */
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns);
-/* The member's turn has closed: bill it for what its predecessor paid for its work. Called before the next grant,
- * because the next turn's work would make this one's residue look longer. */
+/* The member's turn has closed: bill it for what its predecessor, if that was cut, paid for the member's work. Called
+ * before the next grant, because the next turn's work would make this one's residue look longer. */
 void sp_bill_closed(struct sp_node_device *device, struct sp_member *member);
 /* Bill work that ran outside every turn of the member's share. */
 void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns);
@@ -392,7 +396,7 @@ void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t
 void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
 /* Step every device on which something is due; returns when the next step is due. */
 uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns);
-/* Free the device for the next share, if its drains allow that. True: a share can be granted now. */
+/* Bring the device's drains up to date. True: it has no holder, and no drain keeps it from the next share. */
 bool sp_step_try_free(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 /* Bill the shares that drain up to now, so that the policy chooses by their true accounts. */
 void sp_step_bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
@@ -417,9 +421,9 @@ void sp_gang_commit(struct sp_arbiter *arbiter);
 /* The policy has chosen `member`. True: it reserves the device and waits for the rest of its gang. False: a reservation
  * would win nothing, and the caller grants the device at once. */
 bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
-/* Give up the member's reservation, if it has one. */
-void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
-/* Give up all reservations of the gang. */
+/* Give up the member's reservation, if it has one. If the member still waits, tell the policy so. */
+void sp_gang_give_up(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
+/* Give up all reservations of the gang. The gang itself stays. */
 void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns);
 /* Must the holder's turn end because a gang needs the device or, if the holder follows, because no work can spin for it
  * any more? A refusal to let another member follow is noted in that member. */
@@ -429,7 +433,7 @@ bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns);
 uint64_t sp_gang_due_ns(const struct sp_node_device *device);
 /* Close the turn of `member`, and with it the turns of its gang that have an end. A follower's turn is closed alone. */
 void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
-/* When the turns that the gang holds end, together; UINT64_MAX: it holds none, or they do not end. */
+/* When the turns of the gang end, together; UINT64_MAX: it holds none that ends, except a follower's. */
 uint64_t sp_gang_deadline_ns(const struct sp_gang *gang);
 /* The device that the member's gang waits for, -1: none. It answers the question why the member waits. */
 int32_t sp_gang_waits_for(const struct sp_member *member);

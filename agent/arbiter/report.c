@@ -25,7 +25,7 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
                    : member->view.waiting ? SP_WAITING
                                           : SP_IDLE;
     if (usage->state == SP_HOLDING && member->view.entered && !member->view.busy)
-      usage->state = SP_IDLE;
+      usage->state = SP_IDLE; /* the turn is parked: its work has drained */
   }
   sp_arbiter_unlock(arbiter);
   return error;

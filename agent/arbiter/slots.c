@@ -295,7 +295,7 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
   take_memory(member, before, &said);
   add_account(before, view);
   uint64_t unit_ns = (uint64_t)said.longest_unit_us * 1000;
-  if (unit_ns > 10000000000u)
+  if (unit_ns > 10000000000u) /* 10 s: a longer one is not believed */
     unit_ns = 10000000000u;
   if (unit_ns > view->longest_unit_ns)
     view->longest_unit_ns = unit_ns;

@@ -175,7 +175,7 @@ static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
   sp_step_bill_drains(arbiter, device, now_ns);
   struct sp_member *stuck = find_stuck(device, now_ns);
   if (stuck) {
-    sp_gang_leave(arbiter, stuck, now_ns);
+    sp_gang_give_up(arbiter, stuck, now_ns);
     sp_turn_grant(arbiter, stuck, SP_STUCK_NS, now_ns);
   }
   while (!device->holder && !sp_gang_first(arbiter, device, now_ns)) {

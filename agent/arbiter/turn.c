@@ -168,7 +168,7 @@ void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
 
 /* The share is released: end its turn on the device whatever its slots say, and forget the member. */
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
-  sp_gang_leave(arbiter, member, now_ns);
+  sp_gang_give_up(arbiter, member, now_ns);
   sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
   if (member->draining)
     finish(arbiter, member, now_ns, now_ns);
@@ -219,12 +219,11 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   sp_wake_later(arbiter, member->grant);
 }
 
-/* One more share wants the device: shorten the holder's turn, for its quantum was computed with fewer shares waiting.
- * */
+/* One more share wants the device: shorten the holder's turn, as its quantum was computed for fewer waiters. */
 static void shorten(struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   if (holder->overdue || !(holder->grant->flags & SP_GRANT_CONTENDED))
-    return; /* a late turn is short, and needs all its time; the first waiter is sp_pressure_update's */
+    return; /* a late turn is short, and needs all its time; for the first waiter sp_pressure_update does it */
   uint64_t longest_ns = sp_policy_longest(&device->policy, holder->policy, now_ns);
   if (holder->granted_ns + longest_ns < holder->deadline_ns) {
     holder->deadline_ns = holder->granted_ns + longest_ns;
@@ -249,7 +248,7 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
   if (member->draining && !member->view.busy)
     finish(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
   if (member->reserves && (!member->view.waiting || member->gang->paused))
-    sp_gang_leave(arbiter, member, now_ns);
+    sp_gang_give_up(arbiter, member, now_ns);
   if (!member->holding && !member->reserves && (!member->draining || member->cogranted)) {
     bool waited = device->policy.shares[member->policy].waiting, waits = member->view.waiting && !member->gang->paused;
     sp_policy_wait(&device->policy, member->policy, waits, now_ns);

@@ -214,10 +214,10 @@ class Inventory:
                 continue
             boards.append(tuple(replace(one, info=replace(one.info, index=index + n)) for n, one in enumerate(answer)))
             index += len(answer)
-        [joined] = _answers([functools.partial(nvml.with_peers, [one for board in boards for one in board])])
-        if isinstance(joined, str):  # the NVLink peers are not known
+        [with_peers] = _answers([functools.partial(nvml.with_peers, [one for board in boards for one in board])])
+        if isinstance(with_peers, str):  # the NVLink peers are not known
             return boards
-        known = {one.info.uuid: one for one in joined}
+        known = {one.info.uuid: one for one in with_peers}
         return [tuple(known[one.info.uuid] for one in board) for board in boards]
 
     def start(self, deliver: Deliver, broken: Broken, missing: Iterable[DeviceUuid] = ()) -> None:

@@ -106,15 +106,15 @@ class HostLock:
 
         If a stranger has it, root's agent takes a second name beside it, logs the stranger, and goes on.
         """
-        held = b"\0sharepod/device/" + key.encode()[-78:]
-        mine, is_free, is_root = held, self._bind(held), os.getuid() == 0
+        device_name = b"\0sharepod/device/" + key.encode()[-78:]  # cut: a name has at most 108 bytes
+        mine, is_free, is_root = device_name, self._bind(device_name), os.getuid() == 0
         if not is_free and is_root:
-            mine = held + b"/" + secrets.token_hex(4).encode()
+            mine = device_name + b"/" + secrets.token_hex(4).encode()
             self._bind(mine)
         try:
-            others = {name: uid for name, uid in socket_names.holders(held).items() if name != mine}
+            others = {name: uid for name, uid in socket_names.holders(device_name).items() if name != mine}
         except OSError:  # an old kernel, or not Linux: assume that an agent has taken the name
-            others = {} if is_free else {held: os.getuid()}
+            others = {} if is_free else {device_name: os.getuid()}
         strangers = [uid for uid in others.values() if is_root and socket_names.is_strangers(uid)]
         if len(strangers) < len(others) or not (is_free or is_root):
             raise _taken(index)
@@ -136,7 +136,7 @@ class HostLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the lock, and remove the directory if it is empty."""
+        """Release the lock and the devices, and remove the directory if it is empty."""
         for name in self._names:
             name.close()
         for file in self._locked.values():

@@ -57,7 +57,7 @@ class Devices:
         self._registry.set_health(info.uuid, reason)
 
     def tell_missing(self) -> None:
-        """Log the devices that NVML does not list but that have shares."""
+        """Log the devices that NVML did not list, each with its shares. Called once the shares are adopted."""
         for uuid in self.missing:
             self._tell_health(uuid, self._health[uuid].reason)
 

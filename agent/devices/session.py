@@ -59,7 +59,10 @@ class Session:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[int]:
-        """Call NVML inside this context. Yields the session's generation: handles of another one are not valid."""
+        """Call NVML inside this context. Waits while an operator has a device, or while NVML is being opened anew.
+
+        Yields the session's generation: handles of another generation are not valid.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._barred)
             self._inside += 1

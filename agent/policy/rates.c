@@ -82,7 +82,7 @@ uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_poli
   return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, policy->longest_ns);
 }
 
-/* What ordinarily ends after a turn of the share: half a unit, because kernels are not cut. */
+/* How long work ordinarily runs after the end of the share's turn: half a unit, because kernels are not cut. */
 uint64_t sp_policy_residue(const struct sp_policy_share *s) {
   return clamp_u64(s->longest_unit_ns / 2, RESIDUE_NS, QUANTUM_MAX_NS);
 }

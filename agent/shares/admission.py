@@ -170,7 +170,8 @@ def _summary(
 def place(asks: Sequence[DeviceAsk], free: dict[DeviceUuid, Room], *, overcommit: bool) -> tuple[DeviceTerms, ...]:
     """Choose a distinct device for every ask: named devices first, then best fit, the largest request first.
 
-    Raises UnknownDevice, InvalidInput, DoesNotFit or WrongState; then nothing is placed.
+    `free`: the room on each device of the node. Raises UnknownDevice, InvalidInput, DoesNotFit or WrongState; then
+    nothing is placed.
     """
     devices = sorted((room.info for room in free.values()), key=lambda info: info.index)
     chosen: dict[int, DeviceTerms] = {}

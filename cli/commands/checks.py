@@ -148,8 +148,8 @@ def check_hook(path: Path) -> Check:
 
 
 def check_served_hook(node: pb.GetNodeResponse) -> Iterator[Check]:
-    """Yield a warning if an upgrade would replace the hook while programs have it mapped, else nothing."""
-    if Path(node.hook_path).name == hook.LIBRARY.name:  # a served copy of the hook has its version in its name
+    """Yield a warning if the agent gives programs the package's own hook, which an upgrade replaces; else nothing."""
+    if Path(node.hook_path).name == hook.LIBRARY.name:  # a copy in the hook directory has its version in its name
         text = "served from the package: the agent's hook directory is mounted noexec"
         remedy = "stop the programs before an upgrade replaces it, or choose another --hook-directory"
         yield Check("hook", WARN, text, remedy)

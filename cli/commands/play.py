@@ -98,7 +98,8 @@ def _read_plays(nodes: Path, pods: Path, queues: Path | None, policies: Sequence
 def listed(path: Path) -> list[Task]:
     """Return a list's pods as tasks, without the pods that ask for no share. Raises TraceError.
 
-    Time begins when the first pod of the list arrives. A pod without an end runs until the last moment of the list.
+    Time begins when the first pod of the list arrives. A pod runs for 1 s at least; without an end it runs until the
+    last moment of the list.
     """
     from sharepod.scheduler.simulation.job_run import Task
     from sharepod.scheduler.state.trace import read_timed_pods

@@ -50,7 +50,7 @@ def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other:
 
 
 def check_agent(socket_path: str, elsewhere: Sequence[str] = (), other: str = "") -> None:
-    """Raise CliError, with cause and remedy, unless a process listens on the agent's socket."""
+    """Raise CliError unless a process listens on the agent's socket. The other parameters are as in `no_agent`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.settimeout(_TIMEOUT_S)
         try:
@@ -171,7 +171,7 @@ class Client:
         code, details = call.code(), call.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             text = f"the agent at {self._socket_path} has not answered for {_TIMEOUT_S:.0f} s: look at its log"
-        elif code is grpc.StatusCode.UNAVAILABLE and ("connect" in details.lower() or not details):
+        elif code is grpc.StatusCode.UNAVAILABLE and ("connect" in details.lower() or not details):  # gRPC's own words
             return no_agent(self._socket_path, "the connection broke")
         elif code is grpc.StatusCode.UNIMPLEMENTED:
             text = "the agent does not know this request: it is of another version: upgrade the older of the two"

@@ -36,6 +36,7 @@ def get(url: str, path: str, command: str) -> dict[str, Any]:
             found = json.loads(response.read(_ANSWER_MAX))
     except urllib.error.HTTPError as error:
         said = error.read(_ERROR_MAX).decode("utf-8", "replace").strip()
+        # With these codes the scheduler says why it has no answer. The last text comes from a server without this path.
         if error.code not in (404, 503) or not said or said == "404: Not Found":
             raise CliError(STRANGER.format(url=url)) from None
         raise CliError(said) from None

@@ -79,6 +79,7 @@ class Act:
         self._parts = parts
         self._seconds = seconds
         self.joined_ns = 0
+        """When the third program had launched for the first time, CLOCK_MONOTONIC; 0: it has not yet."""
 
     def play(self) -> tuple[Outcome, Outcome]:
         """Run the programs and return what they got: the first two alone, then all three."""

@@ -51,7 +51,7 @@ class Stage:
     def start(self, part: Part, seconds: float) -> None:
         """Start a program in its share, exactly as a user would, and wait for its first launch.
 
-        Raises CliError, with the program's last line, when the program ends before its first launch.
+        Raises CliError if the first launch takes too long, or if any program of the demo ends meanwhile.
         """
         program = [sys.executable, str(PROGRAM), "--seconds", f"{seconds:.1f}", "--kernel-us", str(part.kernel_us)]
         share = ["--gpu", str(part.gpu_percent), "--name", part.name, "--device", "0"]

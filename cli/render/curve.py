@@ -1,4 +1,4 @@
-"""Draws the allocated share of the devices against the requested share, per policy, as PNG. Pure."""
+"""Draws the allocated part of the devices against the requested part, per policy, as PNG. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def png(curves: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
-    """Return the picture of curves of (requested, allocated), both as parts of all devices."""
+    """Return a picture of curves of (requested, allocated), parts of all devices: whole, and enlarged at their ends."""
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     whole, top = figure.subplots(1, 2)
     for axes in (whole, top):

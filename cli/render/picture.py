@@ -34,7 +34,10 @@ def _level(fraction: float) -> int:
 
 
 def svg(turns: Sequence[Turn], window: Window, title: str, width: int = 900) -> str:
-    """Return the window as an SVG document. A co-granted turn (its predecessor's drain was late) has a red edge."""
+    """Return the window as an SVG document.
+
+    A turn has a red edge if it was late to drain, so that another share was granted before.
+    """
     names = share_names(turns)
     height = _ROW * (len(names) + 2)
     scale = (width - _MARGIN - 10) / max(1, window.length_ns)

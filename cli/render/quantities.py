@@ -80,7 +80,10 @@ def format_percent(millipercent: int) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Write a size in the largest binary unit that keeps it at or above one, with three digits: "9.77 GiB"."""
+    """Write a size in the first unit, up to TiB, that keeps it below 1000, rounded to three digits: "9.77 GiB".
+
+    So 1000 bytes are "0.977 KiB".
+    """
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1000 or unit == "TiB":

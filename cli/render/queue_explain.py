@@ -74,7 +74,7 @@ def _yields(turn: Object) -> Iterator[str]:
 
 
 def _way(way: Object) -> str:
-    """Say which victims would have to go or pause on a node, and what work is lost with them."""
+    """Say which victims would have to go or pause on a node, and what work is lost with them; "as it is": none."""
     words = (("paused", "were paused"), ("evicted", "were evicted"))
     parts = [f"if {', '.join(way[kind])} {word}" for kind, word in words if way[kind]]
     more = f" and {way['more']} more" if way["more"] else ""

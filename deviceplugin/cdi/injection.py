@@ -107,7 +107,7 @@ def edits_of(place: Place, share_id: str, devices: tuple[str, ...]) -> Container
         variables["SIMGPU_DEVICES"] = place.simulated.devices
         variables["SIMGPU_STATE"] = f"{SIMULATED_STATE_PATH}/{name}"
         variables["LD_LIBRARY_PATH"] = SIMULATED_PATH
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)  # the simulated driver has all devices of the node
     elif devices:
         variables[VISIBLE] = ",".join(devices)
     return ContainerEdits(variables, tuple(mounts))

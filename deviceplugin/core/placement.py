@@ -37,6 +37,7 @@ class Placement:
         """
         if terms.chosen:
             for uuid in terms.chosen:
+                # Where all devices are offered, the agent checks the choice itself.
                 if not node.all_offered and ((device := node.device(uuid)) is None or not device.healthy):
                     raise PluginError(f"device {uuid}, which the scheduler chose, is not offered on this node")
             return [terms.chosen]

@@ -119,7 +119,10 @@ class Allocator:
         return ContainerEdits({VISIBLE: NO_DEVICE}, cdi=(name_of(allocation.id),))
 
     async def pre_start(self, units: frozenset[UnitId]) -> None:
-        """Make the share of a container that is about to start. Idempotent: kubelet tries again after an error."""
+        """Make the share of a container that is about to start. Idempotent: kubelet tries again after an error.
+
+        Raises PluginError; an Event then tells it to the pod's owner, or to the node's operator.
+        """
         start = _Start(asyncio.get_running_loop().time() + START_S)
         try:
             async with asyncio.timeout_at(start.until_s):

@@ -327,7 +327,7 @@ static uint64_t unpacked_bytes(const CUmemDecompressParams *pieces, size_t count
 DECOMPRESS(cuMemBatchDecompressAsync, false)
 DECOMPRESS(cuMemBatchDecompressAsync_ptsz, true)
 
-/* The functions for host copies; those that return when the copy is done are in sync.c. */
+/* The functions for host copies. cuMemcpyHtoD and cuMemcpyDtoH, which return when the copy is done, are in sync.c. */
 #define TO_DEVICE_ASYNC(name, address, size, per_thread)                                                               \
   SP_WRAPPER(name, (address target, const void *source, size bytes, CUstream stream),                                  \
              (target, source, bytes, stream)) {                                                                        \

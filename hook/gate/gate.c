@@ -38,8 +38,8 @@ static uint64_t unknown_ns(const struct sp_device *device) {
   return half_ns < guess_ns ? half_ns : guess_ns;
 }
 
-/* May a launch of `predicted_ns` be in flight, too? Yes, if less than the budget is in flight then. Also if only one
- * unit is in flight, it is longer than the budget, and the second one behind it ends soon enough: with only one, the
+/* May a launch of `predicted_ns` be in flight, too? Yes, if less than the budget is in flight without it. Also if
+ * what is in flight is one unit, longer than the budget, and this launch behind it ends soon enough: with only one, the
  * device would idle until the news of its end has come. */
 static inline bool fits(const struct sp_device *device, const struct sp_stream_state *state, uint64_t predicted_ns) {
   uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&state->pending_ns);
@@ -259,8 +259,10 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     publish_drain_eta(device, state, pass->predicted_ns);
 }
 
-/* The driver has accepted the launch: count it for the stream, before the announce is withdrawn. */
-static inline __attribute__((always_inline)) void account(const struct sp_pass *pass, struct sp_thread *thread) {
+/* The driver has accepted the launch, and the announce still stands. Add the launch to the pending work of its stream.
+ * Then record a marker behind that work and wake the keeper, if the work has grown long, if the unit's time is unknown
+ * or stale, or if only this thread may record there. Otherwise record one only if this launch is measured alone. */
+static inline __attribute__((always_inline)) void count_launch(const struct sp_pass *pass, struct sp_thread *thread) {
   struct sp_device *device = pass->device;
   struct sp_stream_state *state = pass->state;
   struct sp_work_profile *profile = sp_load(&state->batch_profile);
@@ -290,7 +292,7 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
     return;
   struct sp_thread *thread = sp_thread_self();
   if (sp_likely(result == CUDA_SUCCESS))
-    account(pass, thread);
+    count_launch(pass, thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
   if (sp_unlikely(pass->entered)) /* after the launch, because a wake-up takes longer than a launch */
     sp_keeper_kick(device);

@@ -78,7 +78,7 @@ struct sp_stream_state {
   bool batch_guessed;      /* the length of some pending work is a guess */
   bool awaits;             /* the last item in the stream waits for something else than the device's work */
   struct sp_device *device;
-  uint32_t outstanding; /* markers not yet finished; written under lock */
+  uint32_t outstanding; /* markers not yet finished; the keeper lowers it without the lock */
   uint64_t edged_ns;    /* when an edge was last recorded into it while it was empty */
   /* the rest is guarded by lock; a launch needs only the fields above, which share one cache line */
   pthread_mutex_t lock;
@@ -290,7 +290,8 @@ enum sp_recorder {
  * context's. NULL: no state is free, or the share does not hold that device. */
 struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_thread *thread, void *stream,
                                        bool per_thread);
-/* The state of a stream handle, in any context; NULL for the default streams, which outlive every capture. */
+/* The state of the stream with this handle, in any context. NULL: there is none, or it is a default stream, which has
+ * the same handle in every context. */
 struct sp_stream_state *sp_stream_of_handle(const void *stream);
 /* Record a marker in every stream of the device that has pending work, and wake the keeper. `context`: only in streams
  * of this current context; NULL: of all, and other contexts become current, so only the keeper may ask for that. */

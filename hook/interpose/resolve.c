@@ -136,7 +136,7 @@ void sp_resolve(void) {
   __atomic_store_n(&sp_chain_dlopen, (sp_dlopen_function *)chain_dlopen, __ATOMIC_RELEASE);
 }
 
-/* A library's constructor may call the driver before ours has run. */
+/* Run sp_resolve unless it has run: a library's constructor may call the driver before ours. */
 static void resolve_once(void) {
   if (__atomic_load_n(&libc_dlsym, __ATOMIC_ACQUIRE) == NULL) {
     sp_resolve();

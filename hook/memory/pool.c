@@ -9,6 +9,7 @@
 #define GRAIN_BYTES (32u << 20)
 #define LEAST_BYTES (2u << 20)
 
+/* DESTROYED: by the program, but its charge has not ended. UNPAID: never charged. */
 enum state { FREE_ENTRY, OPEN, DESTROYED, UNPAID };
 
 struct sp_pool {
@@ -71,7 +72,7 @@ static struct sp_pool *find(struct pools *pools, int device_ordinal, CUmemoryPoo
 }
 
 /* Add an entry; NULL: there is no room. */
-static struct sp_pool *add(struct pools *pools, struct sp_pool made) {
+static struct sp_pool *add(struct pools *pools, struct sp_pool entry) {
   uint32_t index = 0;
   while (index < pools->count && pools->pools[index].state != FREE_ENTRY) {
     index++;
@@ -80,7 +81,7 @@ static struct sp_pool *add(struct pools *pools, struct sp_pool made) {
     return NULL;
   }
   pools->count += index == pools->count;
-  pools->pools[index] = made;
+  pools->pools[index] = entry;
   return &pools->pools[index];
 }
 
@@ -92,10 +93,10 @@ struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
     return NULL;
   }
   struct sp_pool *pool = find(pools, device_ordinal, handle);
-  struct sp_pool made = {.handle = handle, .state = OPEN, .device = device_ordinal, .grain = GRAIN_BYTES};
-  if (pool == NULL && ask(&made, &made.charged) && (pool = add(pools, made)) != NULL) {
+  struct sp_pool entry = {.handle = handle, .state = OPEN, .device = device_ordinal, .grain = GRAIN_BYTES};
+  if (pool == NULL && ask(&entry, &entry.charged) && (pool = add(pools, entry)) != NULL) {
     /* Memory from before the hook was attached, or the driver's own: all of it is charged to the share. */
-    sp_slot_memory(device_ordinal, (int64_t)made.charged);
+    sp_slot_memory(device_ordinal, (int64_t)entry.charged);
   }
   unlock_pools(pools);
   return pool;

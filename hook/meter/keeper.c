@@ -57,7 +57,7 @@ static void learn_pause(struct sp_device *device, uint64_t pause_ns) {
   sp_store(&device->gap_ns, gap_ns - gap_ns / 4 + pause_ns / 4);
 }
 
-/* A launch is about to be made: if nothing is in flight, the program has paused since its last work. */
+/* Before a launch: if nothing is in flight, the program has paused since its last work. Learn how long. */
 void sp_keeper_pause(struct sp_device *device) {
   uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
   if (finished_ns && now_ns > finished_ns && !sp_device_in_flight(device))
@@ -237,8 +237,9 @@ static void drain(struct sp_device *device, uint32_t turn) {
 }
 
 /* Return the turn if none of our work runs and nothing was launched since `launches`. The gate may enter the turn
- * again. `asks`: the driver may be asked whether work stands. For that another context becomes current, so a thread of
- * the program that goes on must not ask. The caller holds turn_lock. */
+ * again. `contended`: others wait, so the idle time until now counts. `asks`: the driver may be asked whether work
+ * stands. For that another context becomes current, so a thread of the program that goes on must not ask. The caller
+ * holds turn_lock. */
 static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended, bool asks) {
   if (sp_load(&device->entered) != turn)
     return;

@@ -55,7 +55,7 @@ void sp_profile_changed(uint64_t key, bool gone) {
 /* Learn from `launches` of the unit that took `elapsed_ns` in all; or at most that, if it is not `exact`. */
 void sp_profile_learn(struct sp_work_profile *profile, uint8_t version, uint32_t launches, uint64_t elapsed_ns,
                       bool exact) {
-  if (launches == 0 || version != sp_load(&profile->version))
+  if (launches == 0 || version != sp_load(&profile->version)) /* the unit has changed since it was launched */
     return;
   uint64_t known = sp_profile_is_stale(profile) ? 0 : sp_load(&profile->predicted_ns), measured = elapsed_ns / launches;
   bool was_exact = known && sp_profile_is_exact(profile);

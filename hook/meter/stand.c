@@ -20,13 +20,14 @@ static const struct sp_marker *marker_at(const struct sp_device *device, uint32_
   return &device->queue[place % SP_MARKERS_MAX];
 }
 
-/* Does the oldest marker stand behind a wait that is not over? */
+/* Does the oldest marker stand behind a wait that is not over? The queue has one. May change the current context. */
 bool sp_stands_first(const struct sp_device *device) {
   const struct sp_marker *marker = marker_at(device, device->queue_head);
   return marker->awaits && !is_over(marker);
 }
 
-/* Does all work in flight stand? The first marker of each stream decides. */
+/* Does all work in flight stand? The first marker of each stream decides. False also if there is no marker, or if a
+ * stream has work but no marker. May change the current context. */
 bool sp_stands(struct sp_device *device) {
   uint32_t tail = __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE), look = ++device->looks;
   if (device->queue_head == tail || sp_streams_unmarked(device))

@@ -129,7 +129,9 @@ struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_threa
   return state;
 }
 
-/* The state of a stream handle, in any context; NULL for the default streams, which outlive every capture. */
+/* The state of the stream with this handle, in any context. NULL: there is none, or it is a default stream, which has
+ * the same handle in every context. The callers count the open captures of a stream, as they end when it is destroyed;
+ * a program cannot destroy a default stream. */
 struct sp_stream_state *sp_stream_of_handle(const void *stream) {
   uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count && !default_stream(stream); index++)

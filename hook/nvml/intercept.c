@@ -35,7 +35,8 @@ static by_uuid_function *get_device;
 static gpu_function *get_gpu;
 static int loaded; /* set with release when those above are filled */
 
-/* Like load_driver in interpose/intercept.c: threads may race, and all write the same values; the handle is kept. */
+/* Fill the addresses above from the library's handle, if it is loaded. As in load_driver of interpose/intercept.c,
+ * threads may race, and all write the same values; the handle is kept. */
 static void load_library(void) {
   int saved = errno;
   sp_dlopen_function *open = sp_libc_dlopen();
@@ -66,7 +67,8 @@ void *sp_nvml_real(enum sp_nvml_row row) {
   return have_library() ? __atomic_load_n(&real[row], __ATOMIC_RELAXED) : NULL;
 }
 
-/* The result is not remembered: these calls are rare, and the library may be loaded in between. */
+/* What the program would have found for this name without us; NULL: nothing. It is not remembered: these calls are
+ * rare, and the library may be loaded in between. */
 void *sp_nvml_next(enum sp_nvml_row row) {
   int saved = errno;
   sp_dlsym_function *lookup = sp_libc_dlsym();

@@ -57,7 +57,8 @@ struct sp_view {
 bool sp_view_open(struct sp_view *view);
 void sp_view_close(struct sp_view *view);
 #define SP_UUID_ROOM 96u
-/* The UUID of the share's device with that number, in CUDA's default order. False: the share has fewer devices. */
+/* The UUID of the share's device with that number, in CUDA's default order. False: the share has fewer devices, or
+ * `room` is too small: SP_UUID_ROOM is enough. */
 bool sp_view_uuid(const struct sp_view *view, uint32_t number, char *uuid, size_t room);
 /* Does a process of the share have this pid, in the pid namespace of the share? */
 bool sp_view_has_pid(const struct sp_view *view, uint32_t pid);

@@ -31,7 +31,7 @@ bool sp_view_has_pid(const struct sp_view *view, uint32_t pid) {
   return pid != 0 && sp_region_has_pid(view->region, (int32_t)pid);
 }
 
-/* The UUID of the share's device with that number. False: the share has fewer devices. */
+/* The UUID of the share's device with that number. False: the share has fewer devices, or `room` is too small. */
 bool sp_view_uuid(const struct sp_view *view, uint32_t number, char *uuid, size_t room) {
   uint32_t count = sp_load(&view->region->header->grant_count); /* it may have changed since it was checked */
   if (number >= count || number >= SP_DEVICES_MAX || room <= sizeof view->region->grants->uuid)

@@ -41,6 +41,7 @@ _DONE: Final = {200: "written", 201: "written", 404: "gone", 409: "conflict"}
 _FAILED: Final = {
     0: "away", 401: "forbidden", 403: "forbidden", 400: "invalid", 409: "conflict", 410: "invalid", 422: "invalid",
 }  # fmt: skip
+"""By the status of ApiUnavailable: 0 if there was no answer; 409 if this replica does not decide any more."""
 _NEWS_MAX: Final = 128
 """A Released Event is dropped while more Events than this wait to be written: others matter more."""
 

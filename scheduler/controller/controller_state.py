@@ -120,7 +120,10 @@ class ControllerState:
             del self.kept[key]
 
     def look(self, cluster: Cluster, busy: Iterable[str], now_s: float) -> None:
-        """Take over what has changed on the view. `busy`: uids of pods that use their devices."""
+        """Take over what has changed on the view, and forget what has expired.
+
+        `busy`: uids of pods that use their devices.
+        """
         dirty, self._stale = self._stale, set()
         for uid in sorted(cluster.take_changed()):
             before, pod = self._pods.pop(uid, None), cluster.pod(uid)
@@ -161,7 +164,10 @@ class ControllerState:
             noted.pop(uid, None)
 
     def _expire(self, now_s: float) -> set[Key]:
-        """Forget entries that have expired; return the jobs that change with that."""
+        """Forget what has expired; return the jobs to be made anew: those of pods that have left `leaving` or `spared`.
+
+        An evicted pod that is still not being deleted belongs to its job again.
+        """
         dirty: set[Key] = set()
         for until in (self.leaving, self.spared):
             for uid in [uid for uid, until_s in until.items() if until_s <= now_s]:
@@ -180,7 +186,7 @@ class ControllerState:
         self._make_job(key_of(pod), cluster)
 
     def unbound(self, pod: Pod, now_s: float) -> None:
-        """Note that kube-scheduler does not bind a pod to the node that it was sent to."""
+        """Note that kube-scheduler does not bind a pod: for AVOID_S no pod of its controller is sent to that node."""
         if pod.controller:
             self.avoided[pod.controller, pod.place] = now_s + AVOID_S
 

@@ -19,7 +19,7 @@ def jain(values: Sequence[float]) -> float:
 
 def weighted_shares(state: ControllerState, queues: Queues) -> dict[str, float]:
     """Return the dominant share, divided by its weight, of each queue that holds or waits for something."""
-    if state.capacity is None:
+    if state.capacity is None:  # no cycle has run yet
         return {}
     capacity = state.capacity[1]
     return {
@@ -31,5 +31,5 @@ def weighted_shares(state: ControllerState, queues: Queues) -> dict[str, float]:
 def overfull(state: ControllerState, queues: Queues) -> list[tuple[str, int, int]]:
     """Return the queues that hold more than their caps, with what they hold and their caps, in milli of devices."""
     caps = [(name, cap) for name in state.queues() if (cap := queues.of(name).cap_milli) is not None]
-    held = ((name, state.held(name, 0).device_milli, cap) for name, cap in caps)
+    held = ((name, state.held(name, device_mib=0).device_milli, cap) for name, cap in caps)
     return [one for one in held if one[1] > one[2]]

@@ -198,7 +198,10 @@ class Placer:
         return assumed
 
     def _areas(self, pods: Sequence[Pod]) -> Iterator[Indices]:
-        """Yield the sets of nodes to be tried: the smallest domains first, at last all open nodes."""
+        """Yield the sets of nodes to be tried: the smallest domains first, at last all open nodes.
+
+        A domain is tried if it has room for as many pods like the first one.
+        """
         if len(pods) > 1:
             area = self._bindable(pods[0], self._open)
             found = self._cluster.snapshot.copies_array(pods[0].request, area, self._cluster.allowed(pods[0], area))

@@ -96,8 +96,8 @@ class Restarts:
         for uid in [uid for uid, lost in self._lost.items() if key_of(lost.pod) == key]:
             del self._lost[uid]
 
-    def holding(self, now_s: float) -> dict[Key, str]:
-        """Return, by gang, why it is not released yet."""
+    def held_back(self, now_s: float) -> dict[Key, str]:
+        """Return the gangs that are not released yet because they have lost a member, each with the reason."""
         found: dict[Key, str] = {}
         for key, delay in list(self._delays.items()):
             if now_s < delay.until_s:

@@ -70,8 +70,8 @@ class _Cycle:
         """The jobs that still wait, and why, as far as they were looked at."""
         self._waiting = [self._resuming(job) for job in state.waits.values()]
         """The jobs that waited when the cycle began."""
-        self._held_back = state.restarts.holding(now_s)
-        """By job, for gangs that start anew: why it is not released yet."""
+        self._held_back = state.restarts.held_back(now_s)
+        """By job, for gangs that have lost a member: why it is not released yet."""
         self._capacity = capacity_of(cluster, state)
         device_mib = self._capacity.device_mib
         held = {name: state.held(name, device_mib) for name in {job.namespace for job in self._waiting}}
@@ -231,7 +231,7 @@ class _Cycle:
             self._lowest = min((holder.priority for holder in self._holders), default=float("inf"))
         if not self._lowest < job.priority:
             return None
-        if self._plans >= self._plans_for(job) or job.key in self._state.tried:
+        if self._plans >= self._plan_limit(job) or job.key in self._state.tried:
             self._unplanned.add(job.key)
             return None
         if self._yielding is None:
@@ -256,10 +256,10 @@ class _Cycle:
         self._limit_beside(job, plan.placed, why)
         return list(plan.placed)
 
-    def _plans_for(self, job: Job) -> int:
-        """Return after how many plans of the cycle this job gets none.
+    def _plan_limit(self, job: Job) -> int:
+        """Return the limit of plans for this job: when the cycle has made so many, for any jobs, this job gets none.
 
-        Jobs that have waited too long leave half of the plans to the others.
+        A plan is a search for victims. Jobs that have waited too long leave half of the plans to the others.
         """
         return self._plans_most // 2 if job.key in self._aged else self._plans_most
 

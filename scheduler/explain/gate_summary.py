@@ -30,6 +30,6 @@ def summarise_gates(
             if job.waiting:
                 longest_s = max(longest_s, now_s - job.since_s)
         for name in state.queues():
-            found[name] = found[name].plus(QueueLook(held=state.held(name, 0).device_milli / DEVICE_MILLI))
+            found[name] = found[name].plus(QueueLook(held=state.held(name, device_mib=0).device_milli / DEVICE_MILLI))
         fairness = jain(list(weighted_shares(state, queues).values()))
     return GateLook(leading, turns, found, queues.by_name, longest_s, fairness, rules_refused)

@@ -137,7 +137,7 @@ def turn_of(
     entry = next((one for one in state.waiting if one[0].key == job.key), None)
     line = _in_line(state, now_s) if decides else []
     index = next((at for at, other in enumerate(line) if other.key == job.key), None)
-    own = line[index] if index is not None else job
+    own = line[index] if index is not None else job  # as the cycle tried it: perhaps as one that resumes
     before = line[:index] if index is not None else []
     shares = weighted_shares(state, queues)
     if waits:
@@ -159,8 +159,12 @@ def turn_of(
 
 
 def _in_line(state: ControllerState, now_s: float) -> list[Job]:
-    """Return the jobs that are tried, in the order of the last cycle."""
-    held = state.restarts.holding(now_s)
+    """Return the jobs in the line, in the order of the last cycle.
+
+    A refused job is not in it. A job that lacks members, or is held back because its gang has lost one, is not in it
+    either, unless it resumes: then its waiting pods are on their nodes and paused.
+    """
+    held = state.restarts.held_back(now_s)
     return [
         job for job, _ in state.waiting if not job.refusal and (job.resumes or not (job.missing or job.key in held))
     ]
@@ -190,7 +194,7 @@ def _standing(state: ControllerState, queues: Queues, name: str, shares: dict[st
     """Return the state of a queue; `shares`: by queue, the weighted dominant share."""
     rules = queues.of(name)
     cap = None if rules.cap_milli is None else rules.cap_milli / DEVICE_MILLI
-    held = state.held(name, 0).device_milli / DEVICE_MILLI
+    held = state.held(name, device_mib=0).device_milli / DEVICE_MILLI
     return Standing(name, rules.weight, shares.get(name, 0.0), held, cap, rules.longest_wait_s)
 
 

@@ -32,7 +32,7 @@ def view(state: ControllerState, queues: Queues, lease: Lease, now_s: float, *, 
                 "queue": name,
                 "weight": queues.of(name).weight,
                 "share": round(shares.get(name, 0.0), 6),
-                "held_devices": state.held(name, 0).device_milli / DEVICE_MILLI,
+                "held_devices": state.held(name, device_mib=0).device_milli / DEVICE_MILLI,
                 "cap_devices": None if (cap := queues.of(name).cap_milli) is None else cap / DEVICE_MILLI,
                 "waiting": sum(job.namespace == name for job, _ in state.waiting),
             }

@@ -29,7 +29,7 @@ class Judgement:
 
     pod: Pod
     names: list[str]
-    """The names of the nodes that are in the snapshot."""
+    """The names of the judged nodes: those in the snapshot; all, if the pod asks for no share."""
     ranking: Ranking | None
     """The ranking of these nodes; None: there are none, or the pod asks for no share."""
 

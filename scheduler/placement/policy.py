@@ -161,8 +161,9 @@ class Policy:
     def _crowding(self) -> dict[str, float]:
         """Return for each model what a taken milli costs the pods that insist on it: the likelier their need, the more.
 
-        The load of these pods is spread evenly over all that is left of the models that each takes. Where it is as
-        large as that rest, a pod that could go elsewhere takes the place of a pod that cannot.
+        Suppose that pods of the mix come until they have asked for all that is left. The load on a model is the part of
+        its rest that pods which insist on models then ask for, spread evenly over the models that each takes. From a
+        load of 1 on, a pod that could go elsewhere takes the place of a pod that cannot.
         """
         free, there = self._snapshot.free_milli, self._snapshot.devices
         load_on = dict.fromkeys(free, 0.0)

@@ -45,7 +45,7 @@ def relieve(cluster: Cluster, state: ControllerState, now_s: float) -> list[Acti
         if waiter is None or not lower:
             continue
         for pod in lower:
-            if pod.yields:
+            if pod.yields:  # CALM_S begins anew
                 state.pressed[pod.uid] = now_s + CALM_S, waiter.uid
         step = _next_step(lower)
         for pod, how in step:

@@ -55,7 +55,7 @@ class BurstModel:
         self._stirred.update(self._devices[pod.uid])
 
     def stop(self, uid: str) -> None:
-        """Note that a pod does not run."""
+        """Note that a pod does not run, or runs no more; an unknown pod is left alone."""
         for device in self._devices.pop(uid, ()):
             self._parts[device] = [part for part in self._parts[device] if part.uid != uid]
             self._stirred.add(device)

@@ -32,6 +32,7 @@ PODS_MAX: Final = 5_000_000
 POINTS: Final = 100
 """Points of a curve for each time that all devices of the cluster have been asked for."""
 _INSISTING: Final = "insisting"
+"""In the counters: pods that insist on models, of any size. The other keys are sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def replay(
     points: list[Point] = []
 
     def point() -> Point:
-        """Return the cluster as it is now."""
+        """Return the point of the curve after the pods that came so far."""
         counts = tuple((size, failed[size], came[size]) for size in sorted(came.keys() - {_INSISTING}))
         fragmented = snapshot.fragmentation(yardstick.native)
         insisting = failed[_INSISTING], came[_INSISTING]

@@ -100,7 +100,7 @@ class Timeline:
                 self.come(coming.pop())
             while self._ends and self._ends[0][0] <= self.now_s:
                 self._end_if_due(heapq.heappop(self._ends))
-            if self.now_s < round_s + ROUND_S:
+            if self.now_s < round_s + ROUND_S:  # too soon for a cycle: the next one decides what has happened
                 did = True
                 continue
             while self._looks and self._looks[0] <= self.now_s:
@@ -119,7 +119,7 @@ class Timeline:
         while self._ends and self._ends[0][3] != self.job_runs[self._ends[0][2]].turn:
             heapq.heappop(self._ends)
         times = [comes_s, self._ends[0][0] if self._ends else math.inf]
-        if did or self.state.tried:
+        if did or self.state.tried:  # tried: other jobs wait for their first search for victims
             times.append(round_s + ROUND_S)
         elif self.state.kept:
             times.append(round_s + LOOK_S)

@@ -85,6 +85,7 @@ class Cluster:
         self._contended: set[str] = set()
         """Nodes on which a share has waited for a device."""
         self._dirty: set[str] = set()
+        """Nodes of which `advance` has to compute the row anew."""
         self.node_index = NodeIndex({})
         self.version = 0
         """Grows whenever an answer may have changed."""
@@ -205,7 +206,7 @@ class Cluster:
         """Count a pod as yielding this way (Pod.yields), until it is seen to do so or ASSUMED_S have passed."""
         pod = self._pods[uid]
         if pod.yields != yields:
-            self.set_pod(self._assumed_yields.put(pod, yields, now_s + ASSUMED_S))
+            self.set_pod(self._assumed_yields.put(pod, yields, now_s + ASSUMED_S))  # set_pod applies what is assumed
 
     # What follows from it.
 

@@ -102,7 +102,7 @@ class _Tally:
     def take(self, share: ShareRequest, devices: Iterable[int], yields: str) -> None:
         """Take a share that the agent does not report yet, on the devices where it is expected.
 
-        `yields`: what its pod yields (Pod.yields).
+        `yields`: how its pod makes room (Pod.yields): limit, pause or empty.
         """
         mib = self._device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
         limit = share.milli if share.limit_milli is None else share.limit_milli
@@ -110,7 +110,7 @@ class _Tally:
             self._subtract(device, share.milli, mib, limit, share.share_class, yields)
 
     def take_reported(self, share: ShareUse, device: int, yields: str) -> None:
-        """Take a share that the agent reports on a device; `yields`: what its pod yields (Pod.yields)."""
+        """Take a share that the agent reports on a device; `yields`: as in `take`."""
         terms = share.terms
         mib = -(-terms.memory_limit_bytes // MIB)
         milli, limit = terms.request_millipercent // MILLIPERCENT, terms.limit_millipercent // MILLIPERCENT
@@ -276,12 +276,12 @@ def _known_devices(
     not reported; empty: they are not known, and a share that is not reported gets none here. An init container's share
     is the one of the container that gets its units.
     """
-    holders: list[list[str]] = [[name] for name in pod.containers]
+    containers: list[list[str]] = [[name] for name in pod.containers]
     for name, index in pod.early:
-        holders[index].append(name)
+        containers[index].append(name)
     found: list[tuple[int, ...]] = []
     missing: list[int] = []
-    for index, names in enumerate(holders):
+    for index, names in enumerate(containers):
         real = next((there[pod.uid, name] for name in names if (pod.uid, name) in there), None)
         if real is None:
             missing.append(index)

@@ -159,7 +159,8 @@ def _unix_s(text: str) -> float:
 def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
     """Return a pod with its shares. Raises TermsError, PlacementError.
 
-    An init container that ends before the others begin uses the share of another container, if one fits.
+    `found` is the same pod, as kube/pod.py reads it. An init container that ends before the others begin uses the share
+    of another container, if one fits.
     """
     annotations, names = found.annotations, [one.name for one in found.all_containers]
 

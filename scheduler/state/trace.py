@@ -112,7 +112,10 @@ def _pod(row: Mapping[str, str]) -> NamedPod:
 
 
 def _timed_pod(row: Mapping[str, str]) -> TimedPod:
-    """Return the pod, or the gang, of a line, with its times. Raises PlacementError."""
+    """Return the pod, or the gang, of a line, with its times. Raises PlacementError.
+
+    Where no priority is given, `qos` decides it. Where no user is given, `qos` is the name of the queue.
+    """
     came_s = _number(row, "creation_time")
     ended_s = _number(row, "deletion_time") if row["deletion_time"].strip() else None
     if ended_s is not None and ended_s < came_s:

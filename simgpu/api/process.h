@@ -97,7 +97,7 @@ struct process {
   uint32_t devices[SG_MAX_DEVICES]; /* ordinal -> index in the state */
   struct context *contexts;         /* all, live; guarded by lock */
   struct context *primary[SG_MAX_DEVICES];
-  uint64_t next_id;  /* of streams, captures, graphs */
+  uint64_t next_id;  /* of streams, captures, nodes, conditions, blocks */
   uint32_t effects;  /* submitted and not yet applied; atomic */
   uint32_t sleepers; /* threads asleep in a wait; guarded by the state's lock, as is the next */
   uint64_t wake_ns;  /* the earliest of their alarms; if it is past, that thread has left and the others' are unknown */
@@ -151,8 +151,10 @@ void host_function_call(struct effect *effect, uint32_t slot, struct sg_item *it
 void hold_effects(bool hold);
 /* Wait until the lane has completed `count` items. */
 CUresult wait_lane(struct context *context, uint32_t lane, uint64_t count);
+/* Wait until the record with number `seq` of this event slot is complete. */
 CUresult wait_event(struct context *context, uint32_t event, uint64_t seq);
-/* With the state locked: new work in this lane has an effect. A thread that sleeps in the driver must wake for it. */
+/* With the state locked: new work in this lane has an effect. Wake the threads that sleep in the driver if it may be
+ * due before they wake. */
 void effect_submitted(const struct context *context, uint32_t lane);
 /* With the state locked: return an item. While the context has none or the lane's queue is full, wait (unlocked
  * meanwhile). */
@@ -268,7 +270,7 @@ int arena_take(uint64_t bytes, uint64_t *offset);
 void file_forget(int fd, uint64_t offset, uint64_t bytes);
 void *file_map(void *at, int fd, uint64_t offset, uint64_t bytes);
 
-/* memory.c: free the memory of a block that was taken, and refund its charge */
+/* memory.c: free the memory of a block that was taken off the map (take_block), and refund its charge */
 void release_block(const struct block *block);
 void free_blocks_of(struct context *context);
 
@@ -280,11 +282,11 @@ bool is_reserved(uintptr_t address);
 bool pools_give_back(uint32_t device);
 /* A stream, an event or a context was waited for: shrink the pools to their release thresholds. */
 void pools_synchronized(void);
-/* The context's streams will not reach the frees that are still in them. */
+/* A context has ended: free the memory that its streams would have freed. */
 void pools_forget(const struct context *context);
 /* The pool of a block; NULL: it is in no pool. */
 struct pool *pool_of(const struct block *block);
-/* Free memory of a pool now. The block has been taken. */
+/* Free memory of a pool now. The block has been taken off the map (take_block). */
 void pool_release(const struct block *block);
 
 /* graphs/memory.c */

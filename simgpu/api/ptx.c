@@ -114,7 +114,7 @@ bool ptx_parameter(const char *entry, size_t index, size_t *offset, size_t *byte
 
 /* The text after the next ".global" or ".const" that declares variables: not in a comment, a kernel or its parameters.
  * NULL: there is none. */
-static const char *next_space(const char *at) {
+static const char *next_variables(const char *at) {
   size_t depth = 0;
   while (*at) {
     size_t length = strcspn(at, " \t\r\n");
@@ -136,7 +136,7 @@ static const char *next_space(const char *at) {
 bool ptx_variable(const char *text, const char *name, size_t *offset, size_t *bytes, size_t *total) {
   bool found = false;
   *total = 0;
-  for (const char *at = text; (at = next_space(at));) {
+  for (const char *at = text; (at = next_variables(at));) {
     struct declaration variable = {0};
     for (bool more = true; more;) { /* also after the name is found: `total` needs all */
       at = declare(at, &variable);

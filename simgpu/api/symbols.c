@@ -50,7 +50,7 @@ static const struct symbol *per_thread(const struct symbol *base) {
 }
 
 /* Find the newest variant of a function that a program of this CUDA version knows. `own_stream`: of that variant, the
- * form for per-thread default streams. A name with a suffix finds nothing, nor does a row without a version. */
+ * form for per-thread default streams. A name with a suffix finds nothing. Rows without a version are not searched. */
 enum lookup find_symbol(const char *name, int version, int own_stream, int (**function)(void)) {
   if (strcmp(name, "cuGraphInstantiate") == 0 && version >= 12000)
     name = "cuGraphInstantiateWithFlags"; /* the only case in which the newest variant has another name */

@@ -6,8 +6,8 @@
 
 enum lookup { SYMBOL_FOUND, SYMBOL_NOT_FOUND, VERSION_NOT_SUFFICIENT }; /* as cuGetProcAddress tells them */
 
-/* Find the newest variant of a function that a program of this CUDA version knows. `own_stream`: the variant for
- * per-thread default streams. NULL unless SYMBOL_FOUND is returned. */
+/* Find the newest variant of a function that a program of this CUDA version knows. `own_stream`: of that variant, the
+ * form for per-thread default streams. *function is NULL unless SYMBOL_FOUND is returned. */
 enum lookup find_symbol(const char *name, int version, int own_stream, int (**function)(void));
 
 #endif

@@ -6,7 +6,7 @@
 
 /* The text of a setting, valid as long as the process or the environment's variable; NULL: unset or empty. */
 const char *sg_setting_text(const char *name);
-/* A setting as a number: decimal, or hexadecimal after 0x. */
+/* A setting as a number: decimal, hexadecimal after 0x, octal after 0; `otherwise` if it is unset or empty. */
 uint64_t sg_setting(const char *name, uint64_t otherwise);
 
 #endif

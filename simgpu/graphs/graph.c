@@ -157,7 +157,7 @@ EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned flags) {
 
 EXPORT CUresult cuGraphDestroy(CUgraph graph) {
   CUresult result = graph_valid(graph);
-  if (!result && (graph->owner || graph->capturing)) /* its node's, or a capture's */
+  if (!result && (graph->owner || graph->capturing)) /* it belongs to a node, or to an open capture */
     result = CUDA_ERROR_INVALID_VALUE;
   if (!result)
     graph_free(graph);

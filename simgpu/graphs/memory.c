@@ -191,7 +191,8 @@ static bool instantiate(struct graph_memory *memory, int type, void *unused) {
   memory->execs += type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
   return true;
 }
-/* A visitor: one executable less has this allocation. Without any, its device memory is given back. */
+/* A visitor: one executable less has this allocation. Without any, its device memory is given back, unless the
+ * allocation is alive. */
 static bool retire(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
   memory->execs -= type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
@@ -248,7 +249,7 @@ static bool may_launch(struct graph_memory *memory, int type, void *auto_free) {
 static bool launch(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
   if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && !memory->freed_inside)
-    memory->owned = false; /* it ends when the stream reaches this launch's free */
+    memory->owned = false; /* its life ends when the stream reaches this launch's free */
   if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || memory->owned)
     return true; /* freed and allocated again: the same as kept */
   begin_life(memory);

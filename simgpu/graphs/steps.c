@@ -21,8 +21,9 @@ struct reading {
   uint32_t count, room;
 };
 
-/* A level consists of a stage and a place in it: the stage is the number of waits before it, the place the number of
- * other steps in that stage. Waits end their stage, so that they hold up only work that depends on them. */
+/* A level consists of a stage (upper 16 bits) and a place in it (lower 16 bits): the stage is the number of waits
+ * before it, the place the number of other steps in that stage. Waits end their stage, so that they hold up only work
+ * that depends on them. */
 #define STAGE_END 0xffffu
 struct position {
   uint32_t level;

@@ -24,53 +24,53 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
 /* Write a CUpointer_attribute of the block at an address. `out` has the attribute's type. */
 static CUresult attribute_of(const struct block *block, int attribute, CUdeviceptr address, void *out) {
   switch (attribute) {
-  case 1:
+  case 1: /* context */
     *(CUcontext *)out = block->context;
     break;
-  case 2:
+  case 2: /* type of memory */
     *(unsigned *)out = block->kind == CU_MEMORYTYPE_HOST ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
     break;
-  case 3:
+  case 3: /* address on the device */
     *(CUdeviceptr *)out = address;
     break;
-  case 4:
+  case 4: /* address on the host */
     *(void **)out = block->kind == CU_MEMORYTYPE_DEVICE ? NULL : (void *)(uintptr_t)address;
     break;
-  case 6:
+  case 6: /* SYNC_MEMOPS */
     *(unsigned *)out = 1;
-    break; /* SYNC_MEMOPS */
-  case 7:
+    break;
+  case 7: /* id of the block */
     *(unsigned long long *)out = block->id;
     break;
-  case 8:
+  case 8: /* managed */
     *(unsigned *)out = block->kind == CU_MEMORYTYPE_UNIFIED;
     break;
-  case 9:
-    *(int *)out = 0; /* if the process does not see the device */
+  case 9: /* ordinal of the device; 0 if the process does not see it */
+    *(int *)out = 0;
     device_ordinal(block->device, out);
     break;
-  case 10:
+  case 10: /* can be shared by legacy IPC */
     *(int *)out = block->source == BLOCK_LINEAR && block->kind == CU_MEMORYTYPE_DEVICE;
-    break; /* legacy IPC */
-  case 11:
+    break;
+  case 11: /* begin of the block */
     *(CUdeviceptr *)out = block->address;
     break;
-  case 12:
+  case 12: /* its size */
     *(size_t *)out = block->bytes;
     break;
-  case 13:
+  case 13: /* mapped */
     *(unsigned *)out = 1;
-    break; /* mapped */
-  case 14:
+    break;
+  case 14: /* allowed handle types */
     *(unsigned *)out = 0;
-    break; /* allowed handle types */
-  case 15:
+    break;
+  case 15: /* GPU direct RDMA */
     *(unsigned *)out = 0;
-    break; /* GPU direct RDMA */
-  case 16:
+    break;
+  case 16: /* access: read and write */
     *(unsigned *)out = 3;
-    break; /* read and write */
-  case 17:
+    break;
+  case 17: /* pool */
     *(void **)out = pool_of(block);
     break;
   default:
@@ -88,7 +88,7 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr addr
   return attribute_of(&block, attribute, address, out);
 }
 
-/* Unknown addresses are no error here: all their attributes are zero. */
+/* Unknown addresses are no error here: their attributes are zero, but their device is CU_DEVICE_INVALID. */
 EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, void **out, CUdeviceptr address) {
   static const uint8_t bytes[] = {0, 8, 4, 8, 8, 0, 4, 8, 4, 4, 4, 8, 8, 4, 4, 4, 4, 8}; /* by attribute */
   struct block block;

@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-/* Made at their first use; guarded by pools_lock, like all pools. The last entry is for the host. */
+/* By device, the last entry for the host. A default (standard) pool is made at its first use. */
 static struct pool *standard[SG_MAX_DEVICES + 1], *current[SG_MAX_DEVICES + 1];
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* of both tables; before pools_lock */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* guards both tables; is taken before pools_lock */
 
 /* With table_lock: the default pool of a device, or of the host (index SG_MAX_DEVICES). NULL: it cannot be made. */
 static struct pool *standard_pool(uint32_t index) {
@@ -156,7 +156,7 @@ enum { /* CUmemPool_attribute */
        POOL_HW_DECOMPRESS,
 };
 
-/* The 64-bit attributes; NULL: the attribute is of another kind. */
+/* Where the pool has a 64-bit attribute; NULL: the attribute is of another kind. */
 static uint64_t *wide(struct pool *pool, int attribute) {
   switch (attribute) {
   case POOL_RELEASE_THRESHOLD:

@@ -17,7 +17,7 @@
 static inline bool sg_takes_device(const struct sg_item *item) {
   return item->flags & SG_TURN;
 }
-/* Whether an item's duration is unknown when it is submitted. */
+/* Whether an item's duration is unknown when it is submitted, or is no time of the device (a host copy). */
 static inline bool sg_is_blocker(const struct sg_item *item) {
   return item->kind == SG_WAIT || item->kind == SG_HOST || item->kind == SG_WATCH || item->kind == SG_COPY ||
          (item->flags & SG_SPIN);

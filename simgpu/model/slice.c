@@ -31,8 +31,9 @@ static uint32_t next_runnable(struct sg_shared *shared, uint32_t device, uint32_
   return SG_NONE;
 }
 
-/* Until when the device stays with a context that has run empty: for drain_stay_us after its last work, and for its
- * part of the rotation (intrusion_us) more if it only ran commands in this turn; at most until its slice ends. */
+/* Until when the device stays with a context that has run empty: for drain_stay_us after its last work, and
+ * intrusion_us longer if it ran only commands in this turn (records, writes, small copies). In any case no longer than
+ * until its slice ends. */
 static uint64_t stays_until(const struct sg_profile *profile, const struct sg_device *device) {
   uint64_t stay_ns = device->worked_ns + (uint64_t)profile->drain_stay_us * SG_US;
   if (device->busy_ns == device->hold_busy_ns)
@@ -86,9 +87,9 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
   return a < b ? a : b;
 }
 
-/* How much of the SMs the running work of a context wants, in parts of SG_ALL_SMS: at least SG_ALL_SMS, which is the
- * whole device, but 0 if nothing runs on an SM. Divided by SG_ALL_SMS it is the factor by which each item takes longer
- * than alone. */
+/* The factor by which a context's work on SMs takes longer than alone, in parts of SG_ALL_SMS. It is SG_ALL_SMS, a
+ * factor of 1, for work that fits on the SMs together, and if streams do not share them (streams_share_sms). 0: nothing
+ * runs on an SM. */
 static uint64_t crowding(struct sg_shared *shared, struct sg_context *context) {
   const struct sg_profile *profile = &shared->model.profile;
   uint64_t demand = 0, runs = 0;

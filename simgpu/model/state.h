@@ -118,7 +118,7 @@ struct sg_lane {
   uint32_t head, tail;
   uint32_t effect_head, effect_tail; /* items with SG_EFFECT or SG_HOST that are not complete */
   uint32_t pending;
-  uint32_t blockers; /* pending items that may stall for a time unknown: waits, host functions, spins, host copies */
+  uint32_t blockers;     /* pending items for which sg_is_blocker holds: the rest is device time of a known length */
   uint64_t submitted_ns; /* sum of the durations of all work ever submitted */
   uint64_t done_ns;      /* sum of the durations of all work completed */
   uint64_t handle;       /* the client's stream handle, for the log */
@@ -148,8 +148,8 @@ struct sg_context {
   uint64_t memory_bytes; /* allocations and the context's own overhead */
   uint64_t busy_ns;
   uint64_t order;
-  uint64_t active[SG_MAX_LANES / 64]; /* lanes with pending items */
-  uint32_t free_item, used_items, fresh_item;
+  uint64_t active[SG_MAX_LANES / 64];         /* lanes with pending items */
+  uint32_t free_item, used_items, fresh_item; /* list of freed items; not kept; first item never used */
   uint32_t free_event, fresh_event;
   uint32_t effects_head, effects_tail; /* what the owner must do, in order, until it takes it: see sg_effect_push */
   struct sg_history history;
@@ -334,7 +334,7 @@ int sg_add_devices(struct sg_shared *shared, const char *text);
 struct sg_mig_profile {
   const char *setting, *name;
   uint32_t compute_slices, memory_slices, sm_count;
-  uint32_t number, id; /* as NVML counts profiles of every GPU, and as the GPU does */
+  uint32_t number, id; /* number: NVML's, the same for every GPU. id: the GPU's own */
   uint32_t copy_engines, decoders, jpegs, ofas;
 };
 /* The profile of the device's model with this number, or NULL. */

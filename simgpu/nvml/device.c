@@ -126,7 +126,7 @@ uint32_t nvml_place(const struct sg_device *device) {
   return (uint32_t)(device - nvml.state.shared->devices);
 }
 
-/* For an instance: the index that nvmlDeviceGetMigDeviceHandleByIndex takes. */
+/* The index by which NVML finds the device: a GPU among those that the process may use, an instance on its GPU. */
 static uint32_t index_of(const struct sg_device *d) {
   return d->parent == SG_NONE ? gpus_before(nvml_place(d)) : d->number;
 }

@@ -14,7 +14,8 @@ static bool on_device(const void *address, struct block *block) {
   return find_block((uintptr_t)address, block) && block->kind != CU_MEMORYTYPE_HOST;
 }
 
-/* Whether a copy can reach an address: not if it has no memory, or the memory has no access yet. */
+/* Whether a copy can reach an address. It cannot if the address is reserved and nothing is mapped there, or if no
+ * access to the memory was given yet. Plain host memory is reachable. */
 static bool reachable(const void *address) {
   struct block block;
   return address && (find_block((uintptr_t)address, &block) ? !block.no_access : !is_reserved((uintptr_t)address));

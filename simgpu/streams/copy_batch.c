@@ -67,7 +67,7 @@ static CUresult boxed_copy(CUstream stream, const CUDA_MEMCPY3D_BATCH_OP *box) {
   return result ? result : copy_one(stream, effect, box->srcAccessOrder);
 }
 
-/* Check the stream of a batch. A capture in it becomes invalid. */
+/* Refuse a batch for the legacy stream or a capturing stream. That stream's capture becomes invalid. */
 static CUresult check_stream(CUstream handle) {
   struct context *context;
   struct stream *stream;

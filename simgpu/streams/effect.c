@@ -6,8 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Copy an effect and the list behind it; the memory in `staging` then belongs to the copy. NULL: there is no memory,
- * and it stays the caller's. */
+/* Copy an effect and the list behind it; what is in `staging` then belongs to the copy. NULL: there is no memory for
+ * the copy, and what is in `staging` stays the caller's. */
 struct effect *effect_copy_of(const struct effect *effect) {
   struct effect *copy = malloc(sizeof *copy);
   if (!copy)

@@ -32,7 +32,8 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-/* A pending record keeps its number, which is below the numbers of the slot's next event. */
+/* The slot may go to a new event while a record of this one is pending: that record's number is below those of the new
+ * event's records. */
 EXPORT CUresult cuEventDestroy_v2(CUevent event) {
   CUresult result = enter_anywhere();
   if (result)

@@ -1,6 +1,6 @@
 /* Waiting: for lanes, events and room, and applying the effects that become due meanwhile. A lane is the queue of one
  * stream. An effect is a change of memory that the process makes itself; it is due once the model has passed its
- * item. */
+ * item. An item's mark is the work, in nanoseconds, that its lane has done when the item is complete. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -153,8 +153,8 @@ static void sleep_for(struct context *context, uint32_t lane, uint64_t mark_ns) 
   sg_unlock(&process.state);
 }
 
-/* Wake the threads that sleep in the driver if the new work's effect may be due before the first alarm. If that alarm
- * is past, its thread has left, and the alarms of the others are not known: then wake them, too. */
+/* Wake the threads that sleep in the driver if the new work's effect may be due before the first of them wakes
+ * (wake_ns). If wake_ns is past, that thread has left, and the others' times are not known: then wake them all. */
 void effect_submitted(const struct context *context, uint32_t lane) {
   struct sg_shared *shared = process.state.shared;
   if (!process.sleepers)

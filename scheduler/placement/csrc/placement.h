@@ -201,7 +201,7 @@ static inline int64_t sp_free_of_all(const struct sp_node *node) {
 
 /* rule.c */
 int sp_by_node(const struct sp_policy *);
-double sp_potential(const struct sp_work *);
+double sp_potential(const struct sp_work *); /* what the policy minimises on the work's node: less is better */
 void sp_potentials_with(const struct sp_work *, struct sp_step, uint16_t, double *);
 int64_t sp_cost(const struct sp_policy *, const struct sp_node *, const struct sp_node *, double, double, double);
 
