@@ -89,8 +89,9 @@ static uint64_t apart(uint64_t one, uint64_t other) {
   return one > other ? one - other : other - one;
 }
 
-/* Find out whether clock_gettime is faked, and whether the agent's clock is ours moved by the time namespace. The
- * agent's heartbeat shows that: it is near to one of the two. */
+/* Find out, for sp_now_ns, whether a library fakes clock_gettime, and whether our clock differs from the agent's by the
+ * offset of our time namespace. The second is true if the heartbeat is nearer to our clock without this offset than to
+ * our clock with it. */
 void sp_clock_agree(uint64_t heartbeat_ns) {
   uint64_t before_ns = called_ns();
   struct timespec told = {0};

@@ -71,7 +71,8 @@ uint32_t sp_pressure_open(const struct sp_node_device *device, const struct sp_m
   return sp_grant_open(member->grant, pressure.budget_ns, pressure.lookahead_ns, pressure.flags, now_ns);
 }
 
-/* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
+/* Tell the holder what has changed around it; wake its keeper if it has to hurry. Its deadline comes sooner if another
+ * share begins to wait. */
 void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   struct pressure now = pressure_on(device, holder, now_ns);
@@ -88,7 +89,7 @@ void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *devic
       holder->deadline_ns = holder->granted_ns + quantum_ns;
   }
   sp_grant_set(holder->grant, now.budget_ns, now.lookahead_ns, now.flags);
-  if (raised & SP_GRANT_CONTENDED) {         /* it may have parked meanwhile, without ringing */
+  if (raised & SP_GRANT_CONTENDED) {         /* it may have parked without ringing: then its turn ends now */
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with park_locked in keeper.c */
     sp_slots_scan(holder, now_ns);
     if (holder->view.entered && !holder->view.busy)

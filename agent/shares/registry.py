@@ -222,7 +222,10 @@ class Registry:
             self._arbiter.pause_share(handle, True)
 
     def resume_adopted(self) -> None:
-        """Resume each adopted share that is not paused. If it was paused with its gang, it stayed paused until now."""
+        """Resume at the arbiter, after the last `adopt`, each share that is not paused itself.
+
+        The pause of one share marks the gates of its whole gang, and the arbiter adopts every marked share as paused.
+        """
         for share in self.shares():
             if not share.paused:
                 self._arbiter.pause_share(self._entries[share.id].handle, False)

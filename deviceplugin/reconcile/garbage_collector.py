@@ -166,7 +166,8 @@ class GarbageCollector:
     def _was_the_last(self, item: Allocation, pod: Pod) -> bool:
         """Tell whether an allocation is an init container's, and the pod's last container with units has ended well.
 
-        The API may still show the end of the previous run: it does not count if a later run has begun to start.
+        The API may still show an earlier run of that one. So its run counts only if it began after the last time that a
+        container began to start with the share. `finished` has the start of each run that ended well.
         """
         asking = sorted((one for one in pod.all_containers if one.units), key=lambda one: one.order)
         own = pod.named(item.binding.container) if item.binding is not None else None
@@ -174,10 +175,12 @@ class GarbageCollector:
             return False
         began_unix_s = self._shares.started_unix_s(item.id)
         try:
-            ran_unix_s = datetime.fromisoformat(pod.finished.get(asking[-1].name, "")).timestamp()
+            last_began_unix_s = datetime.fromisoformat(pod.finished.get(asking[-1].name, "")).timestamp()
         except ValueError:
             return False
-        return began_unix_s is not None and ran_unix_s >= math.floor(began_unix_s)  # kubelet writes whole seconds
+        return began_unix_s is not None and last_began_unix_s >= math.floor(
+            began_unix_s
+        )  # kubelet writes whole seconds
 
     def _may_be_over(self, item: Allocation) -> bool:
         """Tell whether an allocation may be over, so that the other sources are asked.

@@ -143,10 +143,12 @@ void *sp_wrapper_of(void *address) {
   return best >= 0 ? (void *)symbols[best].wrapper : address;
 }
 
-/* Called by the dlsym trampoline for a real handle. Returns a wrapper, or NULL for "call the real dlsym". */
+/* The wrapper that a lookup of `name` in `handle` gets; NULL: the real dlsym answers. Only the trampolines of dlsym
+ * call it, and never for RTLD_NEXT or RTLD_DEFAULT. */
 void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
 void *sp_filter(void *handle, const char *name) {
-  sp_own_names_return(); /* the caller may be about to store the result in a variable */
+  sp_own_names_return(); /* first, because the caller may store the result in a variable with a driver function's name
+                          */
   if (name[0] == 'n' && name[1] == 'v') {
     return sp_nvml_filter(handle, name);
   }

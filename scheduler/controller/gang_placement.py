@@ -52,7 +52,10 @@ class Placer:
         """What `_domains` returns; None: it has to be computed for the nodes that are open now."""
 
     def close(self, names: Collection[str]) -> None:
-        """Look for places on all nodes but these, from now on."""
+        """Look for places on all nodes but these, from now on. Nodes that were closed before are open again.
+
+        So what did not fit is tried again.
+        """
         self.closed = frozenset(names)
         closed = np.array(self._cluster.node_index.find(sorted(names))[1], dtype=np.int32)
         self._open = np.setdiff1d(self._cluster.node_index.indices(), closed)

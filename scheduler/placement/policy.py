@@ -180,9 +180,9 @@ class Policy:
     def _scarcities(self) -> dict[int, float]:
         """Return for each kind that takes several devices, by index, how scarce room for it is.
 
-        The load of all kinds that are at least as wide, divided by the room for this kind, is compared with the load of
-        all kinds, divided by all that is left. The square of this ratio is divided among the kinds that are at least as
-        wide, by their loads.
+        A kind is as wide as the number of devices that it takes. Two quotients are compared: the load of all kinds that
+        are at least as wide, by the room for this kind; and the load of all kinds, by all that is left. The scarcity is
+        (first / second)², times this kind's part of the load of the kinds that are at least as wide.
         """
         total = sum(self._loads)
         left = sum(self._snapshot.free_milli.values())

@@ -111,9 +111,9 @@ class Preemption:
             self._pending.pop().undo()
 
     def _plan(self, trial: _Trial) -> Plan:
-        """Return a trial as a plan.
+        """Return a trial as a plan. What the trial has changed stays on the view.
 
-        If its pods have to wait for others to end, the trial stays on the view until `undo`.
+        A plan without places waits for other pods to end: `undo` takes its trial off the view again.
         """
         plan = trial.plan(self._ending)
         if not plan.placed:

@@ -72,7 +72,8 @@ static int comes_before(double cost, int32_t left, double other_cost, int32_t ot
   return cost < other_cost || (cost <= other_cost && left < other_left);
 }
 
-/* Fills `sets` with the open devices in their order, and with what they and their pairs cost; no set is chosen yet. */
+/* Fills `sets` with the open devices in the order of comes_before, with what each costs above the cheapest one, and
+ * with what each pair costs in a set of `count` devices. No set is chosen yet. */
 static void arrange(struct sets *sets, const struct sp_policy *policy, const struct sp_device_facts *facts,
                     const double *cost, const int32_t *left, uint16_t open, int32_t count) {
   sets->open = 0;
