@@ -14,12 +14,10 @@
 
 #include "agent/arbiter/node.h"
 
-/* The two top bits of an event's tag. Below these: the share from bit 8 on, and a slot; of TAG_LOOP a descriptor. */
-enum { TAG_LOOP = 0, TAG_DOORBELL = 1, TAG_PIDFD = 2 };
 #define EVENTS 64
 
 static uint64_t doorbell_tag(int share) {
-  return (uint64_t)TAG_DOORBELL << 62 | (uint64_t)share << 8;
+  return (uint64_t)SP_TAG_DOORBELL << 62 | (uint64_t)share << 8;
 }
 
 /* Processes of the share have rung: look at those that are new, and step the share's devices. */
@@ -94,7 +92,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
 /* Handle an event: the timer or a poke, a doorbell, or the end of a process. */
 static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) {
   uint64_t tag = event->data.u64;
-  if (tag >> 62 == TAG_LOOP) {
+  if (tag >> 62 == SP_TAG_LOOP) {
     uint64_t count;
     ssize_t got = read((int)(tag & 0xffffffff), &count, sizeof count);
     (void)got;
@@ -103,7 +101,7 @@ static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) 
   struct sp_share *share = arbiter->shares[(tag >> 8) & 0xffffff];
   if (!share)
     return; /* removed in this batch */
-  if (tag >> 62 == TAG_DOORBELL) {
+  if (tag >> 62 == SP_TAG_DOORBELL) {
     on_doorbell(arbiter, share);
   } else if (sp_slots_is_dead(share, (uint32_t)(tag & 0xff))) {
     uint64_t now_ns = sp_now_ns();

@@ -129,12 +129,13 @@ static void go_through(struct look *look, uint64_t began_ns) {
   }
 }
 
-/* Watch the process that was found in the slot: its end is an event of arbiter.c (TAG_PIDFD). Takes the pidfd over, or
- * closes it if the slot has been watched or given up since. */
+/* Watch the process that was found in the slot: its end is an event of arbiter.c (SP_TAG_PIDFD). Takes the pidfd over,
+ * or closes it if the slot has been watched or given up since. */
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, const struct look *look) {
   struct sp_tenant *tenant = &share->tenants[slot];
   uint64_t bit = (uint64_t)1 << slot;
-  struct epoll_event event = {.events = EPOLLIN, .data.u64 = 2ull << 62 | (uint64_t)share->handle << 8 | slot};
+  struct epoll_event event = {.events = EPOLLIN,
+                              .data.u64 = (uint64_t)SP_TAG_PIDFD << 62 | (uint64_t)share->handle << 8 | slot};
   if (share->watched & bit || !(share->claimed & bit) ||
       epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, look->pidfds[slot], &event)) {
     close(look->pidfds[slot]);

@@ -267,6 +267,10 @@ void sp_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant);
 /* Wake the waiters of all grants that have changed. Called before the lock is given back or a share is freed. */
 void sp_wake(struct sp_arbiter *arbiter);
 
+/* The two top bits of the tag of an event in the loop of arbiter.c. Below these: the share from bit 8 on, and a slot;
+ * of SP_TAG_LOOP a descriptor. */
+enum { SP_TAG_LOOP = 0, SP_TAG_DOORBELL = 1, SP_TAG_PIDFD = 2 };
+
 /* slots.c */
 /* Read anew which slots are claimed, and ask the identity thread about those without a known process. */
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);

@@ -39,49 +39,49 @@ def _request(milli: int) -> PodRequest:
 def _full(waiting: int, nodes: int) -> Timeline:
     """Return a full cluster in which `waiting` pods wait."""
     chance = random.Random(SEED)
-    line = Timeline(_nodes(nodes), Queues())
+    timeline = Timeline(_nodes(nodes), Queues())
     for number in range(nodes * DEVICES):
-        line.come(Task(f"r{number}", f"user{number % 40}", 100, _request(1000), 0.0, 1e9))
-    while line.step():
-        line.now_s += 1
+        timeline.come(Task(f"r{number}", f"user{number % 40}", 100, _request(1000), 0.0, 1e9))
+    while timeline.step():
+        timeline.now_s += 1
     for number in range(waiting):
         milli = chance.choice((100, 200, 250, 300, 470, 500, 700, 810, 1000))
         priority = chance.choice((0, 0, 100))
-        line.come(Task(f"w{number}", f"user{chance.randrange(40)}", priority, _request(milli), line.now_s, 1e9))
-    return line
+        timeline.come(Task(f"w{number}", f"user{chance.randrange(40)}", priority, _request(milli), timeline.now_s, 1e9))
+    return timeline
 
 
 def rounds(waiting: int, nodes: int, count: int) -> list[float]:
     """Return how long each cycle took in ms: the first one, and those after some pods have ended."""
-    line, took = _full(waiting, nodes), []
+    timeline, took = _full(waiting, nodes), []
     gc.collect()
     gc.freeze()  # as the scheduler does
     chance = random.Random(SEED)
-    running = [name for name, job_run in line.job_runs.items() if job_run.pace]
+    running = [name for name, job_run in timeline.job_runs.items() if job_run.pace]
     for _ in range(count):
         began = time.perf_counter()
-        line.step()
+        timeline.step()
         took.append((time.perf_counter() - began) * 1e3)
-        line.now_s += 1
+        timeline.now_s += 1
         for name in chance.sample(running, nodes * DEVICES // 50 // 10):
             running.remove(name)
-            line.end(name)
+            timeline.end(name)
     gc.unfreeze()
     return took
 
 
 def gangs(count: int, size: int, nodes: int) -> float:
     """Return how long the release of the gangs took, in seconds of cycles."""
-    line = Timeline(_nodes(nodes), Queues())
+    timeline = Timeline(_nodes(nodes), Queues())
     for number in range(count):
-        line.come(Task(f"g{number}", f"user{number % 10}", 0, _request(1000), 0.0, 1e9, size, size))
+        timeline.come(Task(f"g{number}", f"user{number % 10}", 0, _request(1000), 0.0, 1e9, size, size))
     took = 0.0
     for _ in range(10 * count):
         began = time.perf_counter()
-        line.step()
+        timeline.step()
         took += time.perf_counter() - began
-        line.now_s += 1
-        if all(job_run.started_s is not None for job_run in line.job_runs.values()):
+        timeline.now_s += 1
+        if all(job_run.started_s is not None for job_run in timeline.job_runs.values()):
             return took
     raise RuntimeError("not all gangs were released into a cluster that has room for them")
 

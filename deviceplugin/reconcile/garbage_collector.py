@@ -178,9 +178,8 @@ class GarbageCollector:
             last_began_unix_s = datetime.fromisoformat(pod.finished.get(asking[-1].name, "")).timestamp()
         except ValueError:
             return False
-        return began_unix_s is not None and last_began_unix_s >= math.floor(
-            began_unix_s
-        )  # kubelet writes whole seconds
+        # Kubelet writes whole seconds.
+        return began_unix_s is not None and last_began_unix_s >= math.floor(began_unix_s)
 
     def _may_be_over(self, item: Allocation) -> bool:
         """Tell whether an allocation may be over, so that the other sources are asked.

@@ -147,8 +147,8 @@ void *sp_wrapper_of(void *address) {
  * call it, and never for RTLD_NEXT or RTLD_DEFAULT. */
 void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
 void *sp_filter(void *handle, const char *name) {
-  sp_own_names_return(); /* first, because the caller may store the result in a variable with a driver function's name
-                          */
+  /* First, because the caller may store the result in a variable with a driver function's name. */
+  sp_own_names_return();
   if (name[0] == 'n' && name[1] == 'v') {
     return sp_nvml_filter(handle, name);
   }

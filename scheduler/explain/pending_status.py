@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LISTED: Final = 5
 """Jobs before the pod's that are listed one by one."""
 WAYS: Final = 3
-SITES: Final = 32
+CANDIDATES: Final = 32
 """Nodes on which victims are searched: those where pods of lower priority hold the most."""
 EXAMPLES: Final = 3
 NAMED: Final = 8
@@ -250,7 +250,9 @@ def _ways(
     names = [name for name in on if (node := cluster.node(name)) is not None and node.suits(pod.constraints)]
     names.sort(key=lambda name: (-sum(one.request.milli for holder in on[name] for one in holder.pods), name))
     found = [
-        search for name in names[:SITES] if (search := _search(cluster, state, pod, name, on[name], now_s)) is not None
+        search
+        for name in names[:CANDIDATES]
+        if (search := _search(cluster, state, pod, name, on[name], now_s)) is not None
     ]
     if not found:
         spared = sum(holder.pods[0].uid in state.spared for own in state.holders.values() for holder in own)

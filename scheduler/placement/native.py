@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.placement.request import NodeSpec, PodRequest
     from sharepod.scheduler.placement.tables import NativePolicy
 
-_ASKS_MAX: Final = 4096
+_REQUESTS_MAX: Final = 4096
 """The most requests that are kept in C: pods of a few kinds come again and again, but their number has no bound."""
 
 
@@ -413,7 +413,7 @@ class Snapshot:
         """Return a request as C reads it (`struct sp_request`), made once and kept."""
         native = self._requests.get(request)
         if native is None:
-            if len(self._requests) >= _ASKS_MAX:
+            if len(self._requests) >= _REQUESTS_MAX:
                 self._requests.clear()
             native = self._requests[request] = ffi.new("struct sp_request *")
             native.cpu_milli, native.memory_mib = request.cpu_milli, request.memory_mib

@@ -243,12 +243,12 @@ def test_the_most_frequent_kinds_make_up_the_part_that_is_asked_for() -> None:
 
 
 PARTS = st.sampled_from([100, 300, 500, 700, 1000])
-SITES = [(node, device) for node, devices in enumerate((4, 2)) for device in range(devices)]
+NODE_DEVICES = [(node, device) for node, devices in enumerate((4, 2)) for device in range(devices)]
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    taken=st.lists(st.tuples(st.sampled_from(SITES), PARTS), max_size=8),
+    taken=st.lists(st.tuples(st.sampled_from(NODE_DEVICES), PARTS), max_size=8),
     milli=PARTS,
     mix=st.lists(st.builds(share, PARTS, st.sampled_from([0, 4000, 9000]), st.integers(1, 3)), min_size=1, max_size=6),
 )
@@ -268,7 +268,7 @@ def test_fgd_takes_the_device_after_which_the_least_is_of_no_use_to_the_mix(
     now = snapshot.fragmentation(policy.native)
     growth = {
         (node, device): after(((node, device), milli)).fragmentation(policy.native) - now
-        for node, device in SITES
+        for node, device in NODE_DEVICES
         if snapshot.left(node)[2][device] >= milli
     }
     levels = {node: max((_level(growth[n, d]) for n, d in growth if n == node), default=-1) for node in (0, 1)}
