@@ -1,49 +1,22 @@
 """Test linear memory: it is charged exactly, refused over the cap and given back once; a share sees only its own.
 
-For every other kind of memory see tests/node/agent/test_agent_memory.py.
+Pools and graphs are in test_pooled_memory.py. For every other kind of memory see tests/node/agent/test_agent_memory.py.
 """
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from cuda.bindings import driver
-from metered import Metered, run_metered
+from memory_script import PROGRAM, Run
 from simgpu_fixtures import NewGpu
 
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
 from rig.script import script
 
-CAP = 1000
-Run = Callable[..., Metered]
-PROGRAM = """
-from rig.holdings import *
-start()
-def take(size):
-    address = c_uint64()
-    return cuda.cuMemAlloc_v2(byref(address), c_size_t(size)), address
-def memory():
-    free, total = c_size_t(), c_size_t()
-    ok(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
-    return free.value, total.value
-"""
 
-
-@pytest.fixture
-def run(make_simgpu: MakeSimgpu, tmp_path: Path) -> Run:
-    """Return a function that runs a script of assertions in a share with a cap on each device."""
-
-    def execute(body: str, cap: int = CAP, devices: str = "1xH200") -> Metered:
-        numbers = tuple(range(int(devices[0])))
-        return run_metered(make_simgpu(devices), tmp_path, PROGRAM + body, numbers, memory_bytes=cap)
-
-    return execute
-
-
-def test_the_cap_is_exact_to_the_byte_and_nothing_is_given_back_twice(run: Run) -> None:
-    run("""
+def test_the_cap_is_exact_to_the_byte_and_nothing_is_given_back_twice(capped: Run) -> None:
+    capped("""
 result, a = take(600)
 assert result == 0 and memory() == (400, 1000)
 assert take(401)[0] == 2 and memory() == (400, 1000)
@@ -55,8 +28,8 @@ assert cuda.cuMemFree_v2(b) == 0 and memory() == (1000, 1000)
 """)
 
 
-def test_an_allocation_or_a_free_that_the_driver_refuses_changes_nothing(run: Run) -> None:
-    run("""
+def test_an_allocation_or_a_free_that_the_driver_refuses_changes_nothing(capped: Run) -> None:
+    capped("""
 _, a = take(600)
 stream, graph = new_stream(), c_void_p()
 for _ in range(100):
@@ -71,8 +44,8 @@ assert take(2000)[0] == 201
 """)
 
 
-def test_memory_dies_with_its_context_and_only_with_it(run: Run) -> None:
-    run(
+def test_memory_dies_with_its_context_and_only_with_it(capped: Run) -> None:
+    capped(
         """
 primary, own, pooled = c_void_p(), c_void_p(), c_uint64()
 ok(cuda.cuCtxGetCurrent(byref(primary)))
@@ -94,48 +67,6 @@ start()
 assert memory() == (100_000, 100_000)
 """,
         100_000,
-    )
-
-
-def test_a_graph_that_the_driver_does_not_launch_leaves_its_account_as_it_was(run: Run) -> None:
-    account = run(
-        """
-from rig.graphs import *
-graph = new_graph()
-add("cuGraphAddMemAllocNode", graph, byref(allocation(30 << 30)))
-executable, before = instantiate(graph), memory()
-for _ in range(3):
-    assert cuda.cuGraphLaunch(executable, None) == 2 and memory() == before  # the device has 24 GiB
-""",
-        1 << 40,
-        "1xA10",
-    )
-    assert account.usage[0].memory_refusals == 0
-
-
-def test_what_the_driver_refuses_of_a_pool_leaves_its_account_as_it_was(run: Run) -> None:
-    run(
-        """
-import struct
-pool, address, reserved = c_void_p(), c_uint64(), c_uint64()
-ok(cuda.cuMemPoolCreate(byref(pool), struct.pack("<4i2Q", 1, 0, 1, 0, 0, 64 << 20) + bytes(56)))  # of 64 MiB at most
-for _ in range(3):
-    assert cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(300 << 20), pool, None) == 2
-    assert memory() == (400 << 20, 400 << 20)
-for _ in range(2):
-    ok(cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(0), pool, None))
-    assert (address.value, memory()) == (0, (400 << 20, 400 << 20))
-ok(cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(1 << 20), pool, None))
-assert take(390 << 20)[0] == 2  # the pool has grown by more than it was asked for
-ok(cuda.cuMemPoolGetAttribute(pool, 5, byref(reserved)))
-assert reserved.value > 10 << 20
-assert memory()[0] == (400 << 20) - reserved.value
-ok(cuda.cuMemFreeAsync(address, None))
-ok(cuda.cuCtxSynchronize())
-ok(cuda.cuMemPoolTrimTo(pool, c_size_t(0)))
-assert memory() == (400 << 20, 400 << 20)
-""",
-        400 << 20,
     )
 
 
@@ -168,56 +99,8 @@ assert take(900)[0] == 0 and take(1)[0] == 2 and memory() == (0, 1000)
         assert process.wait(timeout=20) == 0
 
 
-def test_memory_of_a_pool_is_charged_where_it_lies(run: Run) -> None:
-    run(
-        """
-stream = new_stream()
-for which in (cuda.cuMemGetDefaultMemPool, cuda.cuMemGetMemPool, cuda.cuMemGetDefaultMemPool):
-    pool = c_void_p()
-    ok(which(byref(pool), byref(Location(2, 0)), 1))  # of host memory
-    addresses = [from_pool(pool, 64 * MIB, stream) for _ in range(8)]
-    assert memory() == (100 * MIB, 100 * MIB)
-    for address in addresses:
-        free_in(address, stream)
-ok(cuda.cuCtxSynchronize())
-for which in (cuda.cuDeviceGetDefaultMemPool, cuda.cuDeviceGetMemPool):
-    pool = c_void_p()
-    ok(which(byref(pool), 1))
-    address = from_pool(pool, 20 * MIB, stream)  # of the other device than the stream
-    assert memory() == (100 * MIB, 100 * MIB)
-    assert cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(80 * MIB), pool, stream) == 2
-    start(1)
-    assert memory() == (68 * MIB, 100 * MIB)
-    start(0)
-    free_in(address, stream)
-    ok(cuda.cuCtxSynchronize())
-""",
-        100 << 20,
-        "2xH200",
-    )
-
-
-def test_a_pool_needs_so_much_of_the_cap_as_it_would_need_of_a_device_of_that_size(run: Run) -> None:
-    run(
-        """
-pool, stream, address = make_pool(), new_stream(), c_uint64()
-def ask(size):
-    return cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(size), pool, stream)
-def taken():
-    return (memory()[1] - memory()[0]) // MIB
-assert ask(1030 * MIB) == 0 and taken() == 1056
-assert ask(20 * MIB) == 0 and taken() == 1056  # of what is left of that
-assert ask(20 * MIB) == 0 and taken() == 1088  # by as little as after a small one
-for size in (33 * MIB, 100 * MIB):
-    assert ask(size) == 2 and taken() == 1088  # nothing has changed, and nothing has to be waited for
-assert take(12 * MIB)[0] == 0 and take(1)[0] == 2
-""",
-        1100 << 20,
-    )
-
-
-def test_a_handle_that_comes_back_for_mapped_memory_keeps_it_charged(run: Run) -> None:
-    run(
+def test_a_handle_that_comes_back_for_mapped_memory_keeps_it_charged(capped: Run) -> None:
+    capped(
         """
 def release(handle):
     return cuda.cuMemRelease(handle)
@@ -238,8 +121,8 @@ assert release(again) != 0 and memory()[0] == 8 * MIB
     )
 
 
-def test_a_handle_that_was_retained_is_released_twice(run: Run) -> None:
-    run(
+def test_a_handle_that_was_retained_is_released_twice(capped: Run) -> None:
+    capped(
         """
 handle, at, again = physical(2 * MIB, 1), reserve(2 * MIB), c_uint64()
 map_at(at, 2 * MIB, handle)
@@ -253,8 +136,8 @@ assert cuda.cuMemRelease(handle) == 0 and memory()[0] == 8 * MIB
     )
 
 
-def test_an_array_is_charged_by_its_format(run: Run) -> None:
-    run(
+def test_an_array_is_charged_by_its_format(capped: Run) -> None:
+    capped(
         """
 def charged(*shape, **kind):
     before, array = memory()[0], new_array(*shape, **kind)
@@ -272,8 +155,8 @@ assert sizes == [60 * 30 * size for size in (1, 2, 4, 2, 4, 8)] * 2, sizes
     )
 
 
-def test_a_mipmap_is_charged_all_its_levels_and_none_that_it_has_not(run: Run) -> None:
-    run("""
+def test_a_mipmap_is_charged_all_its_levels_and_none_that_it_has_not(capped: Run) -> None:
+    capped("""
 from rig.structs import Array3D
 LAYERED = 1
 for width, height, depth, levels, flags, size in (
@@ -291,46 +174,8 @@ for width, height, depth, levels, flags, size in (
 """)
 
 
-def test_all_that_a_graph_allocates_must_fit_before_it_runs(run: Run) -> None:
-    run(
-        """
-from rig.graphs import *
-module, graph, first = start(), new_graph(), allocation(200 * MIB)
-add_kernel(graph, module, "beside_5us")
-add("cuGraphAddMemAllocNode", graph, byref(first))
-add("cuGraphAddMemAllocNode", graph, byref(allocation(100 * MIB)))
-add_kernel(graph, module, "beside_5us")
-executable, before = instantiate(graph), memory()
-assert cuda.cuGraphLaunch(executable, None) == 2 and memory() == before
-_, other = take(100 * MIB)
-assert cuda.cuGraphLaunch(executable, None) == 2 and memory()[0] == 156 * MIB
-""",
-        256 << 20,
-    )
-
-
-def test_what_a_graph_keeps_for_its_next_launch_is_given_back_when_it_is_needed(run: Run) -> None:
-    run(
-        """
-from rig.graphs import *
-graph, stream, block = new_graph(), new_stream(), allocation(100 * MIB)
-node = add("cuGraphAddMemAllocNode", graph, byref(block))
-add("cuGraphAddMemFreeNode", graph, c_uint64(block.address), node)
-first = instantiate(graph)
-assert memory()[0] == 256 * MIB
-run(first, stream)
-assert memory()[0] == 156 * MIB  # it is kept for the next launch
-assert take(200 * MIB)[0] == 0 and memory()[0] == 56 * MIB  # but not when it is needed
-assert cuda.cuGraphLaunch(first, stream) == 2 and memory()[0] == 56 * MIB
-ok(cuda.cuGraphExecDestroy(first))
-assert cuda.cuGraphExecDestroy(first) != 0 and memory()[0] == 56 * MIB
-""",
-        256 << 20,
-    )
-
-
-def test_memory_in_the_stream_of_another_device_is_charged_there(run: Run) -> None:
-    run(
+def test_memory_in_the_stream_of_another_device_is_charged_there(capped: Run) -> None:
+    capped(
         """
 contexts, address = [c_void_p(), c_void_p()], c_uint64()
 for device in (0, 1):
@@ -348,8 +193,8 @@ assert memory()[0] <= 192 * MIB
     )
 
 
-def test_allocations_beyond_what_any_table_holds_are_all_charged(run: Run) -> None:
-    run(
+def test_allocations_beyond_what_any_table_holds_are_all_charged(capped: Run) -> None:
+    capped(
         """
 held = [take(1)[1] for _ in range(60_000)]
 assert memory()[0] == 40_000
@@ -361,8 +206,8 @@ assert memory()[0] == 100_000
     )
 
 
-def test_allocations_that_come_and_go_leave_the_process_no_larger(run: Run) -> None:
-    run("""
+def test_allocations_that_come_and_go_leave_the_process_no_larger(capped: Run) -> None:
+    capped("""
 def size_kib():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmSize"))
@@ -375,31 +220,8 @@ assert size_kib() - before < 600, size_kib() - before  # a table for all that ev
 """)
 
 
-def test_a_pool_beyond_what_the_table_holds_is_charged_as_it_is_asked(run: Run) -> None:
-    run(
-        """
-stream = new_stream()
-pools = [make_pool() for _ in range(600)]
-for pool in pools[:-1]:
-    free_in(from_pool(pool, 100, stream), stream)
-ok(cuda.cuCtxSynchronize())
-for pool in pools[:-1]:
-    ok(cuda.cuMemPoolTrimTo(pool, c_size_t(0)))
-assert memory()[0] == 100 * MIB
-address = from_pool(pools[-1], 100, stream)
-assert memory()[0] == 100 * MIB - 100
-assert cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(100 * MIB), pools[-1], stream) == 2
-assert cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(8 * MIB), c_void_p(8), stream) not in (0, 2)
-assert memory()[0] == 100 * MIB - 100
-free_in(address, stream)
-assert memory()[0] == 100 * MIB
-""",
-        100 << 20,
-    )
-
-
-def test_thousands_of_random_allocations_on_two_devices_leave_nothing(run: Run) -> None:
-    run(
+def test_thousands_of_random_allocations_on_two_devices_leave_nothing(capped: Run) -> None:
+    capped(
         """
 import random
 contexts = [c_void_p(), c_void_p()]
@@ -432,8 +254,8 @@ assert memory()[0] == CAP
     )
 
 
-def test_a_forked_child_owns_nothing_of_its_parent(run: Run) -> None:
-    run("""
+def test_a_forked_child_owns_nothing_of_its_parent(capped: Run) -> None:
+    capped("""
 _, a = take(600)
 child = os.fork()
 if child == 0:
