@@ -177,7 +177,7 @@ def test_a_release_whose_caller_gives_up_is_done_all_the_same(agent: RunningAgen
 
 def test_a_device_that_had_a_critical_xid_is_believed_after_a_release(agent: RunningAgent, truth: Truth) -> None:
     truth.inject_xid(0, 95)
-    until(lambda: reasons(agent)[0] == "Xid 95", timeout_s=5)
+    until(lambda: reasons(agent)[0] == "Xid 95", timeout_s=30)
     release(agent, devices(agent)[0].uuid)
     truth.recover(0)
     resume(agent, "0")
