@@ -162,15 +162,18 @@ class Client:
         try:
             return method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
-            raise self._refusal(error) from None
+            raise self._refusal(error, timeout_s) from None
 
-    def _refusal(self, error: grpc.RpcError) -> errors.CliError:
-        """Return the error for a failed call, with the agent's text if there is one; the status sets its exit code."""
+    def _refusal(self, error: grpc.RpcError, timeout_s: float = _TIMEOUT_S) -> errors.CliError:
+        """Return the error for a failed call, with the agent's text if there is one; the status sets its exit code.
+
+        `timeout_s`: how long the call waited for an answer.
+        """
         # The error that the library raises is the call itself; only its type does not say so.
         call = cast("grpc.Call", error)
         code, details = call.code(), call.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            text = f"the agent at {self._socket_path} has not answered for {_TIMEOUT_S:.0f} s: look at its log"
+            text = f"the agent at {self._socket_path} has not answered for {timeout_s:.0f} s: look at its log"
         elif code is grpc.StatusCode.UNAVAILABLE and ("connect" in details.lower() or not details):  # gRPC's own words
             return no_agent(self._socket_path, "the connection broke")
         elif code is grpc.StatusCode.UNIMPLEMENTED:

@@ -60,16 +60,22 @@ class Placement:
         return [uuids[first : first + terms.devices] for first in range(len(uuids) - terms.devices + 1)]
 
     def _one_device(self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView) -> Sequence[str]:
-        """Return the device that all containers of a pod must share, as a choice of one. Raises NoRoom.
+        """Return the one device for the containers of a pod that set same-device, as a choice of one. Raises NoRoom.
 
-        If another container of the pod has a device already, it is that one. Else it is the device with the
-        least free time that has room for all containers that set same-device.
+        If one of these containers has a device already, it is that one. Else it is the device with the least free time
+        that has room for all of them.
         """
+
+        def joins(container: str, units: int) -> bool:
+            return self._reconciler.read_terms(pod, container, units).same_device
+
         for item in self._record.all():
             other = item.binding
-            if item.id != allocation.id and other and other.pod_uid == pod.uid and item.devices:
+            if item.id == allocation.id or other is None or other.pod_uid != pod.uid:
+                continue
+            if item.devices and joins(other.container, len(item.units)):
                 return item.devices[:1]
-        together = [name for name, units in pod.units if self._reconciler.read_terms(pod, name, units).same_device]
+        together = [name for name, units in pod.units if joins(name, units)]
         # An init container is not in `pod.units`: it may ask for more than the others together.
         needed = max(sum(units for name, units in pod.units if name in together) * 1000, terms.request_millipercent)
         fitting = [device for device in node.devices if device.healthy and free_millipercent(device) >= needed]

@@ -13,8 +13,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sharepod.scheduler.placement.request import DEVICE_MILLI
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -61,8 +59,7 @@ def total_of(pods: Iterable[Pod], device_mib: int) -> Total:
         memory_mib += request.memory_mib
         for share in request.shares:
             device_milli += share.milli * share.devices
-            own = device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
-            memory += own * share.devices
+            memory += share.mib_of(device_mib) * share.devices
     return Total(device_milli, memory, cpu_milli, memory_mib)
 
 

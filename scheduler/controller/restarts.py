@@ -40,11 +40,14 @@ class Lost:
     """A member that no longer lives."""
 
     pod: Pod
+    """The member, or with `unknown` the pod that has come in its place."""
     at_s: float
     how: str
     """FAILED, GONE or SUCCEEDED; empty: the API server has not answered yet."""
     detail: str = ""
     """How it ended, in words for users."""
+    unknown: bool = False
+    """It was lost before this replica decided, so nothing more is known of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +155,15 @@ class Restarts:
         if not rest or (lost.how == GONE and len(job.released) >= job.least):
             return []
         what = "failed" if lost.how == FAILED else "is gone"
-        why = f"member {lost.pod.name} of its gang {what} ({lost.detail}): all start anew"
+        member = "a member of its gang" if lost.unknown else f"member {lost.pod.name} of its gang"
+        why = f"{member} {what} ({lost.detail}): all start anew"
         self._ending[key] = _Ending(lost.at_s, why)
         state.released.pop(key, None)
         state.counters.gangs["restarted"] += 1
         delay = self._note_restart(key, now_s)
         text = f"{what} ({lost.detail}): the {len(rest)} other members of {job.title} start anew with it"
+        if lost.unknown:
+            text = f"{member} {text}"
         if delay.times > 1:
             text += f", for the {delay.times}. time: {delay.until_s - now_s:.0f} s from now at the soonest"
         return [Tell(lost.pod, "GangRestarts", text)]
@@ -178,8 +184,7 @@ class Restarts:
             if job.restart == "whole" and not job.resumes and job.released and job.needed:
                 running = [state.started_s(pod) for pod in job.released if pod.running]
                 if running and min(running) + 1.0 < min(map(state.came_s, job.needed)):  # times are whole seconds
-                    # The lost pod is not known: the one that has come in its place stands for it.
-                    self._lost[job.needed[0].uid] = Lost(job.needed[0], now_s, GONE, _before(job))
+                    self._lost[job.needed[0].uid] = Lost(job.needed[0], now_s, GONE, _before(job), unknown=True)
 
 
 def _before(job: Job) -> str:

@@ -152,7 +152,7 @@ def turn_of(
         decides, waits, job.title, why, None if index is None else index + 1, len(line),
         None if index is None else 1 + sum(other.namespace == job.namespace for other in before),
         job.priority, waited_s,
-        tuple(_before(other, own, queues, shares, now_s) for other in before[:LISTED]),
+        tuple(_before(other, own, state, queues, shares, now_s) for other in before[:LISTED]),
         _standing(state, queues, job.namespace, shares), _members(job, pod), text, ways,
         tuple(_barred(cluster, state, job, pod)) if waits else (),
     )  # fmt: skip
@@ -161,25 +161,38 @@ def turn_of(
 def _in_line(state: ControllerState, now_s: float) -> list[Job]:
     """Return the jobs in the line, in the order of the last cycle.
 
-    A refused job is not in it. A job that lacks members, or is held back because its gang has lost one, is not in it
-    either, unless it resumes: then its waiting pods are on their nodes and paused.
+    A refused job is not in it, and neither is a job that lacks members. A job that is held back because its gang has
+    lost a member is in it only if it resumes: then its waiting pods are on their nodes and paused.
     """
     held = state.restarts.held_back(now_s)
     return [
-        job for job, _ in state.waiting if not job.refusal and (job.resumes or not (job.missing or job.key in held))
+        job for job, _ in state.waiting if not job.refusal and not job.missing and (job.resumes or job.key not in held)
     ]
 
 
-def _before(other: Job, job: Job, queues: Queues, shares: dict[str, float], now_s: float) -> Before:
-    """Return a job that is tried before `job`, with the rule of the job order that puts it there.
+def _before(
+    other: Job, job: Job, state: ControllerState, queues: Queues, shares: dict[str, float], now_s: float
+) -> Before:
+    """Return a job that is tried before `job`, with the rule that puts it there: the first one that tells them apart.
 
-    `shares`: by queue, the weighted dominant share.
+    The rules come in the order of a cycle: reservations, age, priority, a pause, the queues' shares, the time of
+    arrival. `shares`: by queue, the weighted dominant share.
     """
+
+    def aged(one: Job) -> bool:
+        return now_s - one.since_s >= queues.of(one.namespace).longest_wait_s
+
     mine, theirs = shares.get(job.namespace, 0.0), shares.get(other.namespace, 0.0)
-    if now_s - other.since_s >= queues.of(other.namespace).longest_wait_s:
+    both_reserved = other.key in state.kept and job.key in state.kept
+    both_aged = not both_reserved and aged(other) and aged(job)
+    if other.key in state.kept and not both_reserved:
+        why = "nodes are kept free for it"
+    elif aged(other) and not (both_aged or both_reserved):
         why = "it has waited for longer than its queue lets anyone wait"
-    elif other.priority != job.priority:
+    elif other.priority > job.priority and not both_aged:
         why = f"priority {other.priority} is above {job.priority}"
+    elif both_aged or both_reserved:
+        why = "it came before"
     elif other.resumes and not job.resumes:
         why = "it is paused: among equal jobs a paused one goes on first"
     elif other.namespace != job.namespace and theirs <= mine:

@@ -72,6 +72,10 @@ def refusal_text(pod: Pod, verdict: Verdict) -> str:
     else:
         text = f"no device with {time} left" if most.devices == 1 else f"fewer than {several} with {time} left on each"
     if verdict is Verdict.NO_DEVICE_MEMORY:
-        need = f"{bytes_text(most.mib * 2**20)} of memory" if most.mib is not None else "memory in proportion"
+        need = (
+            "memory in proportion"
+            if most.mib is None or most.memory_milli
+            else f"{bytes_text(most.mib * 2**20)} of memory"
+        )
         return f"{text} and {need}"
     return text

@@ -420,7 +420,7 @@ class Snapshot:
             native.models, native.shares = self.models.mask(request.models), len(request.shares)
             for slot, share in zip(native.share, request.shares, strict=False):
                 slot.milli, slot.devices = share.milli, share.devices
-                slot.mib = -1 if share.mib is None else share.mib
+                slot.mib, slot.memory_milli = share.mib or 0, share.part_milli
                 slot.beside = -1 if share.beside is None else share.beside
                 slot.limit_milli = share.milli if share.limit_milli is None else share.limit_milli
                 slot.latency = share.share_class == "latency"

@@ -33,16 +33,29 @@ class ShareRequest:
     """One of CLASSES."""
     limit_milli: int | None = None
     """The most that it may use of each of its devices; None: no more than its time."""
+    memory_milli: int = 0
+    """The least part of each device's memory, in thousandths, beside `mib`: for a share that two containers use one
+    after the other, of which only one has a memory cap."""
 
     def __post_init__(self) -> None:
         _check("a share of", self.milli, 1, DEVICE_MILLI, "thousandths of a device")
         _check("a share on", self.devices, 1, NODE_DEVICES_MAX, "devices")
         if self.mib is not None:
             _check("a share with", self.mib, 0, _AMOUNT_MAX, "MiB on each device")
+        _check("a share with", self.memory_milli, 0, DEVICE_MILLI, "thousandths of a device's memory")
         if self.share_class not in CLASSES:
             raise PlacementError(f"class {self.share_class!r} is not known: choose one of {', '.join(CLASSES)}")
         if self.limit_milli is not None:
             _check("a share with the limit", self.limit_milli, self.milli, DEVICE_MILLI, "thousandths of a device")
+
+    @property
+    def part_milli(self) -> int:
+        """Return the least part of each device's memory that it takes, in thousandths; 0: only its cap counts."""
+        return self.milli if self.mib is None else self.memory_milli
+
+    def mib_of(self, device_mib: int) -> int:
+        """Return the memory that it takes of a device that has `device_mib`, in MiB."""
+        return max(self.mib or 0, device_mib * self.part_milli // DEVICE_MILLI)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,10 +85,7 @@ class Preemption:
         """
         self._reserved, self._ending = reserved, ending
         key = (
-            tuple((pod.request, pod.constraints) for pod in pods),
-            pods[0].namespace,
-            pods[0].affinity,
-            pods[0].anti_affinity,
+            tuple((pod.request, pod.constraints, pod.namespace, pod.affinity, pod.anti_affinity) for pod in pods),
             priority,
             self._placer.closed,
             reserved,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.placement.native import Snapshot, Verdict
-from sharepod.scheduler.placement.request import DEVICE_MILLI
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,7 +81,7 @@ class Room:
         milli, mib = list(rest.free_milli), list(rest.free_mib)
         for pod in gone:
             for share, devices in zip(pod.request.shares, pod.devices, strict=True):
-                own_mib = spec.device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+                own_mib = share.mib_of(spec.device_mib)
                 for device in devices:
                     milli[device] += 0 if pod.paused else share.milli  # its time is free already
                     mib[device] += own_mib

@@ -104,7 +104,7 @@ class _Tally:
 
         `yields`: how its pod makes room (Pod.yields): limit, pause or empty.
         """
-        mib = self._device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+        mib = share.mib_of(self._device_mib)
         limit = share.milli if share.limit_milli is None else share.limit_milli
         for device in devices:
             self._subtract(device, share.milli, mib, limit, share.share_class, yields)
@@ -116,23 +116,22 @@ class _Tally:
         milli, limit = terms.request_millipercent // MILLIPERCENT, terms.limit_millipercent // MILLIPERCENT
         self._subtract(device, milli, mib, limit, terms.share_class.name.lower(), yields)
 
-    def put(
-        self, shares: Sequence[ShareRequest], found: list[tuple[int, ...]], missing: Sequence[int], usable: int
-    ) -> bool:
-        """Take the missing shares where the agent would put them, and note it in `found`; False: there is no room.
+    def put(self, pod: Pod, found: list[tuple[int, ...]], missing: Sequence[int], usable: int) -> bool:
+        """Take a pod's missing shares where the agent would put them, and note it in `found`; False: there is no room.
 
         `missing`: indices of shares. `usable`: a bit for each device that may be used. If there is no room, nothing is
         taken, and `found` is of no use.
         """
+        shares = pod.request.shares
         sums = self.free_milli, self.free_mib, self.latency_milli, self.limits_milli
         before = [list(one) for one in sums]
         for index in missing:
             share = shares[index]
-            mib = self._device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+            milli, mib = 0 if pod.yields == "pause" else share.milli, share.mib_of(self._device_mib)
             fitting = [
                 device
                 for device, free in enumerate(self.free_milli)
-                if usable >> device & 1 and free >= share.milli and self.free_mib[device] >= mib
+                if usable >> device & 1 and free >= milli and self.free_mib[device] >= mib
             ]
             if share.beside is not None:
                 fitting = [device for device in fitting if device in found[share.beside]]
@@ -141,7 +140,7 @@ class _Tally:
                 self.free_milli, self.free_mib, self.latency_milli, self.limits_milli = before
                 return False
             found[index] = tuple(sorted(fitting[: share.devices]))
-            self.take(share, found[index], "")
+            self.take(share, found[index], pod.yields)
         return True
 
     def _subtract(self, device: int, milli: int, mib: int, limit_milli: int, share_class: str, yields: str) -> None:
@@ -222,7 +221,7 @@ def row_of(
         places[pod.uid] = tuple(found)
     homeless = set()
     for pod, found, missing in unplaced:  # after all pods with known devices
-        if not tally.put(pod.request.shares, found, missing, usable & ~_neighbours(pod, everybody, places)):
+        if not tally.put(pod, found, missing, usable & ~_neighbours(pod, everybody, places)):
             homeless.add(pod.uid)
         else:
             places[pod.uid] = tuple(found)

@@ -237,7 +237,12 @@ def _carry(shares: list[ShareRequest], passing: ShareRequest, in_use: Collection
     index = max(fitting, key=lambda number: (shares[number].milli, -number))
     share = shares[index]
     caps = [cap for cap in (share.mib, passing.mib) if cap is not None]
-    shares[index] = replace(share, milli=max(share.milli, passing.milli), mib=max(caps) if len(caps) == 2 else None)
+    shares[index] = replace(
+        share,
+        milli=max(share.milli, passing.milli),
+        mib=max(caps, default=None),
+        memory_milli=max(share.part_milli, passing.part_milli) if caps else 0,
+    )
     return index
 
 

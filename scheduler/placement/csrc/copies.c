@@ -11,12 +11,12 @@ static int32_t least(int64_t one, int64_t other) {
 /* How many copies of a share there is room for. Each copy needs `devices` different devices, so a device takes part in
  * each copy once at most. */
 static int32_t share_copies(const struct sp_node *node, const struct sp_share *share, uint16_t allowed) {
-  int32_t mib = share->mib >= 0 ? share->mib : (int32_t)((int64_t)node->device_mib * share->milli / SP_DEVICE_MILLI);
+  int32_t mib = sp_share_mib(node, share);
   int32_t room[SP_NODE_DEVICES] = {0}, sum = 0;
   for (int32_t device = 0; device < node->devices; device++)
     if (allowed >> device & 1) {
       room[device] = node->free_milli[device] / share->milli;
-      if (mib > 0 && node->device_mib > 0)
+      if (mib > 0)
         room[device] = least(room[device], node->free_mib[device] / mib);
       sum += room[device];
     }

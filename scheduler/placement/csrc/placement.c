@@ -10,11 +10,11 @@
 _Static_assert(SP_NODE_DEVICES <= 16, "a bit of uint16_t for each");
 _Static_assert(SP_MODELS <= 32, "a bit of uint32_t for each");
 
-/* The memory of a share on each of its devices; 0 where the memory of the node's devices is not counted. */
-static int32_t share_mib(const struct sp_node *node, const struct sp_share *share) {
-  if (share->mib >= 0)
-    return node->device_mib > 0 ? share->mib : 0;
-  return (int32_t)((int64_t)node->device_mib * share->milli / SP_DEVICE_MILLI);
+int32_t sp_share_mib(const struct sp_node *node, const struct sp_share *share) {
+  int32_t part = (int32_t)((int64_t)node->device_mib * share->memory_milli / SP_DEVICE_MILLI);
+  if (node->device_mib == 0)
+    return 0;
+  return part > share->mib ? part : share->mib;
 }
 
 /* Computes left_milli anew. To be called when what is left of a node was set. */
@@ -49,7 +49,7 @@ static int32_t change(struct sp_node *node, const struct sp_request *request, co
       if (!(devices[i] >> device & 1))
         continue;
       milli[device] -= sign * request->share[i].milli;
-      mib[device] -= sign * share_mib(node, &request->share[i]);
+      mib[device] -= sign * sp_share_mib(node, &request->share[i]);
     }
     holds = holds && milli[device] >= 0 && milli[device] <= SP_DEVICE_MILLI && mib[device] >= 0 &&
             mib[device] <= node->device_mib;
@@ -81,7 +81,7 @@ int32_t sp_give_back(struct sp_node *node, const struct sp_request *request, con
  * they are too few. */
 static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share *share, uint16_t open,
                                uint16_t *found) {
-  int32_t mib = share_mib(node, share), there = 0, with_time = 0, with_both = 0;
+  int32_t mib = sp_share_mib(node, share), there = 0, with_time = 0, with_both = 0;
   *found = 0;
   for (int32_t i = 0; i < node->devices; i++) {
     if (!(open >> i & 1))
@@ -182,7 +182,7 @@ static enum sp_verdict choose(struct sp_work *work, const struct sp_request *req
   double extra[SP_NODE_DEVICES];
   for (int32_t i = 0; i < request->shares; i++) {
     const struct sp_share *share = &request->share[i];
-    struct sp_step step = {share->milli, share_mib(&work->node, share)};
+    struct sp_step step = {share->milli, sp_share_mib(&work->node, share)};
     uint16_t open = 0;
     enum sp_verdict verdict = fitting(&work->node, share, share->beside >= 0 ? devices[share->beside] : allowed, &open);
     if (verdict != SP_FITS)
@@ -220,7 +220,7 @@ static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t 
       search->devices[i + 1] = 0;
     return place_rest(search, i + 1, 0, 0);
   }
-  int32_t mib = share_mib(node, share);
+  int32_t mib = sp_share_mib(node, share);
   fitting(node, share, share->beside >= 0 ? search->devices[share->beside] : search->allowed, &open);
   for (int32_t device = from; device < node->devices && search->steps > 0; device++) {
     if (!(open >> device & 1))

@@ -62,12 +62,13 @@ struct sp_device_facts {
 };
 
 struct sp_share {
-  int32_t milli;       /* of each of its devices */
-  int32_t mib;         /* of each; negative: the same part of a device's memory as of its time */
-  int32_t devices;     /* how many it spreads over */
-  int32_t beside;      /* it has to be on devices of this earlier share; negative: on any */
-  int32_t limit_milli; /* the most that it may use of each */
-  int32_t latency;     /* its class is `latency` */
+  int32_t milli;        /* of each of its devices */
+  int32_t mib;          /* memory of each */
+  int32_t memory_milli; /* the least part of a device's memory, in thousandths */
+  int32_t devices;      /* how many it spreads over */
+  int32_t beside;       /* it has to be on devices of this earlier share; negative: on any */
+  int32_t limit_milli;  /* the most that it may use of each */
+  int32_t latency;      /* its class is `latency` */
 };
 
 /* What a pod asks of a node. */
@@ -177,6 +178,9 @@ struct sp_step {
   int32_t milli;
   int32_t mib;
 };
+
+/* The memory of a share on each of its devices, in MiB; 0 where the memory of the node's devices is not counted. */
+int32_t sp_share_mib(const struct sp_node *node, const struct sp_share *share);
 
 /* What would be left of a device, as a part of its time or of its memory, whichever is less. */
 static inline int32_t sp_left_milli(const struct sp_node *node, int32_t milli, int32_t mib) {

@@ -109,6 +109,17 @@ async def test_containers_of_a_pod_may_be_on_one_device_and_an_init_container_ma
         assert shares["pod/a"].devices[0].device_uuid == shares["pod/b"].devices[0].device_uuid
 
 
+async def test_a_container_that_did_not_ask_for_one_device_does_not_draw_the_others_to_its_own() -> None:
+    async with plugin_node() as node:
+        together = {f"sharepod.io/{name}.same-device": "true" for name in ("a", "b")}
+        pod = await node.admit("pod", {"alone": 80, "a": 30, "b": 20}, annotations=together)
+        for name in ("alone", "a", "b"):
+            await node.kubelet.start(pod, name)
+        shares = await node.shares()
+        on = {name: shares[f"pod/{name}"].devices[0].device_uuid for name in ("alone", "a", "b")}
+        assert on["a"] == on["b"] != on["alone"]
+
+
 async def refusal(node: PluginNode, *command: str) -> str:
     """Start a plugin, behind the words of `command`; it must end at once; return why."""
     plugin = [*command, sys.executable, "-m", "sharepod.deviceplugin.main", *node.plugin_arguments()]

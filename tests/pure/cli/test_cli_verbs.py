@@ -12,6 +12,7 @@ from cli_fixtures import Agent, Sharepod
 from sharepod.agent import settings
 from sharepod.cli import console
 from sharepod.cli.connection import connect
+from sharepod.cli.connection.client import Client
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_USAGE, CliError
 from sharepod.proto import v1_pb2 as pb
 
@@ -241,3 +242,18 @@ def test_version_names_the_region_abi_and_the_features(sharepod: Sharepod) -> No
     answer = sharepod("--version")
     assert answer.code == 0
     assert re.fullmatch(r"sharepod \S+, region ABI \d+, features: .+\n", answer.out)
+
+
+def test_an_agent_that_does_not_answer_is_said_to_be_silent_for_as_long_as_was_waited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sharepod.cli.connection.client._TIMEOUT_S", 7.0)
+    monkeypatch.setattr("sharepod.cli.connection.client._RELEASE_S", 1.0)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "agent.sock"))
+        silent.listen()
+        with (
+            Client(str(tmp_path / "agent.sock")) as client,
+            pytest.raises(CliError, match="has not answered for 1 s: look at its log"),
+        ):
+            client.release_device("0")

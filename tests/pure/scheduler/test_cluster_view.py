@@ -184,10 +184,10 @@ def test_a_pod_that_yields_counts_as_its_annotation_says_whatever_its_agent_has_
     body = pod_body("batch", 70, {"sharepod.io/class": "latency", "sharepod.io/memory": "16Gi"})
     body["spec"]["nodeName"] = "n1"
     uid = world.create(body)
-    for known in ("annotation", "agent"):
+    for known in ("nothing", "annotation", "agent"):
         if known == "agent":
             assert world.start(uid)
-        else:
+        elif known == "annotation":
             world.pods[uid]["metadata"]["annotations"]["sharepod.io/device"] = "GPU-n1-0"
         found = {}
         for how in ("", "limit", "pause"):
@@ -201,6 +201,17 @@ def test_a_pod_that_yields_counts_as_its_annotation_says_whatever_its_agent_has_
             "limit": ((300,), memory, processors, 700, 700),
             "pause": ((1000,), memory, processors, 0, 0),
         }, known
+
+
+def test_a_paused_pod_of_which_no_device_is_known_is_placed_by_its_memory_alone() -> None:
+    world = World({"n1": 1})
+    for name, units, how in (("runs", 100, ""), ("paused", 70, "pause")):
+        body = pod_body(name, units, {"sharepod.io/memory": "16Gi"} | ({"sharepod.io/yield": how} if how else {}))
+        body["spec"]["nodeName"] = "n1"
+        world.create(body)
+    assert world.start("uid-runs")
+    row = row_of(world.replica(), "n1")
+    assert (row.free_milli, row.free_mib, row.homeless) == ((0,), (48 * 1024,), frozenset())
 
 
 def test_a_share_of_no_pod_that_is_known_counts_as_its_agent_says() -> None:

@@ -74,6 +74,13 @@ def test_an_init_container_makes_its_successors_share_large_enough_for_both() ->
     before, after = (read([container("main", 10)], initContainers=init) for init in (both, both[::-1]))
     assert ([share.milli for share in before.request.shares], before.early) == ([600, 600], (("load", 0),))
     assert ([share.milli for share in after.request.shares], after.early) == ([100, 600], (("load", 1),))
+    for cap, caps in (("load", (2048, 300)), ("main", (2048, 500))):  # one has a cap, the other a part of the memory
+        capped = read(
+            [container("main", 30)], {f"sharepod.io/{cap}.memory": "2Gi"}, initContainers=[container("load", 50)]
+        )
+        (share,) = capped.request.shares
+        assert (share.mib, share.part_milli) == caps
+        assert (share.mib_of(1024), share.mib_of(20_000)) == (2048, max(2048, 20 * caps[1]))
     wide = read([container("main", 30)], initContainers=[container("load", 200)])
     assert [(share.milli, share.devices) for share in wide.request.shares] == [(300, 1), (1000, 2)]
     assert wide.containers == ("main", "")

@@ -112,6 +112,7 @@ SHARES = st.builds(
     st.one_of(st.integers(1, 1000), st.sampled_from([300, 500, 700, 1000])),
     st.integers(1, 3),
     st.one_of(st.none(), st.integers(0, 1200)),
+    memory_milli=st.sampled_from([0, 0, 250, 1000]),
 )
 
 

@@ -99,7 +99,7 @@ class Agent:
 
 def _mib(pod: Pod) -> int:
     share = pod.request.shares[0]
-    return DEVICE_BYTES // 2**20 * share.milli // 1000 if share.mib is None else share.mib
+    return share.mib_of(DEVICE_BYTES // 2**20)
 
 
 def _terms(pod: Pod, yielding: bool) -> ShareTerms:

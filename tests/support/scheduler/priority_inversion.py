@@ -108,7 +108,7 @@ class Witness:
                 cpu_milli[pod.place] += pod.request.cpu_milli
                 memory_mib[pod.place] += pod.request.memory_mib
             for share, devices in zip(pod.request.shares, pod.chosen, strict=True):
-                own_mib = sizes[pod.place] * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+                own_mib = share.mib_of(sizes[pod.place])
                 for device in devices:
                     runs_milli = share.milli if pod.yields != "pause" else 0
                     if lower:

@@ -23,10 +23,12 @@ class Node:
         self.milli = [DEVICE_MILLI] * self.spec.devices
         self.mib = [self.spec.device_mib] * self.spec.devices
 
-    def share_mib(self, milli: int, mib: int | None) -> int:
+    def share_mib(self, share: ShareRequest) -> int:
         if not self.spec.device_mib:
             return 0
-        return self.spec.device_mib * milli // DEVICE_MILLI if mib is None else mib
+        if share.mib is None:
+            return self.spec.device_mib * share.milli // DEVICE_MILLI
+        return max(share.mib, self.spec.device_mib * share.memory_milli // DEVICE_MILLI)
 
     def fits(self, request: PodRequest) -> bool:
         """Tell whether there is any way to place a pod."""
@@ -42,7 +44,9 @@ class Node:
         share = request.shares[len(chosen)]
         allowed = range(self.spec.devices) if share.beside is None else chosen[share.beside]
         for devices in combinations(allowed, share.devices):
-            one = PodRequest(shares=(ShareRequest(share.milli, share.devices, share.mib),))
+            one = PodRequest(
+                shares=(ShareRequest(share.milli, share.devices, share.mib, memory_milli=share.memory_milli),)
+            )
             self.take(one, (devices,))
             fits = all(milli >= 0 for milli in self.milli) and all(mib >= 0 for mib in self.mib)
             fits = fits and self._fits_rest(request, [*chosen, devices])
@@ -59,7 +63,7 @@ class Node:
             assert share.beside is None or set(on) <= set(devices[share.beside])
             for device in on:
                 self.milli[device] -= sign * share.milli
-                self.mib[device] -= sign * self.share_mib(share.milli, share.mib)
+                self.mib[device] -= sign * self.share_mib(share)
 
     def validate(self) -> None:
         assert self.cpu_milli >= 0

@@ -109,7 +109,7 @@ def check(timeline: Timeline) -> None:
         for share, devices in zip(pod.request.shares, pod.chosen, strict=False):
             for device in devices:
                 milli[device] += share.milli if pod.yields != "pause" else 0
-                mib[device] += DEVICE_MIB * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+                mib[device] += share.mib_of(DEVICE_MIB)
     assert all(value <= DEVICE_MILLI for value in milli.values()), "a device's time is promised twice"
     assert all(value <= DEVICE_MIB for value in mib.values()), "a device's memory is promised twice"
     for key, members in gangs.items():

@@ -9,7 +9,7 @@ from rounds_world import DEFAULT, Decided, decided, nodes, pod_of, task
 from sharepod.scheduler.controller.actions import Evict
 from sharepod.scheduler.controller.exit_status import how_ended
 from sharepod.scheduler.controller.gang_annotations import Gang as Said
-from sharepod.scheduler.controller.restarts import CALM_S, FAILED, GONE, MOST_S, SUCCEEDED
+from sharepod.scheduler.controller.restarts import CALM_S, FAILED, GONE, MOST_S, SUCCEEDED, Restarts
 from sharepod.scheduler.simulation.timeline import Timeline
 from sharepod.scheduler.state.pod import Pod
 
@@ -127,6 +127,20 @@ def test_who_fails_again_and_again_waits_longer_and_longer_and_says_so() -> None
     gang.decide(CALM_S + MOST_S)
     gang.fail()
     assert len(gang.decide().released) == 2, "it has run for long: that is another failure"
+
+
+def test_a_member_that_was_lost_before_this_replica_decided_is_not_named_after_the_pod_in_its_place() -> None:
+    gang = Gang()
+    gang.decide()
+    gang.timeline.cluster.remove_pod(gang.running[0].uid)
+    gang.decide(10)
+    gang.come(1)
+    gang.timeline.state.restarts = Restarts()  # what a replica knows that has just come to decide
+    found = gang.decide()
+    assert found.evicted == ["m2", "m3"]
+    lost = "a member of its gang is gone (2 of 3 were left when this replica came to decide, and another had come)"
+    assert ("GangRestarts", f"{lost}: the 2 other members of team/gang start anew with it") in found.told
+    assert {one.why for one in found.actions if isinstance(one, Evict)} == {f"{lost}: all start anew"}
 
 
 def test_until_it_is_known_how_a_member_ended_none_is_released_in_its_place() -> None:

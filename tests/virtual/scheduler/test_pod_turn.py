@@ -29,6 +29,11 @@ def turn(timeline: Timeline, name: str, *, decides: bool = True) -> Turn:
     return found
 
 
+def reasons(timeline: Timeline, name: str) -> list[tuple[str, str]]:
+    """Return the jobs before a pod's job, each with the reason that is told."""
+    return [(before.job, before.why) for before in turn(timeline, name).before]
+
+
 def shown(timeline: Timeline, name: str, *, decides: bool = True) -> str:
     """Return what the command prints after the way over the wire."""
     pod = pod_of(timeline, name)
@@ -84,11 +89,43 @@ def test_who_has_waited_for_too_long_or_is_paused_is_told_to_be_before_for_that(
     timeline.come(task("equal", user="low"))
     timeline.now_s = 40.0
     timeline.step()
-    found = turn(timeline, "equal")
-    assert [(before.job, before.why) for before in found.before] == [
-        ("old/aged", "it has waited for longer than its queue lets anyone wait"),
-        ("low/low", "it is paused: among equal jobs a paused one goes on first"),
-    ]
+    paused = ("low/low", "it is paused: among equal jobs a paused one goes on first")
+    assert reasons(timeline, "equal") == [("old/aged", "nodes are kept free for it"), paused]
+    timeline.state.kept.clear()
+    aged = "it has waited for longer than its queue lets anyone wait"
+    assert reasons(timeline, "equal") == [("old/aged", aged), paused]
+    for job, _ in timeline.state.waiting:
+        timeline.state.kept[job.key] = ("n00",), 1e9
+    came = "it came before"
+    assert reasons(timeline, "equal") == [("old/aged", came), ("low/low", came)], "nodes are kept free for all three"
+
+
+def test_of_two_that_have_waited_for_too_long_the_earlier_one_is_before_the_other_whatever_their_priority() -> None:
+    timeline = Timeline(nodes(1, 1), Queues(Queue(longest_wait_s=30.0)))
+    timeline.come(task("runs", run_s=1e6))
+    timeline.step()
+    timeline.come(task("first", priority=-7))
+    timeline.now_s = 1.0
+    timeline.come(task("second", priority=-5, arrive_s=1.0))
+    timeline.now_s = 40.0
+    timeline.step()
+    timeline.state.kept.clear()
+    assert reasons(timeline, "second") == [("team/first", "it came before")]
+
+
+def test_a_paused_gang_that_lacks_a_member_is_not_in_the_line() -> None:
+    timeline = Timeline(nodes(1, 2), Queues())
+    timeline.come(task("gang", size=2, least=2, run_s=1e6))
+    timeline.step()
+    timeline.come(task("high", size=2, least=2, priority=9, run_s=1e6))
+    timeline.step()
+    timeline.step()
+    assert turn(timeline, "gang-0").in_line == 1
+    timeline.cluster.remove_pod(pod_of(timeline, "gang-1").uid)
+    timeline.step()
+    found = turn(timeline, "gang-0")
+    assert found.gang is not None
+    assert (found.gang.missing, found.position, found.in_line) == (1, None, 0)
 
 
 def test_of_many_before_it_the_first_are_told_and_the_others_counted() -> None:

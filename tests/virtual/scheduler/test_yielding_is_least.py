@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Node
-from rounds_world import DEFAULT, DEVICE_MIB, nodes, request
+from rounds_world import DEFAULT, DEVICE_MIB, nodes, pod_of, request, task
 
 from sharepod.scheduler.controller.gang_placement import Placer
 from sharepod.scheduler.controller.job import key_of
@@ -118,6 +118,21 @@ def test_no_more_is_lost_than_the_least_and_a_tenth(block: int, *, memory: bool)
         ratios.append((found[0] / exact[0] if exact[0] else found[1] / exact[1], seed))
     assert ratios
     assert max(ratios)[0] <= SLACK, f"of {len(ratios)} cases the worst: {max(ratios)}"
+
+
+def test_pods_for_which_there_is_no_way_say_nothing_about_those_that_differ_only_in_their_affinity() -> None:
+    timeline = Timeline(nodes(1, 2), DEFAULT)
+    for name in ("low-a", "low-b"):
+        timeline.come(task(name))
+    timeline.step()
+    for name in ("first", "beside", "free"):
+        timeline.come(task(name, 10, milli=600))
+    first, beside = (pod_of(timeline, name, affinity="team") for name in ("first", "beside"))
+    timeline.state.look(timeline.cluster, (), NOW_S)
+    holders = [holder for own in timeline.state.holders.values() for holder in own]
+    search = Preemption(timeline.cluster, Placer(timeline.cluster, NOW_S), holders, (), NOW_S)
+    assert search.make_room([first, beside], 10) is None, "they would be on one device"
+    assert search.make_room([first, pod_of(timeline, "free")], 10) is not None
 
 
 SPEC = NodeSpec("n", 10_000, 10_000, 2, "A", 1000)
