@@ -27,6 +27,7 @@ from sharepod import hook, simgpu
 from sharepod.agent.api.feed import Feed, Target
 from sharepod.agent.api.service import NodeService
 from sharepod.agent.api.users import UsersService
+from sharepod.agent.devices import bus
 from sharepod.agent.devices.inventory import Inventory
 from sharepod.agent.devices.lock import HostLock
 from sharepod.agent.devices.nvml import LIBRARY_NAME, load_library
@@ -48,10 +49,9 @@ from sharepod.process.setting import shown
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from sharepod.agent.devices.device import DeviceInfo, DeviceLook
-    from sharepod.agent.shares.share import DeviceUuid
 
 log = logging.getLogger("sharepod.agent")
 
@@ -142,7 +142,19 @@ class Agent:
             load_library(f"{self._environment['LD_LIBRARY_PATH']}/{LIBRARY_NAME}")
         inventory = Inventory(settings.simulate)
         self._stack.callback(inventory.close)
-        self._claim(lock, inventory.devices, inventory.files)
+
+        def claim(info: DeviceInfo) -> None:
+            """Claim a device, so that no other agent serves it. Raises AgentUnavailable.
+
+            Simulated devices have the file of their state instead of the kernel's file: two agents meet on one only if
+            they have the same state.
+            """
+            simulated = self._environment.get("SIMGPU_STATE", "")
+            file = Path(simulated) if simulated else bus.file_of(info.address)
+            lock.claim_device(f"{simulated}/{info.uuid}", info.index, file)
+
+        for info in inventory.devices:
+            claim(info)
         arbiter = NativeArbiter()
         close_arbiter = self._stack.enter_context(contextlib.ExitStack())
         close_arbiter.callback(arbiter.close)
@@ -150,12 +162,12 @@ class Agent:
         hook_path = self._serve_hook()
         identity = self._identity(inventory, arbiter.region_abi_version, hook_path)
         state_directory = Path(settings.state_directory)
-        node = Node(identity, registry, arbiter, state_directory, settings.monitoring, settings.keep_series)
+        node = Node(identity, registry, arbiter, state_directory, settings.monitoring, claim, settings.keep_series)
         node.adopt(inventory.unlisted)
         if not registry.devices:
-            causes = "; ".join(inventory.unlisted.values()) or "it lists none"
-            raise AgentUnavailable(f"no device of this machine can be used: {causes}: check `nvidia-smi`")
-        self._claim(lock, node.missing, {})
+            raise AgentUnavailable("no GPU can be used: all are in MIG mode and have no instance: create some")
+        for info in node.missing:
+            claim(info)
         if not node.statuses():
             hook_file.remove(Path(settings.hook_directory), keep=hook_path)
         if settings.metrics_listen:
@@ -163,17 +175,6 @@ class Agent:
         close_arbiter.pop_all()
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
         return node, inventory
-
-    def _claim(self, lock: HostLock, devices: Iterable[DeviceInfo], files: Mapping[DeviceUuid, Path]) -> None:
-        """Claim devices, so that no other agent serves them. Raises AgentUnavailable.
-
-        `files`: the kernel's file for each device, where that is known. Simulated devices have the file of their state
-        instead: two agents meet on one only if they have the same state.
-        """
-        simulated = self._environment.get("SIMGPU_STATE", "")
-        for info in devices:
-            file = Path(simulated) if simulated else files.get(info.uuid)
-            lock.claim_device(f"{simulated}/{info.uuid}", info.index, file)
 
     def _serve_metrics(self, collector: collector.NodeMetrics) -> None:
         """Serve a collector until the agent closes. Raises CannotStart."""
@@ -315,7 +316,7 @@ async def _answer(
                     loop.call_soon_threadsafe(stopping.set)
 
         node.serve_threads(loop)
-        inventory.start(deliver, end_if_restarted, [info.uuid for info in node.missing])
+        inventory.start(deliver, end_if_restarted, node.devices.missing)
         log.info("agent started", extra={"socket": settings.socket_path, "devices": len(inventory.devices)})
         gc.freeze()  # what is there now stays: no collection has to look through it again
         await _tick_until(stopping, node, feed)

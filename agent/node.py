@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.api.plugin import fresh
-from sharepod.agent.devices.device import NOT_LISTED, DeviceInfo, NodeStatus
+from sharepod.agent.devices.device import NOT_LISTED, DeviceInfo, NodeStatus, matched
 from sharepod.agent.devices.monitor import Devices
 from sharepod.agent.errors import ShareError
 from sharepod.agent.shares import checkpoint, diagnostics
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sharepod.agent.api.plugin import Report
-    from sharepod.agent.devices.device import DeviceLook, DeviceStatus
+    from sharepod.agent.devices.device import DeviceLook, DeviceStatus, Unlisted
+    from sharepod.agent.devices.monitor import Claim
     from sharepod.agent.native import NativeArbiter
     from sharepod.agent.shares.registry import Registry, TermsChange
     from sharepod.agent.shares.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn
@@ -81,6 +82,7 @@ class Node:
         arbiter: NativeArbiter,
         state_directory: Path,
         monitoring: Sequence[str],
+        claim: Claim,
         keep_series_s: int = 0,
     ) -> None:
         """Take the parts; shares that have ended are remembered for `keep_series_s`."""
@@ -89,7 +91,7 @@ class Node:
         self._arbiter = arbiter
         self._state_directory = state_directory
         self._owners = Owners(self._owner_ended)
-        self._devices = Devices(registry, arbiter, monitoring)
+        self._devices = Devices(registry, arbiter, monitoring, claim)
         self._diagnostic_log = diagnostics.DiagnosticLog()
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
@@ -299,10 +301,10 @@ class Node:
 
     # ---- the checkpoint
 
-    def adopt(self, unlisted: Mapping[int, str]) -> None:
+    def adopt(self, unlisted: Sequence[Unlisted]) -> None:
         """Take over the shares that an earlier agent left, and remove directories that belong to no share.
 
-        `unlisted`: the reason why NVML could not list a GPU, by its place in NVML's list.
+        `unlisted`: the devices that NVML could not describe.
         """
         left = self._leftovers.read()
         self._add_missing(left, unlisted)
@@ -315,26 +317,27 @@ class Node:
         self._clear()
         self.publish()
 
-    def _add_missing(self, left: checkpoint.Checkpoint, unlisted: Mapping[int, str]) -> None:
-        """Add the devices that shares hold but NVML does not list.
-
-        A GPU that could not be listed may be any device of the earlier agent. So all devices of that agent which are
-        missing are added. A GPU that no earlier agent knew either has no UUID: it is only logged.
-        """
-        known = {info.uuid: info for info in left.devices}
-        held = [terms.device for record in left.records for terms in record.share.devices]
+    def _add_missing(self, left: checkpoint.Checkpoint, unlisted: Sequence[Unlisted]) -> None:
+        """Add the devices that shares hold but NVML does not list, and those that it lists but cannot describe."""
         there = {info.uuid for info in self._registry.devices}
-        missing = [uuid for uuid in dict.fromkeys([*held, *(known if unlisted else ())]) if uuid not in there]
+        absent = [info for info in left.devices if info.uuid not in there]
+        known, unseen = matched(unlisted, absent)
+        missing = {uuid: one.reason for uuid, one in known.items()}
+        for held in (terms.device for record in left.records for terms in record.share.devices):
+            if held not in there:
+                missing.setdefault(held, NOT_LISTED)
+        infos = {info.uuid: info for info in absent}
         taken = {info.index for info in self._registry.devices}
-        reason = next(iter(unlisted.values()), NOT_LISTED)
-        for uuid in missing:
-            info = known.get(uuid) or DeviceInfo(uuid, 0, "unknown", 0)
+        for uuid, reason in missing.items():
+            info = infos.get(uuid) or DeviceInfo(uuid, 0, "unknown", 0)
             index = info.index if info.index not in taken else max(taken, default=-1) + 1
             taken.add(index)
             self._devices.add_missing(replace(info, index=index), reason, self.now_ns())
-        if len(missing) < len(unlisted):
-            for place, cause in unlisted.items():
-                log.error("device cannot be listed", extra={"place": place, "cause": cause})
+        for one in unseen:
+            index = one.index if one.index not in taken else max(taken) + 1
+            taken.add(index)
+            info = DeviceInfo(one.name, index, "unknown", 0, address=one.address)
+            self._devices.add_missing(info, one.reason, self.now_ns(), None if one.uuid else one.place)
 
     def _adopt_one(self, record: checkpoint.Record) -> None:
         """Take over one share, or log why that fails. It is released at once if its owner has ended meanwhile."""
@@ -396,7 +399,7 @@ class Node:
 
     @property
     def missing(self) -> tuple[DeviceInfo, ...]:
-        """Return the devices that NVML did not list when the agent started."""
+        """Return the devices that NVML did not list or describe when the agent started."""
         return tuple(info for info in self._registry.devices if info.uuid in self._devices.missing)
 
     def close(self) -> None:

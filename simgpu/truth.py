@@ -135,7 +135,7 @@ def _load() -> ctypes.CDLL:
     library.simgpu_truth_kernels.argtypes = (handle, ctypes.c_void_p, ctypes.c_uint64)
     library.simgpu_truth_name.restype = ctypes.c_char_p
     library.simgpu_truth_name.argtypes = (handle, ctypes.c_uint32)
-    for name in ("inject_xid", "serve_by_mps", "draw", "hang", "set_compute_mode"):
+    for name in ("inject_xid", "serve_by_mps", "draw", "hang", "mute", "set_compute_mode"):
         function = getattr(library, f"simgpu_truth_{name}")
         function.restype, function.argtypes = None, (handle, ctypes.c_uint32, ctypes.c_uint32)
     for function in (library.simgpu_truth_recover, library.simgpu_truth_refuse_nvml):
@@ -252,6 +252,10 @@ class Truth:
     def hang(self, device: int, *, hangs: bool = True) -> None:
         """Let NVML's calls that talk to the device hang, or let them return again."""
         self._library.simgpu_truth_hang(self._state, device, hangs)
+
+    def mute(self, device: int, *, mute: bool = True) -> None:
+        """Let NVML say that it may not tell the device's memory, or let it tell it again."""
+        self._library.simgpu_truth_mute(self._state, device, mute)
 
     def reload_driver(self) -> None:
         """Reload the driver under programs that have opened NVML: all their calls fail until they open it again."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.shares.share import NOTHING_YET, Histogram
+from sharepod.agent.shares.share import NOTHING_YET, DeviceUuid, Histogram
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from sharepod.agent.api.plugin import Report
-    from sharepod.agent.shares.share import DeviceUuid, ShareStatus
+    from sharepod.agent.shares.share import ShareStatus
     from sharepod.agent.shares.spending import Spent
 
 MPS_REASON: Final = (
@@ -39,6 +41,28 @@ class DeviceInfo:
     """The NUMA node of its bus; -1: not known."""
     nvlink_peers: tuple[int, ...] = ()
     """Indices of the devices that NVLink connects it to."""
+    address: str = ""
+    """The address of its GPU on the PCI bus as the kernel writes it, like 0000:3b:00.0; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unlisted:
+    """A GPU or a MIG instance that NVML could not describe when the agent started."""
+
+    place: int
+    """The place of the GPU in NVML's list."""
+    index: int
+    """The index that is kept free for it."""
+    reason: str
+    uuid: DeviceUuid | None = None
+    """None: it cannot tell."""
+    address: str = ""
+    """As in DeviceInfo."""
+
+    @property
+    def name(self) -> DeviceUuid:
+        """Return its UUID. If that is not known, a name by its address, or by its place, stands for it."""
+        return self.uuid or DeviceUuid(f"GPU-at-{self.address or f'place-{self.place}'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +98,10 @@ class DeviceLook:
     """The driver says that the device must be reset or drained before it works again."""
     unfit: str = ""
     """One of UNFIT_REASONS; empty if none applies."""
-    info: DeviceInfo | None = None
-    """The facts of a missing device that has just been found (without its index); else None."""
+    found: tuple[DeviceInfo, ...] = ()
+    """The facts of a missing device that has just been found, without their indices.
+
+    A GPU that could not tell its UUID may turn out to be several: the MIG instances of that GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +157,30 @@ class NodeStatus:
     """Shares that have ended lately, with their last accounts."""
     spent: tuple[Spent, ...] = ()
     """Device time used since the agent started, by namespace and user."""
+
+
+def matched(
+    unlisted: Sequence[Unlisted], absent: Sequence[DeviceInfo]
+) -> tuple[dict[DeviceUuid, Unlisted], list[Unlisted]]:
+    """Match devices that NVML cannot describe now with devices that an earlier agent had and that are absent.
+
+    Return the matches by UUID, and the devices that no earlier agent had. A GPU may match several absent devices: it
+    was in MIG mode, and its instances have its address. A device of which neither UUID nor address is known matches
+    the absent one with its index, else any that is left.
+    """
+    found: dict[DeviceUuid, Unlisted] = {}
+    rules: tuple[Callable[[Unlisted, DeviceInfo], bool], ...] = (
+        lambda one, info: one.uuid == info.uuid,
+        lambda one, info: one.uuid is None and one.address == info.address != "",
+        lambda one, info: one.uuid is None and not (one.address and info.address) and one.index == info.index,
+        lambda one, info: one.uuid is None and not (one.address and info.address),
+    )
+    left = list(unlisted)
+    for rule in rules:
+        for one in list(left):
+            infos = [info for info in absent if info.uuid not in found and rule(one, info)]
+            infos = [info for info in infos if info is infos[0] or info.address == one.address != ""]
+            found |= {info.uuid: one for info in infos}
+            if infos:
+                left.remove(one)
+    return found, left

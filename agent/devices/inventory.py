@@ -14,14 +14,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sharepod.agent.devices import nvml
-from sharepod.agent.devices.device import DeviceLook
+from sharepod.agent.devices import bus, nvml
+from sharepod.agent.devices.device import NOT_LISTED, DeviceLook, Unlisted
 from sharepod.agent.devices.session import Session
 from sharepod.agent.errors import AgentUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from sharepod.agent.devices.device import DeviceInfo, DeviceProcess
     from sharepod.agent.devices.session import Broken
@@ -105,9 +104,11 @@ class _Board(threading.Thread):
 class _Search(threading.Thread):
     """A thread that asks for a device which NVML does not list; once it is there, the thread looks at it."""
 
-    def __init__(self, uuid: DeviceUuid, watch: _Watch) -> None:
+    def __init__(self, name: DeviceUuid, place: int | None, watch: _Watch) -> None:
+        """Search for the device with this UUID. If it could not tell its UUID, search at `place` of NVML's list."""
         super().__init__(name="nvml", daemon=True)
-        self._uuid = uuid
+        self._name = name
+        self._place = place
         self._watch = watch
 
     def run(self) -> None:
@@ -115,17 +116,25 @@ class _Search(threading.Thread):
         while not self._watch.stopping.is_set():
             with self._watch.session.use() as generation:
                 try:
-                    handle = nvml.find(self._uuid, simulated=self._watch.simulated)
+                    handles = self._find()
+                    look = DeviceLook(self._name, error=NOT_LISTED, gone=True)
                 except nvml.Failure as error:
-                    handle = None
-                    looks = (_not_found(self._uuid, error),)
-            if handle is not None:
-                self._watch.deliver((DeviceLook(self._uuid, info=handle.info),))
-                _Board([handle], generation, self._watch).run()
+                    handles, look = (), _not_found(self._name, error)
+            if handles:
+                self._watch.deliver((DeviceLook(self._name, found=tuple(one.info for one in handles)),))
+                _Board(handles, generation, self._watch).run()
                 return
-            self._watch.deliver(looks)
-            self._watch.report(looks)
+            self._watch.deliver((look,))
+            self._watch.report((look,))
             self._watch.stopping.wait(LOOK_INTERVAL_S)
+
+    def _find(self) -> tuple[nvml.Handle, ...]:
+        """Return the device, or what there is at its place; nothing if that is another device. Raises nvml.Failure."""
+        if self._place is None:
+            return (nvml.find(self._name, simulated=self._watch.simulated),)
+        answers = nvml.list_gpu(self._place, simulated=self._watch.simulated)
+        handles = tuple(one for one in answers if isinstance(one, nvml.Handle))
+        return () if any(one.info.uuid in self._watch.listed for one in handles) else handles
 
 
 def _not_found(uuid: DeviceUuid, error: Exception) -> DeviceLook:
@@ -143,6 +152,8 @@ class _Watch:
     broken: Broken
     """Called with the reason when NVML has failed and cannot be opened again."""
     stopping: threading.Event
+    listed: frozenset[DeviceUuid]
+    """The devices that were listed at the start."""
 
     def find_again(self, info: DeviceInfo) -> nvml.Handle:
         """Return a new handle of a known device. Raises nvml.Failure."""
@@ -183,8 +194,8 @@ class Inventory:
         if not count:
             nvml.close_nvml()
             raise AgentUnavailable("no GPU on this machine: NVML lists none: use --simulate 1xH200")
-        self.unlisted: dict[int, str] = {}
-        """The reason why a GPU could not be listed, by its place in NVML's list."""
+        self.unlisted: list[Unlisted] = []
+        """The devices that could not be described."""
         self._boards = self._list(count)
 
     @property
@@ -197,38 +208,44 @@ class Inventory:
         """All devices that were listed. A GPU in MIG mode is replaced by its instances."""
         return tuple(item.info for board in self._boards for item in board)
 
-    @property
-    def files(self) -> dict[DeviceUuid, Path]:
-        """The file that the kernel has for each device, or for its GPU, where that is known."""
-        return {item.info.uuid: item.file for board in self._boards for item in board if item.file is not None}
-
     def _list(self, count: int) -> list[tuple[nvml.Handle, ...]]:
-        """Return the devices of `count` GPUs, a tuple for each GPU. GPUs that do not answer are put into `unlisted`."""
+        """Return the devices of `count` GPUs, a tuple for each GPU. Those that do not answer are put into `unlisted`.
+
+        Each of these keeps its index, so that the other devices have theirs.
+        """
         asks = [functools.partial(nvml.list_gpu, place, simulated=self._simulated) for place in range(count)]
+        addresses = () if self._simulated else bus.driven()
         boards: list[tuple[nvml.Handle, ...]] = []
         index = 0
         for place, answer in enumerate(_answers(asks)):
+            board: list[nvml.Handle] = []
             if isinstance(answer, str):
-                self.unlisted[place] = answer
-                index += 1  # its index stays free, so that the other devices keep theirs
-                continue
-            boards.append(tuple(replace(one, info=replace(one.info, index=index + n)) for n, one in enumerate(answer)))
-            index += len(answer)
+                # NVML lists the devices that the driver serves in this order, if none is hidden from this process.
+                answer = (Unlisted(place, -1, answer, address=addresses[place] if len(addresses) == count else ""),)
+            for one in answer:
+                if isinstance(one, Unlisted):
+                    self.unlisted.append(replace(one, index=index))
+                else:
+                    board.append(replace(one, info=replace(one.info, index=index)))
+                index += 1
+            boards.append(tuple(board))
         [with_peers] = _answers([functools.partial(nvml.with_peers, [one for board in boards for one in board])])
         if isinstance(with_peers, str):  # the NVLink peers are not known
             return boards
         known = {one.info.uuid: one for one in with_peers}
         return [tuple(known[one.info.uuid] for one in board) for board in boards]
 
-    def start(self, deliver: Deliver, broken: Broken, missing: Iterable[DeviceUuid] = ()) -> None:
+    def start(self, deliver: Deliver, broken: Broken, missing: Mapping[DeviceUuid, int | None]) -> None:
         """Begin to look at all devices, and to search for the `missing` ones.
 
+        `missing`: by UUID or by a name that stands for it; then the number is the GPU's place in NVML's list.
         Both callbacks run on the looking threads: `deliver` gets what was found, `broken` why NVML has failed.
         """
         self._is_looking = True
-        watch = _Watch(self._session, self._simulated, deliver, broken, self._stopping)
+        listed = frozenset(info.uuid for info in self.devices)
+        watch = _Watch(self._session, self._simulated, deliver, broken, self._stopping, listed)
         boards = [_Board(handles, 0, watch) for handles in self._boards if handles]
-        searches = [_Search(uuid, watch) for uuid in missing]
+        searches = [_Search(name, place, watch) for name, place in missing.items()]
         for thread in (*boards, *searches):
             thread.start()
 

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING
 
 from sharepod.agent.devices import health, unmanaged
 from sharepod.agent.devices.device import DeviceLook, DeviceStatus
+from sharepod.agent.errors import AgentUnavailable
 from sharepod.agent.shares import overhead
 from sharepod.agent.shares.admission import resolve_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sharepod.agent.devices.device import DeviceInfo
     from sharepod.agent.native import NativeArbiter
     from sharepod.agent.shares.registry import Registry
     from sharepod.agent.shares.share import DeviceUuid, Share, ShareId, Usage
+
+    Claim = Callable[[DeviceInfo], None]
 
 log = logging.getLogger("sharepod.agent")
 
@@ -32,10 +35,14 @@ class Devices:
     Invariant: `_health` has a verdict on each device of the registry.
     """
 
-    def __init__(self, registry: Registry, arbiter: NativeArbiter, monitoring: Sequence[str]) -> None:
-        """Take the parts; `monitoring` are names of processes that may use a device without a share."""
+    def __init__(self, registry: Registry, arbiter: NativeArbiter, monitoring: Sequence[str], claim: Claim) -> None:
+        """Take the parts; `monitoring` are names of processes that may use a device without a share.
+
+        `claim` claims a device for this agent. It raises AgentUnavailable if another agent has it.
+        """
         self._registry = registry
         self._arbiter = arbiter
+        self._claim = claim
         self._health = {info.uuid: health.Health() for info in registry.devices}
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._looked_ns: dict[DeviceUuid, int] = {}
@@ -44,15 +51,21 @@ class Devices:
         self._overheads = overhead.Overheads()
         self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         """How many refused allocations of a share on a device have been logged."""
-        self.missing: list[DeviceUuid] = []
-        """Devices that NVML did not list when the agent started."""
+        self.missing: dict[DeviceUuid, int | None] = {}
+        """Devices that NVML did not list or describe when the agent started.
+
+        A GPU that could not tell its UUID is here by the name that stands for it, with its place in NVML's list.
+        """
         self.released: set[DeviceUuid] = set()
         """Devices that an operator has released: while there is one, no device is looked at."""
 
-    def add_missing(self, info: DeviceInfo, reason: str, now_ns: int) -> None:
-        """Add a device that NVML does not list: unhealthy with the reason until it is found."""
+    def add_missing(self, info: DeviceInfo, reason: str, now_ns: int, place: int | None = None) -> None:
+        """Add a device that NVML does not list or describe: unhealthy with the reason until it is found.
+
+        `place`: as in `missing`.
+        """
         self._registry.add_device(info)
-        self.missing.append(info.uuid)
+        self.missing[info.uuid] = place
         self._health[info.uuid] = health.Health(fault=reason, well_since_ns=now_ns)
         self._registry.set_health(info.uuid, reason)
 
@@ -131,9 +144,11 @@ class Devices:
         for look in looks:
             if look.uuid in self.released:
                 continue  # the look began before the release
-            if look.info is not None:
-                self._registry.describe(look.info)
-                log.info("missing device found", extra={"device": look.uuid})
+            if look.uuid not in self._health:
+                continue  # it was found, and another agent has it
+            if look.found:
+                self._take_found(look, now_ns)
+                continue  # the first look at it comes next
             self._looks[look.uuid] = look
             self._looked_ns[look.uuid] = now_ns
             self._judge(look.uuid, health.step(self._health[look.uuid], look, now_ns))
@@ -146,6 +161,27 @@ class Devices:
             for found in self._unmanaged.step(look.uuid, look.processes, here, now_ns, causes):
                 _tell_found(found)
             self._charge_overhead(look)
+
+    def _take_found(self, look: DeviceLook, now_ns: int) -> None:
+        """Take a missing device that NVML has found, or what was found at its place."""
+        before = self._health[look.uuid]
+        if look.uuid == look.found[0].uuid:
+            self._registry.describe(look.found[0])
+        else:
+            try:
+                for info in look.found:
+                    self._claim(info)
+            except AgentUnavailable as error:
+                self._judge(look.uuid, replace(before, fault=str(error), well_since_ns=now_ns))
+                return
+            self._registry.replace_device(look.uuid, look.found)
+            for known in (self._health, self._looks, self._looked_ns, self.missing):
+                known.pop(look.uuid, None)
+        for info in look.found:
+            self._health[info.uuid] = before
+            self._registry.set_health(info.uuid, before.reason)
+            self._looked_ns[info.uuid] = now_ns
+            log.info("missing device found", extra={"device": info.uuid})
 
     def forget(self, share: ShareId) -> None:
         """Forget a share that has ended."""

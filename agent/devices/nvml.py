@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
-from sharepod.agent.devices.device import MODE_REASONS, MPS_REASON, NOT_LISTED, DeviceInfo, DeviceLook, DeviceProcess
+from sharepod.agent.devices import bus
+from sharepod.agent.devices.device import (
+    MODE_REASONS,
+    MPS_REASON,
+    NOT_LISTED,
+    DeviceInfo,
+    DeviceLook,
+    DeviceProcess,
+    Unlisted,
+)
 from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
 from sharepod.agent.shares.environ import environment_of, names_mps, region_in, without_hook
 from sharepod.agent.shares.share import DeviceUuid
@@ -25,12 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LIBRARY_NAME: Final = "libnvidia-ml.so.1"
-SYSFS: Final = Path("/sys/bus/pci/devices")
 Failure: Final = pynvml.NVMLError
 """The error that every function here raises, unless its docstring names another."""
 _UNSUPPORTED: Final = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
 _GONE: Final = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_NotFound)
 """The errors that say that the device is missing."""
+_EMPTY_SLOT: Final = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
+"""What drivers answer for a place on a GPU that has no MIG instance."""
 _NO_DRIVER: Final = "no GPU on this machine", "install the NVIDIA driver, or use --simulate 1xH200"
 _WHY_CLOSED: Final = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
@@ -61,8 +71,6 @@ class Handle:
     handle: Any
     parent: Any
     parent_uuid: str
-    file: Path | None = None
-    """The kernel's file `uevent` for the GPU's place on the bus; None: not known."""
 
 
 def load_library(path: str) -> None:
@@ -104,12 +112,20 @@ def gpu_count() -> int:
     return int(pynvml.nvmlDeviceGetCount())
 
 
-def list_gpu(position: int, *, simulated: bool) -> tuple[Handle, ...]:
-    """Return the GPU at a position of NVML's list, or its MIG instances if it has some. They have no index yet."""
+def list_gpu(position: int, *, simulated: bool) -> tuple[Handle | Unlisted, ...]:
+    """Return the GPU at a position of NVML's list, or its MIG instances if it has some. They have no index yet.
+
+    A device that cannot be described takes no other with it.
+    """
     parent = pynvml.nvmlDeviceGetHandleByIndex(position)
     instances = _instances(parent)
-    handles = [parent] if instances is None else instances
-    return tuple(_describe(handle, parent, simulated=simulated) for handle in handles)
+    found: list[Handle | Unlisted] = []
+    for handle in [parent] if instances is None else instances:
+        try:
+            found.append(_describe(handle, parent, simulated=simulated))
+        except pynvml.NVMLError as error:
+            found.append(Unlisted(position, -1, fault_of(error), _uuid(handle), _address(parent)))
+    return tuple(found)
 
 
 def find(uuid: str, *, simulated: bool) -> Handle:
@@ -137,18 +153,26 @@ def is_gone(error: Exception) -> bool:
 def _describe(handle: Any, parent: Any, *, simulated: bool) -> Handle:
     """Return a device, without its index. `parent`: its GPU, which is `handle` itself unless that is a MIG instance."""
     uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
-    place = None if simulated else _place_on_bus(parent)  # a simulated device has no place on this host's bus
-    info = DeviceInfo(uuid, -1, _name(handle, parent), _memory(handle)[0], numa_node_at(place))
-    parent_uuid = _text(pynvml.nvmlDeviceGetUUID(parent))
-    return Handle(info, handle, parent, parent_uuid, place / "uevent" if place else None)
+    address = _address(parent)
+    node = -1 if simulated else bus.numa_node_of(address)  # a simulated device has no place on this host's bus
+    info = DeviceInfo(uuid, -1, _name(handle, parent), _memory(handle)[0], node, address=address)
+    return Handle(info, handle, parent, _text(pynvml.nvmlDeviceGetUUID(parent)))
 
 
-def _place_on_bus(parent: Any) -> Path | None:
-    """Return the kernel's directory for a device's place on the bus; None: not known."""
+def _uuid(handle: Any) -> DeviceUuid | None:
+    """Return a device's UUID; None: it cannot tell."""
     try:
-        return place_of(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
+        return DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
     except pynvml.NVMLError:
         return None
+
+
+def _address(parent: Any) -> str:
+    """Return a GPU's address on the PCI bus as the kernel writes it; empty: not known."""
+    try:
+        return bus.address_of(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
+    except pynvml.NVMLError:
+        return ""
 
 
 def _instances(parent: Any) -> list[Any] | None:
@@ -158,7 +182,7 @@ def _instances(parent: Any) -> list[Any] | None:
         if pynvml.nvmlDeviceGetMigMode(parent)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return None
         for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
-            with contextlib.suppress(pynvml.NVMLError_NotFound):
+            with contextlib.suppress(*_EMPTY_SLOT):
                 instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot))
     except _UNSUPPORTED:
         return None
@@ -208,24 +232,6 @@ def _linked(one: Handle, other: Handle) -> bool:
     except pynvml.NVMLError:  # a GPU that cannot tell has none
         return False
     return bool(status == pynvml.NVML_P2P_STATUS_OK)
-
-
-def place_of(bus_id: str, sysfs: Path = SYSFS) -> Path | None:
-    """Return the kernel's directory for a place on the bus; None: `bus_id` is not a place."""
-    domain, _, place = bus_id.lower().partition(":")
-    try:
-        # NVML writes the domain with eight digits, the kernel with four or more.
-        return sysfs / f"{int(domain, 16):04x}:{place}"
-    except ValueError:
-        return None
-
-
-def numa_node_at(place: Path | None) -> int:
-    """Return the NUMA node of a place on the bus; -1: the kernel does not tell, or has a single node."""
-    try:
-        return int((place / "numa_node").read_text(encoding="ascii")) if place else -1
-    except (OSError, ValueError):
-        return -1
 
 
 def _process_name(pid: int) -> str:

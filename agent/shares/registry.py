@@ -113,6 +113,18 @@ class Registry:
         self._handles[info.uuid], self._uuids[handle] = handle, info.uuid
         self._devices = tuple(sorted((*self._devices, info), key=lambda one: one.index))
 
+    def replace_device(self, name: DeviceUuid, found: Sequence[DeviceInfo]) -> None:
+        """Put the devices that were found at a place into the place of the name that stood for them.
+
+        No share has the name. The first device gets its index, the others the next free ones.
+        """
+        [index] = [one.index for one in self._devices if one.uuid == name]
+        self._devices = tuple(one for one in self._devices if one.uuid != name)
+        self._health.pop(name, None)
+        for info in found:
+            taken = {one.index for one in self._devices}
+            self.add_device(replace(info, index=index if index not in taken else max(taken) + 1))
+
     def describe(self, info: DeviceInfo) -> None:
         """Replace what is known of a device, except its index and its NVLink peers."""
         self._devices = tuple(

@@ -218,6 +218,7 @@ struct sg_device {
   uint32_t graphics_pid; /* a process that draws on it, 0 = none */
   uint32_t compute_mode; /* 0: many processes may use it; as NVML counts them */
   uint32_t hangs;        /* calls of NVML that talk to the hardware do not return */
+  uint32_t mute;         /* NVML may not tell the memory of the device */
   uint32_t profile;      /* an instance: row of mig.inc */
   uint32_t start;        /* and its first memory slice */
 };

@@ -192,6 +192,14 @@ EXPORT void simgpu_truth_set_compute_mode(struct sg_state *state, uint32_t devic
   sg_unlock(state);
 }
 
+/* Let NVML answer from now on that the caller may not know the device's memory; 0: it tells it again. */
+EXPORT void simgpu_truth_mute(struct sg_state *state, uint32_t device, uint32_t mute) {
+  lock_and_reap(state);
+  if (device < state->shared->device_count)
+    state->shared->devices[device].mute = mute;
+  sg_unlock(state);
+}
+
 /* Let the process with this pid draw on the device from now on; 0: none does. */
 EXPORT void simgpu_truth_draw(struct sg_state *state, uint32_t device, uint32_t pid) {
   lock_and_reap(state);

@@ -198,6 +198,8 @@ static nvmlReturn_t memory_info(nvmlDevice_t handle, struct memory_v1 *memory) {
   nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
   if (result)
     return result;
+  if (device->mute)
+    return nvml_leave(NVML_ERROR_NO_PERMISSION);
   sg_reap(&nvml.state);
   uint64_t total = device->memory_total_bytes, used = 0;
   for (uint32_t n = 0; n < nvml.state.shared->device_count; n++) /* of a GPU: of all its instances */

@@ -208,16 +208,67 @@ def test_a_release_that_cannot_be_says_why(agent: RunningAgent, truth: Truth) ->
 # ---- at the start
 
 
-def test_an_agent_starts_beside_a_device_that_it_has_never_seen_well(agent: RunningAgent, truth: Truth) -> None:
+def forget(agent: RunningAgent, truth: Truth, lost: int) -> None:
+    """Stop the agent, and let the next one be the first of this boot, on a machine that has lost a GPU meanwhile."""
     # The simulated machine ends with the last agent without a share; a share of the earlier agent keeps the machine.
-    agent.register(30, name="b", device="1")
+    agent.register(30, name="b")
     agent.stop()
     (agent.directory / "checkpoint.json").unlink()
-    truth.inject_xid(0, 79)
+    truth.inject_xid(lost, 79)
     agent.start()
-    assert [device.index for device in devices(agent)] == [1]
-    assert "device cannot be listed" in agent.log()
+
+
+def test_a_device_that_no_agent_has_seen_well_is_there_by_its_place_until_it_tells_its_name(
+    agent: RunningAgent, truth: Truth
+) -> None:
+    uuids = [device.uuid for device in devices(agent)]
+    forget(agent, truth, 0)
+    assert [device.uuid for device in devices(agent)] == ["GPU-at-place-0", uuids[1]]
+    assert reasons(agent) == ["NVML: GPU is lost", ""]
+    [line] = [line for line in agent.log().splitlines() if "device unhealthy" in line]
+    assert "GPU-at-place-0" in line
     assert agent.register(30).share.devices[0].device_index == 1
+    with pytest.raises(grpc.RpcError, match="NVML: GPU is lost"):
+        agent.register(30, device="0")
+    truth.recover(0)
+    until(lambda: reasons(agent) == ["", ""], timeout_s=20.0)
+    assert [device.uuid for device in devices(agent)] == uuids
+    answer = agent.register(30, memory=GIB, name="found", device="0")
+    with program(metered(answer), "idle") as process:
+        until(lambda: usage(agent, "found").processes == 1)
+        assert process.poll() is None
+
+
+def test_an_agent_whose_only_device_is_lost_waits_for_it(make_agent: MakeAgent) -> None:
+    agent = make_agent("--simulate", "1xH200")
+    agent.start()
+    with Truth(f"{agent.directory}/simgpu") as truth:
+        forget(agent, truth, 0)
+        assert reasons(agent) == ["NVML: GPU is lost"]
+        truth.recover(0)
+        until(lambda: reasons(agent) == [""], timeout_s=20.0)
+    assert "at-place" not in devices(agent)[0].uuid
+
+
+def test_an_instance_that_may_not_be_looked_at_takes_no_other_with_it(make_agent: MakeAgent) -> None:
+    agent = make_agent("--simulate", "1xH100:3g.40gb+4g.40gb")
+    agent.start()
+    uuids = [device.uuid for device in devices(agent)]
+    with Truth(f"{agent.directory}/simgpu") as truth:
+        agent.register(30, name="a", device="1")
+        agent.stop()
+        truth.mute(2)
+        for known in (True, False):  # by an earlier agent
+            if not known:
+                agent.stop()
+                (agent.directory / "checkpoint.json").unlink()
+            agent.start()
+            assert [device.uuid for device in devices(agent)] == uuids
+            assert reasons(agent) == ["", "NVML: Insufficient Permissions"]
+            assert [share.name for share in agent.shares()] == ["a"] * known
+        truth.mute(2, mute=False)
+        until(lambda: reasons(agent) == ["", ""], timeout_s=20.0)
+        assert all(device.memory_total_bytes > GIB for device in devices(agent))
 
 
 # ---- hanging

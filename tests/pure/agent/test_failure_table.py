@@ -1,4 +1,4 @@
-"""Test that each row of the manual's table of failures has a test which fails if the row is not true."""
+"""Test that each row of the manual's table of failures has tests which fail if the row is not true."""
 
 import re
 
@@ -9,7 +9,9 @@ ROWS = {
     "the package is upgraded": "node/agent/test_agent_end_to_end.py::test_a_served_hook_stays_while_a_share_lives",
     "the agent is killed": "node/agent/test_agent_starts.py::test_a_killed_agent_is_followed_by_one_that_adopts",
     "the agent stands still": "timed/agent/test_gates_open.py::test_what_runs_while_the_agent_stands_still",
-    "a process dies in its turn": "node/hook/test_last_work.py::test_what_processes_used_that_were_killed",
+    "a process dies in its turn": "virtual/agent/test_turns.py::test_when_a_process_dies_in_its_turn"
+    " node/agent/test_agent_memory.py::test_a_killed_program_gives_every_kind_back"
+    " node/hook/test_last_work.py::test_what_processes_used_that_were_killed",
     "a turn does not drain": "virtual/agent/test_turns.py::test_a_drain_that_is_late_is_shared",
     "the owner of a share ends": "node/agent/test_agent_end_to_end.py::test_a_share_ends_with_its_first_owner",
     "a region cannot be adopted": "node/agent/test_agent_starts.py::test_a_region_that_cannot_be_adopted_is_left_alone",
@@ -28,11 +30,16 @@ ROWS = {
     "NVML fails on every device": "node/agent/test_agent_health.py::test_nvml_is_opened_anew_when_no_device_answers",
     "NVML hangs": "node/agent/test_agent_health.py::test_a_device_that_hangs_is_unhealthy_after_ten_seconds",
     "the agent starts while": "node/agent/test_agent_health.py::test_an_agent_starts_beside_a_device_that_hangs",
-    "… that no share holds": "node/agent/test_agent_health.py::test_an_agent_starts_beside_a_device_that_it_has_never",
+    "… that no share holds": "node/agent/test_agent_health.py::test_a_device_that_no_agent_has_seen_well_is_there"
+    " node/agent/test_agent_health.py::test_an_agent_whose_only_device_is_lost_waits",
+    "a MIG instance cannot be described": "node/agent/test_agent_health.py::test_an_instance_that_may_not_be_looked_at",
     "the device is well again": "pure/agent/test_agent_pure.py::test_a_critical_xid_is_over_when_the_device",
     "an operator releases": "node/agent/test_agent_health.py::test_a_device_that_is_released_is_in_nobody_s_hands",
     "a program writes nonsense": "node/agent/test_hostile.py::test_random_slots_are_clamped_and_attributed",
     "a program locks its slots": "timed/hook/test_floods.py::test_a_flood_costs_its_own_share_alone",
+    "a stranger calls the agent": "node/agent/test_agent_users.py::test_a_share_is_changed_with_its_owners_token_alone"
+    " node/agent/test_agent_users.py::test_a_gang_is_its_owners_and_so_is_its_pause"
+    " node/agent/test_agent_users.py::test_nobody_passes_for_a_pod_there",
     "a launch passes deliberately": "node/hook/test_in_flight.py::test_a_launch_for_which_work_in_flight_spins_passes",
 }
 
@@ -45,5 +52,5 @@ def test_each_failure_of_the_manual_has_its_test() -> None:
 
 
 def test_each_of_these_tests_is_there() -> None:
-    for path, name in (place.split("::") for place in ROWS.values()):
+    for path, name in (place.split("::") for places in ROWS.values() for place in places.split()):
         assert f"def {name}" in (REPO_ROOT / "tests" / path).read_text(), name

@@ -1,0 +1,41 @@
+"""Finds GPUs on the PCI bus by what the kernel has of them in sysfs: that answers where a sick GPU does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+DEVICES: Final = Path("/sys/bus/pci/devices")
+DRIVER: Final = Path("/sys/bus/pci/drivers/nvidia")
+"""Has a link for each device that the driver serves, those among them that no longer answer."""
+
+
+def address_of(bus_id: str) -> str:
+    """Return an address that NVML wrote as the kernel writes it; empty: it is none."""
+    domain, _, place = bus_id.lower().partition(":")
+    try:
+        return f"{int(domain, 16):04x}:{place}"  # NVML writes the domain with eight digits, the kernel with four
+    except ValueError:
+        return ""
+
+
+def driven(directory: Path = DRIVER) -> tuple[str, ...]:
+    """Return the addresses of all devices that the driver serves, in the order in which NVML lists them."""
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except OSError:
+        return ()
+    return tuple(sorted(name for name in names if name.count(":") == 2))
+
+
+def file_of(address: str, devices: Path = DEVICES) -> Path | None:
+    """Return a file that the kernel has for the device in every namespace; None: the address is not known."""
+    return devices / address / "uevent" if address else None
+
+
+def numa_node_of(address: str, devices: Path = DEVICES) -> int:
+    """Return the NUMA node of a device; -1: the kernel does not tell, or has a single node."""
+    try:
+        return int((devices / address / "numa_node").read_text(encoding="ascii")) if address else -1
+    except (OSError, ValueError):
+        return -1
