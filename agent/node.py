@@ -26,7 +26,7 @@ from sharepod.agent.shares.spending import Party, Spending
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sharepod.agent.api.plugin import Report
@@ -102,7 +102,9 @@ class Node:
         self._empty_ns: dict[ShareId, int] = {}
         """For each share without a known owner: since when it has had no process."""
         self._save_failure = ""
-        """Why the last checkpoint could not be written; empty if it could."""
+        """Why the last checkpoint could not be written, with what follows; empty if it could."""
+        self.troubles: tuple[str, ...] = ()
+        """What an operator should know of shares and of the agent, as of the last `look_after_shares`."""
         self._plugin: tuple[int, Report] | None = None
         """When the device plugin last reported its counters, and the counters."""
         self.published = self.status()
@@ -295,9 +297,18 @@ class Node:
         self._registry.check_regions()
         self._clear()
         self.publish()
+        self.troubles = tuple(self._troubles())
         contexts = {info.uuid: self._devices.context_bytes(info.uuid) for info in self._registry.devices}
         for line in self._diagnostic_log.step(self.published.shares, contexts):
             log.warning(line.event, extra=self._registry.find(line.share).log_fields | line.fields)
+
+    def _troubles(self) -> Iterator[str]:
+        """Yield the troubles as of the published status, each as "what: cause: remedy"."""
+        if self._save_failure:
+            yield f"the checkpoint in {self._state_directory} is not written: {self._save_failure}"
+        yield from self._leftovers.troubles()
+        for status in self.published.shares:
+            yield from diagnostics.troubles(status)
 
     # ---- the checkpoint
 
@@ -377,7 +388,7 @@ class Node:
         If it cannot be written (a full disk), that is logged once and tried again at the next change: the shares run on
         without it.
         """
-        statuses, failure, then = self.published.shares, "", ""
+        statuses, failure = self.published.shares, ""
         try:
             unread = self._leftovers.texts()
             if statuses or unread or not self._devices.are_well():
@@ -386,14 +397,13 @@ class Node:
             else:
                 checkpoint.remove(self._state_directory)
         except OSError as error:
-            failure = os.strerror(error.errno or 0)
             then = _UNSAVED.get(error.errno or 0, f"until that is put right, {_ADOPTS_LAST}")
+            failure = f"{os.strerror(error.errno or 0)}: {then}"
         if failure == self._save_failure:
             return
         self._save_failure = failure
         if failure:
-            cause = f"{failure}: {then}"
-            log.error("checkpoint not written", extra={"directory": str(self._state_directory), "cause": cause})
+            log.error("checkpoint not written", extra={"directory": str(self._state_directory), "cause": failure})
         else:
             log.info("checkpoint written again", extra={"directory": str(self._state_directory)})
 

@@ -185,6 +185,7 @@ class NodeService(rpc.NodeServiceServicer):
             **asdict(self._node.identity),
             now_ns=self._node.now_ns(),
             devices=[_device(device) for device in self._node.device_statuses()],
+            troubles=self._node.troubles,
         )
 
     async def ReleaseDevice(self, request: pb.ReleaseDeviceRequest, context: Context) -> pb.ReleaseDeviceResponse:  # noqa: N802
@@ -329,7 +330,10 @@ def _device(status: DeviceStatus) -> pb.Device:
         decisions=status.counters.decisions,
         decision_ns=status.counters.decision_ns,
         foreign_processes=[
-            pb.ForeignProcess(pid=p.pid, name=p.name, memory_used_bytes=p.memory_used_bytes) for p in status.unmanaged
+            pb.ForeignProcess(
+                pid=p.pid, name=p.name, memory_used_bytes=p.memory_used_bytes, unmetered_cause=p.unmetered_cause
+            )
+            for p in status.unmanaged
         ],
     )
 

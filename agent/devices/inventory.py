@@ -36,11 +36,30 @@ LOOK_INTERVAL_S: Final = 2.4
 """A process without a share is reported at the second look that sees it, so within 5 s."""
 LIST_TIMEOUT_S: Final = 5.0
 """The agent's start waits this long for a device to describe itself."""
+OPEN_TIMEOUT_S: Final = 60.0
+"""It waits this long for NVML to be opened: without the persistence daemon that initialises the GPUs, one by one."""
 
 
-def _answers(asks: Sequence[Callable[[], Answer]]) -> list[Answer | str]:
-    """Ask all at once, each on a thread of its own. Return each answer, or why there was none in LIST_TIMEOUT_S."""
-    answers: list[Answer | str] = [f"NVML has not answered for {LIST_TIMEOUT_S:g} s"] * len(asks)
+def _open(simulate: str) -> tuple[Session, str, int] | AgentUnavailable:
+    """Open NVML; return its session, the driver's version and the number of GPUs, or why they cannot be had."""
+    try:
+        session = Session(simulate)
+    except AgentUnavailable as error:
+        return error
+    try:
+        found = session, nvml.driver_version(), nvml.gpu_count()
+    except nvml.Failure as error:
+        nvml.close_nvml()
+        return AgentUnavailable(f"NVML cannot list the devices: {error}: check `nvidia-smi`")
+    if found[2]:
+        return found
+    nvml.close_nvml()
+    return AgentUnavailable("no GPU on this machine: NVML lists none: use --simulate 1xH200")
+
+
+def _answers(asks: Sequence[Callable[[], Answer]], timeout_s: float = LIST_TIMEOUT_S) -> list[Answer | str]:
+    """Ask all at once, each on a thread of its own. Return each answer, or why there was none within `timeout_s`."""
+    answers: list[Answer | str] = [f"NVML has not answered for {timeout_s:g} s"] * len(asks)
 
     def ask(place: int) -> None:
         try:
@@ -51,7 +70,7 @@ def _answers(asks: Sequence[Callable[[], Answer]]) -> list[Answer | str]:
     threads = [threading.Thread(target=ask, args=(place,), daemon=True) for place in range(len(asks))]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + LIST_TIMEOUT_S
+    end = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     return list(answers)
@@ -179,21 +198,17 @@ class Inventory:
     def __init__(self, simulate: str = "") -> None:
         """Open NVML and list the devices; `simulate` names simulated ones.
 
-        Raises AgentUnavailable when there is no driver or no device.
+        Raises AgentUnavailable when there is no driver or no device, or when the driver does not answer.
         """
-        self._session = Session(simulate)
+        [opened] = _answers([functools.partial(_open, simulate)], OPEN_TIMEOUT_S)
+        if isinstance(opened, str):
+            raise AgentUnavailable(f"{opened}: look at dmesg, and at whether `nvidia-smi` answers")
+        if isinstance(opened, AgentUnavailable):
+            raise opened
+        self._session, self.driver_version, count = opened
         self._simulated = bool(simulate)
         self._stopping = threading.Event()
         self._is_looking = False
-        try:
-            self.driver_version = nvml.driver_version()
-            count = nvml.gpu_count()
-        except nvml.Failure as error:
-            nvml.close_nvml()
-            raise AgentUnavailable(f"NVML cannot list the devices: {error}: check `nvidia-smi`") from None
-        if not count:
-            nvml.close_nvml()
-            raise AgentUnavailable("no GPU on this machine: NVML lists none: use --simulate 1xH200")
         self.unlisted: list[Unlisted] = []
         """The devices that could not be described."""
         self._boards = self._list(count)

@@ -18,13 +18,13 @@ import logging
 import os
 import secrets
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from sharepod.agent.devices import file_locks, socket_names
+from sharepod.agent.devices import open_files, socket_names
 from sharepod.agent.errors import AgentUnavailable
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import TracebackType
 
 log = logging.getLogger("sharepod.agent")
@@ -94,10 +94,10 @@ class HostLock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            uids = file_locks.holders(file)
-            if os.getuid() or not uids or not all(map(socket_names.is_strangers, uids)):
-                raise _taken(index) from None
-            for uid in uids:
+            holders = open_files.holders(file)
+            if os.getuid() or not holders or not all(map(socket_names.is_strangers, holders.values())):
+                raise _taken(index, next(iter(holders), None)) from None
+            for uid in holders.values():
                 remedy = f"end its process: `lslocks` shows who locks {path}"
                 log.warning("file of a device is locked", extra={"index": index, "uid": uid, "remedy": remedy})
 
@@ -112,12 +112,13 @@ class HostLock:
             mine = device_name + b"/" + secrets.token_hex(4).encode()
             self._bind(mine)
         try:
-            others = {name: uid for name, uid in socket_names.holders(device_name).items() if name != mine}
+            others = [one for name, one in socket_names.holders(device_name).items() if name != mine]
         except OSError:  # an old kernel, or not Linux: assume that an agent has taken the name
-            others = {} if is_free else {device_name: os.getuid()}
-        strangers = [uid for uid in others.values() if is_root and socket_names.is_strangers(uid)]
+            others = [] if is_free else [socket_names.Holder(os.getuid(), 0)]
+        strangers = [one.uid for one in others if is_root and socket_names.is_strangers(one.uid)]
         if len(strangers) < len(others) or not (is_free or is_root):
-            raise _taken(index)
+            agents = [one for one in others if one.uid not in strangers]
+            raise _taken(index, open_files.with_socket(agents[0].inode) if agents else None)
         for uid in strangers:
             remedy = "end its process: `ss -xlp | grep sharepod/device` shows it"
             log.warning("name of a device is a stranger's", extra={"index": index, "uid": uid, "remedy": remedy})
@@ -147,5 +148,14 @@ class HostLock:
         os.close(self._file)
 
 
-def _taken(index: int) -> AgentUnavailable:
-    return AgentUnavailable(f"device {index} belongs to another agent on this host: use that one, or stop it")
+def _taken(index: int, pid: int | None) -> AgentUnavailable:
+    """Return the error for a device that another agent has; `pid`: its process, None if that is not known."""
+    where, remedy = "it is of another user or container, and its pid is not shown here", "stop it there"
+    if pid is not None:
+        files = map(Path, open_files.open_files(pid))
+        directories = [str(file.parent) for file in files if file.name == NAME]
+        where = f"pid {pid}" + (f", in {directories[0]}" if directories else "")
+        remedy = f"stop it with `kill {pid}`"
+    return AgentUnavailable(
+        f"device {index} belongs to another agent on this host ({where}): use that one, or {remedy}"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,8 @@ _DONE, _ERROR = 3, 2
 _SHOW: Final = 0x01 | 0x40
 """UDIAG_SHOW_NAME, UDIAG_SHOW_UID of linux/unix_diag.h; the second since Linux 5.3."""
 _NAME, _UID = 0, 7
+_INODE_AT: Final = 20
+"""Where udiag_ino is: nlmsghdr, and four bytes of unix_diag_msg, come before it."""
 _HEADER: Final = struct.Struct("=IHHII")
 _ASK: Final = struct.Struct("=BBHIIIII")
 _ATTRIBUTES_AT: Final = 32
@@ -28,10 +31,18 @@ _OVERFLOW_UID: Final = 65534
 """The user id that a user namespace shows for users that it does not have."""
 
 
-def holders(name: bytes) -> dict[bytes, int]:
-    """Return `name` and all names of the form `name`/suffix that are taken, with their users. Raises OSError."""
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The socket that has a name."""
+
+    uid: int
+    inode: int
+
+
+def holders(name: bytes) -> dict[bytes, Holder]:
+    """Return `name` and all names of the form `name`/suffix that are taken, with their holders. Raises OSError."""
     ask = _ASK.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW, 0, 0)
-    found: dict[bytes, int] = {}
+    found: dict[bytes, Holder] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
         kernel.settimeout(_WAIT_S)
         kernel.send(_HEADER.pack(_HEADER.size + _ASK.size, _BY_FAMILY, _REQUEST_DUMP, 1, 0) + ask)
@@ -46,7 +57,8 @@ def holders(name: bytes) -> dict[bytes, int]:
                 attributes = _attributes(data[at + _ATTRIBUTES_AT : at + length])
                 held = attributes.get(_NAME, b"")
                 if (held == name or held.startswith(name + b"/")) and _UID in attributes:
-                    found[held] = int.from_bytes(attributes[_UID], "little")
+                    (inode,) = struct.unpack_from("=I", data, at + _INODE_AT)
+                    found[held] = Holder(int.from_bytes(attributes[_UID], "little"), inode)
                 at += length + -length % 4
 
 

@@ -21,9 +21,9 @@ REGION_REMEDY: Final = "programs that start now run unmetered, or not at all on 
 _FAULTS_FACTOR: Final = 10
 """Damage that goes on is logged again when its count has grown by this factor: a tenant must not fill the log."""
 _FROM_LIST: Final = "take devices from the list that the share was given"
-_UNMETERED: Final = "the program runs unmetered (closed node: cuInit fails with 802); upgrade the driver"
+_UNMETERED: Final = "the program runs unmetered (on a closed node cuInit fails with 802): upgrade the driver"
 _TURNED_AWAY: Final = (
-    "it runs unmetered (closed node: cuInit fails with 802); end some programs of the share, or give this one its own"
+    "it runs unmetered (on a closed node cuInit fails with 802): end some programs of the share, or give it its own"
 )
 _NO_THREAD: Final = "it runs unmetered until that succeeds, which is tried every second: raise the limit of processes"
 _INIT_CAUSES: Final[Mapping[int, str]] = {
@@ -89,7 +89,7 @@ def describe(diagnostic: Diagnostic, devices: int) -> tuple[int, str]:
         ),
         Kind.CROWDED: (
             0,
-            f"it has more than {detail} threads or streams that launch: what the others launch is not metered",
+            f"it launches from more than {detail} threads or streams, the rest unmetered: use fewer, or more processes",
         ),
         Kind.VERSION: (0, f"the driver is for CUDA {version}, and SharePod is tested from 11.8 on: upgrade the driver"),
     }
@@ -106,6 +106,13 @@ def facts(status: ShareStatus) -> list[str]:
     if status.region_fault:
         sentences.append(f"{status.region_fault}: {REGION_REMEDY}")
     return sentences
+
+
+def troubles(status: ShareStatus) -> list[str]:
+    """Return a line for an operator about each trouble of a share: its diagnostics, and damage to its region."""
+    faults = sum(held.usage.faults for held in status.usages)
+    damage = f"{faults} values or files of its region were damaged and put right: find the program that writes there"
+    return [f"share {status.share.title}: {text}" for text in [*facts(status), *([damage] if faults else [])]]
 
 
 def small_cap(memory_limit_bytes: int, context_bytes: int) -> str:

@@ -75,6 +75,20 @@ class Leftovers:
         known = {Path(record.share.directory).name for record in left.records} | {one.name for one in self._unread}
         return replace(left, records=(*left.records, *self._unrecorded(known, is_whole=is_whole)))
 
+    def troubles(self) -> list[str]:
+        """Return a line for each share whose programs run unmetered because this agent cannot take it over."""
+        unread = [
+            f"share {one.name} cannot be read: {one.cause}: its programs run unmetered: start them anew, or the agent "
+            "in the version that wrote it"
+            for one in self._unread
+        ]
+        left = [
+            f"share {one.name} is not adopted: {one.cause}: its programs run unmetered: start them anew"
+            for one in self._left.values()
+            if one.cause
+        ]
+        return unread + left
+
     def texts(self) -> list[str]:
         """Return the records that the next checkpoint is to keep as they are."""
         return [one.text for one in (*self._unread, *self._left.values()) if one.text]

@@ -42,6 +42,12 @@ _INIT_REMEDIES: Final = {
     804: "its forward-compatible libcuda does not serve this GPU: use the driver's own",
 }
 """The remedy by the error of cuInit. For other errors it is nvidia-smi."""
+_NVML_REMEDY: Final = (
+    "nvidia-smi -L: if it fails too, look at dmesg, and reload the driver or reboot; if it works, restart the agent ("
+    "in a container, make that anew: it has lost its devices)"
+)
+"""What to do where NVML fails on every device."""
+_UNMETERED_REMEDY: Final = "start it anew in its share: `sharepod explain` of the share says more"
 _DRIVER_PROBE: Final = """
 import ctypes, json
 try:
@@ -86,6 +92,7 @@ def run_checks(node: pb.GetNodeResponse | None, refusal: CliError | None, hook_p
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     if node is not None:
         yield from check_devices(node)
+        yield from check_troubles(node)
 
 
 def check_kernel(release: str) -> Check:
@@ -125,8 +132,9 @@ def check_membarrier() -> Check:
 def check_agent(node: pb.GetNodeResponse | None, refusal: CliError | None) -> Check:
     """Check that the agent answers and has this version."""
     if node is None:
-        cause, _, remedy = str(refusal or "not asked").partition(": start ")  # as in `no_agent` of connection/client.py
-        return Check("agent", FAIL, cause, f"start {remedy}" if remedy else "look at the agent's log")
+        if refusal is None:
+            return Check("agent", FAIL, "not asked", "look at the agent's log")
+        return Check("agent", FAIL, refusal.cause, refusal.remedy or "look at the agent's log")
     kind = "simulated devices" if is_simulated(node) else f"driver {node.driver_version}"
     text = f"{node.version}, pid {node.agent_pid}, {kind}, region ABI {node.region_abi_version}"
     if node.version != __version__:
@@ -214,26 +222,51 @@ def check_open_files(hard: int) -> Check:
 
 def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
     """Check the health of each device, and that no program runs on it without a share."""
+    nvml_is_broken = len(node.devices) > 1 and all(one.health_reason.startswith("NVML: ") for one in node.devices)
     for device in node.devices:
         name = f"device {device.index}"
-        if device.health_reason.startswith("MPS "):
-            yield Check(name, FAIL, f"{device.name}: {device.health_reason}", _STOP_MPS)
-        elif device.health_reason.startswith("its compute mode "):
-            remedy = f"as root: nvidia-smi -i {device.uuid} -c DEFAULT"
-            yield Check(name, FAIL, f"{device.name}: {device.health_reason}", remedy)
-        elif device.health_reason.startswith("released "):
+        if device.health_reason.startswith("released "):
             yield Check(name, WARN, f"{device.name}: released by an operator", device.health_reason.partition(": ")[2])
         elif not device.healthy:
-            remedy = f"look at dmesg for XID; `sharepod device release {device.index}`, reset it, and resume it"
+            remedy = _NVML_REMEDY if nvml_is_broken else _device_remedy(device)
             yield Check(name, FAIL, f"{device.name}: {device.health_reason}", remedy)
-        elif device.foreign_processes:
-            who = ", ".join(f"{process.name} ({process.pid})" for process in device.foreign_processes)
+        elif not device.foreign_processes:
+            yield Check(name, OK, f"{device.name}, {device.requested_millipercent / 1000:g} % asked for")
+        if strangers := [process for process in device.foreign_processes if not process.unmetered_cause]:
+            who = ", ".join(f"{process.name} ({process.pid})" for process in strangers)
             remedy = "start it with sharepod run: it takes time that nobody accounts for"
             yield Check(name, WARN, f"{device.name}: {who} runs without a share", remedy)
-        else:
-            yield Check(name, OK, f"{device.name}, {device.requested_millipercent / 1000:g} % asked for")
+        for process in device.foreign_processes:
+            if process.unmetered_cause:
+                text = f"{device.name}: {process.name} ({process.pid}) runs unmetered in its share"
+                yield Check(name, WARN, f"{text}: {process.unmetered_cause}", _UNMETERED_REMEDY)
     if not node.devices:
         yield Check("devices", FAIL, "the agent has no device", "check nvidia-smi, then restart the agent")
+
+
+def _device_remedy(device: pb.Device) -> str:
+    """Return what an operator does about an unhealthy device, by its reason."""
+    reason = device.health_reason
+    if reason.startswith("MPS "):
+        return _STOP_MPS
+    if reason.startswith("its compute mode "):
+        return f"as root: nvidia-smi -i {device.uuid} -c DEFAULT"
+    if reason.startswith(("it could not be looked at", "NVML has not answered")):
+        return "look at dmesg for XID; stop the agent, reset the device (or reboot), and start the agent"
+    if reason.startswith("NVML does not list it"):
+        return "look at nvidia-smi -L: it was taken out, or this agent's container may not see it"
+    if "another agent" in reason:
+        return reason.rpartition(": ")[2]
+    if reason == "NVML: Insufficient Permissions":
+        return "let the agent see it: NVIDIA_MIG_MONITOR_DEVICES=all for its container"
+    return f"look at dmesg for XID; `sharepod device release {device.index}`, reset it, and resume it"
+
+
+def check_troubles(node: pb.GetNodeResponse) -> Iterator[Check]:
+    """Yield what the agent tells of its shares and of itself, each with the remedy that its last words are."""
+    for trouble in node.troubles:
+        text, _, remedy = trouble.rpartition(": ")
+        yield Check("share" if trouble.startswith("share ") else "agent", WARN, text, remedy)
 
 
 def _probe(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:

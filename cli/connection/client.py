@@ -35,18 +35,23 @@ _EXIT_CODES: Final = {
 }
 
 
+_SESSIONS: Final = "/run/user/"
+"""Where a user's runtime directory is; it goes when that user logs out."""
+
+
 def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other: str = "") -> errors.CliError:
     """Return the error for an agent that was not found, at the socket or in the directories `elsewhere`.
 
     `other`: the socket of another agent, which does listen.
     """
     nor = f", nor in {' or '.join(elsewhere)}" if elsewhere else ""
-    remedy = f"use the one that listens at {other} (--socket), or " if other else ""
-    return errors.CliError(
-        f"no agent at {socket_path}{nor}: {cause}: {remedy}start one with `sharepod agent` "
-        "(no GPU here: `sharepod agent --simulate 1xH200`), or let `sharepod run --private` start one",
-        errors.EXIT_NO_AGENT,
+    use = f"use the one that listens at {other} (--socket), or " if other else ""
+    lingers = " that outlives the login (`loginctl enable-linger`)" if socket_path.startswith(_SESSIONS) else ""
+    remedy = (
+        f"{use}start one{lingers} with `sharepod agent` (no GPU here: `sharepod agent --simulate 1xH200`), "
+        "or let `sharepod run --private` start one"
     )
+    return errors.CliError(f"no agent at {socket_path}{nor}: {cause}", errors.EXIT_NO_AGENT, remedy)
 
 
 def check_agent(socket_path: str, elsewhere: Sequence[str] = (), other: str = "") -> None:
@@ -58,9 +63,9 @@ def check_agent(socket_path: str, elsewhere: Sequence[str] = (), other: str = ""
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise errors.CliError(
-                    f"no access to the agent at {socket_path}: permission denied: ask its operator to let this user in "
-                    "(`--users-socket-mode`)",
+                    f"no access to the agent at {socket_path}: permission denied",
                     errors.EXIT_NO_AGENT,
+                    "ask its operator to let this user in (`--users-socket-mode`)",
                 ) from None
             cause = {errno.ENOENT: "there is no such socket", errno.ECONNREFUSED: "nobody listens (it has stopped)"}
             told = cause.get(error.errno or 0, error.strerror or str(error))

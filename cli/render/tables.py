@@ -142,7 +142,8 @@ def device_table(devices: Sequence[pb.Device], shares: Sequence[pb.Share]) -> Fi
         got = min(100 * MILLIPERCENT, sum(term.usage.used_1s_millipercent for term in terms))
         health = Text("healthy", style="green") if device.healthy else Text(device.health_reason, style="bold red")
         for process in device.foreign_processes:
-            health.append(f"; {process.name} ({process.pid}) runs without a share", style="yellow")
+            how = "runs unmetered in its share" if process.unmetered_cause else "runs without a share"
+            health.append(f"; {process.name} ({process.pid}) {how}", style="yellow")
         rows.append(
             (
                 str(device.index),

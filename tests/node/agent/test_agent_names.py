@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,8 @@ def test_two_agents_of_different_directories_find_each_other(tmp_path: Path, key
     first, second = locks(tmp_path, "first", "second")
     with first, second:
         first.claim_device(key, 3)
-        with pytest.raises(AgentUnavailable, match="device 3 belongs to another agent on this host: use that one"):
+        where = re.escape(f"device 3 belongs to another agent on this host (pid {os.getpid()}, in {tmp_path}/")
+        with pytest.raises(AgentUnavailable, match=f"{where}.*: use that one, or stop it with `kill {os.getpid()}`"):
             second.claim_device(key, 3)
         second.claim_device(f"{key}0", 4)
     (third,) = locks(tmp_path, "third")

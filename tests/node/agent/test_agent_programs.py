@@ -1,6 +1,10 @@
 """Test the agent with programs: metered ones, one without a share, on a failing device, and with a killed agent."""
 
 import os
+import shutil
+import struct
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -11,6 +15,7 @@ from capped_share import memory_program
 
 from rig.agent import PROGRAM, MakeAgent, RunningAgent, metered, program, python, usage
 from rig.until import until
+from sharepod.agent.shares import environ
 from sharepod.proto import v1_pb2 as pb
 
 MS = 1_000_000
@@ -105,6 +110,8 @@ def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: 
                 (line,) = [line for line in lines if f"pid={process.pid} " in line]
                 assert region in line
                 assert cause in line
+                found = [one for device in devices(agent) for one in device.foreign_processes if one.pid == process.pid]
+                assert [cause in one.unmetered_cause for one in found] == [True]
             for share, fact in (
                 (bare.share, f"({without.pid}) runs unmetered: it has not"),
                 (outside.share, f"({stray.pid}) runs unmetered on device 1: its share does not"),
@@ -114,3 +121,30 @@ def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: 
     time.sleep(2.5)
     assert agent.log().count("process of a share runs unmetered") == 6
     assert "process without a share" not in agent.log()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a file capabilities and becomes another user")
+@pytest.mark.parametrize("rights", ["none", "file capabilities", "set-user-ID"])
+def test_a_program_that_the_loader_gives_no_hook_is_known_by_its_file(agent: RunningAgent, rights: str) -> None:
+    answer = agent.register(10)
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        own = Path(directory, "sleeper")
+        shutil.copy("/bin/sleep", own)
+        if rights == "set-user-ID":
+            own.chmod(0o4755)
+        elif rights == "file capabilities":  # cap_net_raw, permitted and effective: vfs_cap_data of linux/capability.h
+            os.setxattr(own, "security.capability", struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0))
+        library = shutil.copy(answer.hook_path, Path(directory, "libsharepod.so"))  # where the other user may read it
+        environment = {**os.environ, **metered(answer), "LD_PRELOAD": str(library)}
+        with subprocess.Popen(
+            [own, "60"], env=environment, user=65534, group=65534, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                maps = Path(f"/proc/{process.pid}/maps")
+                until(lambda: "libc" in maps.read_text(encoding="utf-8"))
+                assert ("libsharepod" in maps.read_text(encoding="utf-8")) == (rights == "none"), "what the loader does"
+                cause = environ.without_hook(process.pid, answer.share.directory)
+                assert ("gains rights at its start" in cause) == (rights != "none")
+            finally:
+                process.kill()

@@ -24,6 +24,11 @@ PRIVATE = 0o711 if os.getuid() == 0 else 0o700
 """Mode of an agent's runtime directory where only the agent's user may use the socket."""
 
 
+def troubles(agent: RunningAgent) -> list[str]:
+    """Return what the agent tells an operator of itself and of its shares."""
+    return list(agent.stub.GetNode(pb.GetNodeRequest()).troubles)
+
+
 @pytest.mark.parametrize("within", [(), ("unshare", "--net")], ids=["same-network", "another-network-namespace"])
 def test_an_agent_in_another_directory_may_not_take_the_same_devices(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, within: tuple[str, ...]
@@ -34,8 +39,10 @@ def test_an_agent_in_another_directory_may_not_take_the_same_devices(
     second.wrapper = list(within)
     monkeypatch.setenv("SIMGPU_STATE", str(first.directory.parent / "devices"))
     first.start()
-    said = "sharepod agent: device 0 belongs to another agent on this host: use that one, or stop it\n"
-    assert failed_start(second) == (1, said)
+    said = (
+        f"device 0 belongs to another agent on this host (pid {first.pid}, in {first.directory}): use that one, or stop"
+    )
+    assert failed_start(second) == (1, f"sharepod agent: {said} it with `kill {first.pid}`\n")
     assert not second.directory.exists()
     assert first.shares() == []
 
@@ -234,12 +241,31 @@ def test_one_share_that_cannot_be_read_costs_no_other_and_comes_back_with_an_age
     path.write_text(readable.replace('"share_class"', '"share_klass"', 1), encoding="utf-8")
     assert [share.name for share in agent.start().shares()] == ["second"]
     assert agent.directories() == {Path(share.directory).name for share in (first, second)}
+    until(lambda: any(text.startswith(f"share {first.id} cannot be read") for text in troubles(agent)))
     agent.stop()
     assert "share not read" in agent.log()
     kept = path.read_text(encoding="utf-8")
     assert "share_klass" in kept
     path.write_text(kept.replace("share_klass", "share_class"), encoding="utf-8")
     assert {share.name for share in agent.start().shares()} == {"first", "second"}
+
+
+def test_a_new_agent_lets_a_gang_go_on_once_the_share_that_was_paused_is_resumed(agent: RunningAgent) -> None:
+    for name, device in (("a", "0"), ("b", "1")):
+        agent.register(30, name=name, device=device, gang="job")
+    agent.stub.PauseShare(pb.PauseShareRequest(share="a"))
+
+    def states() -> list[tuple[bool, bool]]:
+        """Return for each share whether it is paused itself, and whether its gate is closed by a pause."""
+        paused = pb.SHARE_STATE_PAUSED
+        return [(share.paused, share.devices[0].state == paused) for share in agent.shares()]
+
+    for _ in range(2):
+        until(lambda: states() == [(True, True), (False, True)])
+        agent.stop(signal.SIGKILL)
+        agent.start()
+    agent.stub.ResumeShare(pb.ResumeShareRequest(share="a"))
+    until(lambda: states() == [(False, False)] * 2)
 
 
 def test_an_agent_that_cannot_write_its_checkpoint_goes_on_and_says_so_once(agent: RunningAgent) -> None:
@@ -249,8 +275,10 @@ def test_an_agent_that_cannot_write_its_checkpoint_goes_on_and_says_so_once(agen
     agent.register(30, name="b")
     time.sleep(2.5)  # time for two checkpoints
     assert [share.name for share in agent.shares()] == ["a", "b"]
+    until(lambda: any("checkpoint" in text and "is not written: Is a directory" in text for text in troubles(agent)))
     in_the_way.rmdir()
     until(lambda: "checkpoint written again" in agent.log())
+    until(lambda: not troubles(agent))
     assert agent.log().count("checkpoint not written") == 1
     in_the_way.mkdir()
     assert agent.stop() == 0

@@ -13,6 +13,7 @@ from cli_fixtures import Agent, Sharepod
 from sharepod import hook
 from sharepod.agent.devices.device import MODE_REASONS, MPS_REASON
 from sharepod.cli.commands import checks
+from sharepod.cli.connection.client import no_agent
 from sharepod.proto import v1_pb2 as pb
 
 MOUNTS = """\
@@ -74,6 +75,71 @@ def test_each_device_is_checked_for_health_and_strangers() -> None:
     found = checks.check_devices(node(well, pb.Device(health_reason="XID 79"), strange))
     assert [check.status for check in found] == ["OK", "FAIL", "WARN"]
     assert [check.status for check in checks.check_devices(node())] == ["FAIL"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("Xid 79", "reset it, and resume it"),
+        ("NVML: GPU is lost", "reset it, and resume it"),
+        ("it could not be looked at for 10 s: NVML does not come back", "stop the agent, reset the device"),
+        ("NVML has not answered for 5 s", "stop the agent, reset the device"),
+        ("NVML does not list it", "nvidia-smi -L"),
+        ("NVML: Insufficient Permissions", "NVIDIA_MIG_MONITOR_DEVICES=all"),
+        ("device 1 belongs to another agent on this host (pid 7): use that one, or stop it", "use that one, or stop"),
+    ],
+)
+def test_what_helps_an_unhealthy_device_depends_on_its_reason(reason: str, remedy: str) -> None:
+    check, _ = checks.check_devices(node(pb.Device(health_reason=reason), pb.Device(healthy=True)))
+    assert (check.status, check.text) == ("FAIL", f": {reason}")
+    assert remedy in check.remedy
+
+
+def test_where_nvml_fails_on_every_device_no_device_is_to_be_reset() -> None:
+    reasons = "NVML: Unknown Error", "NVML: Uninitialized"
+    found = list(checks.check_devices(node(*(pb.Device(health_reason=reason) for reason in reasons))))
+    assert all("restart the agent" in check.remedy and "reset" not in check.remedy for check in found)
+
+
+def test_a_program_of_a_share_that_runs_unmetered_is_told_with_its_cause() -> None:
+    stranger = pb.ForeignProcess(pid=98, name="miner")
+    shed = pb.ForeignProcess(pid=99, name="ping", unmetered_cause="its program gains rights at its start")
+    found = list(checks.check_devices(node(pb.Device(name="H200", healthy=True, foreign_processes=[stranger, shed]))))
+    assert [(check.status, check.text) for check in found] == [
+        ("WARN", "H200: miner (98) runs without a share"),
+        ("WARN", "H200: ping (99) runs unmetered in its share: its program gains rights at its start"),
+    ]
+    assert ["sharepod run" in check.remedy for check in found] == [True, False]
+
+
+def test_what_the_agent_tells_of_itself_and_of_shares_is_a_warning_with_its_last_words_as_the_remedy() -> None:
+    answer = node()
+    answer.troubles.extend(
+        ["share a: its process 7: it has too many threads: use fewer", "the checkpoint is not written: disk full: wait"]
+    )
+    found = [(check.name, check.text, check.remedy) for check in checks.check_troubles(answer)]
+    assert found == [
+        ("share", "share a: its process 7: it has too many threads", "use fewer"),
+        ("agent", "the checkpoint is not written: disk full", "wait"),
+    ]
+
+
+@pytest.mark.parametrize(("error", "remedy"), [(46, "compute mode"), (803, "reboot"), (804, "the driver's own")])
+def test_an_error_of_the_driver_has_its_own_remedy(monkeypatch: pytest.MonkeyPatch, error: int, remedy: str) -> None:
+    answer = subprocess.CompletedProcess((), 0, json.dumps({"result": error, "version": 13000, "devices": 0}), "")
+    monkeypatch.setattr(checks, "_probe", lambda *_: answer)
+    check = checks.check_driver({}, simulated=False)
+    assert (check.status, check.text) == ("FAIL", f"CUDA 13.0, but cuInit returns {error}")
+    assert remedy in check.remedy
+
+
+def test_an_agent_that_listens_elsewhere_is_the_remedy_and_in_a_session_one_that_outlives_it() -> None:
+    error = no_agent("/run/user/7/sharepod/agent.sock", "nobody listens", (), "/run/sharepod/agent.sock")
+    check = checks.check_agent(None, error)
+    assert check.text == "no agent at /run/user/7/sharepod/agent.sock: nobody listens"
+    assert check.remedy.startswith("use the one that listens at /run/sharepod/agent.sock (--socket), or start one that")
+    assert "loginctl enable-linger" in check.remedy
+    assert "linger" not in checks.check_agent(None, no_agent("/run/sharepod/agent.sock", "nobody listens")).remedy
 
 
 def test_mps_is_a_failure_with_its_remedy_on_the_host_and_on_a_device(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import pty
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -124,6 +125,30 @@ def test_a_program_that_would_shed_the_hook_is_told_and_on_a_closed_node_refused
     with pytest.raises(CliError, match=f"cannot run {program} has {right}") as refused:
         warn_of_unmetered(str(program), right, "closed")
     assert refused.value.exit_code == EXIT_NOT_EXECUTABLE
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a file capabilities")
+def test_a_file_with_capabilities_counts_for_every_user_but_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy("/bin/true", program := tmp_path / "program")
+    os.setxattr(program, "security.capability", struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0))
+    assert launch.gains_rights(str(program)) == ""
+    monkeypatch.setattr(os, "getuid", lambda: 65534)
+    assert launch.gains_rights(str(program)) == "file capabilities"
+
+
+def test_on_a_closed_node_a_program_that_would_shed_the_hook_is_not_started(host: Host, tmp_path: Path) -> None:
+    host.env["SHAREPOD_POLICY"] = "closed"
+    shutil.copy("/bin/touch", program := tmp_path / "program")
+    os.chown(program, -1, 65534 if os.getuid() == 0 else os.getgroups()[-1])
+    program.chmod(0o2755)
+    answer = host.sharepod(
+        "run", "--private", "--simulate", "1xH200", "--gpu", "30", "--", str(program), str(tmp_path / "made")
+    )
+    assert answer.returncode == EXIT_NOT_EXECUTABLE
+    assert f"cannot run {program} has a set-group-ID bit" in answer.stderr
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_file_that_the_kernel_refuses_is_126_and_leaves_no_share(node: Host, tmp_path: Path) -> None:

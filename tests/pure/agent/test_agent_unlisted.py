@@ -1,5 +1,6 @@
 """Test which devices an agent takes for which when NVML can describe only some of them."""
 
+import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -8,7 +9,7 @@ import pynvml
 import pytest
 from agent_doubles import H200, MemoryArbiter
 
-from sharepod.agent.devices import bus, nvml
+from sharepod.agent.devices import bus, inventory, nvml
 from sharepod.agent.devices.device import DeviceInfo, DeviceLook, Unlisted, matched
 from sharepod.agent.devices.monitor import Devices
 from sharepod.agent.errors import AgentUnavailable
@@ -94,6 +95,19 @@ def test_a_gpu_in_mig_mode_has_the_instances_that_there_are_whatever_an_empty_pl
         monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
     [found] = nvml.list_gpu(0, simulated=True)
     assert found == Unlisted(0, -1, "NVML: Insufficient Permissions", DeviceUuid("MIG-2"), FIRST)
+
+
+def test_an_agent_does_not_wait_for_ever_for_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(inventory, "OPEN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(nvml, "open_nvml", lambda _: answers.wait())
+    with pytest.raises(AgentUnavailable, match=r"NVML has not answered for 0\.1 s: look at dmesg"):
+        inventory.Inventory()
+    monkeypatch.setattr(nvml, "open_nvml", lambda _: None)
+    monkeypatch.setattr(nvml, "driver_version", Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)))
+    with pytest.raises(AgentUnavailable, match="NVML cannot list the devices: Unknown Error"):
+        inventory.Inventory()
+    answers.set()
 
 
 def test_a_found_gpu_that_another_agent_has_stays_unhealthy_and_says_so(tmp_path: Path) -> None:
