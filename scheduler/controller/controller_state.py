@@ -85,7 +85,11 @@ class ControllerState:
         self.tried: set[Key] = set()
         """Jobs for which no victims were found. They get no new plan while other jobs still wait for their first."""
         self.released: dict[Key, float] = {}
-        """When members of a job were last released."""
+        """When the members that a gang needs were last released, until all of them run."""
+        self._stranded: set[str] = set()
+        """Uids of pods that hold nothing, as kube-scheduler does not bind them where they were sent."""
+        self.sent: dict[str, float] = {}
+        """By uid: when a pod was released that kube-scheduler has not bound yet, or when it was last given up."""
         self.told: dict[Key, str] = {}
         """The reason of the last Event about a job."""
         self.waiting: list[tuple[Job, str]] = []
@@ -137,6 +141,9 @@ class ControllerState:
                 self._forget(uid)
                 continue
             self._pods[uid] = pod
+            if pod.node:
+                self.sent.pop(uid, None)
+            (self._stranded.add if cluster.is_stranded(uid) else self._stranded.discard)(uid)
             if pod.deleting and pod.place:
                 self.ending[uid] = pod
             self.members[key_of(pod)][uid] = pod
@@ -154,13 +161,14 @@ class ControllerState:
     def take_over(self, now_s: float) -> None:
         """Begin to decide: pods that another replica has released get their whole timeout from now on."""
         self.decides = True
-        starting = [key for key, job in self.jobs.items() if job.starts and (job.is_gang or _is_unbound(job))]
-        self.released = dict.fromkeys(starting, now_s)
+        self.released = {key: now_s for key, job in self.jobs.items() if job.is_gang and job.starts}
+        self.sent = {pod.uid: now_s for job in self.jobs.values() for pod in job.released if not pod.node}
 
     def _forget(self, uid: str) -> None:
         """Forget what is noted of a pod that has gone, or that does not wait for SharePod."""
         self.ending.pop(uid, None)
-        for noted in (self._since, self._started, self._paused, self._busy, self.leaving, self.spared):
+        self._stranded.discard(uid)
+        for noted in (self._since, self._started, self._paused, self._busy, self.leaving, self.spared, self.sent):
             noted.pop(uid, None)
 
     def _expire(self, now_s: float) -> set[Key]:
@@ -203,7 +211,7 @@ class ControllerState:
         return [name for name, jobs in self._by_namespace.items() if jobs]
 
     def held(self, namespace: str, device_mib: int) -> Total:
-        """Return what the released pods of a namespace hold, without those that are paused.
+        """Return what the released pods of a namespace hold, without those that are paused or stranded.
 
         `device_mib`: the memory of a device, for shares without a memory cap; 0: only the time of devices is of
         interest.
@@ -211,7 +219,10 @@ class ControllerState:
         found = self._held.get((namespace, device_mib))
         if found is None:
             theirs = self._by_namespace[namespace].values()
-            found = total_of((pod for job in theirs for pod in job.released if pod.yields != "pause"), device_mib)
+            holding = (
+                pod for job in theirs for pod in job.released if pod.yields != "pause" and pod.uid not in self._stranded
+            )
+            found = total_of(holding, device_mib)
             self._held[namespace, device_mib] = found
         return found
 
@@ -290,8 +301,3 @@ class ControllerState:
         """Tell whether a pod has used none of its devices for longer than its queue allows."""
         busy_s = self._busy.get(pod.uid)
         return queue.idle_s is not None and busy_s is not None and now_s - busy_s > queue.idle_s
-
-
-def _is_unbound(job: Job) -> bool:
-    """Tell whether kube-scheduler has not yet bound one of the job's released pods."""
-    return any(not pod.node for pod in job.released)

@@ -183,9 +183,10 @@ class _Cycle:
     def _release(self, job: Job, pods: Sequence[Pod], places: Sequence[Assumed]) -> None:
         """Order the release of pods of a job to their places; count them, and end the job's reservation."""
         self._actions.append(Release(job, tuple(places)))
-        if pods == job.needed:  # not members beyond the least
+        self._state.sent |= {pod.uid: self._now_s for pod in pods}
+        if job.is_gang and pods == job.needed:  # not members beyond the least
             self._state.released[job.key] = self._now_s
-            if job.is_gang and not job.released:
+            if not job.released:
                 self._counters.gangs["released"] += 1
                 first_s = min(map(self._state.came_s, job.waiting))
                 self._counters.gang_times["release"].observe(self._now_s - first_s)
@@ -335,39 +336,50 @@ class _Cycle:
             self._state.evicted(pod, self._now_s, self._cluster)
 
     def _expire(self) -> None:
-        """Start anew gangs that did not run in time after their release; give up single pods that were not bound."""
+        """Start anew gangs that did not run in time after their release; give up other pods that were not bound."""
         for key, released_s in list(self._state.released.items()):
             job = self._state.jobs.get(key)
             running = sum(pod.running for pod in job.released) if job else 0
-            unbound = [pod for pod in job.released if not pod.node] if job else []
             # A member that has ended is not waited for; its replacement is released with a timeout of its own.
-            if job is None or not job.starts or not (job.timeout_s or unbound):
+            if job is None or not job.starts:
                 del self._state.released[key]
-                if job is not None and job.is_gang and running >= job.least:
+                if job is not None and running >= job.least:
                     self._counters.gang_times["start"].observe(self._now_s - released_s)
-            elif not job.timeout_s and self._now_s - released_s > BIND_S:
-                del self._state.released[key]
-                for pod in unbound:
-                    if pod.destined:
-                        self._give_up(pod)
             elif job.timeout_s and self._now_s - released_s > job.timeout_s:
                 del self._state.released[key]
-                for pod in unbound:
-                    self._state.unbound(pod, self._now_s)
+                for pod in job.released:
+                    if not pod.node:
+                        self._state.unbound(pod, self._now_s)
                 text = f"{running} of {job.least} members ran {job.timeout_s} s after their release: all start anew"
                 self._actions += [Tell(pod, "GangTimedOut", text) for pod in job.released]
                 self._evict(job.released, text, "timeout")
                 self._counters.gangs["timed_out"] += 1
 
+        for uid, sent_s in list(self._state.sent.items()):
+            sent = self._cluster.pod(uid)
+            if sent is not None and sent.destined and self._now_s - sent_s > BIND_S:
+                job = self._state.jobs.get(key_of(sent))
+                if job is None or not (job.timeout_s and job.starts):  # else the gang's own timeout counts
+                    self._give_up(sent)
+
     def _give_up(self, pod: Pod) -> None:
-        """Free the room of a pod that kube-scheduler does not bind, if its controller makes another in its place."""
+        """Free the room of a pod that kube-scheduler does not bind; it is evicted if its controller makes another.
+
+        If it is still there after the same time, its eviction is tried again.
+        """
         text = f"kube-scheduler has not bound it to {pod.place} for {BIND_S:g} s (`kubectl describe pod` says why)"
         if pod.controller:
             self._state.unbound(pod, self._now_s)
             self._actions.append(Tell(pod, "NotBound", f"{text}: the next one of its controller is sent elsewhere"))
             self._evict([pod], text, "unbound")
+            self._state.sent[pod.uid] = self._now_s
         else:
-            self._actions.append(Tell(pod, "NotBound", f"{text}: its room is kept until it is bound or deleted"))
+            why = (
+                f"{text}: its room is given to others, and if it is bound after all it waits there until there is room"
+            )
+            self._actions.append(Tell(pod, "NotBound", f"{why}: delete it, and make it anew"))
+            self._cluster.strand(pod)
+            self._state.sent.pop(pod.uid)
 
     def _wait_for_members(self, job: Job) -> None:
         """Note that a gang waits until more of its members have come."""

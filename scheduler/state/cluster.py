@@ -78,6 +78,8 @@ class Cluster:
         self._assumed_yields = AssumedYields()
         self._device_affinity = DeviceAffinity()
         self._census = Census()
+        self._stranded: set[str] = set()
+        """Uids of pods that were sent to a node and are not counted there, as kube-scheduler does not bind them."""
         self._changed: set[str] | None = None
         """Uids of pods that have changed since the last call of `take_changed`; None: it was never called."""
         self._gone: list[Pod] = []
@@ -151,6 +153,8 @@ class Cluster:
         pod = self._assumed_yields.applied(pod)
         self._pods[pod.uid] = pod
         self._note_change(pod.uid)
+        if pod.node:
+            self._stranded.discard(pod.uid)
         if pod.place:
             self._facts[pod.place].pods[pod.uid] = pod
             self._dirty.add(pod.place)
@@ -164,6 +168,7 @@ class Cluster:
         if pod is not None:
             self._drop(pod)
             self._assumed_yields.drop(uid)
+            self._stranded.discard(uid)
             self._note_change(uid)
             if pod.gang is not None and self._changed is not None:  # else no cycle has looked yet
                 self._gone.append(pod)
@@ -201,6 +206,17 @@ class Cluster:
             self._facts[assumed.node].assumed.pop(uid, None)
             self._dirty.add(assumed.node)
             self._note_change(uid)
+
+    def is_stranded(self, uid: str) -> bool:
+        """Tell whether a pod is not counted on the node to which it was sent."""
+        return uid in self._stranded
+
+    def strand(self, pod: Pod) -> None:
+        """Count a pod no more on the node to which it was sent, until it is bound there after all."""
+        self.forget(pod.uid)
+        self._stranded.add(pod.uid)
+        self._dirty.add(pod.place)
+        self._note_change(pod.uid)
 
     def presume(self, uid: str, yields: str, now_s: float) -> None:
         """Count a pod as yielding this way (Pod.yields), until it is seen to do so or ASSUMED_S have passed."""
@@ -369,7 +385,8 @@ class Cluster:
         facts.row = None
         if facts.node is not None and facts.use is not None and spec is not None:
             assumed = {uid: (item.pod, item.devices) for uid, item in facts.assumed.items()}
-            row = row_of(spec, facts.use, facts.pods.values(), assumed, facts.gone, facts.node.units)
+            gone = facts.gone | (self._stranded & facts.pods.keys())
+            row = row_of(spec, facts.use, facts.pods.values(), assumed, gone, facts.node.units)
             devices = [device.facts for device in facts.use.devices[:NODE_DEVICES_MAX]]
             if self.node_index.put(name, spec, devices, row):
                 facts.row = row

@@ -281,14 +281,49 @@ def test_where_every_node_would_be_avoided_none_is() -> None:
     assert found == ["n00", "n01", "n00"]
 
 
-def test_who_is_not_bound_and_nobody_would_make_anew_is_told_once_and_keeps_its_room() -> None:
+def test_who_is_not_bound_and_nobody_would_make_anew_is_told_once_and_its_room_is_others_until_it_is() -> None:
     timeline = Timeline(nodes(1, 1), DEFAULT)
     sent(timeline, "alone", 0.0, controller="")
+    timeline.come(task("other"))
+    assert decided(timeline, 119.0).placed == []
+    assert timeline.state.held("team", 0).device_milli == 1000
     late = decided(timeline, 121.0)
     assert (late.evicted, [reason for reason, _ in late.told]) == ([], ["NotBound"])
+    next_one = decided(timeline, 122.0)
+    assert next_one.released == ["other"]
+    next_one.run(timeline)
     assert decided(timeline, 400.0).actions == []
+    assert timeline.state.held("team", 0).device_milli == 1000
+    pod_of(timeline, "other", ended=True)
     pod_of(timeline, "alone", destined="", node="n00", running=True)
-    assert decided(timeline, 600.0).actions == []
+    timeline.come(task("third"))
+    assert decided(timeline, 600.0).placed == [], "it was bound after all, and counts again"
+    assert timeline.state.held("team", 0).device_milli == 1000
+
+
+def test_a_member_by_which_a_gang_has_grown_is_given_up_too_if_it_is_not_bound() -> None:
+    timeline = Timeline(nodes(3, 1), DEFAULT)
+    timeline.come(task("gang", size=3, least=2))
+    for name in ("gang-0", "gang-1", "gang-2"):
+        pod = pod_of(timeline, name)
+        assert pod.gang is not None
+        pod_of(timeline, name, controller="job", gang=replace(pod.gang, timeout_s=120))
+    found = decided(timeline, 0.0)
+    assert len(found.placed) == 3
+    for place in found.placed:
+        where = {"destined": place.node} if place.pod.name == "gang-2" else {"node": place.node, "running": True}
+        pod_of(timeline, place.pod.name, gated=False, chosen=place.devices, **where)
+    assert decided(timeline, 119.0).actions == []
+    late = decided(timeline, 121.0)
+    assert (late.evicted, [reason for reason, _ in late.told]) == (["gang-2"], ["NotBound"])
+
+
+def test_a_pod_whose_eviction_did_not_come_about_is_given_up_again() -> None:
+    timeline = Timeline(nodes(1, 1), DEFAULT)
+    sent(timeline, "first", 0.0)
+    assert decided(timeline, 121.0).evicted == ["first"]
+    assert decided(timeline, 230.0).evicted == []
+    assert decided(timeline, 242.0).evicted == ["first"], "the API server could not be reached"
 
 
 def test_who_is_bound_in_time_may_take_as_long_as_it_likes_to_start() -> None:
