@@ -222,9 +222,11 @@ class Node:
         )
 
     def _party(self, share: Share) -> Party:
-        """Return the party that the share counts for: its pod's namespace, else the user of its owner."""
+        """Return the party that the share counts for: its pod's namespace and workload, else the user of its owner."""
         namespace = share.labels.get("namespace", "")
-        return Party(namespace=namespace) if namespace else Party(user=self._users.get(share.id, ""))
+        if namespace:
+            return Party(namespace, share.labels.get("owner", ""))
+        return Party(user=self._users.get(share.id, ""))
 
     def take_report(self, report: Report) -> None:
         """Take the device plugin's counters, for the metrics."""
@@ -319,6 +321,7 @@ class Node:
         """
         left = self._leftovers.read()
         self._add_missing(left, unlisted)
+        self._spending.restore(left.spent)
         for record in left.records:
             self._adopt_one(record)
         self._registry.resume_adopted()
@@ -392,7 +395,7 @@ class Node:
         try:
             unread = self._leftovers.texts()
             if statuses or unread or not self._devices.are_well():
-                text = self._dumper.dump(statuses, unread, self._registry.devices)
+                text = self._dumper.dump(statuses, unread, self._registry.devices, self.published.spent)
                 checkpoint.write(self._state_directory, text)
             else:
                 checkpoint.remove(self._state_directory)

@@ -22,6 +22,8 @@ FINISHED: Final = ("Succeeded", "Failed")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _HASH: Final = "kubernetes.io/config.hash"
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
+_OF_CRON_JOB: Final = re.compile(r"(.+)-\d{8,}")
+_WORKLOAD: Final = re.compile(r"[A-Za-z0-9]{1,63}/[a-z0-9.-]{1,180}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class Pod:
     """By name: the start time, as kubelet writes it, of init containers that the API shows as ended well."""
     controller: str = ""
     """Uid of the object that would replace it by another pod; empty: none."""
+    owner: str = ""
+    """The workload that it belongs to, like Deployment/web or CronJob/nightly; empty: none."""
     created: str = ""
     """The time of its creation, as the API server writes it. The text sorts by time."""
     started: str = ""
@@ -145,6 +149,7 @@ def _pod(body: Object, resource: str, *, is_draft: bool) -> Pod:
     """Read a pod of any shape. Only a draft gets labels and variables."""
     metadata, spec, status = at(body, "metadata"), at(body, "spec"), at(body, "status")
     priority, owners = spec.get("priority"), entries(metadata, "ownerReferences")
+    controller = next((one for one in owners if one.get("controller") is True), {})
     states = [
         (kind, text(entry, "name"), at(entry, "state"))
         for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
@@ -173,7 +178,8 @@ def _pod(body: Object, resource: str, *, is_draft: bool) -> Pod:
             for kind, name, state in states
             if kind == "initContainerStatuses" and at(state, "terminated").get("exitCode") == 0
         },
-        controller=next((text(one, "uid") for one in owners if one.get("controller") is True), ""),
+        controller=text(controller, "uid"),
+        owner=_workload(controller, texts(metadata, "labels").get("pod-template-hash", "")),
         created=text(metadata, "creationTimestamp"),
         started=text(status, "startTime"),
     )
@@ -202,3 +208,18 @@ def _container(entry: Object, place: tuple[str, int], resource: str, is_draft: b
         stays=place[0] == "containers" or entry.get("restartPolicy") == "Always",
         environment={text(one, "name"): text(one, "value") for one in entries(entry, "env")} if is_draft else {},
     )
+
+
+def _workload(controller: Object, template_hash: str) -> str:
+    """Return the workload that a pod's controller belongs to, like Deployment/web; empty: the pod has no controller.
+
+    A Deployment names its ReplicaSets by the hash of their template, which its pods carry; a CronJob names its Jobs by
+    the minute for which they are made.
+    """
+    kind, name = text(controller, "kind"), text(controller, "name")
+    if kind == "ReplicaSet" and template_hash and name.endswith(f"-{template_hash}"):
+        kind, name = "Deployment", name.removesuffix(f"-{template_hash}")
+    elif kind == "Job" and (by_minute := _OF_CRON_JOB.fullmatch(name)):
+        kind, name = "CronJob", by_minute[1]
+    found = f"{kind}/{name}"
+    return found if _WORKLOAD.fullmatch(found) else ""  # whoever makes a pod may write anything here

@@ -190,8 +190,8 @@ NODE_ROWS: Final[tuple[Row[NodeStatus], ...]] = (
 SPENT_ROWS: Final[tuple[Row[Spent], ...]] = (
     Row(
         "sharepod_spent_seconds_total",
-        "Device time that the shares of a namespace or a user have used since the agent started, those that have ended "
-        "too.",
+        "Device time that the shares of a workload or a user have used, those that have ended too. It goes on after a "
+        "restart of the agent, if there was a share.",
         lambda s: s.used_ns / 1e9,
     ),
     Row("sharepod_spent_shares_total", "How many shares that were.", lambda s: s.shares),
@@ -235,10 +235,10 @@ TABLES: Final[tuple[AnyTable[Snapshot], ...]] = (
         lambda s: _held(s, s.status.ended),
     ),
     Table(
-        "Device time by namespace and user",
-        {"namespace": (), "user": ()},
+        "Device time by namespace, workload and user",
+        {"namespace": (), "owner": (), "user": ()},
         SPENT_ROWS,
-        lambda s: [((spent.party.namespace, spent.party.user), spent) for spent in s.status.spent],
+        lambda s: [((one.party.namespace, one.party.owner, one.party.user), one) for one in s.status.spent],
     ),
     Table("Devices", dict.fromkeys(DEVICE_LABELS, ()), DEVICE_ROWS, _devices),
     Table("Node", {"node": ()}, NODE_ROWS, lambda s: [((s.identity.node_name,), s.status)]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,7 @@ from sharepod.agent.shares.share import (
     Terms,
     Usage,
 )
+from sharepod.agent.shares.spending import Party, Spent
 from sharepod.process import files
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _COUNTER_MAX: Final = 2**63
 _COPIES: Final = tuple(field.name for field in fields(Copies))
 _SHARE: Final = tuple(field.name for field in fields(Share))
 _DEVICE: Final = tuple(field.name for field in fields(DeviceInfo))
+_PARTY: Final = tuple(field.name for field in fields(Party))
 _TERMS: Final = tuple(field.name for field in fields(Terms))
 
 
@@ -76,6 +78,8 @@ class Checkpoint:
     """The version of the driver that the earlier agent ran on; empty if it did not say."""
     devices: tuple[DeviceInfo, ...] = ()
     """The devices of the earlier agent; none if it did not say."""
+    spent: tuple[Spent, ...] = ()
+    """What each party had used; none if it did not say."""
 
 
 NOTHING_LEFT: Final = Checkpoint((), (), "")
@@ -95,13 +99,18 @@ class Dumper:
         """Of the last checkpoint: each share's status, and its record."""
 
     def dump(
-        self, statuses: Sequence[ShareStatus], unread: Sequence[str] = (), devices: Sequence[DeviceInfo] = ()
+        self,
+        statuses: Sequence[ShareStatus],
+        unread: Sequence[str] = (),
+        devices: Sequence[DeviceInfo] = (),
+        spent: Sequence[Spent] = (),
     ) -> str:
         """Return the text. `unread` are records that are kept as they are."""
         self._texts = {status.share.id: (status, self._text_of(status)) for status in statuses}
         shares = ", ".join([*[text for _, text in self._texts.values()], *unread])
         known = json.dumps([{name: getattr(info, name) for name in _DEVICE} for info in devices])
-        return f'{{{self._head}, "devices": {known}, "shares": [{shares}]}}'
+        sums = json.dumps([asdict(one.party) | {"used_ns": one.used_ns, "shares": one.shares} for one in spent])
+        return f'{{{self._head}, "devices": {known}, "spent": {sums}, "shares": [{shares}]}}'
 
     def _text_of(self, status: ShareStatus) -> str:
         """Return the record of a share: the last one again, if the share has had no new status since."""
@@ -143,7 +152,8 @@ def parse(text: str, boot: str) -> Checkpoint:
             is_ours = loaded["boot_id"] == boot
             records, unread = _read(loaded["shares"] if is_ours else [])
             devices = _devices(loaded.get("devices", ()) if is_ours else ())
-            return Checkpoint(records, unread, str(loaded.get("driver", "")), devices)
+            spent = _spent(loaded.get("spent", ()) if is_ours else ())
+            return Checkpoint(records, unread, str(loaded.get("driver", "")), devices, spent)
     except _MALFORMED as error:
         cause = repr(error)
     raise _unreadable(cause)
@@ -198,6 +208,16 @@ def _record(item: Mapping[str, Any]) -> Record:
     if not isinstance(share.get("owner", ""), str):
         raise TypeError("its owner is no digest")
     return Record(Share(devices=devices, **share), usages, int(item["live_launches"]), json.dumps(item))
+
+
+def _spent(items: Sequence[Mapping[str, Any]]) -> tuple[Spent, ...]:
+    """Read what parties had used; nothing if one is malformed."""
+    try:
+        parties = [Party(**{name: str(one[name]) for name in _PARTY}) for one in items]
+        numbers = [(int(one["used_ns"]), int(one["shares"])) for one in items]
+    except _MALFORMED:
+        return ()
+    return tuple(Spent(party, *both) for party, both in zip(parties, numbers, strict=True))
 
 
 def _devices(items: Iterable[Mapping[str, Any]]) -> tuple[DeviceInfo, ...]:

@@ -1,4 +1,4 @@
-"""Sums the device time used for each namespace and user. The sums stay when shares end. Pure.
+"""Sums the device time used for each namespace, workload and user. The sums stay when shares end. Pure.
 
 They are there for short jobs: a job that is shorter than the time between two scrapes has no series of its own from
 which a rate could be computed.
@@ -11,25 +11,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sharepod.agent.shares.share import ShareId, ShareStatus
 
 PARTIES_MAX: Final = 1024
 """This many parties are counted by name; all others together are one party without a name."""
+OWNERS_MAX: Final = 64
+"""Of a namespace this many workloads are counted by name: who makes pods chooses the names of their owners."""
 ENDED_MAX: Final = 4096
 """At most this many shares that have ended are remembered: the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The party that a share is for: either a pod's namespace, or the user that runs a program. The other is empty."""
+    """The party that a share is for: a pod's namespace and workload, or the user that runs a program."""
 
     namespace: str = ""
+    owner: str = ""
+    """The workload, like Deployment/web; empty: the pod has none, or it is no pod."""
     user: str = ""
+    """Empty for pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What the shares of a party have used since the agent started, including shares that have ended."""
+    """What the shares of a party have used, including shares that have ended."""
 
     party: Party
     used_ns: int
@@ -49,12 +56,24 @@ class Spending:
         self._seen: dict[ShareId, int] = {}
         self._used_ns: Counter[Party] = Counter()
         self._shares: Counter[Party] = Counter()
+        self._owners: Counter[str] = Counter()
+        """By namespace: how many workloads are counted by name."""
+        self._restored = False
         self._ended: deque[tuple[int, ShareStatus]] = deque(maxlen=ENDED_MAX)
+
+    def restore(self, sums: Iterable[Spent]) -> None:
+        """Go on with the sums of an earlier agent; the shares that are adopted next are in them."""
+        for one in sums:
+            party = self._known(one.party)
+            self._used_ns[party] += one.used_ns
+            self._shares[party] += one.shares
+            self._restored = True
 
     def adopt(self, status: ShareStatus, party: Party) -> None:
         """Take over a share of an earlier agent. That agent has counted what the share used until now."""
         self._seen[status.share.id] = _used_ns(status)
-        self._shares[self._known(party)] += 1
+        if not self._restored:
+            self._shares[self._known(party)] += 1
 
     def count(self, status: ShareStatus, party: Party) -> None:
         """Count what a share has used since the last call for it; the first call counts it as a new share."""
@@ -80,8 +99,20 @@ class Spending:
         return tuple(Spent(party, self._used_ns[party], count) for party, count in self._shares.items())
 
     def _known(self, party: Party) -> Party:
-        """Return the party; or, when PARTIES_MAX others are counted, the one without a name."""
-        return party if party in self._shares or len(self._shares) < PARTIES_MAX else Party()
+        """Return the party under which it is counted.
+
+        When OWNERS_MAX workloads of its namespace are counted, that is the namespace; when PARTIES_MAX others are
+        counted, the party without a name.
+        """
+        if party in self._shares:
+            return party
+        if party.owner and self._owners[party.namespace] >= OWNERS_MAX:
+            return self._known(Party(party.namespace))
+        if len(self._shares) >= PARTIES_MAX:
+            return Party()
+        self._owners[party.namespace] += bool(party.owner)
+        self._shares[party] = 0
+        return party
 
 
 def _used_ns(status: ShareStatus) -> int:

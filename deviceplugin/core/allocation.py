@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sharepod.deviceplugin.core.unit import UnitId
+    from sharepod.kube.pod import Pod
 
 AllocationId = NewType("AllocationId", str)
 """Ten letters of the agent's alphabet. The allocation's share gets the same id."""
@@ -33,12 +34,13 @@ class Binding:
         """Return `namespace/pod/container`."""
         return f"{self.namespace}/{self.pod}/{self.container}"
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """Return the labels of its share."""
-        return {
-            "namespace": self.namespace, "pod": self.pod, "container": self.container, "pod_uid": self.pod_uid,
-        }  # fmt: skip
+
+def labels_of(binding: Binding, pod: Pod) -> dict[str, str]:
+    """Return the labels of the share of a pod's container."""
+    labels = {
+        "namespace": binding.namespace, "pod": binding.pod, "container": binding.container, "pod_uid": binding.pod_uid,
+    }  # fmt: skip
+    return labels | ({"owner": pod.owner} if pod.owner else {})
 
 
 @dataclass(frozen=True, slots=True)

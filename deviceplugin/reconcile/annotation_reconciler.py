@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.core.agent import StaysPaused, free_millipercent
+from sharepod.deviceplugin.core.allocation import labels_of
 from sharepod.deviceplugin.core.terms import PodTerms, TermsError, read_terms
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.kube.pod import FINISHED
@@ -185,7 +186,7 @@ class AnnotationReconciler:
             share = await self._agent.share(item.id)
             if share is not None:
                 changed = terms != self._shares.terms(item.id)
-                await self._shares.change(share, item, terms, await self._agent.node(), binding.labels)
+                await self._shares.change(share, item, terms, await self._agent.node(), labels_of(binding, pod))
                 self._record.rebind(item.id, binding)
                 self._told.pop(item.id, None)
                 what = "terms changed" if changed else "share passed to another container"

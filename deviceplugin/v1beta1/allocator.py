@@ -15,7 +15,7 @@ from sharepod.agent.shares.share import ID_LENGTH, ID_LETTERS
 from sharepod.deviceplugin.cdi.files import name_of, nvidia_edits
 from sharepod.deviceplugin.cdi.injection import NO_DEVICE, VISIBLE, ContainerEdits, Place, edits_of
 from sharepod.deviceplugin.core.agent import NoRoom, StaysPaused
-from sharepod.deviceplugin.core.allocation import Allocation, AllocationId, Binding
+from sharepod.deviceplugin.core.allocation import Allocation, AllocationId, Binding, labels_of
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.v1beta1.podresources import Holder
 from sharepod.kube.client import ApiUnavailable
@@ -191,7 +191,7 @@ class Allocator:
         if share is not None and must_move and not share.processes:
             await self._agent.release(share.id)  # no process has it: it can be made again elsewhere
             share, node = None, await self._node_now()
-        labels = binding.labels
+        labels = labels_of(binding, pod)
         if share is None:
             share = await self._register(allocation, terms, pod, node, labels, start)
         # An init container's share goes to the next container. While programs of the earlier container still run, the

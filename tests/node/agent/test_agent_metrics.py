@@ -72,7 +72,10 @@ ok(cuda.cuCtxSynchronize())
 print("done", flush=True)
 sys.stdin.read()
 """
-POD = {"namespace": "team-a", "pod": "train-0", "container": "main", "pod_uid": "0b7f9a44-5d0a-4c5e-9d0c-2b5c7c1e2f3a"}
+POD = {
+    "namespace": "team-a", "pod": "train-0", "container": "main", "pod_uid": "0b7f9a44-5d0a-4c5e-9d0c-2b5c7c1e2f3a",
+    "owner": "Job/train",
+}  # fmt: skip
 
 
 def read(text: str) -> dict[str, Metric]:
@@ -112,6 +115,12 @@ def test_every_metric_of_the_manual_is_served_as_valid_openmetrics_too(make_agen
     assert [one.labels["share"] for one in found["sharepod_share"].samples] == [share.id]
 
 
+def spent_of(text: str) -> dict[tuple[str, str, str], float]:
+    """Return the device time used by namespace, workload and user."""
+    samples = read(text)["sharepod_spent_seconds_total"].samples
+    return {(s.labels["namespace"], s.labels["owner"], s.labels["user"]): s.value for s in samples}
+
+
 def test_a_job_that_begins_and_ends_between_two_scrapes_is_seen(make_agent: MakeAgent) -> None:
     address = f"127.0.0.1:{free_port()}"
     agent = make_agent("--metrics-listen", address, "--keep-series", "4").start()
@@ -125,25 +134,33 @@ def test_a_job_that_begins_and_ends_between_two_scrapes_is_seen(make_agent: Make
         ids.append(answer.share.id)
     text = scrape(address)
     assert [counters(text, one)["sharepod_share_launches_total"] for one in ids] == [50, 50]
-    spent = {
-        (s.labels["namespace"], s.labels["user"]): s.value for s in read(text)["sharepod_spent_seconds_total"].samples
-    }
+    spent = spent_of(text)
     used = [counters(text, one)["sharepod_share_used_seconds_total"] for one in ids]
-    assert spent == {("team-a", ""): used[0], ("", pwd.getpwuid(os.getuid()).pw_name): used[1]}
+    assert spent == {("team-a", POD["owner"], ""): used[0], ("", "", pwd.getpwuid(os.getuid()).pw_name): used[1]}
     assert min(used) > 0
     gauges = {row.name for row in SHARE_ROWS if row.kind == "gauge"}
     assert not any(of_share(text, one).keys() & gauges for one in ids), "as if they were still there"
     assert "namespace=team-a pod=train-0" in next(line for line in agent.log().splitlines() if "share ended" in line)
     until(lambda: ids[1] not in scrape(address), timeout_s=10)
-    later = {s.value for s in read(scrape(address))["sharepod_spent_seconds_total"].samples}
-    assert later == set(spent.values())
+    assert spent_of(scrape(address)) == spent
+    agent.register(30, labels=POD)  # a share that lives keeps the checkpoint
+    before = spent_of(scrape(address))
+    agent.stop(signal.SIGKILL)
+    agent.start()
+    assert spent_of(scrape(address)) == before == spent
 
 
 @pytest.mark.parametrize("ends", ["before the scrape", "after it", "not"])
 def test_no_counter_of_a_share_falls_when_the_agent_is_killed(make_agent: MakeAgent, ends: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     agent = make_agent("--metrics-listen", address).start()
-    answer = agent.register(30, name="a")
+    answer, other = agent.register(30, name="a", device="0"), agent.register(30, name="b", device="0")
+    with program(metered(other)):
+        killed_thrice(agent, address, answer, ends)
+
+
+def killed_thrice(agent: RunningAgent, address: str, answer: pb.RegisterShareResponse, ends: str) -> None:
+    """Kill the agent three times, each time with a program in the share that waits for another share."""
     for number in range(1, 4):
         with python(metered(answer), "-c", COPIES_AND_LAUNCHES) as (process, _):
             until(lambda: usage(agent, "a").launches == number * 50)  # noqa: B023 - it is called at once
@@ -158,6 +175,7 @@ def test_no_counter_of_a_share_falls_when_the_agent_is_killed(make_agent: MakeAg
             agent.start()
             after = counters(scrape(address), answer.share.id)
             assert {name: value for name, value in after.items() if value < before[name]} == {}
+    assert after["sharepod_share_waited_seconds_total"] > 0
     assert after["sharepod_share_launches_total"] == 3 * 50
     assert after["sharepod_share_host_to_device_copies_total"] == 3 * 5
 

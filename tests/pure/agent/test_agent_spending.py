@@ -12,7 +12,7 @@ from sharepod.agent.shares.share import (
     Terms,
     Usage,
 )
-from sharepod.agent.shares.spending import PARTIES_MAX, Party, Spending, Spent
+from sharepod.agent.shares.spending import OWNERS_MAX, PARTIES_MAX, Party, Spending, Spent
 
 A, B = Party(namespace="a"), Party(user="b")
 
@@ -38,6 +38,28 @@ def test_what_is_used_is_counted_once_and_stays_when_shares_end() -> None:
     assert [one.share.id for one in spending.ended(150)] == ["next"]
     assert spending.ended(160) == ()
     assert set(spending.spent()) == {Spent(A, 39, 2), Spent(B, 5, 1)}
+
+
+def test_the_sums_of_an_earlier_agent_go_on_with_its_shares_in_them() -> None:
+    first = Spending(keep_ns=0)
+    first.end(status("ended", 10), A, 0)
+    first.count(status("goes on", 5), A)
+    again = Spending(keep_ns=0)
+    again.restore(first.spent())
+    again.adopt(status("goes on", 6), A)
+    again.count(status("goes on", 8), A)
+    again.count(status("new", 1), B)
+    assert set(again.spent()) == {Spent(A, 10 + 5 + 2 + 0, 2), Spent(B, 1, 1)}
+
+
+def test_workloads_are_counted_by_name_as_far_as_one_namespace_does_not_crowd_out_the_others() -> None:
+    spending = Spending(keep_ns=0)
+    for number in range(OWNERS_MAX + 2):
+        for namespace in ("a", "b"):
+            spending.count(status(f"{namespace}{number}", 1), Party(namespace, f"Job/j{number}"))
+    spent = {one.party: one.used_ns for one in spending.spent()}
+    assert (spent[Party("a", "Job/j0")], spent[Party("a")], spent[Party("b")]) == (1, 2, 2)
+    assert len(spent) == 2 * (OWNERS_MAX + 1)
 
 
 def test_of_very_many_parties_the_last_ones_are_one() -> None:

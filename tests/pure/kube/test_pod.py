@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,27 @@ def test_the_controller_of_a_pod_is_the_owner_that_says_so() -> None:
     assert read(body).controller == ""
     body["metadata"]["ownerReferences"] = [{"uid": "u1"}, None, {"uid": "u2", "controller": True}]
     assert read(body).controller == "u2"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "owner"),
+    [
+        ("Job", "train", "Job/train"),
+        ("Job", "nightly-29012345", "CronJob/nightly"),
+        ("Job", "run-7", "Job/run-7"),
+        ("ReplicaSet", "web-5d4f", "Deployment/web"),
+        ("ReplicaSet", "alone", "ReplicaSet/alone"),
+        ("StatefulSet", "db", "StatefulSet/db"),
+        ("Job\n", "x", ""),
+        ("Job", "x" * 300, ""),
+        ("", "x", ""),
+    ],
+)
+def test_the_workload_of_a_pod_is_named_as_users_know_it(kind: str, name: str, owner: str) -> None:
+    body = pod("a")
+    body["metadata"]["labels"] = {"pod-template-hash": "5d4f"}
+    body["metadata"]["ownerReferences"] = [{"uid": "u", "controller": True, "kind": kind, "name": name}]
+    assert read(body).owner == owner
 
 
 def test_all_kinds_of_containers_are_seen_and_what_is_malformed_is_no_pod() -> None:
