@@ -25,6 +25,7 @@ import grpc
 
 from sharepod import hook, simgpu
 from sharepod.agent.api.feed import Feed, Target
+from sharepod.agent.api.hello import Hello
 from sharepod.agent.api.service import NodeService
 from sharepod.agent.api.users import UsersService
 from sharepod.agent.devices import bus
@@ -38,7 +39,14 @@ from sharepod.agent.metrics import collector
 from sharepod.agent.metrics.feed import Counters
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity, Node
-from sharepod.agent.settings import OPTIONS, Settings, check_on_tmpfs
+from sharepod.agent.settings import (
+    HELLO_SOCKET_NAME,
+    OPTIONS,
+    SOCKET_NAME,
+    USERS_SOCKET_NAME,
+    Settings,
+    check_on_tmpfs,
+)
 from sharepod.agent.shares import hook_file
 from sharepod.agent.shares.registry import Registry
 from sharepod.process import metrics_server
@@ -110,8 +118,8 @@ def _prepare_others(settings: Settings) -> None:
         Path(settings.shares_directory).mkdir(mode=0o711, exist_ok=True)
         Path(settings.state_directory).mkdir(mode=0o700, parents=True, exist_ok=True)
         Path(settings.hook_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
-        for socket_path in (settings.socket_path, settings.users_socket_path):
-            Path(socket_path).unlink(missing_ok=True)
+        for name in (SOCKET_NAME, USERS_SOCKET_NAME, HELLO_SOCKET_NAME):
+            Path(settings.runtime_directory, name).unlink(missing_ok=True)
     except OSError as error:
         raise SettingsError(
             f"{error.filename}: {error.strerror}: "
@@ -287,15 +295,20 @@ async def _answer(
 ) -> None:
     """Serve gRPC until `stopping` is set. Raises AgentUnavailable when NVML has failed and a new process may help."""
     loop = asyncio.get_running_loop()
-    releases = Releases(node.devices, inventory.session)
-    sockets = [(NodeService(node, releases), settings.socket_path, settings.socket_mode, settings.socket_group)]
+    parts = node, Releases(node.devices, inventory.session), (hello := Hello())
+    sockets = [(NodeService(*parts), settings.socket_path, settings.socket_mode, settings.socket_group)]
     if settings.users_socket_mode:
-        users = UsersService(node, releases)
         place = settings.users_socket_path, settings.users_socket_mode, settings.users_socket_group
-        sockets.append((users, *place))
+        sockets.append((UsersService(*parts), *place))
+    hello_path = Path(settings.runtime_directory) / HELLO_SOCKET_NAME
     servers = [grpc.aio.server() for _ in sockets]
     feed = _feed(node, settings, counters)
     try:
+        await hello.serve(hello_path)  # before the others: who finds these looks for it
+        if settings.users_socket_mode:
+            hello_path.chmod(0o666)  # a ticket gives no right: it says only who the caller is
+        else:
+            _open_socket_to(hello_path, settings.socket_mode, settings.socket_group)
         for server, (service, path, mode, group) in zip(servers, sockets, strict=True):
             rpc.add_NodeServiceServicer_to_server(service, server)
             server.add_insecure_port(f"unix:{path}")
@@ -329,8 +342,10 @@ async def _answer(
             await feed.close()
         grace_s = PLANNED_STOP_GRACE_S if stopping.is_set() else STOP_GRACE_S
         await asyncio.gather(*[server.stop(grace_s) for server in servers])
+        await hello.close()
         for _, path, _, _ in sockets:
             Path(path).unlink(missing_ok=True)
+        hello_path.unlink(missing_ok=True)
 
 
 async def _tick_until(stopping: asyncio.Event, node: Node, feed: Feed | None) -> None:

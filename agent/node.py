@@ -119,7 +119,7 @@ class Node:
         """Create a share, or return the one that has its id. Raises a ShareError and leaves nothing behind."""
         if (there := self._registry.known(ask)) is not None:
             return self._one(there)
-        ticks = start_ticks(ask.owner_pid) if ask.owner_pid else 0
+        ticks = ask.owner_start_ticks or (start_ticks(ask.owner_pid) if ask.owner_pid else 0)
         share = self._registry.register(
             ask,
             unix_ns=time.time_ns(),

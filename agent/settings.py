@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SOCKET_NAME: Final = "agent.sock"
 USERS_SOCKET_NAME: Final = "users.sock"
+HELLO_SOCKET_NAME: Final = "hello.sock"
 SHARES_NAME: Final = "shares"
 METRICS_DEFAULT: Final = "127.0.0.1:9464"
 MONITORING: Final = (

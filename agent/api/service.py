@@ -16,8 +16,7 @@ import grpc
 
 from sharepod.agent.api import plugin
 from sharepod.agent.api.explain import explain
-from sharepod.agent.errors import InvalidInput, ShareError
-from sharepod.agent.shares.owners import pid_here
+from sharepod.agent.errors import InvalidInput, ShareError, WrongState
 from sharepod.agent.shares.registry import TermsChange
 from sharepod.agent.shares.share import (
     NUMBERS,
@@ -40,6 +39,7 @@ from sharepod.proto import v1_pb2_grpc as rpc
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from sharepod.agent.api.hello import Hello, Peer
     from sharepod.agent.devices.device import DeviceStatus, NodeStatus
     from sharepod.agent.devices.releases import Releases
     from sharepod.agent.node import Node
@@ -56,6 +56,10 @@ _TURNS_MAX: Final = 16384
 _INTERVAL_DEFAULT_NS: Final = 1_000_000_000
 _INTERVAL_MIN_NS: Final = 100_000_000
 _INTERVAL_MAX_NS: Final = 3_600_000_000_000
+_UNSEEN: Final = (
+    "the owner, a process of a container, is not seen by the agent, which could not tell when it ends: start it in the "
+    "host's pid namespace (docker run --pid=host), or with an agent of its own (sharepod run --private)"
+)
 
 _CLASSES_OUT: Final = {one: pb.ShareClass.Value(f"SHARE_CLASS_{one.name}") for one in ShareClass}
 _CLASSES: Final = {value: one for one, value in _CLASSES_OUT.items()}
@@ -99,23 +103,35 @@ def _as_rpc(
 class NodeService(rpc.NodeServiceServicer):
     """The rpcs of proto/v1.proto on one node."""
 
-    def __init__(self, node: Node, releases: Releases) -> None:
+    def __init__(self, node: Node, releases: Releases, hello: Hello) -> None:
         self._node = node
         self._releases = releases
+        self._hello = hello
 
-    @_as_rpc
-    def RegisterShare(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:  # noqa: N802 - proto
+    async def RegisterShare(  # noqa: N802 - proto
+        self, request: pb.RegisterShareRequest, context: Context
+    ) -> pb.RegisterShareResponse:
         """Create a share that only operators may change."""
-        return self.register(request, owner="")
 
-    def register(self, request: pb.RegisterShareRequest, owner: str) -> pb.RegisterShareResponse:
-        """Create a share; `owner` is the digest of the token that may change it. Raises a ShareError."""
+        def register() -> pb.RegisterShareResponse:
+            return self.register(request, "", self._hello.peer(context.invocation_metadata()))
+
+        return await answer(context, "RegisterShare", register)
+
+    def register(self, request: pb.RegisterShareRequest, owner: str, peer: Peer | None) -> pb.RegisterShareResponse:
+        """Create a share; `owner` is the digest of the token that may change it. Raises a ShareError.
+
+        With a `peer` the share is owned by that process, if the request names an owner at all.
+        """
+        if request.owner_pid and peer is not None and not peer.start_ticks:
+            raise WrongState(_UNSEEN)
         share_class = _share_class(request.share_class)
         ask = ShareAsk(
             devices=tuple(_device_ask(item) for item in request.devices),
             name=request.name,
             share_class=ShareClass.STANDARD if share_class is None else share_class,
-            owner_pid=pid_here(request.owner_pid, request.owner_pid_namespace),
+            owner_pid=peer.pid if request.owner_pid and peer is not None else request.owner_pid,
+            owner_start_ticks=peer.start_ticks if request.owner_pid and peer is not None else 0,
             labels=dict(request.labels),
             id=ShareId(request.id),
             owner=owner,

@@ -1,8 +1,8 @@
 """The users' socket: any caller may register, list and watch shares, but change only its own.
 
 A share belongs to the callers that have its token: the registration carried it in the metadata ("sharepod-token"). The
-caller draws the token and keeps it; the agent keeps its digest with the share. Nothing else tells callers apart,
-because grpc does not know the user of a peer.
+caller draws the token and keeps it; the agent keeps its digest with the share. The process that owns a share is the
+caller itself, as the kernel tells it (hello.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Never
 
 from sharepod.agent.api.service import Context, NodeService, answer
 from sharepod.agent.errors import InvalidInput, NotYours
-from sharepod.agent.settings import SOCKET_NAME
+from sharepod.agent.settings import HELLO_SOCKET_NAME, SOCKET_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +57,12 @@ class UsersService(NodeService):
             owner = _owner(context.invocation_metadata())
             if not owner:
                 raise InvalidInput(f"a share needs its owner's token: send 32–256 random characters as {TOKEN_KEY}")
-            return self.register(request, owner)
+            peer = self._hello.peer(context.invocation_metadata())
+            if request.owner_pid and peer is None:
+                raise NotYours(
+                    f"a share is owned by the process that registers it: say hello on {HELLO_SOCKET_NAME} first"
+                )
+            return self.register(request, owner, peer)
 
         return await answer(context, "RegisterShare", register)
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharepod.agent.errors import InvalidInput, WrongState
+from sharepod.agent.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,39 +32,6 @@ def user_of(pid: int) -> int | None:
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return None
-
-
-def pid_here(pid: int, namespace: int) -> int:
-    """Return the pid, in the agent's namespace, of the process `pid` of the namespace with that inode (0: the agent's).
-
-    Raises WrongState when the agent sees no such process.
-    """
-    if not pid or namespace in (0, _namespace_of("self")):
-        return pid
-    for name in (path.name for path in Path("/proc").iterdir()):
-        if name.isdecimal() and _namespace_of(name) == namespace and _innermost_pid(name) == pid:
-            return int(name)
-    raise WrongState(
-        f"the owner, process {pid} of a container, is not seen by the agent, which could not tell when it ends: start "
-        "it in the host's pid namespace (docker run --pid=host), or with an agent of its own (sharepod run --private)"
-    )
-
-
-def _namespace_of(process: str) -> int:
-    """Return the inode of a process's pid namespace; 0 if the process is gone or may not be inspected."""
-    try:
-        return Path(f"/proc/{process}/ns/pid").stat().st_ino
-    except OSError:
-        return 0
-
-
-def _innermost_pid(process: str) -> int:
-    """Return the number that a process has in its own pid namespace; 0 when it is gone."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:")), 0)
 
 
 class Owners:

@@ -96,7 +96,6 @@ def run(
         ],
         share_class=class_of(share_class),
         owner_pid=os.getpid(),
-        owner_pid_namespace=_pid_namespace(),
         gang=gang or "",
     )
     path = socket_path(socket)
@@ -110,14 +109,6 @@ def run(
         # The private agent that was found may just have ended with its last share.
         ensure_agent(path, simulate)
         _become(path, ask, program, command, before, simulate)
-
-
-def _pid_namespace() -> int:
-    """Return the inode of this process's pid namespace; 0 if /proc does not tell it."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 - nothing but run needs pathlib here
-    except OSError:
-        return 0
 
 
 def warn_of_unmetered(program: str, right: str, policy: str) -> None:

@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar, cast
 import grpc
 
 from sharepod.cli import errors
-from sharepod.cli.connection import token
+from sharepod.cli.connection import hello, token
 from sharepod.cli.render.messages import word
 from sharepod.cli.render.turns import Turn
 from sharepod.proto import v1_pb2 as pb
@@ -96,8 +96,11 @@ class Client:
         self._channel.close()
 
     def register(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:
-        """Create a share."""
-        return self._call(self._stub.RegisterShare, request, gang=request.gang)
+        """Create a share. If the request names an owner, this process owns it."""
+        if not request.owner_pid:
+            return self._call(self._stub.RegisterShare, request, gang=request.gang)
+        with hello.ticket(self._socket_path) as ticket:
+            return self._call(self._stub.RegisterShare, request, gang=request.gang, ticket=ticket)
 
     def update(self, request: pb.UpdateShareRequest) -> pb.Share:
         """Change the terms that the request gives. The share's programs go on."""
@@ -157,13 +160,20 @@ class Client:
         return self._call(self._stub.GetNode, pb.GetNodeRequest())
 
     def _call(
-        self, method: Callable[..., Response], request: object, gang: str = "", timeout_s: float = _TIMEOUT_S
+        self,
+        method: Callable[..., Response],
+        request: object,
+        gang: str = "",
+        timeout_s: float = _TIMEOUT_S,
+        ticket: str = "",
     ) -> Response:
         """Make a call with this user's token. Raises CliError.
 
-        `gang` is the gang of a registration: all of its programs need the same token.
+        `gang` is the gang of a registration: all of its programs need the same token. `ticket` says who the caller is.
         """
         metadata = token.metadata(self._socket_path, gang=gang)
+        if ticket:
+            metadata += ((hello.TICKET_KEY, ticket),)
         try:
             return method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:

@@ -110,11 +110,6 @@ BAD_REGISTRATIONS = {
         "INVALID_ARGUMENT",
         "owner 4194305 is not running: give the pid of a live",
     ),
-    "an owner nobody sees": (
-        {"owner_pid": 1, "owner_pid_namespace": 5},
-        "FAILED_PRECONDITION",
-        "the owner, process 1 of a container, is not seen by the agent, which could not tell when it ends: start it in",
-    ),
     "no gang": ({"gang": "no spaces"}, "INVALID_ARGUMENT", "gang 'no spaces' is no gang's name: use 1–253 letters"),
     "negative owner": ({"owner_pid": -2}, "INVALID_ARGUMENT", "owner pid -2 is below 0"),
 }
