@@ -304,9 +304,9 @@ async def _answer(
     servers = [grpc.aio.server() for _ in sockets]
     feed = _feed(node, settings, counters)
     try:
-        await hello.serve(hello_path)  # before the others: who finds these looks for it
+        await hello.serve(hello_path)  # before the others: a caller that finds these looks for it
         if settings.users_socket_mode:
-            hello_path.chmod(0o666)  # a ticket gives no right: it says only who the caller is
+            hello_path.chmod(0o666)  # a ticket gives no right: it says only which process the caller is
         else:
             _open_socket_to(hello_path, settings.socket_mode, settings.socket_group)
         for server, (service, path, mode, group) in zip(servers, sockets, strict=True):

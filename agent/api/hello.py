@@ -1,4 +1,4 @@
-"""Finds out which process and user a caller is: whoever says hello on this socket gets a ticket for its registration.
+"""Finds out which process and user a caller is: after a hello on this socket it gets a ticket for its registration.
 
 gRPC for Python does not tell the process of a peer, and a pid that a caller states may be that of any process: in a
 container it has another number than here. The kernel tells both of a unix socket's peer (SO_PEERCRED). A ticket is
@@ -60,7 +60,7 @@ class Hello:
             self._server.close()
 
     def peer(self, metadata: Iterable[Sequence[Any]] | None) -> Peer | None:
-        """Return the caller whose ticket a call carries; None: it carries none. Raises InvalidInput for another one."""
+        """Return the caller that has the ticket of a call; None: the call carries none. Raises InvalidInput."""
         ticket = next((item[1] for item in metadata or () if item[0] == TICKET_KEY), None)
         if ticket is None:
             return None

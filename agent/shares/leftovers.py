@@ -76,7 +76,7 @@ class Leftovers:
         return replace(left, records=(*left.records, *self._unrecorded(known, is_whole=is_whole)))
 
     def troubles(self) -> list[str]:
-        """Return a line for each share whose programs run unmetered because this agent cannot take it over."""
+        """Return a line for each share that this agent cannot take over, so that its programs run unmetered."""
         unread = [
             f"share {one.name} cannot be read: {one.cause}: its programs run unmetered: start them anew, or the agent "
             "in the version that wrote it"

@@ -163,7 +163,7 @@ class ShareAsk:
     share_class: ShareClass = ShareClass.STANDARD
     owner_pid: int = 0
     owner_start_ticks: int = 0
-    """When the owner started, if the kernel has said who it is; 0: the caller has."""
+    """When the owner started, if the kernel has named it; 0: the caller has."""
     labels: Mapping[str, str] = field(default_factory=dict)
     id: ShareId = ShareId("")
     """The id for the share; empty: the agent draws one."""

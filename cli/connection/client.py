@@ -169,7 +169,7 @@ class Client:
     ) -> Response:
         """Make a call with this user's token. Raises CliError.
 
-        `gang` is the gang of a registration: all of its programs need the same token. `ticket` says who the caller is.
+        `gang` is the gang of a registration: all of its programs need the same token. `ticket` names the caller.
         """
         metadata = token.metadata(self._socket_path, gang=gang)
         if ticket:
