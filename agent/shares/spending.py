@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PARTIES_MAX: Final = 1024
 """This many parties are counted by name; all others together are one party without a name."""
 OWNERS_MAX: Final = 64
-"""Of a namespace this many workloads are counted by name: a tenant that makes pods chooses the names of their owners."""
+"""Of a namespace this many workloads are counted by name: a tenant that makes pods chooses the names of owners."""
 ENDED_MAX: Final = 4096
 """At most this many shares that have ended are remembered: the last ones."""
 

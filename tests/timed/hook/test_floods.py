@@ -16,7 +16,7 @@ from rig.arbiter import Arbiter
 WORST_S = 0.1
 """The longest wait allowed. With the flood of locks it was 0.45 s; unless the machine is busy it is well below 1 ms."""
 USUAL_S = 0.004
-"""The longest median of the waits. With the flood of locks it was 7 ms; beside each of these floods it is below 1 ms."""
+"""The longest median of the waits. With the flood of locks it was 7 ms; beside each of these floods below 1 ms."""
 ASKS = 200
 
 LOCKS = """
