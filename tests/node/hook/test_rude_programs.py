@@ -112,6 +112,18 @@ def test_who_releases_a_full_stream_that_waits_is_not_held_up_by_it(program: Pat
     assert (done.returncode, done.stdout) == (0, "released\n"), done.stderr
 
 
+def test_who_launches_before_it_writes_the_word_that_its_work_waits_for_is_let_through(
+    program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share")
+    done = run([program, "behind"], simgpu | share.env)
+    assert done.returncode == 0, done.stderr
+    *waited_ms, unit = done.stdout.split()
+    assert unit == "ms"
+    assert len(waited_ms) == 9
+    assert max(map(int, waited_ms)) < 400, waited_ms
+
+
 @pytest.mark.parametrize("out_of", ["context", "stream", "event", "copy"])
 def test_who_leaves_a_call_by_a_jump_is_metered_and_capped_as_before(
     out_of: str, program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path

@@ -152,6 +152,41 @@ static void full(const char *path) {
   puts("released");
 }
 
+/* ---- a thread launches behind a word that another thread writes after a launch of its own ---- */
+
+static void *unknown; /* a kernel that was never launched before */
+
+static void *launch_behind(void *stream) {
+  use_context();
+  work(unknown, stream, 50);
+  return NULL;
+}
+
+static void behind(const char *path) {
+  (void)path;
+  void *waits = NULL, *other = NULL;
+  device_pointer at_device = 0;
+  uint32_t *words = mapped(4096, &at_device);
+  CALL(cuStreamCreate, &waits, STREAM_NON_BLOCKING);
+  CALL(cuStreamCreate, &other, STREAM_NON_BLOCKING);
+  for (unsigned round = 0; round < ROUNDS; round++) {
+    pthread_t thread;
+    const uint64_t unit_ns = 40000 + round;
+    unknown = find_kernel(load_module(&unit_ns, 1), unit_ns);
+    CALL(cuStreamWaitValue32, waits, at_device + 4 * round, 1, 0);
+    pthread_create(&thread, NULL, launch_behind, waits);
+    sleep_until(now_ns() + 30000000u);
+    uint64_t began_ns = now_ns();
+    work(unknown, other, 1);
+    printf("%llu ", (unsigned long long)((now_ns() - began_ns) / 1000000u));
+    fflush(stdout);
+    __atomic_store_n(&words[round], 1, __ATOMIC_RELEASE);
+    pthread_join(thread, NULL);
+    CALL(cuCtxSynchronize);
+  }
+  puts("ms");
+}
+
 /* ---- no thread can be made when the first kernel is launched; later one can ---- */
 
 static void write_text(const char *path, const char *text) {
@@ -318,7 +353,8 @@ static const struct {
              {"replaced", replaced},     {"full", full},
              {"alone", alone},           {"becomes", becomes},
              {"ends_first", ends_first}, {"releases", releases},
-             {"jumps", jumps},           {"jumps_from_gate", jumps_from_gate}};
+             {"jumps", jumps},           {"jumps_from_gate", jumps_from_gate},
+             {"behind", behind}};
 
 int main(int count, char **arguments) {
   setvbuf(stdout, NULL, _IOLBF, 0);
