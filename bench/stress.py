@@ -89,8 +89,8 @@ class Member:
 class Round:
     """One node full of random shares."""
 
-    def __init__(self, node: Node, dice: random.Random, devices: int, *, fills: bool) -> None:
-        self._node, self._dice, self._devices, self._fills = node, dice, devices, fills
+    def __init__(self, node: Node, dice: random.Random, devices: int) -> None:
+        self._node, self._dice, self._devices = node, dice, devices
         self._directory = node.directory
         self._members: list[Member] = []
         self._kills: list[tuple[int, str]] = []
@@ -130,7 +130,7 @@ class Round:
         member = self._register(devices, self._dice.choice([100, 100, 100, 40]))
         for _ in range(self._dice.choice([1, 1, 2])):
             seed, threads = self._dice.randint(1, 10**9), self._dice.randint(1, 3)
-            self._start(member, storm_command(seed, threads, len(devices), fills=self._fills))
+            self._start(member, storm_command(seed, threads, len(devices)))
 
     def _register(self, devices: tuple[str, ...], limit: float) -> Member:
         share_class = self._dice.choice(["standard", "standard", "latency", "batch"])
@@ -287,18 +287,17 @@ def _around(kernel: Kernel, kernels: Sequence[Kernel], turns: Sequence[Turn]) ->
     return "".join(f"\n  {begin} {what}" for begin, what in sorted(lines))
 
 
-def stress(seconds: float, seed: int, preload: Sequence[str] = (), *, fills: bool = False) -> Verdict:
+def stress(seconds: float, seed: int, preload: Sequence[str] = ()) -> Verdict:
     """Run rounds until `seconds` are over. The same seed gives the same shares and programs.
 
-    `preload` are libraries that programs get instead of the hook. With `fills` they also fill streams that wait: that
-    sometimes finds faults.
+    `preload` are libraries that programs get instead of the hook.
     """
     dice, verdict, began = random.Random(seed), Verdict(), time.monotonic()
     while time.monotonic() - began < seconds and not verdict.faults:
         devices = dice.choice([1, 2])
         settings = {"overcommit": "true"}
         with Node(f"{devices}xH200", log_kernels=LOG_KERNELS, agent_settings=settings, preload=preload) as node:
-            verdict += Round(node, dice, devices, fills=fills).run()
+            verdict += Round(node, dice, devices).run()
     return verdict
 
 
@@ -307,12 +306,9 @@ def main() -> int:
     parser = Parser(prog="python -m bench.stress", description=__doc__)
     parser.add_argument("--seconds", type=duration, default=60, help="how long to run")
     parser.add_argument("--seed", type=int, default=None, help="to run the same again")
-    parser.add_argument(
-        "--fills", action="store_true", help="also fill streams that wait, which still finds faults now and then"
-    )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    verdict = stress(options.seconds, seed, fills=options.fills)
+    verdict = stress(options.seconds, seed)
     print(
         f"seed {seed}: {verdict.episodes} episodes, {verdict.kernels} kernels, {verdict.kills} kills, "
         f"{verdict.passed} deliberate passes, {len(verdict.faults)} faults"

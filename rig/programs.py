@@ -115,10 +115,9 @@ def streams_command(options: Mapping[str, object]) -> list[str]:
     return [str(build("streams.c", "streams", "-lpthread")), *(f"{name}={value}" for name, value in options.items())]
 
 
-def storm_command(seed: int, threads: int, devices: int, *, fills: bool = False) -> list[str]:
-    """Return the command of a storm program. With `fills` it also fills streams that wait."""
-    command = [str(build("storm.c", "storm", "-lpthread")), str(seed), str(threads), str(devices)]
-    return [*command, "fills"] if fills else command
+def storm_command(seed: int, threads: int, devices: int) -> list[str]:
+    """Return the command of a storm program."""
+    return [str(build("storm.c", "storm", "-lpthread")), str(seed), str(threads), str(devices)]
 
 
 def hostile_command(seed: int, *, tame: bool = False) -> list[str]:

@@ -14,6 +14,7 @@
 
 #define QUEUE_MAX 1100u   /* more than a driver's queue for one stream holds */
 #define PAUSE_NS  2000000 /* the longest wait for the host */
+#define SELDOM    24      /* one hazard of so many fills a queue, which takes long */
 #define FIRST_OWN 3
 #define LAST_OWN  4096
 
@@ -176,7 +177,7 @@ static void hazard(struct worker *worker, uint32_t device) {
       upload, host_function, wait_for_word, wait_for_event, vary, work_elsewhere, cancel, replace_stream,
   };
   uint32_t count = sizeof hazards / sizeof *hazards;
-  if (storm.fills && !draw(worker, 24))
+  if (!draw(worker, SELDOM))
     fill_queue(worker, device);
   else
     hazards[draw(worker, count)](worker, device);

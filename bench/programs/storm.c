@@ -1,13 +1,12 @@
 /*
  * storm: a driver-API program that does random things, for the stress test. The same seed does the same things.
  *
- *     storm SEED THREADS DEVICES [fills]
+ *     storm SEED THREADS DEVICES
  *
  * Each thread has its own streams on every device, and runs one random episode after another: a burst of kernels of
  * random lengths over random streams, a graph, a pause, a round of kernels that wait for each other across streams or
  * devices, or an unusual but correct action (hazards.h). Then it may or may not synchronise. A third of the programs
- * close all their descriptors after their begin, and keep a file of their own, as daemons do. With `fills` a thread
- * sometimes fills the queue of a stream that waits.
+ * close all their descriptors after their begin, and keep a file of their own, as daemons do.
  *
  * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object: the
  * number of episodes, and those that took long ("slow": began, ended, ...), so that the caller can compare the device.
@@ -134,9 +133,8 @@ static void print_result(void) {
 }
 
 int main(int count, char **arguments) {
-  storm.fills = count == 5 && !strcmp(arguments[4], "fills");
-  if (count != 4 && !storm.fills)
-    die("usage: storm SEED THREADS DEVICES [fills]");
+  if (count != 4)
+    die("usage: storm SEED THREADS DEVICES");
   storm.threads = (uint32_t)parse_number(arguments[2]);
   storm.devices = (uint32_t)parse_number(arguments[3]);
   if (storm.threads < 1 || storm.threads > THREADS_MAX || storm.devices < 1 || storm.devices > DEVICES_MAX)

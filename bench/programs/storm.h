@@ -33,7 +33,6 @@ struct worker {
 
 static struct {
   uint32_t threads, devices;
-  bool fills; /* also fill streams that wait */
   void *contexts[DEVICES_MAX];
   void *kernels[DEVICES_MAX][UNITS];
   void *spins[DEVICES_MAX], *varied[DEVICES_MAX];
