@@ -119,6 +119,37 @@ def test_a_node_whose_agent_hangs_gets_no_pods_until_it_reports_again(two_nodes:
             assert_as_chosen(two_nodes, [again])
 
 
+def test_a_replica_that_may_not_be_bound_where_it_was_sent_is_made_anew_and_sent_elsewhere(
+    two_nodes: SharePodNodes, gates: Gates
+) -> None:
+    kubectl, labels = two_nodes.kubectl, {"app": "apart"}
+    alone = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    spec = idle("apart", 30, affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [alone]}})
+    template = {"metadata": {"labels": labels}, "spec": spec["spec"]}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "apart"},
+        "spec": {"replicas": 2, "selector": {"matchLabels": labels}, "template": template},
+    }
+    kubectl.apply_objects(deployment)
+
+    def running() -> list[Object]:
+        pods = [pod for pod in kubectl.items("pods") if pod["metadata"].get("labels", {}).get("app") == "apart"]
+        return [
+            pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    try:
+        wait_until("both run", lambda: len(running()) == 2, 300)
+        assert sorted(pod["spec"]["nodeName"] for pod in running()) == list(NODES)
+        assert_as_chosen(two_nodes, running())
+        told = [event["message"] for event in kubectl.items("events") if event["reason"] == "NotBound"]
+        assert any("the next one of its controller is sent elsewhere" in text for text in told)
+    finally:
+        kubectl("delete", "deployment", "apart")
+
+
 LIE = """
 import os, socket, sys
 from pathlib import Path

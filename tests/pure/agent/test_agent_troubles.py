@@ -1,4 +1,4 @@
-"""Test what an operator is told of a share's programs: a sentence for each kind of trouble, with the remedy at its end."""
+"""Test what an operator is told of a share's programs: a sentence for each kind of trouble, the remedy last."""
 
 import pytest
 from agent_doubles import H200
