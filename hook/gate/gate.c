@@ -249,7 +249,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   }
   device = state->device; /* the stream's device, which may differ from the current one */
-  if (sp_unlikely(!sp_load(&device->keeper_started)) && !sp_keeper_start(device)) {
+  if (sp_unlikely(sp_load(&device->keeper) != SP_KEEPER_RUNS) && !sp_keeper_start(device)) {
     publish_pass(device); /* without a keeper its turns would never end */
     return;
   }

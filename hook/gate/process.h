@@ -115,6 +115,9 @@ struct sp_busy_intervals {
 #define SP_CLOCKS_MAX 4
 #define SP_EVENT_NS   5000 /* more than a timing event takes on the device */
 
+/* Does the device's keeper run? */
+enum sp_keeper_state { SP_KEEPER_NONE, SP_KEEPER_STARTS, SP_KEEPER_RUNS };
+
 struct sp_device {
   /* read at every launch, written at turns and markers */
   _Alignas(64) uint32_t entered; /* the turn this process has entered; 0: every launch takes the slow path */
@@ -131,9 +134,9 @@ struct sp_device {
   uint32_t progress;          /* gate waiters wait on this: a marker has finished */
   uint32_t gate_waiters;      /* how many threads wait for progress */
   uint32_t passed;            /* deliberate passes */
-  uint32_t keeper_started;
-  uint64_t keeper_tried_ns; /* when starting the keeper last failed; 0: never */
-  CUdevice ordinal;         /* -1: the driver has no such device */
+  uint32_t keeper;            /* enum sp_keeper_state */
+  uint64_t keeper_tried_ns;   /* when starting the keeper last failed; 0: never */
+  CUdevice ordinal;           /* -1: the driver has no such device */
   struct sp_slot_device *slot;
   struct sp_slot_copies *copies;
   /* guarded by turn_lock */

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,20 +44,23 @@ static int start(struct sp_device *device) {
 /* Start the device's keeper if there is none. False: it cannot be started now, and the launch passes unmetered. */
 bool sp_keeper_start(struct sp_device *device) {
   SP_UNCANCELLED;
-  uint32_t started = 0;
-  if (sp_likely(sp_load(&device->keeper_started)))
-    return true;
-  uint64_t tried_ns = sp_load(&device->keeper_tried_ns);
-  if (tried_ns && sp_now_ns() - tried_ns < RETRY_NS)
+  uint32_t none = SP_KEEPER_NONE;
+  uint64_t tried_ns = sp_load(&device->keeper_tried_ns), now_ns = sp_now_ns();
+  if (tried_ns && now_ns - tried_ns < RETRY_NS)
     return false;
-  if (!__atomic_compare_exchange_n(&device->keeper_started, &started, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-    return true;
+  if (!__atomic_compare_exchange_n(&device->keeper, &none, SP_KEEPER_STARTS, false, __ATOMIC_SEQ_CST,
+                                   __ATOMIC_RELAXED)) {
+    /* Another thread starts it, and may fail. In the child of a fork that thread does not exist. */
+    while (sp_load(&device->keeper) == SP_KEEPER_STARTS && sp_now_ns() - now_ns < RETRY_NS)
+      sched_yield();
+    return sp_load(&device->keeper) == SP_KEEPER_RUNS;
+  }
   int saved = errno, error = start(device);
   if (error) {
     sp_share_no_keeper(error);
     sp_store(&device->keeper_tried_ns, sp_now_ns());
-    sp_store(&device->keeper_started, 0);
   }
+  __atomic_store_n(&device->keeper, error ? SP_KEEPER_NONE : SP_KEEPER_RUNS, __ATOMIC_RELEASE);
   errno = saved;
   return !error;
 }

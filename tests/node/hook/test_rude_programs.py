@@ -85,6 +85,16 @@ def test_without_its_helper_thread_a_program_runs_on_and_is_metered_when_it_can_
     assert Kind.KEEPER in told
 
 
+def test_while_a_helper_thread_is_being_started_no_other_thread_takes_it_for_running(
+    program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share")
+    library = compile_c(tmp_path / "no_helpers.so", "-shared", "-fPIC", C / "no_helpers.c", "-ldl")
+    done = run([program, "together"], simgpu | share.env | {"LD_PRELOAD": f"{share.env['LD_PRELOAD']}:{library}"})
+    assert done.returncode == 0, done.stderr
+    assert (share.usage().launches, share.usage().passed) == (0, 200), "a turn that is entered now would never end"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [(("becomes", "1"), "three generations\n"), (("ends_first",), "the other has ended\n")],

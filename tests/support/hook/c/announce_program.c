@@ -96,7 +96,8 @@ int main(void) {
   sp_this_process.attached = sp_this_process.single_device = sp_this_process.device_count = 1;
   device->grant = &grant;
   device->slot = &slot;
-  device->bit = device->keeper_started = 1;
+  device->bit = 1;
+  device->keeper = SP_KEEPER_RUNS;
   device->entered = grant.word;
   crowded = true;
   launch_once("crowded");

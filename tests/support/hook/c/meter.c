@@ -207,7 +207,7 @@ void meter_start(int64_t launch, int64_t record, int64_t event, int64_t late) {
   current = (CUcontext)(void *)(uintptr_t)1;
   sp_this_process = (struct sp_this_process){.attached = 1, .device_count = 1, .single_device = 1};
   thread = (struct sp_thread){.device = device()};
-  *device() = (struct sp_device){.grant = &grant, .slot = &slot, .bit = 1, .keeper_started = 1};
+  *device() = (struct sp_device){.grant = &grant, .slot = &slot, .bit = 1, .keeper = SP_KEEPER_RUNS};
   pthread_mutex_init(&device()->turn_lock, NULL);
   pthread_mutex_init(&device()->queue_lock, NULL);
   memset(states, 0, sizeof states);

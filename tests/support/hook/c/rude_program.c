@@ -212,6 +212,26 @@ static void alone(const char *limit) {
   printf("%d\n", launch_for(3));
 }
 
+/* ---- two threads launch while the first of them starts the helper thread, which fails ---- */
+
+static void *launch_at_once(void *go) {
+  use_context();
+  pthread_barrier_wait(go);
+  work(usual, NULL, 100);
+  return NULL;
+}
+
+static void together(const char *path) {
+  (void)path;
+  pthread_t thread;
+  pthread_barrier_t go;
+  pthread_barrier_init(&go, NULL, 2);
+  pthread_create(&thread, NULL, launch_at_once, &go);
+  launch_at_once(&go);
+  pthread_join(thread, NULL);
+  CALL(cuCtxSynchronize);
+}
+
 /* ---- the program executes another, which needs the same memory ---- */
 
 static void becomes(const char *generation) {
@@ -354,7 +374,7 @@ static const struct {
              {"alone", alone},           {"becomes", becomes},
              {"ends_first", ends_first}, {"releases", releases},
              {"jumps", jumps},           {"jumps_from_gate", jumps_from_gate},
-             {"behind", behind}};
+             {"behind", behind},         {"together", together}};
 
 int main(int count, char **arguments) {
   setvbuf(stdout, NULL, _IOLBF, 0);
