@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sharepod.agent.devices.device import DeviceInfo, DeviceLook
+    from sharepod.agent.devices.inventory import Claim
 
 log = logging.getLogger("sharepod.agent")
 
@@ -135,6 +136,8 @@ class Agent:
         self._stack = contextlib.ExitStack()
         self._environment = simulated_environment(settings)
         self.feed_tally: Final = Counters()
+        self.claim: Claim
+        """Claims a device for this agent, so that no other one serves it."""
 
     def open(self) -> tuple[Node, Inventory]:
         """Lock the directory and the devices against other agents, and build the node with the shares that are left.
@@ -161,6 +164,7 @@ class Agent:
             file = Path(simulated) if simulated else bus.file_of(info.address)
             lock.claim_device(f"{simulated}/{info.uuid}", info.index, file)
 
+        self.claim = claim
         for info in inventory.devices:
             claim(info)
         arbiter = NativeArbiter()
@@ -170,7 +174,7 @@ class Agent:
         hook_path = self._serve_hook()
         identity = self._identity(inventory, arbiter.region_abi_version, hook_path)
         state_directory = Path(settings.state_directory)
-        node = Node(identity, registry, arbiter, state_directory, settings.monitoring, claim, settings.keep_series)
+        node = Node(identity, registry, arbiter, state_directory, settings.monitoring, settings.keep_series)
         node.adopt(inventory.unlisted)
         if not registry.devices:
             raise AgentUnavailable("no GPU can be used: all are in MIG mode and have no instance: create some")
@@ -277,7 +281,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
                 f"{error.filename or settings.runtime_directory}: {error.strerror}: "
                 "put it right, or choose another --runtime-directory"
             ) from None
-        await _answer(node, inventory, settings, stopping, agent.feed_tally)
+        await _answer(node, inventory, settings, stopping, agent)
     finally:
         agent.close()
 
@@ -290,9 +294,7 @@ def _feed(node: Node, settings: Settings, counters: Counters) -> Feed | None:
     return Feed(target, node.identity.node_name, node.identity.version, counters)
 
 
-async def _answer(
-    node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event, counters: Counters
-) -> None:
+async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event, agent: Agent) -> None:
     """Serve gRPC until `stopping` is set. Raises AgentUnavailable when NVML has failed and a new process may help."""
     loop = asyncio.get_running_loop()
     parts = node, Releases(node.devices, inventory.session), (hello := Hello())
@@ -302,7 +304,7 @@ async def _answer(
         sockets.append((UsersService(*parts), *place))
     hello_path = Path(settings.runtime_directory) / HELLO_SOCKET_NAME
     servers = [grpc.aio.server() for _ in sockets]
-    feed = _feed(node, settings, counters)
+    feed = _feed(node, settings, agent.feed_tally)
     try:
         await hello.serve(hello_path)  # before the others: a caller that finds these looks for it
         if settings.users_socket_mode:
@@ -329,7 +331,7 @@ async def _answer(
                     loop.call_soon_threadsafe(stopping.set)
 
         node.serve_threads(loop)
-        inventory.start(deliver, end_if_restarted, node.devices.missing)
+        inventory.start(deliver, end_if_restarted, node.devices.missing, agent.claim)
         log.info("agent started", extra={"socket": settings.socket_path, "devices": len(inventory.devices)})
         gc.freeze()  # what is there now stays: no collection has to look through it again
         await _tick_until(stopping, node, feed)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.api.plugin import fresh
-from sharepod.agent.devices.device import NOT_LISTED, DeviceInfo, NodeStatus, matched
+from sharepod.agent.devices.device import NOT_LISTED, STANDS_IN, DeviceInfo, NodeStatus, matched
 from sharepod.agent.devices.monitor import Devices
 from sharepod.agent.errors import ShareError
 from sharepod.agent.shares import checkpoint, diagnostics
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from sharepod.agent.api.plugin import Report
     from sharepod.agent.devices.device import DeviceLook, DeviceStatus, Unlisted
-    from sharepod.agent.devices.monitor import Claim
     from sharepod.agent.native import NativeArbiter
     from sharepod.agent.shares.registry import Registry, TermsChange
     from sharepod.agent.shares.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn
@@ -82,7 +81,6 @@ class Node:
         arbiter: NativeArbiter,
         state_directory: Path,
         monitoring: Sequence[str],
-        claim: Claim,
         keep_series_s: int = 0,
     ) -> None:
         """Take the parts; shares that have ended are remembered for `keep_series_s`."""
@@ -91,7 +89,7 @@ class Node:
         self._arbiter = arbiter
         self._state_directory = state_directory
         self._owners = Owners(self._owner_ended)
-        self._devices = Devices(registry, arbiter, monitoring, claim)
+        self._devices = Devices(registry, arbiter, monitoring)
         self._diagnostic_log = diagnostics.DiagnosticLog()
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
@@ -280,8 +278,9 @@ class Node:
         would read all shares and devices for each of them.
         """
         status = self._one(share)
+        self._spending.count(status, self._party(share))
         shares = {known.share.id: known for known in self.published.shares} | {share.id: status}
-        self.published = replace(self.published, shares=tuple(shares.values()))
+        self.published = replace(self.published, shares=tuple(shares.values()), spent=self._spending.spent())
         self._save()
         return status
 
@@ -334,7 +333,7 @@ class Node:
     def _add_missing(self, left: checkpoint.Checkpoint, unlisted: Sequence[Unlisted]) -> None:
         """Add the devices that shares hold but NVML does not list, and those that it lists but cannot describe."""
         there = {info.uuid for info in self._registry.devices}
-        absent = [info for info in left.devices if info.uuid not in there]
+        absent = [one for one in left.devices if one.uuid not in there and not one.uuid.startswith(STANDS_IN)]
         known, unseen = matched(unlisted, absent)
         missing = {uuid: one.reason for uuid, one in known.items()}
         for held in (terms.device for record in left.records for terms in record.share.devices):
@@ -367,7 +366,7 @@ class Node:
                 self._leftovers.keep(record, str(error))
             return
         self._users[share.id] = _user(share)
-        self._spending.adopt(self._one(share), self._party(share))
+        self._spending.adopt(share.id, sum(usage.used_ns for usage in record.usages), self._party(share))
         log.info("share adopted", extra=share.log_fields)
         if share.owner_pid:
             try:

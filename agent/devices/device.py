@@ -29,6 +29,10 @@ NOT_LISTED: Final = "NVML does not list it"
 """The health reason of a missing device that shares hold, or that an earlier agent had."""
 
 
+STANDS_IN: Final = "GPU-at-"
+"""The beginning of a name that stands for the UUID of a GPU that cannot tell it."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """The facts about a device that do not change. memory_total_bytes 0: not known (unified memory)."""
@@ -62,7 +66,7 @@ class Unlisted:
     @property
     def name(self) -> DeviceUuid:
         """Return its UUID. If that is not known, a name by its address, or by its place, stands for it."""
-        return self.uuid or DeviceUuid(f"GPU-at-{self.address or f'place-{self.place}'}")
+        return self.uuid or DeviceUuid(f"{STANDS_IN}{self.address or f'place-{self.place}'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,9 @@ def matched(
     for rule in rules:
         for one in list(left):
             infos = [info for info in absent if info.uuid not in found and rule(one, info)]
-            infos = [info for info in infos if info is infos[0] or info.address == one.address != ""]
+            if infos and infos[0].address:  # the others of its GPU, which was in MIG mode
+                infos = [info for info in absent if info.uuid not in found and info.address == infos[0].address]
+            infos = infos if infos and infos[0].address else infos[:1]
             found |= {info.uuid: one for info in infos}
             if infos:
                 left.remove(one)

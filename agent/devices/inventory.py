@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sharepod.agent.devices import bus, nvml
-from sharepod.agent.devices.device import NOT_LISTED, DeviceLook, Unlisted
+from sharepod.agent.devices.device import NOT_LISTED, STANDS_IN, DeviceLook, Unlisted
 from sharepod.agent.devices.session import Session
 from sharepod.agent.errors import AgentUnavailable
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sharepod.agent.shares.share import DeviceUuid
 
     Deliver = Callable[[tuple[DeviceLook, ...]], None]
+    Claim = Callable[[DeviceInfo], None]
 
 log = logging.getLogger("sharepod.agent")
 
@@ -139,8 +140,9 @@ class _Search(threading.Thread):
                     look = DeviceLook(self._name, error=NOT_LISTED, gone=True)
                 except nvml.Failure as error:
                     handles, look = (), _not_found(self._name, error)
-            if handles:
-                self._watch.deliver((DeviceLook(self._name, found=tuple(one.info for one in handles)),))
+            if handles and not (look := self._claim(handles)).error:
+                self._watch.session.forget(self._name)
+                self._watch.deliver((look,))
                 _Board(handles, generation, self._watch).run()
                 return
             self._watch.deliver((look,))
@@ -153,7 +155,24 @@ class _Search(threading.Thread):
             return (nvml.find(self._name, simulated=self._watch.simulated),)
         answers = nvml.list_gpu(self._place, simulated=self._watch.simulated)
         handles = tuple(one for one in answers if isinstance(one, nvml.Handle))
-        return () if any(one.info.uuid in self._watch.listed for one in handles) else handles
+        if len(handles) < len(answers):  # an instance of it cannot be described yet
+            return ()
+        address = self._name.removeprefix(STANDS_IN)
+        is_other = any(one.info.address not in ("", address) for one in handles) and ":" in address
+        return () if is_other or any(one.info.uuid in self._watch.listed for one in handles) else handles
+
+    def _claim(self, handles: Sequence[nvml.Handle]) -> DeviceLook:
+        """Claim the devices, and return the look that says they are found, or that another agent has one of them."""
+        infos = tuple(one.info for one in handles)
+        if self._place is None:
+            return DeviceLook(self._name, found=infos)  # claimed by its UUID when the agent started
+        try:
+            for info in infos:
+                self._watch.claim(info)
+        except AgentUnavailable as error:
+            return DeviceLook(self._name, error=str(error))
+        self._watch.listed.update(info.uuid for info in infos)
+        return DeviceLook(self._name, found=infos)
 
 
 def _not_found(uuid: DeviceUuid, error: Exception) -> DeviceLook:
@@ -171,8 +190,10 @@ class _Watch:
     broken: Broken
     """Called with the reason when NVML has failed and cannot be opened again."""
     stopping: threading.Event
-    listed: frozenset[DeviceUuid]
-    """The devices that were listed at the start."""
+    claim: Claim
+    """Claims a device for this agent. Raises AgentUnavailable if another agent has it."""
+    listed: set[DeviceUuid]
+    """The devices that have a thread which looks at them."""
 
     def find_again(self, info: DeviceInfo) -> nvml.Handle:
         """Return a new handle of a known device. Raises nvml.Failure."""
@@ -250,15 +271,16 @@ class Inventory:
         known = {one.info.uuid: one for one in with_peers}
         return [tuple(known[one.info.uuid] for one in board) for board in boards]
 
-    def start(self, deliver: Deliver, broken: Broken, missing: Mapping[DeviceUuid, int | None]) -> None:
+    def start(self, deliver: Deliver, broken: Broken, missing: Mapping[DeviceUuid, int | None], claim: Claim) -> None:
         """Begin to look at all devices, and to search for the `missing` ones.
 
         `missing`: by UUID or by a name that stands for it; then the number is the GPU's place in NVML's list.
-        Both callbacks run on the looking threads: `deliver` gets what was found, `broken` why NVML has failed.
+        The callbacks run on the looking threads: `deliver` gets what was found, `broken` why NVML has failed. `claim`
+        claims a device for this agent when its UUID becomes known; it raises AgentUnavailable if another agent has it.
         """
         self._is_looking = True
-        listed = frozenset(info.uuid for info in self.devices)
-        watch = _Watch(self._session, self._simulated, deliver, broken, self._stopping, listed)
+        listed = {info.uuid for info in self.devices}
+        watch = _Watch(self._session, self._simulated, deliver, broken, self._stopping, claim, listed)
         boards = [_Board(handles, 0, watch) for handles in self._boards if handles]
         searches = [_Search(name, place, watch) for name, place in missing.items()]
         for thread in (*boards, *searches):

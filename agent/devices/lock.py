@@ -77,9 +77,16 @@ class HostLock:
 
         `file`: the kernel's file for the device; None if it is not known.
         """
-        self._claim_name(key, index)
-        if file is not None and file not in self._locked:
-            self._lock_file(file, index)
+        before = len(self._names)
+        try:
+            self._claim_name(key, index)
+            if file is not None and file not in self._locked:
+                self._lock_file(file, index)
+        except AgentUnavailable:
+            for name in self._names[before:]:  # nothing of a claim that failed may keep the other agent away
+                name.close()
+            del self._names[before:]
+            raise
 
     def _lock_file(self, path: Path, index: int) -> None:
         """Lock the kernel's file for a device. Raises AgentUnavailable if another agent may have the lock.
@@ -90,16 +97,17 @@ class HostLock:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # no such file here: then only the name excludes other agents
             return
-        self._locked[path] = file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holders = open_files.holders(file)
             if os.getuid() or not holders or not all(map(socket_names.is_strangers, holders.values())):
+                os.close(file)
                 raise _taken(index, next(iter(holders), None)) from None
             for uid in holders.values():
                 remedy = f"end its process: `lslocks` shows who locks {path}"
                 log.warning("file of a device is locked", extra={"index": index, "uid": uid, "remedy": remedy})
+        self._locked[path] = file
 
     def _claim_name(self, key: str, index: int) -> None:
         """Take the name of a device. Raises AgentUnavailable if another agent may have it.

@@ -12,19 +12,16 @@ from typing import TYPE_CHECKING
 
 from sharepod.agent.devices import health, unmanaged
 from sharepod.agent.devices.device import DeviceLook, DeviceStatus
-from sharepod.agent.errors import AgentUnavailable
 from sharepod.agent.shares import overhead
 from sharepod.agent.shares.admission import resolve_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from sharepod.agent.devices.device import DeviceInfo
     from sharepod.agent.native import NativeArbiter
     from sharepod.agent.shares.registry import Registry
     from sharepod.agent.shares.share import DeviceUuid, Share, ShareId, Usage
-
-    Claim = Callable[[DeviceInfo], None]
 
 log = logging.getLogger("sharepod.agent")
 
@@ -35,14 +32,10 @@ class Devices:
     Invariant: `_health` has a verdict on each device of the registry.
     """
 
-    def __init__(self, registry: Registry, arbiter: NativeArbiter, monitoring: Sequence[str], claim: Claim) -> None:
-        """Take the parts; `monitoring` are names of processes that may use a device without a share.
-
-        `claim` claims a device for this agent. It raises AgentUnavailable if another agent has it.
-        """
+    def __init__(self, registry: Registry, arbiter: NativeArbiter, monitoring: Sequence[str]) -> None:
+        """Take the parts; `monitoring` are names of processes that may use a device without a share."""
         self._registry = registry
         self._arbiter = arbiter
-        self._claim = claim
         self._health = {info.uuid: health.Health() for info in registry.devices}
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._looked_ns: dict[DeviceUuid, int] = {}
@@ -144,8 +137,6 @@ class Devices:
         for look in looks:
             if look.uuid in self.released:
                 continue  # the look began before the release
-            if look.uuid not in self._health:
-                continue  # it was found, and another agent has it
             if look.found:
                 self._take_found(look, now_ns)
                 continue  # the first look at it comes next
@@ -168,12 +159,6 @@ class Devices:
         if look.uuid == look.found[0].uuid:
             self._registry.describe(look.found[0])
         else:
-            try:
-                for info in look.found:
-                    self._claim(info)
-            except AgentUnavailable as error:
-                self._judge(look.uuid, replace(before, fault=str(error), well_since_ns=now_ns))
-                return
             self._registry.replace_device(look.uuid, look.found)
             for known in (self._health, self._looks, self._looked_ns, self.missing):
                 known.pop(look.uuid, None)

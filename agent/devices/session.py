@@ -100,6 +100,11 @@ class Session:
                 self._changed.notify_all()
         return cause
 
+    def forget(self, device: DeviceUuid) -> None:
+        """Count looks at a device no more: it is looked at by another name."""
+        with self._changed:
+            self._failed.pop(device, None)
+
     def close(self) -> str:
         """Close NVML until `reopen`; until then there are no looks. Return why it cannot be closed; empty if it is."""
         with self._changed:

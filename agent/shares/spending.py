@@ -69,9 +69,9 @@ class Spending:
             self._shares[party] += one.shares
             self._restored = True
 
-    def adopt(self, status: ShareStatus, party: Party) -> None:
-        """Take over a share of an earlier agent. That agent has counted what the share used until now."""
-        self._seen[status.share.id] = _used_ns(status)
+    def adopt(self, share: ShareId, used_ns: int, party: Party) -> None:
+        """Take over a share of an earlier agent, which has counted that it used `used_ns`."""
+        self._seen[share] = used_ns
         if not self._restored:
             self._shares[self._known(party)] += 1
 

@@ -47,7 +47,8 @@ _NVML_REMEDY: Final = (
     "in a container, make that anew: it has lost its devices)"
 )
 """What to do where NVML fails on every device."""
-_UNMETERED_REMEDY: Final = "start it anew in its share: `sharepod explain` of the share says more"
+_LOST: Final = "NVML: GPU is lost"
+_UNMETERED_REMEDY: Final = "put that right, and start it anew: `sharepod explain` of the share says more"
 _DRIVER_PROBE: Final = """
 import ctypes, json
 try:
@@ -222,7 +223,8 @@ def check_open_files(hard: int) -> Check:
 
 def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
     """Check the health of each device, and that no program runs on it without a share."""
-    nvml_is_broken = len(node.devices) > 1 and all(one.health_reason.startswith("NVML: ") for one in node.devices)
+    reasons = [device.health_reason for device in node.devices]
+    nvml_is_broken = all(reason.startswith("NVML: ") and reason != _LOST for reason in reasons)
     for device in node.devices:
         name = f"device {device.index}"
         if device.health_reason.startswith("released "):

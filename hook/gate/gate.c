@@ -130,6 +130,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
         __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
         continue; /* the turn ended meanwhile: wait for the next one */
       }
+      thread->stood_ns = 0;
       if (progress == SP_STUCK)
         sp_wait_gave_up(device, thread);
       break;

@@ -228,7 +228,7 @@ struct sp_thread {
   uint32_t progress_seen; /* the device's `progress` when this patience began */
   uint64_t patience_ns;   /* how long it waits beyond the predicted end of the work in flight; 0: it never waited */
   uint64_t passed_ns;     /* when a launch last passed without progress, since then; 0: none has */
-  uint64_t stood_ns;      /* how long it has waited in vain for more progress, since then or since the last such pass */
+  uint64_t stood_ns;      /* how long it has waited in vain for this launch, without progress */
   _Alignas(64) struct sp_known_stream known[1u << SP_PAIRS_BITS][2]; /* indexed by the stream's address */
 };
 

@@ -161,14 +161,14 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
   if (end_ns > now_ns + EXPECTED_MAX_NS)
     end_ns = now_ns + EXPECTED_MAX_NS;
   uint64_t until_ns = (end_ns > thread->passed_ns ? end_ns : thread->passed_ns) + thread->patience_ns;
-  /* Work that waits for something else gives its turn back, perhaps before this wait is over, and the next turn begins
-   * anew with a predicted end. What the thread has waited in earlier turns counts, or it would wait for ever. */
-  until_ns -= thread->stood_ns;
   bool follows = predicted_ns && sp_one_in_flight(in_flight_ns, predicted_ns);
   if (follows) { /* the budget is small beside a latency share: the next unit, which delays that share, goes later */
     uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
     until_ns = end_ns - (half_ns < FOLLOW_NS ? half_ns : FOLLOW_NS);
   }
+  /* Work that waits for something else gives its turn back, perhaps before this wait is over, and the next turn begins
+   * anew with a predicted end. What the thread has waited in earlier turns counts, or it would wait for ever. */
+  until_ns -= thread->stood_ns;
   if (until_ns > now_ns) {
     __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
     thread->awaits_progress = device;
@@ -177,8 +177,7 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
     sp_wait_left(thread);
     if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress)
       return SP_MADE;
-    if (!follows)
-      thread->stood_ns += sp_now_ns() - now_ns;
+    thread->stood_ns += sp_now_ns() - now_ns;
   }
   return follows ? SP_NEAR : SP_STUCK;
 }
@@ -187,7 +186,6 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
 void sp_wait_gave_up(struct sp_device *device, struct sp_thread *thread) {
   __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
   thread->passed_ns = sp_now_ns();
-  thread->stood_ns = 0;
   if (thread->patience_ns < PROGRESS_MAX_NS)
     thread->patience_ns *= 2;
 }

@@ -357,7 +357,9 @@ class _Cycle:
 
         for uid, sent_s in list(self._state.sent.items()):
             sent = self._cluster.pod(uid)
-            if sent is not None and sent.destined and self._now_s - sent_s > BIND_S:
+            if sent is None or sent.deleting or uid in self._state.leaving:
+                continue  # it ends
+            if sent.destined and self._now_s - sent_s > BIND_S:
                 job = self._state.jobs.get(key_of(sent))
                 if job is None or not (job.timeout_s and job.starts):  # else the gang's own timeout counts
                     self._give_up(sent)

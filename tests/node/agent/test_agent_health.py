@@ -230,9 +230,15 @@ def test_a_device_that_no_agent_has_seen_well_is_there_by_its_place_until_it_tel
     assert agent.register(30).share.devices[0].device_index == 1
     with pytest.raises(grpc.RpcError, match="NVML: GPU is lost"):
         agent.register(30, device="0")
+    agent.stop(signal.SIGKILL)
+    agent.start()  # its checkpoint names the device by its place only
+    assert reasons(agent) == ["NVML: GPU is lost", ""]
     truth.recover(0)
     until(lambda: reasons(agent) == ["", ""], timeout_s=20.0)
     assert [device.uuid for device in devices(agent)] == uuids
+    truth.reload_driver()  # the name that stood for it counts no more among those that have to fail
+    until(lambda: "NVML opened anew" in agent.log(), timeout_s=40)
+    until(lambda: reasons(agent) == ["", ""], timeout_s=30)
     answer = agent.register(30, memory=GIB, name="found", device="0")
     with program(metered(answer), "idle") as process:
         until(lambda: usage(agent, "found").processes == 1)

@@ -52,6 +52,10 @@ def test_two_agents_of_different_directories_find_each_other(tmp_path: Path, key
         with pytest.raises(AgentUnavailable, match=f"{where}.*: use that one, or stop it with `kill {os.getpid()}`"):
             second.claim_device(key, 3)
         second.claim_device(f"{key}0", 4)
+        (other,) = locks(tmp_path, "other")
+        with other, pytest.raises(AgentUnavailable, match="another agent"):
+            other.claim_device(key, 3)
+        first.claim_device(f"{key}1", 5)  # what failed has left nothing behind
     (third,) = locks(tmp_path, "third")
     with third:
         third.claim_device(key, 3)

@@ -96,9 +96,11 @@ def test_what_helps_an_unhealthy_device_depends_on_its_reason(reason: str, remed
 
 
 def test_where_nvml_fails_on_every_device_no_device_is_to_be_reset() -> None:
-    reasons = "NVML: Unknown Error", "NVML: Uninitialized"
-    found = list(checks.check_devices(node(*(pb.Device(health_reason=reason) for reason in reasons))))
-    assert all("restart the agent" in check.remedy and "reset" not in check.remedy for check in found)
+    for reasons in (("NVML: Unknown Error", "NVML: Uninitialized"), ("NVML: Unknown Error",)):
+        found = list(checks.check_devices(node(*(pb.Device(health_reason=reason) for reason in reasons))))
+        assert all("restart the agent" in check.remedy and "reset" not in check.remedy for check in found)
+    found = list(checks.check_devices(node(*[pb.Device(health_reason="NVML: GPU is lost")] * 2)))
+    assert all("reset it, and resume it" in check.remedy for check in found)
 
 
 def test_a_program_of_a_share_that_runs_unmetered_is_told_with_its_cause() -> None:

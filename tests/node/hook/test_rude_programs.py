@@ -122,11 +122,12 @@ def test_who_releases_a_full_stream_that_waits_is_not_held_up_by_it(program: Pat
     assert (done.returncode, done.stdout) == (0, "released\n"), done.stderr
 
 
+@pytest.mark.parametrize("of", [(), ("known",)], ids=["kernels-never-seen", "long-kernels-seen-before"])
 def test_who_launches_before_it_writes_the_word_that_its_work_waits_for_is_let_through(
-    program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
+    of: tuple[str, ...], program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
 ) -> None:
     share = arbiter.share(tmp_path / "share")
-    done = run([program, "behind"], simgpu | share.env)
+    done = run([program, "behind", *of], simgpu | share.env)
     assert done.returncode == 0, done.stderr
     *waited_ms, unit = done.stdout.split()
     assert unit == "ms"

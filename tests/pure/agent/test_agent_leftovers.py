@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from agent_doubles import H200, MemoryArbiter, ask, identity
@@ -71,7 +70,7 @@ async def test_only_a_share_that_had_an_owner_ends_when_no_process_is_left_in_it
     (shares / share.id / "slots").chmod(mode)
     (tmp_path / "checkpoint.json").write_text("{", encoding="utf-8")
     arbiter = NativeArbiter()
-    node = Node(identity(tmp_path), Registry(arbiter, shares, [H200]), arbiter, tmp_path, (), Mock())
+    node = Node(identity(tmp_path), Registry(arbiter, shares, [H200]), arbiter, tmp_path, ())
     node.adopt(())
     node.look_after_shares()
     assert [status.share.id for status in node.statuses()] == [share.id]
@@ -83,7 +82,7 @@ async def test_only_a_share_that_had_an_owner_ends_when_no_process_is_left_in_it
 
 async def test_a_look_and_a_scrape_that_come_too_late_find_no_arbiter_and_do_no_harm(tmp_path: Path) -> None:
     arbiter = NativeArbiter()
-    node = Node(identity(tmp_path), Registry(arbiter, tmp_path, [H200]), arbiter, tmp_path, (), Mock())
+    node = Node(identity(tmp_path), Registry(arbiter, tmp_path, [H200]), arbiter, tmp_path, ())
     node.serve_threads(asyncio.get_running_loop())
     node.close()
     node.looked([DeviceLook(H200.uuid)])

@@ -116,7 +116,7 @@ def test_a_device_that_has_not_been_looked_at_is_unhealthy_until_it_has_answered
 
 def test_while_a_device_is_released_nobody_looks_and_none_of_them_hangs(tmp_path: Path) -> None:
     registry = Registry(MemoryArbiter(), tmp_path, [H200, H200_B])
-    devices, late_ns = Devices(registry, Mock(), (), Mock()), health.OVERDUE_NS + SECOND_NS
+    devices, late_ns = Devices(registry, Mock(), ()), health.OVERDUE_NS + SECOND_NS
     devices.begin(0)
     devices.release(H200.uuid)
     devices.notice_hanging(late_ns)

@@ -25,7 +25,7 @@ def status(name: str, used_ns: int) -> ShareStatus:
 
 def test_what_is_used_is_counted_once_and_stays_when_shares_end() -> None:
     spending = Spending(keep_ns=100)
-    spending.adopt(status("old", 1000), B)
+    spending.adopt(ShareId("old"), 1000, B)
     for used_ns in (0, 10, 10, 30):
         spending.count(status("new", used_ns), A)
     spending.count(status("old", 1005), B)
@@ -46,10 +46,10 @@ def test_the_sums_of_an_earlier_agent_go_on_with_its_shares_in_them() -> None:
     first.count(status("goes on", 5), A)
     again = Spending(keep_ns=0)
     again.restore(first.spent())
-    again.adopt(status("goes on", 6), A)
-    again.count(status("goes on", 8), A)
+    again.adopt(ShareId("goes on"), 5, A)
+    again.count(status("goes on", 8), A)  # 1 of these 3 it used before it was adopted, after the last checkpoint
     again.count(status("new", 1), B)
-    assert set(again.spent()) == {Spent(A, 10 + 5 + 2 + 0, 2), Spent(B, 1, 1)}
+    assert set(again.spent()) == {Spent(A, 10 + 8, 2), Spent(B, 1, 1)}
 
 
 def test_workloads_are_counted_by_name_as_far_as_one_namespace_does_not_crowd_out_the_others() -> None:

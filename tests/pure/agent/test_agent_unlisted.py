@@ -1,5 +1,6 @@
 """Test which devices an agent takes for which when NVML can describe only some of them."""
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,12 @@ def unlisted(place: int, uuid: str = "", address: str = "") -> Unlisted:
         ([unlisted(0), unlisted(1)], [info("a", 0)], {"a": 0}, [1]),
         ([unlisted(0, address=FIRST)], [info("a", 0)], {"a": 0}, []),
         ([], [info("a", 0)], {}, []),
+        ([unlisted(0)], [info("i", 0, FIRST), info("j", 1, FIRST), info("b", 2, SECOND)], {"i": 0, "j": 0}, []),
     ],
     ids=[
         "by address", "another address", "by uuid", "another uuid", "by index", "any", "index first", "instances",
         "one too many", "of an agent that noted no address", "none",
+        "instances of a GPU of which no address is known now",
     ],
 )  # fmt: skip
 def test_who_is_absent_is_matched_by_uuid_then_address_then_index(
@@ -110,18 +113,37 @@ def test_an_agent_does_not_wait_for_ever_for_a_driver_that_does_not_answer(monke
     answers.set()
 
 
-def test_a_found_gpu_that_another_agent_has_stays_unhealthy_and_says_so(tmp_path: Path) -> None:
+def test_a_gpu_that_turns_out_to_be_several_instances_is_replaced_by_these(tmp_path: Path) -> None:
     registry = Registry(MemoryArbiter(), tmp_path, [H200])
-    claim = Mock(side_effect=AgentUnavailable("device 1 belongs to another agent on this host"))
-    devices = Devices(registry, Mock(), (), claim)
+    devices = Devices(registry, Mock(), ())
     name = unlisted(1, address=FIRST).name
     devices.add_missing(DeviceInfo(name, 1, "unknown", 0), "NVML: GPU is lost", 0, 1)
-    found = info("GPU-real", -1, FIRST)
-    devices.looked([DeviceLook(name, found=(found,)), DeviceLook(found.uuid)], 0)
-    told = {one.uuid: registry.rooms()[one.uuid].health_reason for one in registry.devices}
-    assert told == {H200.uuid: "", name: "device 1 belongs to another agent on this host"}
-    claim.side_effect = None
     two = info("MIG-1", -1, FIRST), info("MIG-2", -1, FIRST)
     devices.looked([DeviceLook(name, found=two)], 0)
     assert [(one.uuid, one.index) for one in registry.devices] == [(H200.uuid, 0), ("MIG-1", 1), ("MIG-2", 2)]
     assert not devices.missing
+
+
+def test_a_gpu_that_is_found_waits_for_its_description_its_own_address_and_for_another_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Drive the search by hand: each look is what the thread would deliver."""
+    whole = nvml.Handle(info("GPU-real", -1, SECOND), "h", "h", "GPU-real")
+    answers: list[tuple[object, ...]] = [
+        (Unlisted(1, -1, "NVML: Insufficient Permissions", DeviceUuid("MIG-1")),),  # an instance that does not tell
+        (nvml.Handle(info("GPU-other", -1, FIRST), "h", "h", "GPU-other"),),  # the list has shifted
+        (whole,),  # another agent has it
+        (whole,),
+    ]
+    refusal = AgentUnavailable("device 1 belongs to another agent")
+    claim, looks, forgotten = Mock(side_effect=[refusal, None]), list[DeviceLook](), list[str]()
+    stopping = Mock(is_set=lambda: False, wait=lambda _: None)
+    session = Mock(use=lambda: contextlib.nullcontext(0), looked=lambda *_, **__: None, forget=forgotten.append)
+    monkeypatch.setattr(nvml, "list_gpu", lambda *_, **__: answers.pop(0))
+    monkeypatch.setattr(inventory, "_Board", Mock())
+    watch = inventory._Watch(session, False, lambda got: looks.extend(got), Mock(), stopping, claim, set())
+    name = unlisted(1, address=SECOND).name
+    inventory._Search(name, 1, watch).run()
+    assert [look.error for look in looks] == ["NVML does not list it"] * 2 + [str(refusal), ""]
+    assert [one.uuid for one in looks[-1].found] == ["GPU-real"]
+    assert (watch.listed, forgotten) == ({"GPU-real"}, [name])

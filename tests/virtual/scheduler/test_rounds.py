@@ -318,6 +318,22 @@ def test_a_member_by_which_a_gang_has_grown_is_given_up_too_if_it_is_not_bound()
     assert (late.evicted, [reason for reason, _ in late.told]) == (["gang-2"], ["NotBound"])
 
 
+def test_a_gang_that_was_not_bound_in_its_time_is_evicted_once_and_a_pod_that_ends_is_left_alone() -> None:
+    timeline = Timeline(nodes(3, 1), DEFAULT)
+    timeline.come(task("gang", size=2, least=2))
+    for name in ("gang-0", "gang-1"):
+        pod = pod_of(timeline, name)
+        assert pod.gang is not None
+        pod_of(timeline, name, controller="job", gang=replace(pod.gang, timeout_s=200))
+    for place in decided(timeline, 0.0).placed:
+        pod_of(timeline, place.pod.name, gated=False, chosen=place.devices, destined=place.node)
+    sent(timeline, "ends", 1.0)
+    pod_of(timeline, "ends", deleting=True)
+    late = decided(timeline, 201.0)
+    assert late.evicted == ["gang-0", "gang-1"]
+    assert {reason for reason, _ in late.told} == {"GangTimedOut"}
+
+
 def test_a_pod_whose_eviction_did_not_come_about_is_given_up_again() -> None:
     timeline = Timeline(nodes(1, 1), DEFAULT)
     sent(timeline, "first", 0.0)

@@ -154,16 +154,18 @@ static void full(const char *path) {
 
 /* ---- a thread launches behind a word that another thread writes after a launch of its own ---- */
 
-static void *unknown; /* a kernel that was never launched before */
+static void *unknown; /* a kernel that was never launched before, or with an argument a long one that was */
+
+static int behind_count;
 
 static void *launch_behind(void *stream) {
   use_context();
-  work(unknown, stream, 50);
+  work(unknown, stream, behind_count);
   return NULL;
 }
 
-static void behind(const char *path) {
-  (void)path;
+static void behind(const char *known) {
+  behind_count = known ? 3 : 50;
   void *waits = NULL, *other = NULL;
   device_pointer at_device = 0;
   uint32_t *words = mapped(4096, &at_device);
@@ -171,8 +173,13 @@ static void behind(const char *path) {
   CALL(cuStreamCreate, &other, STREAM_NON_BLOCKING);
   for (unsigned round = 0; round < ROUNDS; round++) {
     pthread_t thread;
-    const uint64_t unit_ns = 40000 + round;
-    unknown = find_kernel(load_module(&unit_ns, 1), unit_ns);
+    const uint64_t unit_ns = known ? 60000000 : 40000 + round;
+    if (!known || !round)
+      unknown = find_kernel(load_module(&unit_ns, 1), unit_ns);
+    if (known && !round) {
+      work(unknown, other, 2);
+      CALL(cuCtxSynchronize);
+    }
     CALL(cuStreamWaitValue32, waits, at_device + 4 * round, 1, 0);
     pthread_create(&thread, NULL, launch_behind, waits);
     sleep_until(now_ns() + 30000000u);
