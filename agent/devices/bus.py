@@ -25,7 +25,8 @@ def driven(directory: Path = DRIVER) -> tuple[str, ...]:
         names = [path.name for path in directory.iterdir()]
     except OSError:
         return ()
-    return tuple(sorted(name for name in names if name.count(":") == 2))
+    places = [name for name in names if name.count(":") == 2]
+    return tuple(sorted(places, key=lambda place: (len(place), place)))  # a domain may have more than four digits
 
 
 def file_of(address: str, devices: Path = DEVICES) -> Path | None:

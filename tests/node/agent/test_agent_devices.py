@@ -17,7 +17,7 @@ from agent_fixtures import devices, reasons
 from rig.agent import MakeAgent, RunningAgent, metered, program, python, usage
 from rig.script import script
 from rig.until import until
-from sharepod.agent.devices.nvml import numa_node_at, place_of
+from sharepod.agent.devices import bus
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
@@ -262,4 +262,4 @@ def test_the_memory_node_is_what_the_kernel_says_of_the_bus(tmp_path: Path) -> N
         (tmp_path / place).mkdir()
         (tmp_path / place / "numa_node").write_text(text + "\n")
     places = ("00000000:17:00.0", "00010000:02:00.0", "00000000:18:00.0", "00000000:19:00.0", "00000000:1A:00.0", "?")
-    assert [numa_node_at(place_of(place, tmp_path)) for place in places] == [1, 0, -1, -1, -1, -1]
+    assert [bus.numa_node_of(bus.address_of(place), tmp_path) for place in places] == [1, 0, -1, -1, -1, -1]

@@ -65,9 +65,10 @@ def test_what_no_agent_knew_has_a_name_by_its_address_or_its_place() -> None:
 
 
 def test_the_kernel_tells_the_places_of_a_drivers_devices_in_nvmls_order(tmp_path: Path) -> None:
-    for name in (SECOND, FIRST, "bind", "new_id", "uevent"):
+    far = "10000:02:00.0"
+    for name in (far, SECOND, FIRST, "bind", "new_id", "uevent"):
         (tmp_path / name).mkdir()
-    assert bus.driven(tmp_path) == (FIRST, SECOND)
+    assert bus.driven(tmp_path) == (FIRST, SECOND, far)
     assert bus.driven(tmp_path / "none") == ()
     (tmp_path / FIRST / "numa_node").write_text("1\n")
     assert (bus.numa_node_of(FIRST, tmp_path), bus.numa_node_of(SECOND, tmp_path), bus.numa_node_of("")) == (1, -1, -1)
