@@ -142,7 +142,8 @@ def carried(usages: Sequence[Usage], live_launches: int, now: Sequence[Usage]) -
 
     `now` is what they report; `live_launches`: the launches of the processes that lived at the checkpoint. If such a
     process has ended since and its slot was cleared, its counts are missing in `now` and stay in the result. The slots
-    count launches per process and not per device, so these are divided over the devices pro rata.
+    count launches per process and not per device, so these are divided over the devices pro rata. The launches that
+    passed never become fewer, but some of those that passed since the checkpoint may be missing.
     """
     launches = sum(usage.launches for usage in usages)
     gone = max(0, launches - min(live_launches, sum(usage.launches for usage in now)))
@@ -160,7 +161,7 @@ def _earlier(usage: Usage, told: Usage, gone: int, launches: int) -> Usage:
         usage,
         used_ns=0,
         launches=usage.launches * gone // launches,
-        passed=usage.passed * gone // launches,
+        passed=max(0, usage.passed - told.passed),
         host_to_device_bytes=copies.to_device_bytes,
         device_to_host_bytes=copies.to_host_bytes,
         host_to_device_copies=copies.to_device_count,

@@ -22,6 +22,7 @@ from sharepod.agent.devices.monitor import Devices
 from sharepod.agent.devices.nvml import XidEvents
 from sharepod.agent.devices.unmanaged import UnmanagedProcesses, unmetered_cause
 from sharepod.agent.errors import UnknownShare
+from sharepod.agent.shares import ledger
 from sharepod.agent.shares.environ import names_mps, region_in
 from sharepod.agent.shares.ledger import MINUTE_NS, SECOND_NS, Account
 from sharepod.agent.shares.registry import Registry
@@ -294,3 +295,10 @@ def test_a_refusal_is_answered_as_it_is_and_a_defect_as_one(error: Exception, co
     call: Any = Call()
     with pytest.raises(ConnectionAbortedError, match=f"{code}.*{text}"):
         asyncio.run(answer(call, "GetShare", fails))
+
+
+@pytest.mark.parametrize(("dead", "live", "now"), [(2, 0, 0), (0, 2, 2), (3, 2, 4), (5, 1, 0)])
+def test_passes_of_dead_and_live_processes_never_fall_over_an_adoption(dead: int, live: int, now: int) -> None:
+    before, told = Usage(launches=100, passed=dead + live), Usage(launches=50, passed=now)
+    [earlier] = ledger.carried([before], 50, [told])
+    assert ledger.total(earlier, told).passed == max(dead + live, now)
