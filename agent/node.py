@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Final
 from sharepod.agent.api.plugin import fresh
 from sharepod.agent.devices.device import NOT_LISTED, STANDS_IN, DeviceInfo, NodeStatus, matched
 from sharepod.agent.devices.monitor import Devices
+from sharepod.agent.devices.processes import user_of
 from sharepod.agent.errors import ShareError
 from sharepod.agent.shares import checkpoint, diagnostics
 from sharepod.agent.shares.leftovers import Leftovers
-from sharepod.agent.shares.owners import Owners, start_ticks, user_of
+from sharepod.agent.shares.owners import Owners, start_ticks
 from sharepod.agent.shares.spending import Party, Spending
 
 if TYPE_CHECKING:

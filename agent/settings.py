@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 SOCKET_NAME: Final = "agent.sock"
 USERS_SOCKET_NAME: Final = "users.sock"
 HELLO_SOCKET_NAME: Final = "hello.sock"
+TICKET_KEY: Final = "sharepod-ticket"
+"""The metadata of a call that carries a ticket of that socket."""
 SHARES_NAME: Final = "shares"
 METRICS_DEFAULT: Final = "127.0.0.1:9464"
 MONITORING: Final = (

@@ -1,4 +1,4 @@
-"""Finds out which process and user a caller is: after a hello on this socket it gets a ticket for its registration.
+"""Finds out which process a caller is: after a hello on this socket it gets a ticket for its registration.
 
 gRPC for Python does not tell the process of a peer, and a pid that a caller states may be that of any process: in a
 container it has another number than here. The kernel tells both of a unix socket's peer (SO_PEERCRED). A ticket is
@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sharepod.agent.errors import InvalidInput
+from sharepod.agent.settings import TICKET_KEY
 from sharepod.agent.shares.owners import start_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-TICKET_KEY: Final = "sharepod-ticket"
-"""The metadata of a call that carries the ticket."""
 TICKET_S: Final = 30.0
 """A connection is closed after this time."""
 PEERS_OF_A_USER: Final = 64
-"""One user may have this many open tickets: a program of another user gets its own all the same."""
+"""One user may have this many open tickets, so that no user takes them from the others."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -39,7 +38,7 @@ class Peer:
     pid: int
     """In the agent's pid namespace; 0: it is not seen there."""
     start_ticks: int
-    uid: int
+    """When it started; 0: it is not seen, or gone."""
 
 
 class Hello:
@@ -49,15 +48,21 @@ class Hello:
         self._peers: dict[str, Peer] = {}
         self._by_user: Counter[int] = Counter()
         self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[Any] | None] = {}
+        """The connections, each with its task."""
 
     async def serve(self, path: Path) -> None:
         """Listen at a path. Raises OSError."""
         self._server = await asyncio.start_unix_server(self._welcome, path)
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, and hang up on all callers."""
         if self._server is not None:
             self._server.close()
+        tasks = [task for task in self._open.values() if task is not None]
+        for writer in self._open:
+            writer.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def peer(self, metadata: Iterable[Sequence[Any]] | None) -> Peer | None:
         """Return the caller that has the ticket of a call; None: the call carries none. Raises InvalidInput."""
@@ -74,9 +79,10 @@ class Hello:
         raw = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(raw)
         ticket = secrets.token_urlsafe(24)
+        self._open[writer] = asyncio.current_task()
         try:
             if self._by_user[uid] < PEERS_OF_A_USER:
-                self._peers[ticket] = Peer(pid, start_ticks(pid) if pid else 0, uid)
+                self._peers[ticket] = Peer(pid, start_ticks(pid) if pid else 0)
                 self._by_user[uid] += 1
                 writer.write(ticket.encode() + b"\n")
                 await writer.drain()
@@ -88,6 +94,7 @@ class Hello:
                 self._by_user[uid] -= 1
                 if not self._by_user[uid]:
                     del self._by_user[uid]
+            del self._open[writer]
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()

@@ -123,15 +123,16 @@ class NodeService(rpc.NodeServiceServicer):
 
         With a `peer` the share is owned by that process, if the request names an owner at all.
         """
-        if request.owner_pid and peer is not None and not peer.start_ticks:
+        caller = peer if request.owner_pid else None
+        if caller is not None and not caller.start_ticks:
             raise WrongState(_UNSEEN)
         share_class = _share_class(request.share_class)
         ask = ShareAsk(
             devices=tuple(_device_ask(item) for item in request.devices),
             name=request.name,
             share_class=ShareClass.STANDARD if share_class is None else share_class,
-            owner_pid=peer.pid if request.owner_pid and peer is not None else request.owner_pid,
-            owner_start_ticks=peer.start_ticks if request.owner_pid and peer is not None else 0,
+            owner_pid=request.owner_pid if caller is None else caller.pid,
+            owner_start_ticks=0 if caller is None else caller.start_ticks,
             labels=dict(request.labels),
             id=ShareId(request.id),
             owner=owner,

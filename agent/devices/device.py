@@ -27,8 +27,6 @@ UNFIT_REASONS: Final = frozenset({MPS_REASON, *MODE_REASONS.values()})
 """Reasons why a device without a fault is of no use to shares."""
 NOT_LISTED: Final = "NVML does not list it"
 """The health reason of a missing device that shares hold, or that an earlier agent had."""
-
-
 STANDS_IN: Final = "GPU-at-"
 """The beginning of a name that stands for the UUID of a GPU that cannot tell it."""
 
@@ -160,7 +158,7 @@ class NodeStatus:
     ended: tuple[ShareStatus, ...] = ()
     """Shares that have ended lately, with their last accounts."""
     spent: tuple[Spent, ...] = ()
-    """Device time used since the agent started, by namespace and user."""
+    """Device time used, by namespace, workload and user."""
 
 
 def matched(
@@ -182,11 +180,12 @@ def matched(
     left = list(unlisted)
     for rule in rules:
         for one in list(left):
-            infos = [info for info in absent if info.uuid not in found and rule(one, info)]
-            if infos and infos[0].address:  # the others of its GPU, which was in MIG mode
-                infos = [info for info in absent if info.uuid not in found and info.address == infos[0].address]
-            infos = infos if infos and infos[0].address else infos[:1]
-            found |= {info.uuid: one for info in infos}
-            if infos:
-                left.remove(one)
+            free = [info for info in absent if info.uuid not in found]
+            first = next((info for info in free if rule(one, info)), None)
+            if first is None:
+                continue
+            found[first.uuid] = one
+            if one.uuid is None and first.address:  # the others of its GPU, which was in MIG mode
+                found |= {info.uuid: one for info in free if info.address == first.address}
+            left.remove(one)
     return found, left

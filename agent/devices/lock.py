@@ -21,7 +21,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from sharepod.agent.devices import open_files, socket_names
+from sharepod.agent.devices import processes, socket_names
 from sharepod.agent.errors import AgentUnavailable
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class HostLock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holders = open_files.holders(file)
+            holders = processes.holders(file)
             if os.getuid() or not holders or not all(map(socket_names.is_strangers, holders.values())):
                 os.close(file)
                 raise _taken(index, next(iter(holders), None)) from None
@@ -126,7 +126,7 @@ class HostLock:
         strangers = [one.uid for one in others if is_root and socket_names.is_strangers(one.uid)]
         if len(strangers) < len(others) or not (is_free or is_root):
             agents = [one for one in others if one.uid not in strangers]
-            raise _taken(index, open_files.with_socket(agents[0].inode) if agents else None)
+            raise _taken(index, processes.with_socket(agents[0].inode) if agents else None)
         for uid in strangers:
             remedy = "end its process: `ss -xlp | grep sharepod/device` shows it"
             log.warning("name of a device is a stranger's", extra={"index": index, "uid": uid, "remedy": remedy})
@@ -160,7 +160,7 @@ def _taken(index: int, pid: int | None) -> AgentUnavailable:
     """Return the error for a device that another agent has; `pid`: its process, None if that is not known."""
     where, remedy = "it is of another user or container, and its pid is not shown here", "stop it there"
     if pid is not None:
-        files = map(Path, open_files.open_files(pid))
+        files = map(Path, processes.open_files(pid))
         directories = [str(file.parent) for file in files if file.name == NAME]
         where = f"pid {pid}" + (f", in {directories[0]}" if directories else "")
         remedy = f"stop it with `kill {pid}`"

@@ -26,16 +26,6 @@ def start_ticks(pid: int) -> int:
     return 0 if state in ("Z", "X") else int(rest[18])
 
 
-def user_of(pid: int) -> int | None:
-    """Return the user id of a process; None when it is gone."""
-    # The owner of /proc/PID would be wrong: it is root for a process that has made itself undumpable.
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:")), None)
-
-
 class Owners:
     """The owners under watch. All calls from the event loop.
 

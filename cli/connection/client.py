@@ -14,6 +14,7 @@ from typing import Final, Self, TypeVar, cast
 
 import grpc
 
+from sharepod.agent.settings import TICKET_KEY
 from sharepod.cli import errors
 from sharepod.cli.connection import hello, token
 from sharepod.cli.render.messages import word
@@ -173,7 +174,7 @@ class Client:
         """
         metadata = token.metadata(self._socket_path, gang=gang)
         if ticket:
-            metadata += ((hello.TICKET_KEY, ticket),)
+            metadata += ((TICKET_KEY, ticket),)
         try:
             return method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:

@@ -13,7 +13,6 @@ from sharepod.cli.errors import EXIT_NO_AGENT, CliError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TICKET_KEY: Final = "sharepod-ticket"
 _TIMEOUT_S: Final = 10.0
 
 

@@ -109,6 +109,7 @@ class _Cycle:
                 self._wait_for_members(job)
         self._end_overruns()
         self._expire()
+        self._give_up_unbound()
         spare: list[Job] = []
         for job in self._in_order():
             self._reservations.open_for(job)
@@ -336,7 +337,7 @@ class _Cycle:
             self._state.evicted(pod, self._now_s, self._cluster)
 
     def _expire(self) -> None:
-        """Start anew gangs that did not run in time after their release; give up other pods that were not bound."""
+        """Start anew gangs that did not run in time after their release."""
         for key, released_s in list(self._state.released.items()):
             job = self._state.jobs.get(key)
             running = sum(pod.running for pod in job.released) if job else 0
@@ -355,13 +356,15 @@ class _Cycle:
                 self._evict(job.released, text, "timeout")
                 self._counters.gangs["timed_out"] += 1
 
+    def _give_up_unbound(self) -> None:
+        """Give up pods that kube-scheduler did not bind in time; in a gang that starts, its own timeout counts."""
         for uid, sent_s in list(self._state.sent.items()):
             sent = self._cluster.pod(uid)
             if sent is None or sent.deleting or uid in self._state.leaving:
                 continue  # it ends
             if sent.destined and self._now_s - sent_s > BIND_S:
                 job = self._state.jobs.get(key_of(sent))
-                if job is None or not (job.timeout_s and job.starts):  # else the gang's own timeout counts
+                if job is None or not (job.timeout_s and job.starts):
                     self._give_up(sent)
 
     def _give_up(self, pod: Pod) -> None:

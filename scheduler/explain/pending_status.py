@@ -183,22 +183,21 @@ def _before(
         return now_s - one.since_s >= queues.of(one.namespace).longest_wait_s
 
     mine, theirs = shares.get(job.namespace, 0.0), shares.get(other.namespace, 0.0)
-    both_reserved = other.key in state.kept and job.key in state.kept
-    both_aged = not both_reserved and aged(other) and aged(job)
-    if other.key in state.kept and not both_reserved:
+    came, above = "it came before", f"priority {other.priority} is above {job.priority}"
+    if other.key in state.kept and job.key in state.kept:
+        why = above if other.priority > job.priority else came
+    elif other.key in state.kept:
         why = "nodes are kept free for it"
-    elif aged(other) and not (both_aged or both_reserved):
-        why = "it has waited for longer than its queue lets anyone wait"
-    elif other.priority > job.priority and not both_aged:
-        why = f"priority {other.priority} is above {job.priority}"
-    elif both_aged or both_reserved:
-        why = "it came before"
+    elif aged(other):
+        why = came if aged(job) else "it has waited for longer than its queue lets anyone wait"
+    elif other.priority > job.priority:
+        why = above
     elif other.resumes and not job.resumes:
         why = "it is paused: among equal jobs a paused one goes on first"
     elif other.namespace != job.namespace and theirs <= mine:
         why = f"its queue holds {theirs:.3f} of the cluster by its weight, this one {mine:.3f}"
     else:
-        why = "it came before"
+        why = came
     devices = sum(pod.request.milli for pod in other.waiting) / DEVICE_MILLI
     return Before(other.title, other.priority, devices, why)
 

@@ -13,7 +13,8 @@ import pytest
 from rig.agent import MakeAgent, RunningAgent, python
 from rig.pid_namespaces import alone
 from rig.until import until
-from sharepod.agent.api.hello import PEERS_OF_A_USER, TICKET_KEY
+from sharepod.agent.api.hello import PEERS_OF_A_USER
+from sharepod.agent.settings import TICKET_KEY
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
@@ -71,6 +72,14 @@ def test_who_registers_a_share_owns_it_whatever_pid_it_names(make_agent: MakeAge
             assert "the ticket is not valid" in refusal(stub, TOKEN, (TICKET_KEY, gone))
     assert agent.shares() == []
     assert agent.register(10, name="stated", owner_pid=os.getpid()).share.owner_pid == os.getpid(), "operators may"
+
+
+def test_an_agent_that_stops_hangs_up_on_its_callers_without_a_word(agent: RunningAgent) -> None:
+    with caller(agent), caller(agent):
+        assert agent.stop() == 0
+    assert "Traceback" not in agent.log()
+    assert "exception" not in agent.log().lower()
+    assert not (agent.directory / "hello.sock").exists()
 
 
 def test_an_owner_that_the_agent_does_not_see_is_refused_with_the_remedy(make_agent: MakeAgent) -> None:

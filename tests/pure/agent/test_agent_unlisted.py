@@ -42,12 +42,16 @@ def unlisted(place: int, uuid: str = "", address: str = "") -> Unlisted:
         ([unlisted(0), unlisted(1)], [info("a", 0)], {"a": 0}, [1]),
         ([unlisted(0, address=FIRST)], [info("a", 0)], {"a": 0}, []),
         ([], [info("a", 0)], {}, []),
+        (
+            [unlisted(0, "i", FIRST), unlisted(0, "j", FIRST)],
+            [info("j", 0, FIRST), info("gone", 1, FIRST), info("i", 2, FIRST)], {"i": 0, "j": 0}, [],
+        ),
         ([unlisted(0)], [info("i", 0, FIRST), info("j", 1, FIRST), info("b", 2, SECOND)], {"i": 0, "j": 0}, []),
     ],
     ids=[
         "by address", "another address", "by uuid", "another uuid", "by index", "any", "index first", "instances",
         "one too many", "of an agent that noted no address", "none",
-        "instances of a GPU of which no address is known now",
+        "two instances that tell their names", "instances of a GPU of which no address is known now",
     ],
 )  # fmt: skip
 def test_who_is_absent_is_matched_by_uuid_then_address_then_index(

@@ -1,4 +1,4 @@
-"""Finds processes by what they have open: those that have locked a file, and the one that has a socket."""
+"""Finds processes by what they have open, a locked file or a socket, and tells the user of a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def holders(file: int) -> dict[int, int]:
                 continue
             major, minor, inode = words[5].split(":")
             if (os.makedev(int(major, 16), int(minor, 16)), int(inode)) == (status.st_dev, status.st_ino):
-                found |= _user(words[4])
+                user = user_of(int(words[4]))
+                found |= {} if user is None else {int(words[4]): user}
     return found
 
 
@@ -44,11 +45,11 @@ def _pids() -> list[str]:
     return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
-def _user(pid: str) -> dict[int, int]:
-    """Return the process with its user; empty if it is gone or not shown here."""
+def user_of(pid: int) -> int | None:
+    """Return the user id of a process; None when it is gone."""
     # The owner of /proc/PID would be wrong: it is root for a process that has made itself undumpable.
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("Uid:"):
-                return {int(pid): int(line.split()[1])}
-    return {}
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:")), None)
