@@ -15,8 +15,11 @@ PERIOD_NS, ASK_NS = 5 * MS, MS // 10
 ASKS = {"work": "100us", "unit": "100us", "period": "5ms"}
 
 
-def waited(rig: SimulatedRig, seed: int, *, tame: bool) -> float:
-    """Return the p99 of a share's wait for the device beside a tenant that floods its own region, in ns."""
+def waits(rig: SimulatedRig, seed: int, *, tame: bool) -> list[float]:
+    """Return how long each request of a share waits for the device beside a tenant that floods its own region, in ns.
+
+    A tame tenant floods a file that no process reads.
+    """
     requests = rig.scale.requests
     length_ns = (requests + 2) * PERIOD_NS
     with rig.node() as node:
@@ -26,13 +29,14 @@ def waited(rig: SimulatedRig, seed: int, *, tame: bool) -> float:
         for program in (tenant, neighbour["neighbour"]):
             program.go(begin_ns, begin_ns + length_ns)
         latencies_ns = node.collect(begin_ns, 1).results["neighbour"].latencies_ns
-    return figures.percentile(latencies_ns, 99) - ASK_NS
+    return [latency_ns - ASK_NS for latency_ns in latencies_ns]
 
 
 def measure(rig: SimulatedRig) -> list[Line]:
     """Measure a hostile tenant's cost for its neighbour, compared with a tenant that is only as busy."""
     pairs = [
-        (waited(rig, seed, tame=False), waited(rig, seed, tame=True)) for seed in range(1, rig.scale.latency_runs + 1)
+        tuple(figures.percentile(waits(rig, seed, tame=tame), 99) for tame in (False, True))
+        for seed in range(1, rig.scale.latency_runs + 1)
     ]
     beside, without = figures.median([pair[0] for pair in pairs]), figures.median([pair[1] for pair in pairs])
     detail = {"beside": [micro(pair[0]) for pair in pairs], "without": [micro(pair[1]) for pair in pairs]}

@@ -3,13 +3,15 @@
  * rests, locks on every record of its file, a file that is truncated or grows.
  *     hostile SEED [tame]                                       (SHAREPOD_REGION names its directory)
  *
- * A tame tenant is as busy but does none of this: the others are compared beside it.
+ * A tame tenant does the same to a file of its own, which no process reads: the others are compared beside it. So it is
+ * as busy, in the kernel too.
  *
  * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin, prints one JSON object. What happens to its own
  * share is its own fault.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -77,19 +79,19 @@ int main(int count, char **arguments) {
     die("usage: hostile SEED [tame]");
   bool tame = count == 3;
   state = parse_number(arguments[1]) * 0x9e3779b97f4a7c15u | 1u;
-  int slots = open_file("slots", O_RDWR), bell = open_file("bell", O_WRONLY | O_NONBLOCK);
+  int slots = open_file("slots", O_RDWR);
   struct stat status;
   if (fstat(slots, &status))
     die("hostile: its slots have no size");
+  if (tame && ((slots = memfd_create("tame", MFD_CLOEXEC)) < 0 || ftruncate(slots, status.st_size)))
+    die("hostile: it gets no file of its own");
+  int bell = tame ? open("/dev/null", O_WRONLY | O_CLOEXEC) : open_file("bell", O_WRONLY | O_NONBLOCK);
   uint64_t start_ns, stop_ns, tricks = 0;
   hear_start(&start_ns, &stop_ns);
   sleep_until(start_ns);
   for (; now_ns() < stop_ns; tricks++) {
     uint32_t trick = draw(64);
-    if (tame) {
-      for (uint32_t draws = 0; draws < NOISE_MAX; draws++)
-        draw(256);
-    } else if (trick == 0)
+    if (trick == 0)
       lock_records(slots);
     else if (trick == 1)
       unlock_records(slots);
@@ -97,7 +99,7 @@ int main(int count, char **arguments) {
       resize(slots, status.st_size);
     else
       write_noise(slots, status.st_size);
-    if ((!tame && write(bell, "\0\0\0", 4) != 4) || !draw(4)) /* full: the agent has something to read */
+    if (write(bell, "\0\0\0", 4) != 4 || !draw(4)) /* full: the agent has something to read */
       sleep_until(now_ns() + draw(PAUSE_NS));
   }
   printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64
