@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import grp
 import importlib.metadata
@@ -29,9 +30,10 @@ from sharepod.agent.api.hello import Hello
 from sharepod.agent.api.service import NodeService
 from sharepod.agent.api.users import UsersService
 from sharepod.agent.devices import bus
-from sharepod.agent.devices.inventory import Inventory
+from sharepod.agent.devices.inventory import OPEN_TIMEOUT_S, Inventory
 from sharepod.agent.devices.lock import HostLock
 from sharepod.agent.devices.nvml import LIBRARY_NAME, load_library
+from sharepod.agent.devices.on_thread import on_thread
 from sharepod.agent.devices.releases import Releases
 from sharepod.agent.devices.session import is_restarted
 from sharepod.agent.errors import AgentUnavailable, ShareError
@@ -67,6 +69,8 @@ log = logging.getLogger("sharepod.agent")
 TICK_S: Final = 1.0
 PUBLISH_TICKS: Final = 2
 """Ticks between two checkpoints."""
+SLOW_OPEN_S: Final = 5.0
+"""When NVML takes longer to open, that is logged."""
 STOP_GRACE_S: Final = 0.5
 PLANNED_STOP_GRACE_S: Final = 0.02
 """How long calls under way may last before the gates open: a stream that watches usage never ends by itself."""
@@ -139,8 +143,8 @@ class Agent:
         self.claim: Claim
         """Claims a device for this agent, so that no other one serves it."""
 
-    def open(self) -> tuple[Node, Inventory]:
-        """Lock the directory and the devices against other agents, and build the node with the shares that are left.
+    def prepare(self) -> HostLock:
+        """Lock the directory against other agents, and do what comes before NVML is opened.
 
         Raises ShareError, CannotStart and OSError: `close` then undoes what was done.
         """
@@ -151,7 +155,14 @@ class Agent:
         if settings.simulate:
             os.environ.update({key: self._environment[key] for key in ("SIMGPU_DEVICES", "SIMGPU_STATE")})
             load_library(f"{self._environment['LD_LIBRARY_PATH']}/{LIBRARY_NAME}")
-        inventory = Inventory(settings.simulate)
+        return lock
+
+    def open(self, lock: HostLock, inventory: Inventory) -> Node:
+        """Lock the devices against other agents, and build the node with the shares that are left.
+
+        Raises as `prepare`.
+        """
+        settings = self._settings
         self._stack.callback(inventory.close)
 
         def claim(info: DeviceInfo) -> None:
@@ -174,7 +185,8 @@ class Agent:
         hook_path = self._serve_hook()
         identity = self._identity(inventory, arbiter.region_abi_version, hook_path)
         state_directory = Path(settings.state_directory)
-        node = Node(identity, registry, arbiter, state_directory, settings.monitoring, settings.keep_series)
+        parts = identity, registry, arbiter, state_directory
+        node = Node(*parts, settings.monitoring, settings.keep_series, lock.troubles)
         node.adopt(inventory.unlisted)
         if not registry.devices:
             raise AgentUnavailable("no GPU can be used: all are in MIG mode and have no instance: create some")
@@ -186,7 +198,7 @@ class Agent:
             self._serve_metrics(collector.NodeMetrics(node, self.feed_tally))
         close_arbiter.pop_all()
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
-        return node, inventory
+        return node
 
     def _serve_metrics(self, collector: collector.NodeMetrics) -> None:
         """Serve a collector until the agent closes. Raises CannotStart."""
@@ -268,6 +280,23 @@ def _open_socket_to(path: Path, mode: int, group: str) -> None:
     path.chmod(mode)
 
 
+async def _opened(simulate: str, stopping: asyncio.Event) -> Inventory | None:
+    """Open NVML and list the devices, which may take a minute; None: `stopping` is set before. Raises as Inventory."""
+    opening = asyncio.create_task(on_thread("inventory", lambda: Inventory(simulate)))
+    stop = asyncio.create_task(stopping.wait())
+    wait = functools.partial(asyncio.wait, (opening, stop), return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await wait(timeout=SLOW_OPEN_S)
+    if not done:
+        remedy = "run nvidia-persistenced, so that the driver is ready"
+        log.warning("NVML opens slowly", extra={"gives_up_after_s": OPEN_TIMEOUT_S, "remedy": remedy})
+        done, _ = await wait()
+    stop.cancel()
+    if opening not in done:
+        opening.cancel()
+        return None
+    return await opening
+
+
 async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
     """Run the agent until `stopping` is set. Raises ShareError and CannotStart."""
     take_open_files(OPEN_FILES_MIN)
@@ -275,7 +304,10 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
     agent = Agent(settings)
     try:
         try:
-            node, inventory = agent.open()
+            lock = agent.prepare()
+            if (inventory := await _opened(settings.simulate, stopping)) is None:
+                return
+            node = agent.open(lock, inventory)
         except OSError as error:
             raise AgentUnavailable(
                 f"{error.filename or settings.runtime_directory}: {error.strerror}: "

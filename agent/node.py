@@ -44,13 +44,13 @@ OWNERLESS_NS: Final = 60_000_000_000
 """A share without a known owner ends when it has had no process for this long: until then one may be about to start."""
 _ADOPTS_LAST: Final = "a new agent adopts the shares of the last checkpoint only"
 _UNSAVED: Final = {
-    errno.ENOSPC: f"until there is room, {_ADOPTS_LAST}",
+    errno.ENOSPC: f"{_ADOPTS_LAST}: make room there",
     errno.ENOENT: (
-        "its directory is gone, and with it the regions of the shares: start the agent anew, and their programs. "
-        "A user's runtime directory goes when that user logs out: `loginctl enable-linger` keeps it"
+        "its directory is gone, and with it the regions of the shares (a user's runtime directory goes when that user "
+        "logs out: `loginctl enable-linger` keeps it): start the agent anew, and their programs"
     ),
 }
-"""By error: what happens if the checkpoint cannot be written, and the remedy."""
+"""By error: what happens if the checkpoint cannot be written, and the remedy after the last colon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,12 @@ class Node:
         state_directory: Path,
         monitoring: Sequence[str],
         keep_series_s: int = 0,
+        host_troubles: Sequence[str] = (),
     ) -> None:
-        """Take the parts; shares that have ended are remembered for `keep_series_s`."""
+        """Take the parts; shares that have ended are remembered for `keep_series_s`.
+
+        `host_troubles`: what an operator should know of the host besides; it may grow.
+        """
         self.identity = identity
         self._registry = registry
         self._arbiter = arbiter
@@ -100,6 +104,7 @@ class Node:
         """The user that runs the owner of each share."""
         self._empty_ns: dict[ShareId, int] = {}
         """For each share without a known owner: since when it has had no process."""
+        self._host_troubles = host_troubles
         self._save_failure = ""
         """Why the last checkpoint could not be written, with what follows; empty if it could."""
         self.troubles: tuple[str, ...] = ()
@@ -306,6 +311,7 @@ class Node:
 
     def _troubles(self) -> Iterator[str]:
         """Yield the troubles as of the published status, each as "what: cause: remedy"."""
+        yield from self._host_troubles
         if self._save_failure:
             yield f"the checkpoint in {self._state_directory} is not written: {self._save_failure}"
         yield from self._leftovers.troubles()
@@ -400,7 +406,7 @@ class Node:
             else:
                 checkpoint.remove(self._state_directory)
         except OSError as error:
-            then = _UNSAVED.get(error.errno or 0, f"until that is put right, {_ADOPTS_LAST}")
+            then = _UNSAVED.get(error.errno or 0, f"{_ADOPTS_LAST}: let the agent write there")
             failure = f"{os.strerror(error.errno or 0)}: {then}"
         if failure == self._save_failure:
             return

@@ -43,6 +43,8 @@ class HostLock:
         self._names: list[socket.socket] = []
         self._locked: dict[Path, int] = {}
         """The devices' files, open and locked."""
+        self.troubles: list[str] = []
+        """What strangers held when devices were claimed, each as "what: remedy"."""
 
     def __enter__(self) -> Self:
         """Take the lock. Raises AgentUnavailable if another agent has it, OSError if there is no directory."""
@@ -105,8 +107,7 @@ class HostLock:
                 os.close(file)
                 raise _taken(index, next(iter(holders), None)) from None
             for uid in holders.values():
-                remedy = f"end its process: `lslocks` shows who locks {path}"
-                log.warning("file of a device is locked", extra={"index": index, "uid": uid, "remedy": remedy})
+                self._tell("file of a device is locked", index, uid, f"`lslocks` shows it, by {path}")
         self._locked[path] = file
 
     def _claim_name(self, key: str, index: int) -> None:
@@ -128,8 +129,13 @@ class HostLock:
             agents = [one for one in others if one.uid not in strangers]
             raise _taken(index, processes.with_socket(agents[0].inode) if agents else None)
         for uid in strangers:
-            remedy = "end its process: `ss -xlp | grep sharepod/device` shows it"
-            log.warning("name of a device is a stranger's", extra={"index": index, "uid": uid, "remedy": remedy})
+            self._tell("name of a device is a stranger's", index, uid, "`ss -xlp | grep sharepod/device` shows it")
+
+    def _tell(self, what: str, index: int, uid: int, shown: str) -> None:
+        """Log what a stranger holds, and keep it for `troubles`; `shown`: what shows the stranger's process."""
+        remedy = f"end its process: {shown}"
+        log.warning(what, extra={"index": index, "uid": uid, "remedy": remedy})
+        self.troubles.append(f"{what} (device {index}, user {uid}), as of the agent's start: {shown}; end its process")
 
     def _bind(self, address: bytes) -> bool:
         """Take the name and keep it until the end. False: it is taken."""

@@ -66,10 +66,10 @@ def describe(diagnostic: Diagnostic, devices: int) -> tuple[int, str]:
     function = diagnostic.function or "a function that is not known here"
     detail = diagnostic.detail
     version = f"{detail // 1000}.{detail % 1000 // 10}"
-    sees = "one device, number 0" if devices == 1 else f"{devices} devices, numbered from 0"
+    has = "which has one: take number 0" if devices == 1 else f"which has {devices}: take 0 to {devices - 1}"
     texts: dict[int, tuple[int, str]] = {
         Kind.INIT: (detail, _init_cause(detail)),
-        Kind.DEVICE: (101, f"it asked for device {detail}: its share has {sees}"),
+        Kind.DEVICE: (101, f"it asked for device {detail} of its share, {has}"),
         Kind.OUTSIDE: (
             101,
             f"its share does not hold the device that it calls {detail}, and this node is closed: {_FROM_LIST}",

@@ -21,6 +21,7 @@ from sharepod.agent.settings import (
     USERS_SOCKET_NAME,
     runtime_directories,
 )
+from sharepod.cli.console import note
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 from sharepod.process.errors import SettingsError
 
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from sharepod.cli.connection.client import Client
     from sharepod.proto import v1_pb2 as pb
 
-_START_TIMEOUT_S: Final = 20.0
+_START_TIMEOUT_S: Final = 75.0
+"""Longer than the agent waits for NVML to be opened."""
+_SLOW_START_S: Final = 5.0
+"""When the agent takes longer to start, that is told."""
 _OTHER_STARTS_S: Final = 0.5
 _LOOK_S: Final = 0.02
 _SYSTEMD_RUNS: Final = Path("/run/systemd/system")
@@ -162,7 +166,7 @@ def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
         if listens(path):
             return ""
         log.seek(0)
-        lines = log.read().decode(errors="replace").strip().splitlines() or ["it ended at once"]
+        lines = log.read().decode(errors="replace").strip().splitlines() or ["it ended without a word"]
         return lines[-1].removeprefix("sharepod agent: ")
 
 
@@ -183,8 +187,11 @@ def _wait_until_it_listens(path: str, ended: int, deadline: float) -> None:
 
     When `ended` becomes readable, this agent has ended. Another one then has `_OTHER_STARTS_S` to listen.
     """
-    over = False
+    over, slow_at = False, time.monotonic() + _SLOW_START_S
     while not listens(path) and time.monotonic() < deadline:
+        if time.monotonic() > slow_at:
+            note("waiting for the private agent: the driver answers slowly")
+            slow_at = deadline
         if not over and select.select([ended], [], [], _LOOK_S)[0]:
             # Two commands may have started one each. The second agent ends at once, the first is about to listen.
             over, deadline = True, min(deadline, time.monotonic() + _OTHER_STARTS_S)

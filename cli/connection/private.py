@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-_FIRST_SHARE_S: Final = 30.0
-"""How long to wait for the first share if the command that wants it is still there."""
+_FIRST_SHARE_S: Final = 100.0
+"""How long to wait for the first share if the command that wants it is still there: it waits 75 s for the agent."""
 _LOOK_S: Final = 0.5
 _EMPTY_LOOKS: Final = 4
 """The agent ends after this many looks in a row without a share, so that programs in sequence share one agent."""

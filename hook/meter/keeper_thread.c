@@ -23,22 +23,25 @@ static void *run(void *device) {
   return NULL;
 }
 
-/* Start the thread with all signals blocked, because the program's handlers must never run on our thread. Only SIGBUS
- * is open: the thread's own accesses raise it, and guard.c handles it. Returns 0 or an errno. */
+/* Start the thread; it inherits the blocked signals. Returns 0 or an errno. */
 static int start(struct sp_device *device) {
-  sigset_t all, before;
-  sigfillset(&all);
-  sigdelset(&all, SIGBUS);
   pthread_attr_t attributes;
   pthread_t keeper;
-  pthread_sigmask(SIG_BLOCK, &all, &before);
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   pthread_attr_setstacksize(&attributes, 256 * 1024);
   int error = pthread_create(&keeper, &attributes, run, device);
   pthread_attr_destroy(&attributes);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
   return error;
+}
+
+/* Block all signals: no handler of the program runs on the keeper's thread, or jumps out of its start. Only SIGBUS is
+ * open: accesses to the region raise it, and guard.c handles it. */
+static void block_signals(sigset_t *before) {
+  sigset_t all;
+  sigfillset(&all);
+  sigdelset(&all, SIGBUS);
+  pthread_sigmask(SIG_BLOCK, &all, before);
 }
 
 /* Start the device's keeper if there is none. False: it cannot be started now, and the launch passes unmetered. */
@@ -48,8 +51,11 @@ bool sp_keeper_start(struct sp_device *device) {
   uint64_t tried_ns = sp_load(&device->keeper_tried_ns), now_ns = sp_now_ns();
   if (tried_ns && now_ns - tried_ns < RETRY_NS)
     return false;
+  sigset_t before;
+  block_signals(&before);
   if (!__atomic_compare_exchange_n(&device->keeper, &none, SP_KEEPER_STARTS, false, __ATOMIC_SEQ_CST,
                                    __ATOMIC_RELAXED)) {
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     /* Another thread starts it, and may fail. In the child of a fork that thread does not exist. */
     while (sp_load(&device->keeper) == SP_KEEPER_STARTS && sp_now_ns() - now_ns < RETRY_NS)
       sched_yield();
@@ -61,6 +67,7 @@ bool sp_keeper_start(struct sp_device *device) {
     sp_store(&device->keeper_tried_ns, sp_now_ns());
   }
   __atomic_store_n(&device->keeper, error ? SP_KEEPER_NONE : SP_KEEPER_RUNS, __ATOMIC_RELEASE);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
   errno = saved;
   return !error;
 }

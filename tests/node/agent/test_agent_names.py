@@ -70,6 +70,9 @@ def test_a_stranger_that_holds_the_name_keeps_no_agent_of_roots_away_and_hides_n
         with held(key, 65534):
             first.claim_device(key, 3)
             assert [(one.uid, one.index) for one in caplog.records] == [(65534, 3)] * 2  # type: ignore[attr-defined]
+            told, _, remedy = first.troubles[0].rpartition(": ")
+            assert told.startswith("name of a device is a stranger's (device 3, user 65534)")
+            assert remedy == "`ss -xlp | grep sharepod/device` shows it; end its process"
             with pytest.raises(AgentUnavailable, match="device 3 belongs to another agent"):
                 second.claim_device(key, 3)
         with pytest.raises(AgentUnavailable, match="device 3 belongs to another agent"):  # the plain name is free now
@@ -120,3 +123,5 @@ def test_a_stranger_that_locks_the_file_keeps_no_agent_of_roots_away(
         with refused:
             lock.claim_device(key, 3, file)
         assert [(one.uid, one.index) for one in caplog.records] == [(uid, 3)] * bool(uid)  # type: ignore[attr-defined]
+        assert len(lock.troubles) == bool(uid)
+        assert all(f"`lslocks` shows it, by {file}; end its process" in text for text in lock.troubles)

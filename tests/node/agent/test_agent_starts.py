@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -376,3 +377,58 @@ def test_a_machine_without_a_gpu_is_told_of_the_simulated_one(
     assert output.startswith("sharepod agent: no GPU on this machine: NVML says ")
     assert "install the NVIDIA driver, or use --simulate 1xH200" in output
     assert not agent.directory.exists()
+
+
+HANGING = """
+#include <unistd.h>
+int nvmlInit_v2(void) {
+  for (;;)
+    pause();
+}
+int nvmlInitWithFlags(unsigned flags) {
+  (void)flags;
+  return nvmlInit_v2();
+}
+"""
+STARTS = """
+import sys
+from sharepod.agent import main
+from sharepod.agent.devices import inventory
+main.SLOW_OPEN_S, inventory.OPEN_TIMEOUT_S = 0.1, float(sys.argv[1])
+sys.exit(main.run_agent(main.OPTIONS.start(["--runtime-directory", sys.argv[2]])))
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which NVML never answers."""
+    source = tmp_path / "hanging.c"
+    source.write_text(HANGING)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    return {"LD_LIBRARY_PATH": str(tmp_path)}
+
+
+def test_an_agent_whose_driver_does_not_answer_says_so_and_ends_with_1(
+    hanging: dict[str, str], make_agent: MakeAgent
+) -> None:
+    directory = make_agent().directory
+    command = [sys.executable, "-c", STARTS, "0.5", str(directory)]
+    done = subprocess.run(command, env={**os.environ, **hanging}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    slow, error = done.stderr.splitlines()
+    assert "NVML opens slowly" in slow
+    assert error == (
+        "sharepod agent: NVML has not answered for 0.5 s: look at dmesg, and at whether `nvidia-smi` answers"
+    )
+    assert not directory.exists()
+
+
+def test_a_signal_ends_an_agent_that_still_waits_for_its_driver(hanging: dict[str, str], make_agent: MakeAgent) -> None:
+    directory = make_agent().directory
+    command = [sys.executable, "-c", STARTS, "1000", str(directory)]
+    with subprocess.Popen(command, env={**os.environ, **hanging}, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "NVML opens slowly" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert not directory.exists()

@@ -29,6 +29,8 @@ def status(*found: Diagnostic, faults: int = 0, region_fault: str = "") -> Share
     [
         (Kind.INIT, 100, "got CUDA error 100", "take devices from the list that the share was given"),
         (Kind.INIT, 999, "got CUDA error 999", "`sharepod doctor` looks at it"),
+        (Kind.DEVICE, 3, "it asked for device 3 of its share, which has one", "take number 0"),
+        (Kind.FUNCTION, 0, "it called cuX, which the driver lacks", "upgrade the driver, or build for its CUDA"),
         (Kind.OUTSIDE, 3, "got CUDA error 101", "take devices from the list that the share was given"),
         (Kind.DRIVER, 0, "lacks cuX", "upgrade the driver"),
         (Kind.FULL, 64, "all 64 slots of its share are taken", "end some programs of the share, or give it its own"),

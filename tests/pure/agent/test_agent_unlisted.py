@@ -118,6 +118,33 @@ def test_an_agent_does_not_wait_for_ever_for_a_driver_that_does_not_answer(monke
     answers.set()
 
 
+@pytest.mark.parametrize(
+    ("driven", "address"),
+    [((FIRST, SECOND), SECOND), ((FIRST,), ""), ((FIRST, SECOND, "0000:5e:00.0"), "")],
+    ids=["as-many", "one-is-gone", "one-is-hidden-from-nvml"],
+)
+def test_a_gpu_that_does_not_answer_has_the_address_of_its_place_if_nvml_lists_all(
+    monkeypatch: pytest.MonkeyPatch, driven: tuple[str, ...], address: str
+) -> None:
+    def listed(place: int, *, simulated: bool) -> tuple[nvml.Handle, ...]:
+        assert not simulated
+        if place:
+            raise nvml.Failure(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return (nvml.Handle(H200, "there", "there", H200.uuid),)
+
+    monkeypatch.setattr(nvml, "open_nvml", lambda _: None)
+    monkeypatch.setattr(nvml, "close_nvml", lambda: None)
+    for name, answer in (("driver_version", "1"), ("gpu_count", 2)):
+        monkeypatch.setattr(nvml, name, lambda answer=answer: answer)
+    monkeypatch.setattr(nvml, "list_gpu", listed)
+    monkeypatch.setattr(nvml, "with_peers", lambda handles: handles)
+    monkeypatch.setattr(bus, "driven", lambda: driven)
+    found = inventory.Inventory()
+    assert [one.uuid for one in found.devices] == [H200.uuid]
+    assert [(one.place, one.index, one.address) for one in found.unlisted] == [(1, 1, address)]
+    found.close()
+
+
 def test_a_gpu_that_turns_out_to_be_several_instances_is_replaced_by_these(tmp_path: Path) -> None:
     registry = Registry(MemoryArbiter(), tmp_path, [H200])
     devices = Devices(registry, Mock(), ())
