@@ -75,6 +75,7 @@ STRANGERS = {
         (16 * KIB, 16 * KIB),
         ("{scratch}",),
     ),
+    "IREE": Stranger("iree_client.py", {"device": "cuda", "copied": True}, {"kernels": 5}, (80 * KIB, 80 * KIB)),
     "cuda.core": Stranger(
         "core_client.py",
         {"name": "NVIDIA H200", "copied": True, "in_order": True},
@@ -113,8 +114,10 @@ class Run:
     contexts: int
 
 
-def run(node: Node, command: Sequence[str | Path], environment: Mapping[str, str], scratch: Path) -> Run:
-    """Run a program to its end: it must succeed without a traceback, and leave nothing on the device."""
+def run(
+    node: Node, command: Sequence[str | Path], environment: Mapping[str, str], scratch: Path, expected: int = 0
+) -> Run:
+    """Run a program to its end: it must return `expected` without a traceback, and leave nothing on the device."""
     scratch.mkdir()
     own = {
         "HOME": str(scratch),  # a new home for the programs' compile caches, so that each run compiles anew
@@ -130,16 +133,18 @@ def run(node: Node, command: Sequence[str | Path], environment: Mapping[str, str
             output, errors = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == 0, errors
+    assert process.returncode == expected, errors
     assert "Traceback" not in errors
     until(lambda: node.truth.devices()[0].memory_used_bytes == 0)
     work = Counter(kernel.name for kernel in node.truth.kernels() if kernel.pid == process.pid)
     return Run(output, work, sum(context.pid == process.pid for context in node.truth.contexts()))
 
 
-def run_in_share(node: Node, name: str, command: Sequence[str | Path], scratch: Path) -> tuple[Run, pb.Usage]:
+def run_in_share(
+    node: Node, name: str, command: Sequence[str | Path], scratch: Path, expected: int = 0
+) -> tuple[Run, pb.Usage]:
     """Run a program in a share of its own; return the account too."""
-    seen = run(node, command, node.share_environment(name, Terms(10)), scratch)
+    seen = run(node, command, node.share_environment(name, Terms(10)), scratch, expected)
 
     def account() -> pb.Usage:
         return node.usage()[name].devices[0].usage
@@ -192,6 +197,27 @@ def test_frames_that_ffmpeg_sends_to_the_device_and_back_are_those_of_the_cpu(
     assert without.contexts > 0
     frames_bytes = 50 * 640 * 360 * 3 // 2  # no line of any plane needs padding
     assert account.host_to_device_bytes == account.device_to_host_bytes == frames_bytes
+
+
+EXHAUSTED = 1
+"""hashcat's exit code when it has tried all passwords and none fits: kernels compute nothing here."""
+
+
+@pytest.mark.usefixtures("installed")
+def test_hashcat_tries_all_passwords_in_a_share_as_without(bare: Node, shared: Node, tmp_path: Path) -> None:
+    no_other_backend = ["-D", "2", "--backend-ignore-opencl", "--self-test-disable", "--potfile-disable"]
+    not_tuned = ["--force", "-n", "8", "-u", "100", "-T", "256"]  # tuning is by the clock
+    task = ["-m", "0", "-a", "3", "f" * 32, "?d" * 8]
+    command = ["hashcat", "--machine-readable", "--status", "--quiet", *no_other_backend, *not_tuned, *task]
+    without = run(bare, command, bare.environment, tmp_path / "bare", EXHAUSTED)
+    within, account = run_in_share(shared, "hashcat", command, tmp_path / "shared", EXHAUSTED)
+    for seen in (without, within):
+        last = seen.output.splitlines()[-1].split("\t")
+        assert last[:2] == ["STATUS", "5"]
+        assert last[last.index("PROGRESS") + 1 :][:2] == [str(10**8), str(10**8)]
+    assert within.work == without.work
+    assert account.launches >= within.work.total() > 40
+    assert (account.passed, account.faults, account.memory_used_bytes) == (0, 0, 0)
 
 
 HOLDER = f"""

@@ -1,0 +1,78 @@
+/* Tensor maps: descriptions of tiles of a tensor, which kernels of Hopper and later copy by. A description is opaque
+ * and no kernel reads it here, so only its parameters are checked, as the header says; data types of less than a byte
+ * are not known. */
+#include "simgpu/api/process.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#define MAP_BYTES     128
+#define MAP_ALIGNED   64
+#define RANK_MAX      5
+#define BOX_MAX       256
+#define STEP_MAX      8
+#define HOPPER        9
+#define WIDTH_MAX     (UINT64_C(1) << 32)
+#define STRIDE_MAX    (UINT64_C(1) << 40)
+#define PROMOTION_MAX 3
+#define FILL_MAX      1
+#define SWIZZLE_32B   1
+#define PLAIN         0
+#define BY_32_BYTES   2
+
+/* By CUtensorMapDataType. */
+static const uint8_t element_bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+
+/* By CUtensorMapSwizzle: how wide a box may be, in bytes. */
+static const unsigned swizzle_bytes[] = {BOX_MAX * 8, 32, 64, 128, 128, 128, 128};
+
+#define COUNT(table) (sizeof(table) / sizeof(table)[0])
+
+static bool is_tile(unsigned rank, const uint64_t *widths, const uint64_t *strides, const uint32_t *box,
+                    const uint32_t *steps, unsigned alignment) {
+  for (unsigned i = 0; i < rank; i++)
+    if (!widths[i] || widths[i] > WIDTH_MAX || !box[i] || box[i] > BOX_MAX || !steps[i] || steps[i] > STEP_MAX ||
+        (i + 1 < rank && (strides[i] % alignment || strides[i] >= STRIDE_MAX)))
+      return false;
+  return true;
+}
+
+/* The device is that of the current context. */
+static CUresult enter_hopper(void) {
+  struct context *context;
+  CUresult result = enter(&context);
+  if (result)
+    return result;
+  return process.state.shared->devices[context->device].major < HOPPER ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, uint32_t rank, void *address, const uint64_t *widths,
+                                       const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+                                       unsigned interleave, unsigned swizzle, unsigned promotion, unsigned fill) {
+  CUresult result = enter_hopper();
+  if (result)
+    return result;
+  unsigned alignment = interleave == BY_32_BYTES ? 32 : 16;
+  if (!map || (uintptr_t)map % MAP_ALIGNED || type >= COUNT(element_bytes) || !rank || rank > RANK_MAX || !address ||
+      (uintptr_t)address % alignment || !widths || (rank > 1 && !strides) || !box || !steps ||
+      interleave > BY_32_BYTES || (interleave != PLAIN && rank < 3) || swizzle >= COUNT(swizzle_bytes) ||
+      (interleave == BY_32_BYTES && swizzle != SWIZZLE_32B) || promotion > PROMOTION_MAX || fill > FILL_MAX ||
+      !is_tile(rank, widths, strides, box, steps, alignment))
+    return CUDA_ERROR_INVALID_VALUE;
+  unsigned width = box[0] * element_bytes[type];
+  if (interleave == PLAIN && (width % 16 || width > swizzle_bytes[swizzle]))
+    return CUDA_ERROR_INVALID_VALUE;
+  memset(map, 0, MAP_BYTES);
+  memcpy(map, &address, sizeof address);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuTensorMapReplaceAddress(void *map, void *address) {
+  CUresult result = enter_hopper();
+  if (result)
+    return result;
+  if (!map || (uintptr_t)map % MAP_ALIGNED || !address || (uintptr_t)address % 16)
+    return CUDA_ERROR_INVALID_VALUE;
+  memcpy(map, &address, sizeof address);
+  return CUDA_SUCCESS;
+}
