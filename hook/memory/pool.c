@@ -1,119 +1,55 @@
 /* The memory of pools: the share is charged for what a pool holds, as the driver reports it. */
-#include "hook/memory/graph.h"
+#include "hook/memory/pool_table.h"
 
 #include <errno.h>
+#include <time.h>
 
 /* Pools grow by multiples of GRAIN_BYTES: measured on an H200 with the driver of CUDA 13.0. A pool that has grown by
  * another step is assumed to grow by LEAST_BYTES, the granularity of physical memory. */
-#define POOLS_MAX   512u
 #define GRAIN_BYTES (32u << 20)
 #define LEAST_BYTES (2u << 20)
 
-/* DESTROYED: by the program, but its charge has not ended. UNPAID: never charged. */
-enum state { FREE_ENTRY, OPEN, DESTROYED, UNPAID };
-
-struct sp_pool {
-  CUmemoryPool handle; /* NULL: the pool of graphs */
-  uint32_t state;
-  int device;
-  uint64_t charged;   /* what it held when the driver was last asked */
-  uint64_t in_flight; /* reserved for allocations under way */
-  uint32_t under_way; /* the number of allocations under way */
-  uint64_t live;      /* the sum of its allocations */
-  uint64_t grain;     /* it grows by multiples of this */
-};
-
-struct pools {
-  pthread_mutex_t lock; /* guards the rest; no call that may wait is made under it */
-  uint32_t count;
-  struct sp_pool pools[POOLS_MAX];
-};
-
-static void *shared_pools;
 static uint32_t dirty; /* a pool may hold more than its allocations, and may return that at any synchronise */
-
-/* Lock the pools. NULL: there are none, or with `create` no memory for them. */
-static struct pools *lock_pools(bool create) {
-  struct pools *pools = create ? sp_map_wiped(&shared_pools, sizeof *pools)
-                               : __atomic_load_n((struct pools **)&shared_pools, __ATOMIC_ACQUIRE);
-  if (pools != NULL) {
-    pthread_mutex_lock(&pools->lock);
-  }
-  return pools;
-}
-
-static void unlock_pools(struct pools *pools) {
-  pthread_mutex_unlock(&pools->lock);
-}
-
-/* How much memory the pool has reserved on the device. False: the driver does not tell. */
-static bool ask(const struct sp_pool *pool, uint64_t *bytes) {
-  const struct sp_driver *driver = sp_driver();
-  *bytes = 0;
-  if (pool->handle == NULL) {
-    return driver->cuDeviceGetGraphMemAttribute != NULL &&
-           driver->cuDeviceGetGraphMemAttribute(pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, bytes) ==
-               CUDA_SUCCESS;
-  }
-  return driver->cuMemPoolGetAttribute != NULL &&
-         driver->cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, bytes) == CUDA_SUCCESS;
-}
-
-/* The entry of a living pool, or NULL. The graphs have a pool without a handle on each device. */
-static struct sp_pool *find(struct pools *pools, int device_ordinal, CUmemoryPool handle) {
-  for (uint32_t index = 0; index < pools->count; index++) {
-    struct sp_pool *pool = &pools->pools[index];
-    if (pool->state != FREE_ENTRY && pool->state != DESTROYED && pool->handle == handle &&
-        (handle != NULL || pool->device == device_ordinal)) {
-      return pool;
-    }
-  }
-  return NULL;
-}
-
-/* Add an entry; NULL: there is no room. */
-static struct sp_pool *add(struct pools *pools, struct sp_pool entry) {
-  uint32_t index = 0;
-  while (index < pools->count && pools->pools[index].state != FREE_ENTRY) {
-    index++;
-  }
-  if (index == POOLS_MAX) {
-    return NULL;
-  }
-  pools->count += index == pools->count;
-  pools->pools[index] = entry;
-  return &pools->pools[index];
-}
 
 /* The entry of a pool, added if it is new; `handle` NULL: the pool of graphs. NULL: the driver does not tell what its
  * pools hold, or there is no room. */
 struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
-  struct pools *pools = lock_pools(true);
+  struct sp_pools *pools = sp_pools_lock(true);
   if (pools == NULL) {
     return NULL;
   }
-  struct sp_pool *pool = find(pools, device_ordinal, handle);
-  struct sp_pool entry = {.handle = handle, .state = OPEN, .device = device_ordinal, .grain = GRAIN_BYTES};
-  if (pool == NULL && ask(&entry, &entry.charged) && (pool = add(pools, entry)) != NULL) {
-    /* Memory from before the hook was attached, or the driver's own: all of it is charged to the share. */
-    sp_slot_memory(device_ordinal, (int64_t)entry.charged);
+  struct sp_pool *pool = sp_pools_find(pools, device_ordinal, handle);
+  if (pool == NULL) {
+    struct sp_pool entry = {.handle = handle,
+                            .state = SP_POOL_OPEN,
+                            .device = device_ordinal,
+                            .grain = GRAIN_BYTES,
+                            .answered = ++pools->questions};
+    sp_pools_unlock(pools);
+    bool told = sp_pools_ask_driver(device_ordinal, handle, &entry.charged);
+    sp_pools_lock(true);
+    pool = sp_pools_find(pools, device_ordinal, handle); /* another thread may have added it meanwhile */
+    if (pool == NULL && told && (pool = sp_pools_add(pools, entry)) != NULL) {
+      /* Memory from before the hook was attached, or the driver's own: all of it is charged to the share. */
+      sp_slot_memory(device_ordinal, (int64_t)entry.charged);
+    }
   }
-  unlock_pools(pools);
+  sp_pools_unlock(pools);
   return pool;
 }
 
 bool sp_pool_is_unpaid(const struct sp_pool *pool) {
-  return pool->state == UNPAID;
+  return pool->state == SP_POOL_UNPAID;
 }
 
 /* Note that this pool is never charged. Does nothing if it has an entry already. */
 void sp_pool_unpaid(CUmemoryPool handle) {
-  struct pools *pools = lock_pools(true);
+  struct sp_pools *pools = sp_pools_lock(true);
   if (pools != NULL) {
-    if (find(pools, SP_NO_DEVICE, handle) == NULL) {
-      add(pools, (struct sp_pool){.handle = handle, .state = UNPAID, .device = SP_NO_DEVICE});
+    if (sp_pools_find(pools, SP_NO_DEVICE, handle) == NULL) {
+      sp_pools_add(pools, (struct sp_pool){.handle = handle, .state = SP_POOL_UNPAID, .device = SP_NO_DEVICE});
     }
-    unlock_pools(pools);
+    sp_pools_unlock(pools);
   }
 }
 
@@ -121,22 +57,27 @@ int sp_pool_device(const struct sp_pool *pool) {
   return pool->device;
 }
 
-/* Correct the charge to what the pool holds. Allocations under way have a charge of their own. True: it holds less than
- * before. */
-static bool refresh(struct sp_pool *pool) {
-  uint64_t now = 0, before = pool->charged; /* `now` stays 0 for a destroyed pool: the driver is not asked about it */
-  if (pool->state == OPEN && !ask(pool, &now)) {
-    return false;
+/* Correct the charge to what the pool holds. Allocations under way have a charge of their own. The caller holds the
+ * lock, which is let go meanwhile. True: it holds less than before, or another thread has just corrected the charge. */
+static bool refresh(struct sp_pools *pools, struct sp_pool *pool) {
+  uint64_t now = 0, number = 0; /* both stay 0 for a destroyed pool: the driver is not asked about it */
+  if (pool->state == SP_POOL_OPEN) {
+    enum sp_answer answer = sp_pools_ask(pools, pool, &now, &number);
+    if (answer != SP_ANSWER_TOLD) {
+      return answer == SP_ANSWER_LATER;
+    }
   }
-  if (pool->state == DESTROYED && pool->live != 0) {
+  uint64_t before = pool->charged;
+  if (pool->state == SP_POOL_DESTROYED && pool->live != 0) {
     return false; /* it keeps its memory until its last allocation is freed */
   }
   if (now > before && pool->under_way != 0) {
     return false; /* an allocation under way will correct it */
   }
   pool->charged = now;
-  if (pool->state == DESTROYED && pool->under_way == 0) {
-    pool->state = FREE_ENTRY;
+  pool->answered = number;
+  if (pool->state == SP_POOL_DESTROYED && pool->under_way == 0) {
+    pool->state = SP_POOL_FREE;
   }
   sp_slot_memory(pool->device, (int64_t)(now - before));
   return now < before;
@@ -145,21 +86,24 @@ static bool refresh(struct sp_pool *pool) {
 /* Correct the charges of the pools of a device, or of all pools if `every`. Set `dirty` anew. True: a pool holds less
  * than before. */
 static bool refresh_all(int device_ordinal, bool every) {
-  struct pools *pools = lock_pools(false);
+  struct sp_pools *pools = sp_pools_lock(false);
   bool less = false, keeps = false;
+  __atomic_store_n(&dirty, 0, __ATOMIC_RELAXED); /* what another thread frees during this sets it again */
   for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
     struct sp_pool *pool = &pools->pools[index];
-    if (pool->state != OPEN && pool->state != DESTROYED) {
+    if (pool->state != SP_POOL_OPEN && pool->state != SP_POOL_DESTROYED) {
       continue;
     }
     if (every || pool->device == device_ordinal) {
-      less |= refresh(pool);
+      less |= refresh(pools, pool);
     }
     keeps |= pool->handle != NULL && pool->charged > pool->live; /* the graphs' pool shrinks only when it is trimmed */
   }
+  if (keeps) {
+    __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+  }
   if (pools != NULL) {
-    __atomic_store_n(&dirty, keeps, __ATOMIC_RELAXED);
-    unlock_pools(pools);
+    sp_pools_unlock(pools);
   }
   return less;
 }
@@ -180,41 +124,74 @@ void sp_pools_refresh_graphs(int device_ordinal) {
 
 /* Ask what this pool holds, and correct its charge. */
 void sp_pool_refresh(CUmemoryPool handle) {
-  struct pools *pools = lock_pools(false);
+  struct sp_pools *pools = sp_pools_lock(false);
   for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
-    if (pools->pools[index].state == OPEN && pools->pools[index].handle == handle) {
-      refresh(&pools->pools[index]);
+    if (pools->pools[index].state == SP_POOL_OPEN && pools->pools[index].handle == handle) {
+      refresh(pools, &pools->pools[index]);
     }
   }
   if (pools != NULL) {
-    unlock_pools(pools);
+    sp_pools_unlock(pools);
+  }
+}
+
+/* The program is about to destroy the pool: correct its charge, and then ask the driver about it no more. Waits, for
+ * 100 ms at most, until no question about it is under way. */
+void sp_pool_closing(CUmemoryPool handle) {
+  sp_pool_refresh(handle);
+  bool asking = true;
+  for (int look = 0; asking && look < 2000; look++) {
+    struct sp_pools *pools = sp_pools_lock(false);
+    struct sp_pool *pool = pools != NULL ? sp_pools_find(pools, SP_NO_DEVICE, handle) : NULL;
+    asking = pool != NULL && pool->asking != 0;
+    if (pool != NULL) {
+      pool->closing = true;
+    }
+    if (pools != NULL) {
+      sp_pools_unlock(pools);
+    }
+    if (asking) {
+      nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    }
+  }
+}
+
+/* The driver has refused to destroy the pool. */
+void sp_pool_stays(CUmemoryPool handle) {
+  struct sp_pools *pools = sp_pools_lock(false);
+  struct sp_pool *pool = pools != NULL ? sp_pools_find(pools, SP_NO_DEVICE, handle) : NULL;
+  if (pool != NULL) {
+    pool->closing = false;
+  }
+  if (pools != NULL) {
+    sp_pools_unlock(pools);
   }
 }
 
 /* The program has destroyed the pool. Its entry stays while it holds memory that is still allocated. */
 void sp_pool_destroyed(CUmemoryPool handle) {
-  struct pools *pools = lock_pools(false);
+  struct sp_pools *pools = sp_pools_lock(false);
   for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
     struct sp_pool *pool = &pools->pools[index];
     if (pool->handle != handle || handle == NULL) {
       continue;
     }
-    if (pool->state == UNPAID) {
-      pool->state = FREE_ENTRY;
-    } else if (pool->state == OPEN) {
-      pool->state = DESTROYED;
-      refresh(pool);
+    if (pool->state == SP_POOL_UNPAID) {
+      pool->state = SP_POOL_FREE;
+    } else if (pool->state == SP_POOL_OPEN) {
+      pool->state = SP_POOL_DESTROYED;
+      refresh(pools, pool);
     }
   }
   if (pools != NULL) {
-    unlock_pools(pools);
+    sp_pools_unlock(pools);
   }
 }
 
 /* Before a refusal: have the device's pools return what they do not use. True: less is charged than before. */
 bool sp_pools_shrink(int device_ordinal) {
   const struct sp_driver *driver = sp_driver();
-  if (__atomic_load_n((struct pools **)&shared_pools, __ATOMIC_ACQUIRE) == NULL) {
+  if (!sp_pools_exist()) {
     return false;
   }
   bool less = refresh_all(device_ordinal, false);
@@ -223,13 +200,13 @@ bool sp_pools_shrink(int device_ordinal) {
   bool relaxed =
       driver->cuThreadExchangeStreamCaptureMode && driver->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
   /* One pool after the other, without the lock: a trim may wait in the driver. */
-  for (uint32_t index = 0; index < POOLS_MAX; index++) {
-    struct pools *pools = lock_pools(false);
-    bool ours = index < pools->count && pools->pools[index].state == OPEN &&
+  for (uint32_t index = 0; index < SP_POOLS_MAX; index++) {
+    struct sp_pools *pools = sp_pools_lock(false);
+    bool ours = index < pools->count && pools->pools[index].state == SP_POOL_OPEN &&
                 pools->pools[index].device == device_ordinal && pools->pools[index].charged != 0;
     bool last = index + 1 >= pools->count;
     CUmemoryPool handle = pools->pools[index].handle;
-    unlock_pools(pools);
+    sp_pools_unlock(pools);
     if (ours && handle != NULL && driver->cuMemPoolTrimTo != NULL) {
       driver->cuMemPoolTrimTo(handle, 0);
     } else if (ours && handle == NULL && driver->cuDeviceGraphMemTrim != NULL) {
@@ -272,10 +249,10 @@ static bool reserve_growth(struct sp_growth *growth) {
   if (sp_memory_reserve(pool->device, growth->growth)) {
     return true;
   }
-  struct pools *pools = lock_pools(false);
+  struct sp_pools *pools = sp_pools_lock(false);
   pool->live -= growth->bytes;
   uint64_t less = leave(pool, growth->growth);
-  unlock_pools(pools);
+  sp_pools_unlock(pools);
   sp_slot_memory(pool->device, (int64_t)(growth->growth - less)); /* its own growth in `less` was never charged */
   return false;
 }
@@ -283,23 +260,23 @@ static bool reserve_growth(struct sp_growth *growth) {
 /* Reserve for an allocation what the pool may grow by. False: it does not fit under the cap, and nothing has
  * changed. */
 bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
-  struct pools *pools = lock_pools(false);
+  struct sp_pools *pools = sp_pools_lock(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
   pool->live += bytes; /* so that two allocations at the same time do not count on the same unused part */
   pool->in_flight += growth->growth;
   pool->under_way++;
-  unlock_pools(pools);
+  sp_pools_unlock(pools);
   return reserve_growth(growth);
 }
 
 /* Reserve for a graph what the pool may grow by: all of its bytes, because another graph may use what the pool keeps.
  * False: they do not fit under the cap, and nothing has changed. */
 bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
-  struct pools *pools = lock_pools(false);
+  struct sp_pools *pools = sp_pools_lock(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = 0, .growth = bytes};
   pool->in_flight += bytes;
   pool->under_way++;
-  unlock_pools(pools);
+  sp_pools_unlock(pools);
   return reserve_growth(growth);
 }
 
@@ -307,12 +284,22 @@ bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_
  * caller must free the allocation again. */
 bool sp_pool_grown(struct sp_growth *growth) {
   struct sp_pool *pool = growth->pool;
-  struct pools *pools = lock_pools(false);
-  uint64_t now = 0, before = pool->charged + pool->in_flight;
+  struct sp_pools *pools = sp_pools_lock(false);
+  uint64_t now = 0, number = pool->answered;
   bool fits = true;
-  if (!ask(pool, &now)) { /* the driver told before, but not now: assume that it grew by what was reserved */
+  switch (sp_pools_ask(pools, pool, &now, &number)) {
+  case SP_ANSWER_UNTOLD: /* the driver told before, but not now: assume that it grew by what was reserved */
     now = pool->charged + growth->growth;
+    number = pool->answered;
+    break;
+  case SP_ANSWER_LATER: /* the question was asked when this allocation had been made, too */
+    now = pool->charged;
+    number = pool->answered;
+    break;
+  case SP_ANSWER_TOLD:
+    break;
   }
+  uint64_t before = pool->charged + pool->in_flight;
   leave(pool, growth->growth);
   uint64_t after = now + pool->in_flight;
   if (pool->under_way != 0 && now <= before) {
@@ -332,9 +319,10 @@ bool sp_pool_grown(struct sp_growth *growth) {
     __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
   }
   pool->charged = now;
+  pool->answered = number;
   pool->in_flight = after - now;
   growth->growth = 0;
-  unlock_pools(pools);
+  sp_pools_unlock(pools);
   return fits;
 }
 
@@ -342,10 +330,10 @@ bool sp_pool_grown(struct sp_growth *growth) {
  * is freed again. */
 void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
   struct sp_pool *pool = growth->pool;
-  struct pools *pools = lock_pools(false);
+  struct sp_pools *pools = sp_pools_lock(false);
   pool->live -= growth->bytes < pool->live ? growth->bytes : pool->live;
   uint64_t less = allocated ? 0 : leave(pool, growth->growth);
-  unlock_pools(pools);
+  sp_pools_unlock(pools);
   sp_memory_rollback(pool->device, less);
   if (allocated) {
     sp_slot_memory_refused(pool->device, growth->bytes);
@@ -358,14 +346,14 @@ void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
  * asked. */
 void sp_pool_freed(const struct sp_allocation *taken) {
   struct sp_pool *pool = (struct sp_pool *)(uintptr_t)taken->owner;
-  struct pools *pools = lock_pools(false);
+  struct sp_pools *pools = sp_pools_lock(false);
   if (pools == NULL) {
     return; /* in a forked child: the pool is the parent's */
   }
   pool->live -= taken->bytes < pool->live ? taken->bytes : pool->live;
-  if (pool->state == DESTROYED) {
-    refresh(pool);
+  if (pool->state == SP_POOL_DESTROYED) {
+    refresh(pools, pool);
   }
-  unlock_pools(pools);
+  sp_pools_unlock(pools);
   __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
 }

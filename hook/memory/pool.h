@@ -22,6 +22,9 @@ bool sp_pool_is_unpaid(const struct sp_pool *pool);
 void sp_pool_refresh(CUmemoryPool handle);
 /* Ask what each pool of the device holds and correct its charge: the graphs' pool has no handle to name it. */
 void sp_pools_refresh_graphs(int device_ordinal);
+/* Called before the driver is told to destroy the pool, and if it refuses. */
+void sp_pool_closing(CUmemoryPool handle);
+void sp_pool_stays(CUmemoryPool handle);
 /* The driver has destroyed the pool, except for memory that is still allocated. */
 void sp_pool_destroyed(CUmemoryPool handle);
 

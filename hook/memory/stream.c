@@ -169,11 +169,13 @@ GIVES_POOL(cuMemGetDefaultMemPool, (CUmemoryPool * pool, CUmemLocation *at, int 
 GIVES_POOL(cuMemGetMemPool, (CUmemoryPool * pool, CUmemLocation *at, int type), (pool, at, type), at)
 
 SP_WRAPPER(cuMemPoolDestroy, (CUmemoryPool pool), (pool)) {
-  sp_pool_refresh(pool);
+  sp_pool_closing(pool);
   CUresult result;
   SP_CALL(result, real(pool));
   if (result == CUDA_SUCCESS) {
     sp_pool_destroyed(pool);
+  } else {
+    sp_pool_stays(pool);
   }
   return result;
 }

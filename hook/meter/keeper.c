@@ -237,14 +237,12 @@ static void drain(struct sp_device *device, uint32_t turn) {
 }
 
 /* Return the turn if none of our work runs and nothing was launched since `launches`. The gate may enter the turn
- * again. `contended`: others wait, so the idle time until now counts. `asks`: the driver may be asked whether work
- * stands. For that another context becomes current, so a thread of the program that goes on must not ask. The caller
- * holds turn_lock. */
-static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended, bool asks) {
+ * again. `contended`: others wait, so the idle time until now counts. `stands`: all work that was launched until then
+ * stands. The caller holds turn_lock. */
+static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended, bool stands) {
   if (sp_load(&device->entered) != turn)
     return;
-  if (!try_leave(device) || (asks ? runs(device) : has_work(device)) ||
-      sp_threads_launches(device->index) != launches) {
+  if (!try_leave(device) || (has_work(device) && !stands) || sp_threads_launches(device->index) != launches) {
     /* For the agent it still is the same turn, because nothing else was published. */
     if (sp_grant_word(device->grant) == turn)
       __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
@@ -255,9 +253,12 @@ static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launch
   }
 }
 
+/* The same; `asks`: the driver may be asked whether work stands. For that another context becomes current, so a thread
+ * of the program that goes on must not ask. */
 static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended, bool asks) {
+  bool stands = asks && sp_stands(device);
   pthread_mutex_lock(&device->turn_lock);
-  park_locked(device, turn, launches, contended, asks);
+  park_locked(device, turn, launches, contended, stands);
   pthread_mutex_unlock(&device->turn_lock);
 }
 
@@ -272,7 +273,8 @@ __attribute__((destructor)) static void say_last(void) {
       sp_keeper_kick(device);   /* without a kick it looks every 4 ms only */
       sleep_ns(INSIDE_POLL_NS); /* the keeper is about to see the end of work that the program has waited for */
     }
-    bool locked = false;
+    uint64_t launches = sp_threads_launches(device->index);
+    bool stands = sp_stands(device), locked = false;
     for (int look = 0; look < LAST_LOOKS && !(locked = !pthread_mutex_trylock(&device->turn_lock)); look++)
       sleep_ns(INSIDE_POLL_NS);
     if (!locked)
@@ -280,8 +282,7 @@ __attribute__((destructor)) static void say_last(void) {
     publish(device);
     uint32_t turn = sp_load(&device->entered);
     if (turn) {
-      park_locked(device, turn, sp_threads_launches(device->index), sp_grant_flags(device->grant) & SP_GRANT_CONTENDED,
-                  true);
+      park_locked(device, turn, launches, sp_grant_flags(device->grant) & SP_GRANT_CONTENDED, stands);
       sp_region_ring(&sp_this_process.region); /* the grant may have been closed meanwhile */
     }
     pthread_mutex_unlock(&device->turn_lock);

@@ -1,14 +1,19 @@
-/* Builds memory/pool.c and memory/account.c upon a driver with pools that hold what a test says; the test reads the
- * share's account. */
+/* Builds memory/pool.c, memory/pool_table.c and memory/account.c upon a driver with pools that hold what a test says;
+ * the test reads the share's account. */
 #include "hook/memory/graph.h"
 
 int64_t account, cap;
 uint64_t held[4], kept[4]; /* what each pool has reserved, and what a trim would leave of it; 0: the graphs' memory */
+void (*meanwhile)(void);   /* what other threads do while the driver is asked; NULL: nothing */
 static struct sp_driver driver;
 
 static CUresult of_pool(CUmemoryPool pool, int attribute, void *bytes) {
   (void)attribute;
+  if (meanwhile)
+    meanwhile();
   *(uint64_t *)bytes = held[(uintptr_t)pool];
+  if (meanwhile)
+    meanwhile();
   return CUDA_SUCCESS;
 }
 
