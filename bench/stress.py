@@ -2,8 +2,9 @@
 
 A round is a node of one or two devices with random shares: some latency, some batch, some limited, some on both
 devices, some of several processes. Their programs do random things in several threads (storm.c), what is correct and
-unexpected among them (hazards.h); programs of different shares wait for each other inside kernels; one tenant in three
-rounds does its worst to its own region (hostile.c); shares join and leave, and processes are killed at random moments.
+unexpected among them (hazards.h), and one in ten ends with a kernel that faults; programs of different shares wait for
+each other inside kernels; one tenant in three rounds does its worst to its own region (hostile.c); shares join and
+leave, and processes are killed at random moments.
 Then:
 
 * kernels that started outside every turn of their share: 0, but for deliberate passes and for what was launched in a
@@ -130,7 +131,7 @@ class Round:
         member = self._register(devices, self._dice.choice([100, 100, 100, 40]))
         for _ in range(self._dice.choice([1, 1, 2])):
             seed, threads = self._dice.randint(1, 10**9), self._dice.randint(1, 3)
-            self._start(member, storm_command(seed, threads, len(devices)))
+            self._start(member, storm_command(seed, threads, len(devices), faults=self._dice.random() < 0.1))
 
     def _register(self, devices: tuple[str, ...], limit: float) -> Member:
         share_class = self._dice.choice(["standard", "standard", "latency", "batch"])

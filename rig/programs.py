@@ -115,9 +115,10 @@ def streams_command(options: Mapping[str, object]) -> list[str]:
     return [str(build("streams.c", "streams", "-lpthread")), *(f"{name}={value}" for name, value in options.items())]
 
 
-def storm_command(seed: int, threads: int, devices: int) -> list[str]:
-    """Return the command of a storm program."""
-    return [str(build("storm.c", "storm", "-lpthread")), str(seed), str(threads), str(devices)]
+def storm_command(seed: int, threads: int, devices: int, *, faults: bool = False) -> list[str]:
+    """Return the command of a storm program; one that `faults` has one thread, and ends with a kernel that faults."""
+    numbers = [str(number) for number in (seed, 1 if faults else threads, devices)]
+    return [str(build("storm.c", "storm", "-lpthread")), *numbers, *["faults"] * faults]
 
 
 def hostile_command(seed: int, *, tame: bool = False) -> list[str]:

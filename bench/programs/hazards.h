@@ -1,13 +1,17 @@
 /*
  * hazards: what correct programs do but a meter of launches may not expect: work that waits for something outside the
  * device, work in a context that is not current, kernels with durations that depend on their data, threads that are
- * cancelled, streams that are replaced, full queues, closed descriptors.
+ * cancelled, jumps out of calls, streams that are replaced, full queues, closed descriptors, and a kernel that faults.
  */
 #ifndef SHAREPOD_BENCH_HAZARDS_H
 #define SHAREPOD_BENCH_HAZARDS_H
 
+#include <errno.h>
 #include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include "storm.h"
@@ -172,9 +176,102 @@ static void fill_queue(struct worker *worker, uint32_t device) {
   worker->launches += QUEUE_MAX;
 }
 
+/* ---- a signal handler jumps out of a call ---- */
+
+static _Thread_local sigjmp_buf back;
+static _Thread_local volatile sig_atomic_t armed;
+
+/* Jump out of a wait that has a timeout. A wait for a lock has none; a thread that waits for one may hold another,
+ * which would then be held for ever, as it would be of a driver without the hook. */
+static void jump_out(int number, siginfo_t *info, void *context) {
+  (void)number, (void)info;
+#ifdef __x86_64__
+  const greg_t *registers = ((const ucontext_t *)context)->uc_mcontext.gregs;
+  if (armed && registers[REG_RAX] == -EINTR && registers[REG_R10]) /* R10: the timeout */
+    siglongjmp(back, 1);
+#else
+  (void)context;
+#endif
+}
+
+struct interrupter {
+  pthread_t target;
+  struct worker dice; /* only its random numbers */
+  uint32_t over;
+};
+
+static void *interrupt(void *argument) {
+  struct interrupter *interrupter = argument;
+  while (!__atomic_load_n(&interrupter->over, __ATOMIC_ACQUIRE)) {
+    sleep_until(now_ns() + draw(&interrupter->dice, PAUSE_NS));
+    pthread_kill(interrupter->target, SIGUSR1);
+  }
+  return NULL;
+}
+
+/* A thread is interrupted in its launches, or in its wait for work that goes on only after that. */
+static void jump(struct worker *worker, uint32_t device) {
+#ifdef __x86_64__
+  uint32_t *word = fresh_words(worker, 1);
+  if (!word)
+    return;
+  struct interrupter interrupter = {.target = pthread_self(), .dice.random = worker->random | 1u};
+  void *stream = any_stream(worker, device);
+  pthread_t thread;
+  CALL(cuStreamWaitValue32, stream, (device_pointer)(uintptr_t)word, 1, 0);
+  launch_any(worker, device, stream);
+  if (pthread_create(&thread, NULL, interrupt, &interrupter))
+    die("storm: no thread");
+  if (!sigsetjmp(back, 1)) {
+    armed = 1;
+    for (uint32_t i = draw(worker, 4); i; i--)
+      launch_any(worker, device, any_stream(worker, device));
+    CALL(cuStreamSynchronize, stream);
+    die("storm: a wait ended before its word was written");
+  }
+  armed = 0;
+  __atomic_store_n(&interrupter.over, 1, __ATOMIC_RELEASE);
+  pthread_join(thread, NULL);
+  __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+#else
+  (void)worker, (void)device;
+#endif
+}
+
+static void expect_jumps(void) {
+  struct sigaction action = {.sa_sigaction = jump_out, .sa_flags = SA_SIGINFO};
+  sigaction(SIGUSR1, &action, NULL);
+}
+
+/* ---- a kernel faults ---- */
+
+/* Every call fails after that. The program notices late, as one that does not look at errors, and goes on calling. */
+static void fault(struct worker *worker) {
+  static const char text[] = ".version 7.0\n.target sm_50\n.address_size 64\n.visible .entry fault_50us() { ret; }\n";
+  void *module, *kernel;
+  use(0);
+  CALL(cuModuleLoadData, &module, text);
+  CALL(cuModuleGetFunction, &kernel, module, "fault_50us");
+  void *stream = any_stream(worker, 0);
+  launch_any(worker, 0, stream);
+  CALL(cuLaunchKernel, kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+  for (uint32_t i = draw(worker, 200); i; i--) {
+    void *parameters[] = {&(uint64_t){1}};
+    if (TRY(cuLaunchKernel, storm.kernels[0][1], 1, 1, 1, 1, 1, 1, 0, any_stream(worker, 0), parameters, NULL) ==
+        SUCCESS)
+      worker->launches++;
+    if (!draw(worker, 8))
+      TRY(cuStreamSynchronize, any_stream(worker, 0));
+    if (!draw(worker, 8))
+      TRY(cuEventRecord, worker->events[0], stream);
+    if (!draw(worker, 4))
+      pause_some(worker);
+  }
+}
+
 static void hazard(struct worker *worker, uint32_t device) {
   static void (*const hazards[])(struct worker *, uint32_t) = {
-      upload, host_function, wait_for_word, wait_for_event, vary, work_elsewhere, cancel, replace_stream,
+      upload, host_function, wait_for_word, wait_for_event, vary, work_elsewhere, cancel, jump, replace_stream,
   };
   uint32_t count = sizeof hazards / sizeof *hazards;
   if (!draw(worker, SELDOM))

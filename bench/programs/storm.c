@@ -1,12 +1,13 @@
 /*
  * storm: a driver-API program that does random things, for the stress test. The same seed does the same things.
  *
- *     storm SEED THREADS DEVICES
+ *     storm SEED THREADS DEVICES [faults]
  *
  * Each thread has its own streams on every device, and runs one random episode after another: a burst of kernels of
  * random lengths over random streams, a graph, a pause, a round of kernels that wait for each other across streams or
  * devices, or an unusual but correct action (hazards.h). Then it may or may not synchronise. A third of the programs
- * close all their descriptors after their begin, and keep a file of their own, as daemons do.
+ * close all their descriptors after their begin, and keep a file of their own, as daemons do. One that `faults` has one
+ * thread, and ends with a kernel that faults.
  *
  * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object: the
  * number of episodes, and those that took long ("slow": began, ended, ...), so that the caller can compare the device.
@@ -14,6 +15,7 @@
 #define _GNU_SOURCE
 #include "hazards.h"
 
+#define EPISODES_BEFORE 40u /* a fault, on average */
 #define GRAPH_KERNELS   6u
 #define SLOW_NS         100000000u
 #define BURST_BUDGET_NS 8000000u /* device time of one burst, so that a small share still ends its episodes */
@@ -87,6 +89,10 @@ static void *run(void *argument) {
     }
     if (!draw(worker, 3))
       sleep_until(now_ns() + draw(worker, 4000000));
+    if (storm.faults && !draw(worker, EPISODES_BEFORE)) {
+      fault(worker);
+      return NULL;
+    }
   }
   for (uint32_t device = 0; device < storm.devices; device++)
     synchronise(worker, device);
@@ -133,12 +139,16 @@ static void print_result(void) {
 }
 
 int main(int count, char **arguments) {
-  if (count != 4)
-    die("usage: storm SEED THREADS DEVICES");
+  storm.faults = count == 5 && !strcmp(arguments[4], "faults");
+  if (count != 4 && !storm.faults)
+    die("usage: storm SEED THREADS DEVICES [faults]");
   storm.threads = (uint32_t)parse_number(arguments[2]);
   storm.devices = (uint32_t)parse_number(arguments[3]);
   if (storm.threads < 1 || storm.threads > THREADS_MAX || storm.devices < 1 || storm.devices > DEVICES_MAX)
     die("storm: 1..%u threads, 1..%u devices", THREADS_MAX, DEVICES_MAX);
+  if (storm.faults && storm.threads != 1)
+    die("storm: a program that faults has one thread");
+  expect_jumps();
   begin_program();
   uint64_t seed = parse_number(arguments[1]);
   open_all(seed);

@@ -33,6 +33,7 @@ struct worker {
 
 static struct {
   uint32_t threads, devices;
+  bool faults;
   void *contexts[DEVICES_MAX];
   void *kernels[DEVICES_MAX][UNITS];
   void *spins[DEVICES_MAX], *varied[DEVICES_MAX];
