@@ -35,7 +35,7 @@ from sharepod.agent.devices.lock import HostLock
 from sharepod.agent.devices.nvml import LIBRARY_NAME, load_library
 from sharepod.agent.devices.on_thread import on_thread
 from sharepod.agent.devices.releases import Releases
-from sharepod.agent.devices.session import is_restarted
+from sharepod.agent.devices.session import ends_are_followed
 from sharepod.agent.errors import AgentUnavailable, ShareError
 from sharepod.agent.metrics import collector
 from sharepod.agent.metrics.feed import Counters
@@ -135,8 +135,10 @@ def _prepare_others(settings: Settings) -> None:
 class Agent:
     """A running agent: what it opened, in the order in which it is closed again."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, may_end: bool) -> None:
+        """Take the settings. `may_end`: the agent may end by itself, if something starts it again."""
         self._settings = settings
+        self.may_end: Final = may_end
         self._stack = contextlib.ExitStack()
         self._environment = simulated_environment(settings)
         self.feed_tally: Final = Counters()
@@ -297,11 +299,11 @@ async def _opened(simulate: str, stopping: asyncio.Event) -> Inventory | None:
     return await opening
 
 
-async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+async def _serve(settings: Settings, stopping: asyncio.Event, *, private: bool = False) -> None:
     """Run the agent until `stopping` is set. Raises ShareError and CannotStart."""
     take_open_files(OPEN_FILES_MIN)
     os.umask(0o022)  # not that of the process that started it: every mode is given where a file is made
-    agent = Agent(settings)
+    agent = Agent(settings, may_end=not private)
     try:
         try:
             lock = agent.prepare()
@@ -357,7 +359,7 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
 
         def end_if_restarted(cause: str) -> None:
             """End the agent if something starts it again: a new process may reach NVML."""
-            if is_restarted() and not broken:
+            if agent.may_end and ends_are_followed() and not broken:
                 broken.append(cause)
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(stopping.set)
@@ -402,12 +404,14 @@ async def _tick_until(stopping: asyncio.Event, node: Node, feed: Feed | None) ->
             feed.tell(status)
 
 
-def run_agent(settings: Settings) -> int:
+def run_agent(settings: Settings, *, private: bool = False) -> int:
     """Run the agent until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0, or 1 when it could not start.
 
-    A planned stop opens the gates and keeps the shares of running programs for the next agent.
+    A planned stop opens the gates and keeps the shares of running programs for the next agent. A `private` agent is
+    started by nobody again.
     """
-    return run(OPTIONS.program, settings, _serve, expected={ShareError: EXIT_FAILURE}, hang_up=True)
+    serve = functools.partial(_serve, private=private)
+    return run(OPTIONS.program, settings, serve, expected={ShareError: EXIT_FAILURE}, hang_up=True)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def _on_tmpfs(path: Path) -> bool:
         place = place.parent
     real = str(place.resolve())
     best = ("", "")
-    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         _, point, kind, *_ = line.split(" ")
         point = point.replace("\\040", " ")
         inside = point == "/" or real == point or real.startswith(point + "/")

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.agent")
 
 NAME: Final = "agent.lock"
+TROUBLES_MAX: Final = 16
+"""A user may take any number of names, as any number of users of a namespace."""
+_REMOVED: Final = " (deleted)"
+"""What the kernel adds to the path of an open file that has been removed."""
 ALREADY_RUNS: Final = "an agent already runs in"
 """The beginning of the second agent's error; `sharepod run --private` then waits for the first agent."""
 
@@ -135,7 +139,9 @@ class HostLock:
         """Log what a stranger holds, and keep it for `troubles`; `shown`: what shows the stranger's process."""
         remedy = f"end its process: {shown}"
         log.warning(what, extra={"index": index, "uid": uid, "remedy": remedy})
-        self.troubles.append(f"{what} (device {index}, user {uid}), as of the agent's start: {shown}; end its process")
+        text = f"{what} (device {index}, user {uid}), as of the agent's start: {shown}; end its process"
+        if text not in self.troubles and len(self.troubles) < TROUBLES_MAX:
+            self.troubles.append(text)
 
     def _bind(self, address: bytes) -> bool:
         """Take the name and keep it until the end. False: it is taken."""
@@ -164,12 +170,16 @@ class HostLock:
 
 def _taken(index: int, pid: int | None) -> AgentUnavailable:
     """Return the error for a device that another agent has; `pid`: its process, None if that is not known."""
-    where, remedy = "it is of another user or container, and its pid is not shown here", "stop it there"
-    if pid is not None:
-        files = map(Path, processes.open_files(pid))
-        directories = [str(file.parent) for file in files if file.name == NAME]
-        where = f"pid {pid}" + (f", in {directories[0]}" if directories else "")
-        remedy = f"stop it with `kill {pid}`"
-    return AgentUnavailable(
-        f"device {index} belongs to another agent on this host ({where}): use that one, or {remedy}"
+    where, remedy = (
+        "it is of another user or container, and its pid is not shown here",
+        "use that one, or stop it there",
     )
+    if pid is not None:
+        where, remedy = f"pid {pid}", f"use that one, or stop it with `kill {pid}`"
+        for path in processes.open_files(pid):
+            file = Path(path.removesuffix(_REMOVED))
+            if file.name == NAME:
+                where += f", in {file.parent}"
+                if path.endswith(_REMOVED):
+                    where, remedy = f"{where}, which has been removed", f"stop it with `kill {pid}`: nothing reaches it"
+    return AgentUnavailable(f"device {index} belongs to another agent on this host ({where}): {remedy}")

@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.devices import nvml
 from sharepod.agent.errors import AgentUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from sharepod.agent.shares.share import DeviceUuid
 
@@ -29,13 +30,26 @@ FAILED_LOOKS: Final = 4
 FAILED_LOOKS_MAX: Final = 64
 CALM_S: Final = 10.0
 """How long a thread that is inside NVML is waited for before a close: NVML is not closed under it."""
+_CONTAINER_INITS: Final = frozenset({"tini", "docker-init", "dumb-init", "catatonit", "s6-svscan"})
 NOT_BACK: Final = f"a call of NVML has not come back for {CALM_S:g} s"
 
 
-def is_restarted() -> bool:
-    """Tell whether something restarts this process when it ends: the kubelet, systemd, a container runtime."""
-    own = str(os.getpid())
-    return "KUBERNETES_SERVICE_HOST" in os.environ or own in ("1", os.environ.get("SYSTEMD_EXEC_PID"))
+def is_restarted(pid: int, parent: int, environment: Mapping[str, str], first: str) -> bool:
+    """Tell whether something restarts a process when it ends: the kubelet, systemd, a container runtime.
+
+    `first`: the name of PID 1, which may be a container's init in front of the process.
+    """
+    of_container = pid == 1 or (parent == 1 and first in _CONTAINER_INITS)
+    return of_container or "KUBERNETES_SERVICE_HOST" in environment or str(pid) == environment.get("SYSTEMD_EXEC_PID")
+
+
+def ends_are_followed() -> bool:
+    """Tell whether something restarts this process when it ends."""
+    try:
+        first = Path("/proc/1/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        first = ""
+    return is_restarted(os.getpid(), os.getppid(), os.environ, first)
 
 
 class Session:

@@ -24,6 +24,7 @@ GRACE_NS: Final = 1_500_000_000
 """Longer than a program takes to claim its slot, and shorter than the time between looks: the second look reports."""
 
 
+_GONE: Final = (errno.ENOENT, errno.ENOTDIR)
 _NOT_ATTACHED: Final = (
     "it has not attached: its hook has another ABI, its user may not write the region, all slots are taken, "
     "or it started without the hook"
@@ -42,15 +43,17 @@ def unmetered_cause(region_error: int, without_hook: str = "") -> str:
     `region_error`: the errno for its region, 0 if that can be used; `without_hook`: why the process cannot have the
     hook, if that is known.
     """
+    if region_error in _GONE:
+        return "its region is gone: the share has ended, or was given up by a new agent"
     return region_fault(region_error) or without_hook or _NOT_ATTACHED
 
 
 def region_fault(region_error: int) -> str:
-    """Return what is wrong with a region; empty for 0, a region that can be used."""
+    """Return what is wrong with the region of a live share; empty for 0, a region that can be used."""
     if region_error == 0:
         return ""
-    if region_error in (errno.ENOENT, errno.ENOTDIR):
-        return "its region is gone: the share has ended, or was given up by a new agent"
+    if region_error in _GONE:
+        return "its region is gone, with its directory"
     if region_error == errno.EPROTO:
         return "its region has another ABI or is damaged"
     if region_error == errno.EPIPE:

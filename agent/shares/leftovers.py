@@ -47,6 +47,8 @@ class Leftovers:
         """Records that this agent cannot read: they stay in the checkpoint, and their directories stay."""
         self._left: dict[str, Unread] = {}
         """Directories, by name, that are left alone while a process lives in them."""
+        self._lost = ""
+        """Why the checkpoint could not be read when the agent started; empty if it could."""
         self._doubtful: set[str] = set()
         """Those of them in which, at the last look, a slot was claimed but its lock was gone."""
 
@@ -61,6 +63,7 @@ class Leftovers:
             left = checkpoint.parse(text, self._boot) if text else NOTHING_LEFT
         except ShareError as error:
             checkpoint.set_aside(self._state)
+            self._lost = str(error)
             log.error("checkpoint lost", extra={"cause": str(error)})  # noqa: TRY400 - the text says it all
             left, is_whole = NOTHING_LEFT, False
         self._unread = tuple(one for one in left.unread if one.name)
@@ -76,7 +79,9 @@ class Leftovers:
         return replace(left, records=(*left.records, *self._unrecorded(known, is_whole=is_whole)))
 
     def troubles(self) -> list[str]:
-        """Return a line for each share that this agent cannot take over, so that its programs run unmetered."""
+        """Return a line about a checkpoint that was lost, and for each share whose programs run unmetered therefore."""
+        remedy = "release the shares of that time, and register them anew"
+        lost = [f"as of the agent's start, its {self._lost}: {remedy}"] if self._lost else []
         unread = [
             f"share {one.name} cannot be read: {one.cause}: its programs run unmetered: start them anew, or the agent "
             "in the version that wrote it"
@@ -87,7 +92,7 @@ class Leftovers:
             for one in self._left.values()
             if one.cause
         ]
-        return unread + left
+        return lost + unread + left
 
     def texts(self) -> list[str]:
         """Return the records that the next checkpoint is to keep as they are."""

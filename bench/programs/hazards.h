@@ -6,14 +6,13 @@
 #ifndef SHAREPOD_BENCH_HAZARDS_H
 #define SHAREPOD_BENCH_HAZARDS_H
 
-#include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <ucontext.h>
 #include <unistd.h>
 
+#include "interrupted.h"
 #include "storm.h"
 
 #define QUEUE_MAX 1100u   /* more than a driver's queue for one stream holds */
@@ -181,17 +180,10 @@ static void fill_queue(struct worker *worker, uint32_t device) {
 static _Thread_local sigjmp_buf back;
 static _Thread_local volatile sig_atomic_t armed;
 
-/* Jump out of a wait that has a timeout. A wait for a lock has none; a thread that waits for one may hold another,
- * which would then be held for ever, as it would be of a driver without the hook. */
 static void jump_out(int number, siginfo_t *info, void *context) {
   (void)number, (void)info;
-#ifdef __x86_64__
-  const greg_t *registers = ((const ucontext_t *)context)->uc_mcontext.gregs;
-  if (armed && registers[REG_RAX] == -EINTR && registers[REG_R10]) /* R10: the timeout */
+  if (armed && interrupted_in_wait(context))
     siglongjmp(back, 1);
-#else
-  (void)context;
-#endif
 }
 
 struct interrupter {
@@ -211,13 +203,13 @@ static void *interrupt(void *argument) {
 
 /* A thread is interrupted in its launches, or in its wait for work that goes on only after that. */
 static void jump(struct worker *worker, uint32_t device) {
-#ifdef __x86_64__
   uint32_t *word = fresh_words(worker, 1);
   if (!word)
     return;
   struct interrupter interrupter = {.target = pthread_self(), .dice.random = worker->random | 1u};
   void *stream = any_stream(worker, device);
   pthread_t thread;
+  synchronise(worker, device); /* in a full stream a call of the hook's own would wait with a timeout, under a lock */
   CALL(cuStreamWaitValue32, stream, (device_pointer)(uintptr_t)word, 1, 0);
   launch_any(worker, device, stream);
   if (pthread_create(&thread, NULL, interrupt, &interrupter))
@@ -233,9 +225,6 @@ static void jump(struct worker *worker, uint32_t device) {
   __atomic_store_n(&interrupter.over, 1, __ATOMIC_RELEASE);
   pthread_join(thread, NULL);
   __atomic_store_n(word, 1, __ATOMIC_RELEASE);
-#else
-  (void)worker, (void)device;
-#endif
 }
 
 static void expect_jumps(void) {

@@ -48,6 +48,7 @@ _NVML_REMEDY: Final = (
 )
 """What to do where NVML fails on every device."""
 _LOST: Final = "NVML: GPU is lost"
+_FORBIDDEN: Final = "NVML: Insufficient Permissions"
 _UNMETERED_REMEDY: Final = "put that right, and start it anew: `sharepod explain` of the share says more"
 _DRIVER_PROBE: Final = """
 import ctypes, json
@@ -89,7 +90,8 @@ def run_checks(node: pb.GetNodeResponse | None, refusal: CliError | None, hook_p
         yield from check_served_hook(node)
     yield check_mps(Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_DIRECTORY))
     yield check_driver(node.environment if node else {}, simulated=node is not None and is_simulated(node))
-    yield check_tmpfs(Path(node.runtime_directory) if node else Path("/dev/shm"), Path("/proc/mounts").read_text())  # noqa: S108
+    directory = Path(node.runtime_directory) if node else Path("/dev/shm")  # noqa: S108
+    yield check_tmpfs(directory, Path("/proc/mounts").read_text(errors="replace"))
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     if node is not None:
         yield from check_devices(node)
@@ -224,7 +226,7 @@ def check_open_files(hard: int) -> Check:
 def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
     """Check the health of each device, and that no program runs on it without a share."""
     reasons = [device.health_reason for device in node.devices]
-    nvml_is_broken = all(reason.startswith("NVML: ") and reason != _LOST for reason in reasons)
+    nvml_is_broken = all(reason.startswith("NVML: ") and reason not in (_LOST, _FORBIDDEN) for reason in reasons)
     for device in node.devices:
         name = f"device {device.index}"
         if device.health_reason.startswith("released "):
@@ -259,7 +261,7 @@ def _device_remedy(device: pb.Device) -> str:
         return "look at nvidia-smi -L: it was taken out, or this agent's container may not see it"
     if "another agent" in reason:
         return reason.rpartition(": ")[2]
-    if reason == "NVML: Insufficient Permissions":
+    if reason == _FORBIDDEN:
         return "let the agent see it: NVIDIA_MIG_MONITOR_DEVICES=all for its container"
     return f"look at dmesg for XID; `sharepod device release {device.index}`, reset it, and resume it"
 

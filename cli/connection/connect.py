@@ -33,7 +33,8 @@ _START_TIMEOUT_S: Final = 75.0
 """Longer than the agent waits for NVML to be opened."""
 _SLOW_START_S: Final = 5.0
 """When the agent takes longer to start, that is told."""
-_OTHER_STARTS_S: Final = 0.5
+_OTHER_STARTS_S: Final = 2.0
+"""How long the agent of another command has, before this one starts an agent again."""
 _LOOK_S: Final = 0.02
 _SYSTEMD_RUNS: Final = Path("/run/systemd/system")
 """A directory that exists when systemd is the machine's init."""
@@ -130,16 +131,38 @@ def ensure_agent(path: str, simulate: str | None) -> None:
         return
     if Path(path).name != SOCKET_NAME:
         raise UsageError(f"--socket {path} cannot be a private agent's: name it DIRECTORY/{SOCKET_NAME}")
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while cause := _start_agent(path, simulate, deadline):
+    start = _Start(time.monotonic())
+    while cause := _start_agent(path, simulate, start):
         if simulate and cause.startswith(f"devices {simulate} {NOT_SIMULATED}"):
             raise UsageError(f"--simulate: {cause}")
         # The agent that has the place is about to listen (two commands started one each), or it is just ending.
-        if not cause.startswith(ALREADY_RUNS) or time.monotonic() > deadline:
+        if not cause.startswith(ALREADY_RUNS) or time.monotonic() > start.deadline:
             raise CliError(f"the private agent does not start: {cause}", EXIT_NO_AGENT)
+        start.wait(path, _OTHER_STARTS_S)
+        if listens(path):
+            return
 
 
-def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
+class _Start:
+    """The start of a private agent, by this command or by another one at the same time."""
+
+    def __init__(self, now: float) -> None:
+        self.deadline: Final = now + _START_TIMEOUT_S
+        self._slow_at = now + _SLOW_START_S
+        """When it will be told that the start takes long."""
+
+    def wait(self, path: str, seconds: float, ended: int | None = None) -> None:
+        """Return when an agent listens, when `ended` becomes readable, after `seconds`, or at the deadline."""
+        end = min(self.deadline, time.monotonic() + seconds)
+        while not listens(path) and (now := time.monotonic()) < end:
+            if now > self._slow_at:
+                note("waiting for the private agent: the driver answers slowly")
+                self._slow_at = self.deadline
+            if select.select([] if ended is None else [ended], [], [], _LOOK_S)[0]:
+                return
+
+
+def _start_agent(path: str, simulate: str | None, start: _Start) -> str:
     """Start a private agent. Return why none listens; "" when one does, this one or another command's."""
     command = [sys.executable, "-m", "sharepod.cli.connection.private", str(Path(path).absolute())]
     command += [simulate] if simulate else []
@@ -160,9 +183,13 @@ def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
                 )
                 if not done.returncode:
                     break
+                if words:
+                    note("systemd gives the private agent no control group: it ends with this session or job")
         finally:
             os.close(alive)
-        _wait_until_it_listens(path, ended, deadline)
+        start.wait(path, _START_TIMEOUT_S, ended)
+        if not listens(path) and not select.select([ended], [], [], 0)[0]:
+            return f"it does not listen after {_START_TIMEOUT_S:g} s"
         if listens(path):
             return ""
         log.seek(0)
@@ -180,23 +207,6 @@ def _in_own_cgroup() -> list[str]:
     if not _SYSTEMD_RUNS.is_dir() or (user and not manager.exists()) or not shutil.which("systemd-run"):
         return []
     return ["systemd-run", *user, "--scope", "--quiet", "--collect", "--"]
-
-
-def _wait_until_it_listens(path: str, ended: int, deadline: float) -> None:
-    """Return when an agent listens, when this one never will, or at `deadline`.
-
-    When `ended` becomes readable, this agent has ended. Another one then has `_OTHER_STARTS_S` to listen.
-    """
-    over, slow_at = False, time.monotonic() + _SLOW_START_S
-    while not listens(path) and time.monotonic() < deadline:
-        if time.monotonic() > slow_at:
-            note("waiting for the private agent: the driver answers slowly")
-            slow_at = deadline
-        if not over and select.select([ended], [], [], _LOOK_S)[0]:
-            # Two commands may have started one each. The second agent ends at once, the first is about to listen.
-            over, deadline = True, min(deadline, time.monotonic() + _OTHER_STARTS_S)
-        elif over:
-            time.sleep(_LOOK_S)
 
 
 def _listening_socket(directory: str) -> str:

@@ -37,7 +37,7 @@ def main() -> int:
     runtime = Path(socket_path).parent
     threading.Thread(target=_stop_when_empty, args=(runtime / SHARES_NAME, launcher), daemon=True).start()
     flags = ["--runtime-directory", str(runtime), "--log-level", "warning", "--metrics-listen", "off"]
-    return run_agent(OPTIONS.start([*flags, *(["--simulate", simulate[0]] if simulate else [])]))
+    return run_agent(OPTIONS.start([*flags, *(["--simulate", simulate[0]] if simulate else [])]), private=True)
 
 
 def _stop_when_empty(shares: Path, launcher: int) -> None:

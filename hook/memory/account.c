@@ -16,10 +16,12 @@ bool sp_memory_reserve(int device_ordinal, uint64_t bytes) {
   }
   int saved_errno = errno;
   bool granted = sp_allocations_room();
-  if (granted && !charge(device_ordinal, bytes) &&
-      !(sp_pools_shrink(device_ordinal) && charge(device_ordinal, bytes))) {
-    sp_slot_memory_refused(device_ordinal, bytes);
-    granted = false;
+  if (granted && !charge(device_ordinal, bytes)) {
+    sp_pools_shrink(device_ordinal);
+    granted = charge(device_ordinal, bytes); /* another thread may have corrected the charge of a pool just before */
+    if (!granted) {
+      sp_slot_memory_refused(device_ordinal, bytes);
+    }
   }
   errno = saved_errno;
   return granted;

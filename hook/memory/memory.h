@@ -46,9 +46,8 @@ bool sp_memory_view(int device_ordinal, uint64_t *free_bytes, uint64_t *total_by
 void sp_pools_look(void);
 /* An allocation of the pool has been freed. */
 void sp_pool_freed(const struct sp_allocation *taken);
-/* Before a refusal: correct the charges of the device's pools, then have the pools return what they do not use. True:
- * less is charged than before. */
-bool sp_pools_shrink(int device_ordinal);
+/* Before a refusal: correct the charges of the device's pools, then have the pools return what they do not use. */
+void sp_pools_shrink(int device_ordinal);
 
 /* share.c: the account of the share in its region. Without a region `try` succeeds and the limit is UINT64_MAX. */
 

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <time.h>
 
+#include "region/uncancelled.h"
+
 /* Pools grow by multiples of GRAIN_BYTES: measured on an H200 with the driver of CUDA 13.0. A pool that has grown by
  * another step is assumed to grow by LEAST_BYTES, the granularity of physical memory. */
 #define GRAIN_BYTES (32u << 20)
@@ -58,21 +60,18 @@ int sp_pool_device(const struct sp_pool *pool) {
 }
 
 /* Correct the charge to what the pool holds. Allocations under way have a charge of their own. The caller holds the
- * lock, which is let go meanwhile. True: it holds less than before, or another thread has just corrected the charge. */
-static bool refresh(struct sp_pools *pools, struct sp_pool *pool) {
+ * lock, which is let go meanwhile. */
+static void refresh(struct sp_pools *pools, struct sp_pool *pool) {
   uint64_t now = 0, number = 0; /* both stay 0 for a destroyed pool: the driver is not asked about it */
-  if (pool->state == SP_POOL_OPEN) {
-    enum sp_answer answer = sp_pools_ask(pools, pool, &now, &number);
-    if (answer != SP_ANSWER_TOLD) {
-      return answer == SP_ANSWER_LATER;
-    }
+  if (pool->state == SP_POOL_OPEN && sp_pools_ask(pools, pool, &now, &number) != SP_ANSWER_TOLD) {
+    return;
   }
   uint64_t before = pool->charged;
   if (pool->state == SP_POOL_DESTROYED && pool->live != 0) {
-    return false; /* it keeps its memory until its last allocation is freed */
+    return; /* it keeps its memory until its last allocation is freed */
   }
   if (now > before && pool->under_way != 0) {
-    return false; /* an allocation under way will correct it */
+    return; /* an allocation under way will correct it */
   }
   pool->charged = now;
   pool->answered = number;
@@ -80,14 +79,12 @@ static bool refresh(struct sp_pools *pools, struct sp_pool *pool) {
     pool->state = SP_POOL_FREE;
   }
   sp_slot_memory(pool->device, (int64_t)(now - before));
-  return now < before;
 }
 
-/* Correct the charges of the pools of a device, or of all pools if `every`. Set `dirty` anew. True: a pool holds less
- * than before. */
-static bool refresh_all(int device_ordinal, bool every) {
+/* Correct the charges of the pools of a device, or of all pools if `every`. Set `dirty` anew. */
+static void refresh_all(int device_ordinal, bool every) {
   struct sp_pools *pools = sp_pools_lock(false);
-  bool less = false, keeps = false;
+  bool keeps = false;
   __atomic_store_n(&dirty, 0, __ATOMIC_RELAXED); /* what another thread frees during this sets it again */
   for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
     struct sp_pool *pool = &pools->pools[index];
@@ -95,7 +92,7 @@ static bool refresh_all(int device_ordinal, bool every) {
       continue;
     }
     if (every || pool->device == device_ordinal) {
-      less |= refresh(pools, pool);
+      refresh(pools, pool);
     }
     keeps |= pool->handle != NULL && pool->charged > pool->live; /* the graphs' pool shrinks only when it is trimmed */
   }
@@ -105,7 +102,6 @@ static bool refresh_all(int device_ordinal, bool every) {
   if (pools != NULL) {
     sp_pools_unlock(pools);
   }
-  return less;
 }
 
 /* If some pool may hold more than its allocations, ask the driver what all pools hold. */
@@ -138,8 +134,10 @@ void sp_pool_refresh(CUmemoryPool handle) {
 /* The program is about to destroy the pool: correct its charge, and then ask the driver about it no more. Waits, for
  * 100 ms at most, until no question about it is under way. */
 void sp_pool_closing(CUmemoryPool handle) {
-  sp_pool_refresh(handle);
+  SP_UNCANCELLED;
+  int saved_errno = errno;
   bool asking = true;
+  sp_pool_refresh(handle);
   for (int look = 0; asking && look < 2000; look++) {
     struct sp_pools *pools = sp_pools_lock(false);
     struct sp_pool *pool = pools != NULL ? sp_pools_find(pools, SP_NO_DEVICE, handle) : NULL;
@@ -154,6 +152,7 @@ void sp_pool_closing(CUmemoryPool handle) {
       nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     }
   }
+  errno = saved_errno;
 }
 
 /* The driver has refused to destroy the pool. */
@@ -188,24 +187,28 @@ void sp_pool_destroyed(CUmemoryPool handle) {
   }
 }
 
-/* Before a refusal: have the device's pools return what they do not use. True: less is charged than before. */
-bool sp_pools_shrink(int device_ordinal) {
+/* Before a refusal: have the device's pools return what they do not use. */
+void sp_pools_shrink(int device_ordinal) {
   const struct sp_driver *driver = sp_driver();
   if (!sp_pools_exist()) {
-    return false;
+    return;
   }
-  bool less = refresh_all(device_ordinal, false);
+  refresh_all(device_ordinal, false);
   /* We are inside a call that the program may make while it captures: our own calls may not invalidate the capture. */
   int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   bool relaxed =
       driver->cuThreadExchangeStreamCaptureMode && driver->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
   /* One pool after the other, without the lock: a trim may wait in the driver. */
-  for (uint32_t index = 0; index < SP_POOLS_MAX; index++) {
+  bool last = false;
+  for (uint32_t index = 0; !last && index < SP_POOLS_MAX; index++) {
+    SP_UNCANCELLED;
     struct sp_pools *pools = sp_pools_lock(false);
-    bool ours = index < pools->count && pools->pools[index].state == SP_POOL_OPEN &&
-                pools->pools[index].device == device_ordinal && pools->pools[index].charged != 0;
-    bool last = index + 1 >= pools->count;
-    CUmemoryPool handle = pools->pools[index].handle;
+    struct sp_pool *pool = &pools->pools[index];
+    bool ours = index < pools->count && pool->state == SP_POOL_OPEN && !pool->closing &&
+                pool->device == device_ordinal && pool->charged != 0;
+    CUmemoryPool handle = pool->handle;
+    last = index + 1 >= pools->count;
+    pool->asking += ours;
     sp_pools_unlock(pools);
     if (ours && handle != NULL && driver->cuMemPoolTrimTo != NULL) {
       driver->cuMemPoolTrimTo(handle, 0);
@@ -213,14 +216,16 @@ bool sp_pools_shrink(int device_ordinal) {
       driver->cuDeviceGraphMemTrim(device_ordinal);
       sp_graphs_trimmed();
     }
-    if (last) {
-      break;
+    if (ours) {
+      sp_pools_lock(false);
+      pool->asking--;
+      sp_pools_unlock(pools);
     }
   }
   if (relaxed) {
     driver->cuThreadExchangeStreamCaptureMode(&mode);
   }
-  return refresh_all(device_ordinal, false) || less;
+  refresh_all(device_ordinal, false);
 }
 
 static uint64_t round_up(uint64_t bytes, uint64_t to) {
@@ -262,7 +267,8 @@ static bool reserve_growth(struct sp_growth *growth) {
 bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
   struct sp_pools *pools = sp_pools_lock(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
-  pool->live += bytes; /* so that two allocations at the same time do not count on the same unused part */
+  pool->closing = false; /* it has not been destroyed: a signal handler may have jumped out of that */
+  pool->live += bytes;   /* so that two allocations at the same time do not count on the same unused part */
   pool->in_flight += growth->growth;
   pool->under_way++;
   sp_pools_unlock(pools);

@@ -1,6 +1,8 @@
 /* The table of pools, and the questions to the driver about what they hold. */
 #include "hook/memory/pool_table.h"
 
+#include "region/uncancelled.h"
+
 static void *shared_pools;
 
 struct sp_pools *sp_pools_lock(bool create) {
@@ -36,6 +38,7 @@ enum sp_answer sp_pools_ask(struct sp_pools *pools, struct sp_pool *pool, uint64
   if (pool->closing) {
     return SP_ANSWER_UNTOLD;
   }
+  SP_UNCANCELLED; /* a question that never ends would keep the pool from being destroyed */
   CUmemoryPool handle = pool->handle;
   int device_ordinal = pool->device;
   *number = ++pools->questions;

@@ -24,7 +24,7 @@ struct sp_pool {
   uint64_t live;      /* the sum of its allocations */
   uint64_t grain;     /* it grows by multiples of this */
   uint64_t answered;  /* the number of the question that `charged` is the answer to */
-  uint32_t asking;    /* the number of questions under way */
+  uint32_t asking;    /* the number of questions and trims under way */
   bool closing;       /* the program is destroying it: the driver is asked no more */
 };
 

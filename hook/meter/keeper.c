@@ -274,7 +274,9 @@ __attribute__((destructor)) static void say_last(void) {
       sleep_ns(INSIDE_POLL_NS); /* the keeper is about to see the end of work that the program has waited for */
     }
     uint64_t launches = sp_threads_launches(device->index);
-    bool stands = sp_stands(device), locked = false;
+    /* With a thread inside the driver the turn could not be left, and a question might wait for that thread. */
+    bool asks = sp_load(&device->entered) && has_work(device) && !sp_threads_inside(device->index);
+    bool stands = asks && sp_stands(device), locked = false;
     for (int look = 0; look < LAST_LOOKS && !(locked = !pthread_mutex_trylock(&device->turn_lock)); look++)
       sleep_ns(INSIDE_POLL_NS);
     if (!locked)

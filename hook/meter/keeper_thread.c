@@ -44,32 +44,39 @@ static void block_signals(sigset_t *before) {
   pthread_sigmask(SIG_BLOCK, &all, before);
 }
 
-/* Start the device's keeper if there is none. False: it cannot be started now, and the launch passes unmetered. */
-bool sp_keeper_start(struct sp_device *device) {
+/* Start the keeper if no thread does so at this moment. The caller has blocked signals. */
+static enum sp_keeper_state start_once(struct sp_device *device) {
   SP_UNCANCELLED;
   uint32_t none = SP_KEEPER_NONE;
-  uint64_t tried_ns = sp_load(&device->keeper_tried_ns), now_ns = sp_now_ns();
-  if (tried_ns && now_ns - tried_ns < RETRY_NS)
-    return false;
-  sigset_t before;
-  block_signals(&before);
-  if (!__atomic_compare_exchange_n(&device->keeper, &none, SP_KEEPER_STARTS, false, __ATOMIC_SEQ_CST,
-                                   __ATOMIC_RELAXED)) {
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    /* Another thread starts it, and may fail. In the child of a fork that thread does not exist. */
-    while (sp_load(&device->keeper) == SP_KEEPER_STARTS && sp_now_ns() - now_ns < RETRY_NS)
-      sched_yield();
-    return sp_load(&device->keeper) == SP_KEEPER_RUNS;
-  }
-  int saved = errno, error = start(device);
+  if (!__atomic_compare_exchange_n(&device->keeper, &none, SP_KEEPER_STARTS, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+    return (enum sp_keeper_state)none;
+  int error = start(device);
   if (error) {
     sp_share_no_keeper(error);
     sp_store(&device->keeper_tried_ns, sp_now_ns());
   }
-  __atomic_store_n(&device->keeper, error ? SP_KEEPER_NONE : SP_KEEPER_RUNS, __ATOMIC_RELEASE);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  errno = saved;
-  return !error;
+  enum sp_keeper_state state = error ? SP_KEEPER_NONE : SP_KEEPER_RUNS;
+  __atomic_store_n(&device->keeper, state, __ATOMIC_RELEASE);
+  return state;
+}
+
+/* Start the device's keeper if there is none. False: it cannot be started now, and the launch passes unmetered. */
+bool sp_keeper_start(struct sp_device *device) {
+  uint64_t tried_ns = sp_load(&device->keeper_tried_ns), now_ns = sp_now_ns();
+  if (tried_ns && now_ns - tried_ns < RETRY_NS)
+    return false;
+  int saved_errno = errno;
+  sigset_t before;
+  block_signals(&before);
+  enum sp_keeper_state state = start_once(device);
+  pthread_sigmask(SIG_SETMASK, &before, NULL); /* a handler that runs now may jump out, and nothing is left open */
+  errno = saved_errno;
+  /* Another thread starts it, and may fail. In the child of a fork that thread does not exist. */
+  while (state == SP_KEEPER_STARTS && sp_now_ns() - now_ns < RETRY_NS) {
+    sched_yield();
+    state = (enum sp_keeper_state)sp_load(&device->keeper);
+  }
+  return state == SP_KEEPER_RUNS;
 }
 
 /* Has the program's first thread ended by itself? The kernel keeps it as a zombie while other threads live. */

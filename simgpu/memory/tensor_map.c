@@ -10,6 +10,7 @@
 #define MAP_ALIGNED   64
 #define RANK_MAX      5
 #define BOX_MAX       256
+#define FLOAT_MIN     6 /* CU_TENSOR_MAP_DATA_TYPE_FLOAT16; all types after it are floats */
 #define STEP_MAX      8
 #define HOPPER        9
 #define WIDTH_MAX     (UINT64_C(1) << 32)
@@ -28,10 +29,19 @@ static const unsigned swizzle_bytes[] = {BOX_MAX * 8, 32, 64, 128, 128, 128, 128
 
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
+static bool is_float(unsigned type) {
+  return type >= FLOAT_MIN;
+}
+
+static bool is_step(uint32_t step) {
+  return step && step <= STEP_MAX;
+}
+
+/* `first_step`: the steps before that one are ignored. */
 static bool is_tile(unsigned rank, const uint64_t *widths, const uint64_t *strides, const uint32_t *box,
-                    const uint32_t *steps, unsigned alignment) {
+                    const uint32_t *steps, unsigned first_step, unsigned alignment) {
   for (unsigned i = 0; i < rank; i++)
-    if (!widths[i] || widths[i] > WIDTH_MAX || !box[i] || box[i] > BOX_MAX || !steps[i] || steps[i] > STEP_MAX ||
+    if (!widths[i] || widths[i] > WIDTH_MAX || !box[i] || box[i] > BOX_MAX || (i >= first_step && !is_step(steps[i])) ||
         (i + 1 < rank && (strides[i] % alignment || strides[i] >= STRIDE_MAX)))
       return false;
   return true;
@@ -57,7 +67,7 @@ EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, uint32_t rank, 
       (uintptr_t)address % alignment || !widths || (rank > 1 && !strides) || !box || !steps ||
       interleave > BY_32_BYTES || (interleave != PLAIN && rank < 3) || swizzle >= COUNT(swizzle_bytes) ||
       (interleave == BY_32_BYTES && swizzle != SWIZZLE_32B) || promotion > PROMOTION_MAX || fill > FILL_MAX ||
-      !is_tile(rank, widths, strides, box, steps, alignment))
+      (fill && !is_float(type)) || !is_tile(rank, widths, strides, box, steps, interleave == PLAIN ? 1 : 0, alignment))
     return CUDA_ERROR_INVALID_VALUE;
   unsigned width = box[0] * element_bytes[type];
   if (interleave == PLAIN && (width % 16 || width > swizzle_bytes[swizzle]))

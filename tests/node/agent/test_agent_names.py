@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rig.agent import python
-from sharepod.agent.devices.lock import HostLock
+from sharepod.agent.devices.lock import NAME, HostLock
 from sharepod.agent.errors import AgentUnavailable
 
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
@@ -56,6 +56,10 @@ def test_two_agents_of_different_directories_find_each_other(tmp_path: Path, key
         with other, pytest.raises(AgentUnavailable, match="another agent"):
             other.claim_device(key, 3)
         first.claim_device(f"{key}1", 5)  # what failed has left nothing behind
+        (tmp_path / "first" / NAME).unlink()
+        told = f"in {tmp_path}/first, which has been removed): stop it with `kill {os.getpid()}`: nothing reaches it"
+        with pytest.raises(AgentUnavailable, match=re.escape(told)):
+            second.claim_device(key, 3)
     (third,) = locks(tmp_path, "third")
     with third:
         third.claim_device(key, 3)
@@ -70,7 +74,8 @@ def test_a_stranger_that_holds_the_name_keeps_no_agent_of_roots_away_and_hides_n
         with held(key, 65534):
             first.claim_device(key, 3)
             assert [(one.uid, one.index) for one in caplog.records] == [(65534, 3)] * 2  # type: ignore[attr-defined]
-            told, _, remedy = first.troubles[0].rpartition(": ")
+            [trouble] = first.troubles  # two names of one user
+            told, _, remedy = trouble.rpartition(": ")
             assert told.startswith("name of a device is a stranger's (device 3, user 65534)")
             assert remedy == "`ss -xlp | grep sharepod/device` shows it; end its process"
             with pytest.raises(AgentUnavailable, match="device 3 belongs to another agent"):

@@ -174,6 +174,7 @@ def test_a_checkpoint_that_cannot_be_read_costs_no_share_its_terms(
         assert found[running.share.id].devices[0].usage.used_ns >= used_ns
         until(lambda: usage(agent, running.share.id).used_ns > used_ns + 20_000_000)
         assert process.poll() is None
+    until(lambda: any("checkpoint is unreadable" in text and "register them" in text for text in troubles(agent)))
     assert agent.stop() == 0
     assert "checkpoint is unreadable" in agent.log()
     aside = agent.directory / "checkpoint.json.unreadable"
@@ -292,6 +293,8 @@ def test_an_agent_whose_directory_is_gone_says_what_keeps_it(agent: RunningAgent
     until(lambda: "checkpoint not written" in agent.log(), timeout_s=10)
     [line] = [line for line in agent.log().splitlines() if "checkpoint not written" in line]
     assert "loginctl enable-linger" in line
+    until(lambda: "its region is gone, with its directory" in agent.log(), timeout_s=10)
+    assert "has ended" not in agent.log()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

@@ -101,6 +101,8 @@ def test_where_nvml_fails_on_every_device_no_device_is_to_be_reset() -> None:
         assert all("restart the agent" in check.remedy and "reset" not in check.remedy for check in found)
     found = list(checks.check_devices(node(*[pb.Device(health_reason="NVML: GPU is lost")] * 2)))
     assert all("reset it, and resume it" in check.remedy for check in found)
+    found = list(checks.check_devices(node(*[pb.Device(health_reason="NVML: Insufficient Permissions")] * 2)))
+    assert all("NVIDIA_MIG_MONITOR_DEVICES=all" in check.remedy for check in found)
 
 
 def test_a_program_of_a_share_that_runs_unmetered_is_told_with_its_cause() -> None:

@@ -247,7 +247,7 @@ def test_a_private_agent_serves_all_who_want_one_and_ends_with_its_last_share(ho
 
 @pytest.mark.parametrize("status", [0, 1], ids=["made", "refused"])
 def test_a_private_agent_has_a_cgroup_of_its_own_where_systemd_makes_it_one(
-    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--scope", "--quiet", "--collect", "--"]
     words = words if os.getuid() == 0 else ["--user", *words]
@@ -263,6 +263,8 @@ def test_a_private_agent_has_a_cgroup_of_its_own_where_systemd_makes_it_one(
     monkeypatch.setattr(connect, "_SYSTEMD_RUNS", tmp_path)
     path = f"{host.directory}/agent.sock"
     connect.ensure_agent(path, "1xH200")
+    told = "sharepod: systemd gives the private agent no control group: it ends with this session or job\n"
+    assert capsys.readouterr().err == told * status
     asked = (tmp_path / "asked").read_text().split()
     assert (asked[: len(words)], asked[-3:]) == (words, ["sharepod.cli.connection.private", path, "1xH200"])
     with connect.connect(path) as client:

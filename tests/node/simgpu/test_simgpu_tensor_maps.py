@@ -23,20 +23,21 @@ def test_a_tensor_map_is_made_of_parameters_that_the_hardware_has(new_gpu: NewGp
     lines = new_gpu().play(
         PRELUDE
         + """
-print([encode(), encode(swizzle=3), encode(rank=1, widths=(256,), strides=(), box=(32,), steps=(1,)),
+print([encode(), encode(swizzle=3), encode(steps=(0, 8), fill=1),
+       encode(rank=1, widths=(256,), strides=(), box=(32,), steps=(1,)),
        encode(rank=3, widths=(256, 64, 2), strides=(1024, 65536), box=(8, 8, 1), steps=(1, 1, 1), interleave=2,
               swizzle=1)])
 wrong = [dict(map=aligned + 8), dict(type=13), dict(rank=0), dict(rank=6), dict(address=usual["address"] + 8),
          dict(address=0), dict(widths=(0, 64)), dict(widths=(2**32 + 1, 64)), dict(strides=(1032,)),
          dict(strides=(2**40,)), dict(box=(0, 8)), dict(box=(257, 8)), dict(box=(33, 8)), dict(steps=(1, 9)),
-         dict(steps=(0, 1)), dict(interleave=3), dict(interleave=1), dict(swizzle=7), dict(swizzle=2),
-         dict(promotion=4), dict(fill=2)]
+         dict(steps=(1, 0)), dict(type=2, fill=1), dict(interleave=3), dict(interleave=1), dict(swizzle=7),
+         dict(swizzle=2), dict(promotion=4), dict(fill=2)]
 print({encode(**one) for one in wrong})
 print(cuda.cuTensorMapReplaceAddress(c_uint64(aligned), c_uint64(usual["address"] + 4096)),
       cuda.cuTensorMapReplaceAddress(c_uint64(aligned), c_uint64(usual["address"] + 8)))
 """
     )
-    assert lines == ["[0, 0, 0, 0]", "{1}", "0 1"]
+    assert lines == ["[0, 0, 0, 0, 0]", "{1}", "0 1"]
 
 
 @pytest.mark.parametrize(("model", "result"), [("H200", 0), ("A100", 801)])

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "client.h"
+#include "interrupted.h"
 
 #define STREAM_ROOM  1024 /* pieces of work that the driver takes before a call waits for room */
 #define STREAM_QUEUE 1100
@@ -292,23 +293,31 @@ static void releases(const char *path) {
 
 static sigjmp_buf back;
 static pthread_t first;
+static uint32_t jumped;
 
-static void jump(int signal) {
-  (void)signal;
-  siglongjmp(back, 1);
+static void jump(int number, siginfo_t *info, void *context) {
+  (void)number, (void)info;
+  if (!jumped && interrupted_in_wait(context)) {
+    __atomic_store_n(&jumped, 1, __ATOMIC_RELEASE);
+    siglongjmp(back, 1);
+  }
 }
 
 static void *interrupt(void *unused) {
   (void)unused;
-  sleep_until(now_ns() + 30000000u);
-  pthread_kill(first, SIGUSR1);
+  while (!__atomic_load_n(&jumped, __ATOMIC_ACQUIRE)) {
+    sleep_until(now_ns() + 30000000u);
+    pthread_kill(first, SIGUSR1);
+  }
   return NULL;
 }
 
+/* Interrupt this thread until it has jumped out of a wait. */
 static void interrupt_soon(void) {
+  struct sigaction action = {.sa_sigaction = jump, .sa_flags = SA_SIGINFO};
   pthread_t thread;
   first = pthread_self();
-  signal(SIGUSR1, jump);
+  sigaction(SIGUSR1, &action, NULL);
   pthread_create(&thread, NULL, interrupt, NULL);
   pthread_detach(thread);
 }
@@ -373,10 +382,15 @@ static void jumps_from_gate(const char *path) {
   }
 }
 
+static void jump_at_once(int number) {
+  (void)number;
+  siglongjmp(back, 1);
+}
+
 /* Jumps out of its first launch, while the helper thread is started; prints how long the later launches take. */
 static void jumps_from_start(const char *path) {
   (void)path;
-  signal(SIGUSR1, jump);
+  signal(SIGUSR1, jump_at_once);
   if (!sigsetjmp(back, 1)) {
     work(usual, NULL, 1);
     die("no thread was started");
