@@ -79,7 +79,7 @@ class Leftovers:
         return replace(left, records=(*left.records, *self._unrecorded(known, is_whole=is_whole)))
 
     def troubles(self) -> list[str]:
-        """Return a line about a checkpoint that was lost, and for each share whose programs run unmetered therefore."""
+        """Return a line about a checkpoint that was lost, and one for each share that this agent cannot take over."""
         remedy = "release the shares of that time, and register them anew"
         lost = [f"as of the agent's start, its {self._lost}: {remedy}"] if self._lost else []
         unread = [

@@ -21,7 +21,7 @@ CIRCLES = {
     "agent": [{"bill", "gang", "identity", "pressure", "slots", "step", "turn"}],
     "hook": [
         {"thread", "wait", "capture", "keeper", "keeper_thread", "marker", "record", "stand", "stream_state"},
-        {"account", "allocation_table", "graph", "pool"},
+        {"account", "allocation_table", "graph", "pool", "pool_table"},
         {"attach", "intercept"},
     ],
     "region": [],
