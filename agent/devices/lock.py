@@ -176,10 +176,9 @@ def _taken(index: int, pid: int | None) -> AgentUnavailable:
     )
     if pid is not None:
         where, remedy = f"pid {pid}", f"use that one, or stop it with `kill {pid}`"
-        for path in processes.open_files(pid):
-            file = Path(path.removesuffix(_REMOVED))
-            if file.name == NAME:
-                where += f", in {file.parent}"
-                if path.endswith(_REMOVED):
-                    where, remedy = f"{where}, which has been removed", f"stop it with `kill {pid}`: nothing reaches it"
+        files = sorted(processes.open_files(pid))
+        if path := next((path for path in files if Path(path.removesuffix(_REMOVED)).name == NAME), ""):
+            where += f", in {Path(path).parent}"
+            if path.endswith(_REMOVED):
+                where, remedy = f"{where}, which has been removed", f"stop it with `kill {pid}`: nothing reaches it"
     return AgentUnavailable(f"device {index} belongs to another agent on this host ({where}): {remedy}")
