@@ -35,7 +35,7 @@ from sharepod.agent.devices.lock import HostLock
 from sharepod.agent.devices.nvml import LIBRARY_NAME, load_library
 from sharepod.agent.devices.on_thread import on_thread
 from sharepod.agent.devices.releases import Releases
-from sharepod.agent.devices.session import ends_are_followed
+from sharepod.agent.devices.session import is_this_restarted
 from sharepod.agent.errors import AgentUnavailable, ShareError
 from sharepod.agent.metrics import collector
 from sharepod.agent.metrics.feed import Counters
@@ -359,7 +359,7 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
 
         def end_if_restarted(cause: str) -> None:
             """End the agent if something starts it again: a new process may reach NVML."""
-            if agent.may_end and ends_are_followed() and not broken:
+            if agent.may_end and is_this_restarted() and not broken:
                 broken.append(cause)
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(stopping.set)

@@ -43,7 +43,7 @@ def is_restarted(pid: int, parent: int, environment: Mapping[str, str], first: s
     return of_container or "KUBERNETES_SERVICE_HOST" in environment or str(pid) == environment.get("SYSTEMD_EXEC_PID")
 
 
-def ends_are_followed() -> bool:
+def is_this_restarted() -> bool:
     """Tell whether something restarts this process when it ends."""
     try:
         first = Path("/proc/1/comm").read_text(encoding="utf-8", errors="replace").strip()

@@ -89,7 +89,7 @@ def test_while_a_helper_thread_is_being_started_no_other_thread_takes_it_for_run
     program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
 ) -> None:
     share = arbiter.share(tmp_path / "share")
-    library = compile_c(tmp_path / "no_helpers.so", "-shared", "-fPIC", C / "no_helpers.c", "-ldl")
+    library = compile_c(tmp_path / "no_helpers.so", "-shared", "-fPIC", C / "helper_start.c", "-ldl")
     done = run([program, "together"], simgpu | share.env | {"LD_PRELOAD": f"{share.env['LD_PRELOAD']}:{library}"})
     assert done.returncode == 0, done.stderr
     assert (share.usage().launches, share.usage().passed) == (0, 200), "a turn that is entered now would never end"
@@ -99,7 +99,7 @@ def test_a_signal_handler_that_jumps_out_of_the_start_of_the_helper_thread_leave
     program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
 ) -> None:
     share = arbiter.share(tmp_path / "share")
-    library = compile_c(tmp_path / "signals_start.so", "-shared", "-fPIC", C / "signals_start.c", "-ldl")
+    library = compile_c(tmp_path / "signals.so", "-DSIGNALS", "-shared", "-fPIC", C / "helper_start.c", "-ldl")
     hook = share.env["LD_PRELOAD"]
     done = run([program, "jumps_from_start"], simgpu | share.env | {"LD_PRELOAD": f"{hook}:{library}"})
     assert done.returncode == 0, done.stderr
