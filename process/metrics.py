@@ -12,17 +12,18 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
-from prometheus_client.samples import Sample
 
-from sharepod.process.metrics_page import number
+from sharepod.process.metrics_page import Family, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from prometheus_client import Metric
 
+    from sharepod.process.metrics_page import Key, Values
+
     Labels = dict[str, str]
-    """A series' labels, by name."""
+    """A sample's labels, by name."""
 
 Snapshot = TypeVar("Snapshot")
 Source = TypeVar("Source")
@@ -42,11 +43,17 @@ class Row(Generic[Source]):
         """Return the Prometheus type."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
-    def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
-        """Return the family, with one series for each source."""
-        family = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(self.name, self.doc)
-        family.samples = [Sample(self.name, labels, self.value(source)) for labels, source in sources]
-        return family
+    def metric(self) -> Metric:
+        """Return the library's family, without samples."""
+        return (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(self.name, self.doc)
+
+    def series(self, sources: Iterable[tuple[Key, Source]]) -> list[tuple[Key, Values]]:
+        """Return the sample of each source."""
+        return [(key, (self.value(source),)) for key, source in sources]
+
+    def names(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
+        """Return the names and the labels of a source's samples. `labels` are the names of the table's labels."""
+        return [(self.name, dict(zip(labels, key, strict=False)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +71,25 @@ class HistogramRow(Generic[Source]):
         """Return the Prometheus type."""
         return "histogram"
 
-    def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
-        """Return the family, with one histogram for each source."""
-        family = HistogramMetricFamily(self.name, self.doc)
-        bucket, count, total = f"{self.name}_bucket", f"{self.name}_count", f"{self.name}_sum"
-        ends = [number(bound_s) for bound_s in (*self.bounds_s, _INFINITY)]
-        for labels, source in sources:
+    def metric(self) -> Metric:
+        """Return the library's family, without samples."""
+        return HistogramMetricFamily(self.name, self.doc)
+
+    def series(self, sources: Iterable[tuple[Key, Source]]) -> list[tuple[Key, Values]]:
+        """Return the samples of each source: one for each bound, the count, the sum."""
+        found: list[tuple[Key, Values]] = []
+        for key, source in sources:
             counts, sum_s = self.value(source)
             below = list(accumulate(counts))
-            family.samples += [Sample(bucket, {**labels, "le": e}, n) for e, n in zip(ends, below, strict=True)]
-            family.samples += [Sample(count, labels, below[-1]), Sample(total, labels, sum_s)]
-        return family
+            found.append((key, [*below, below[-1], sum_s]))
+        return found
+
+    def names(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
+        """Return the names and the labels of a source's samples. `labels` are the names of the table's labels."""
+        own = dict(zip(labels, key, strict=False))
+        ends = [number(bound_s) for bound_s in (*self.bounds_s, _INFINITY)]
+        buckets = [(f"{self.name}_bucket", {**own, "le": end}) for end in ends]
+        return [*buckets, (f"{self.name}_count", own), (f"{self.name}_sum", own)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +113,19 @@ class InfoRow(Generic[Source]):
         """Return its description, with the names of its labels."""
         return f"{self.text} Labels beside: {', '.join(f'`{label}`' for label in self.labels)}."
 
-    def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
-        """Return the family, with one series for each source."""
-        family = InfoMetricFamily(self.name.removesuffix("_info"), self.doc)
-        family.samples = [
-            Sample(self.name, {**labels, **dict(zip(self.labels, self.value(source), strict=True))}, 1)
-            for labels, source in sources
-        ]
-        return family
+    def metric(self) -> Metric:
+        """Return the library's family, without samples."""
+        return InfoMetricFamily(self.name.removesuffix("_info"), self.doc)
+
+    def series(self, sources: Iterable[tuple[Key, Source]]) -> list[tuple[Key, Values]]:
+        """Return the sample of each source. Its key ends in the values of the row's own labels."""
+        return [((*key, *self.value(source)), (1,)) for key, source in sources]
+
+    def names(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
+        """Return the name and the labels of a source's sample. `labels` are the names of the table's labels."""
+        first = len(key) - len(self.labels)
+        table = dict(zip(labels, key[:first], strict=False))
+        return [(self.name, {**table, **dict(zip(self.labels, key[first:], strict=True))})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +141,15 @@ class Table(Generic[Snapshot, Source]):
     ended: Callable[[Snapshot], Iterable[tuple[Sequence[str], Source]]] = lambda _: ()
     """Return sources that no longer exist. Their counters are still reported, their gauges are not."""
 
-    def families(self, snapshot: Snapshot) -> list[Metric]:
+    def families(self, snapshot: Snapshot) -> list[Family]:
         """Return the families of a snapshot, also those without series.
 
         A gauge has no series for a source that has ended.
         """
-        sources = [self._labelled(one) for one in self.sources(snapshot)]
-        counted = [*sources, *(self._labelled(one) for one in self.ended(snapshot))]
-        return [row.family(sources if row.kind == "gauge" else counted) for row in self.rows]
-
-    def _labelled(self, one: tuple[Sequence[str], Source]) -> tuple[Labels, Source]:
-        """Return a source with its labels by name; missing last labels are left out."""
-        values, source = one
-        return dict(zip(self.labels, values, strict=False)), source
+        names = tuple(self.labels)
+        sources = [(tuple(values), source) for values, source in self.sources(snapshot)]
+        counted = [*sources, *((tuple(values), source) for values, source in self.ended(snapshot))]
+        return [Family(row, names, row.series(sources if row.kind == "gauge" else counted)) for row in self.rows]
 
 
 class Histogram:
@@ -160,7 +176,7 @@ AnyTable = Table[Snapshot, Any]
 """A table of sources of any type: only the table itself knows the type."""
 
 
-def families(tables: Iterable[AnyTable[Snapshot]], snapshot: Snapshot) -> list[Metric]:
+def families(tables: Iterable[AnyTable[Snapshot]], snapshot: Snapshot) -> list[Family]:
     """Return the families of all tables."""
     return [family for table in tables for family in table.families(snapshot)]
 

@@ -1,105 +1,159 @@
-"""Writes a page of metrics exactly as prometheus_client does, in a quarter of the time.
+"""Writes a page of metrics exactly as prometheus_client does, in a tenth of the time.
 
-The library's encoders sort, check and escape the labels of every series at every scrape: 46 to 75 ms for the 5,900
-series of a hundred shares (ADR 24). Between two scrapes labels do not change. So the encoder writes the line of a
-series once, and every scrape adds the value. A test compares the two outputs byte for byte.
+The library's encoders sort, check and escape the labels of every sample at every scrape: 115 to 190 ms for the 10,400
+lines of a hundred shares and as many that have ended (ADR 24). Between two scrapes labels do not change, and most
+values do not. So the encoder writes the lines of a series once. A scrape adds the values, and of a series that has not
+changed the text of the last scrape is taken. A test compares the two outputs byte for byte.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from prometheus_client import Metric
+
+    Key = tuple[str, ...]
+    """The values of a series' labels, which tell it from the others of its family."""
+    Values = Sequence[float]
+    """The values of a series' samples: of a histogram several, else one."""
 
 number: Final[Callable[[float], str]] = floatToGoString
 """Writes a number as Prometheus does."""
 _VALUE: Final = "NaN"
 """The placeholder that the encoder writes for the value of a new series."""
-_Key = tuple[str, ...]
-"""A series: its name, the names of its labels, their values."""
+
+
+class Row(Protocol):
+    """What a family is made of: a row of a table of metrics."""
+
+    @property
+    def name(self) -> str:
+        """Return the metric's name."""
+
+    def metric(self) -> Metric:
+        """Return the library's family, without samples."""
+
+    def names(self, labels: Sequence[str], key: Key) -> list[tuple[str, dict[str, str]]]:
+        """Return the names and the labels of a series' samples. `labels` are the names of the table's labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric with its series at the moment of a scrape."""
+
+    row: Row
+    labels: Sequence[str]
+    """The names of the labels of its table."""
+    series: Sequence[tuple[Key, Values]]
+
+    def metric(self, series: Iterable[tuple[Key, Values]] | None = None) -> Metric:
+        """Return it as the library's family, with the given series; None: with all of its own."""
+        made = self.row.metric()
+        made.samples = [
+            Sample(name, labels, value)
+            for key, values in (self.series if series is None else series)
+            for (name, labels), value in zip(self.row.names(self.labels, key), values, strict=True)
+        ]
+        return made
 
 
 class Collector(Protocol):
-    """A collector in prometheus_client's sense: it takes a snapshot and returns it as families."""
+    """Takes a snapshot and returns it as families."""
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         """Return the families as of now."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Only:
-    """A collector that returns given families."""
+class Library:
+    """A collector in prometheus_client's sense: it returns given families."""
 
-    families: Sequence[Metric] = ()
+    metrics: Sequence[Metric] = ()
 
     def collect(self) -> Sequence[Metric]:
-        return self.families
+        """Return the families."""
+        return self.metrics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Series:
+    """A series in the encoder's text."""
+
+    lines: Sequence[str]
+    """The line of each sample without its value."""
+    values: Values = ()
+    text: str = ""
+    """The lines with the values."""
+
+
+@dataclass(slots=True)
 class _Written:
     """A family in the encoder's text."""
 
-    header: str
-    names: Sequence[str]
-    labels: Sequence[Mapping[str, str]]
-    lines: Sequence[str]
-    """The line of each sample without its value, in the order of names and labels."""
+    header: str = ""
+    series: dict[Key, _Series] = field(default_factory=dict)
 
 
 class Page:
     """The text of one collector in one format. Any thread may ask for it, also several at a time."""
 
-    def __init__(self, encode: Callable[[Collector], bytes]) -> None:
+    def __init__(self, encode: Callable[[Library], bytes]) -> None:
         """Take an encoder of prometheus_client."""
         self._encode = encode
-        self._end = encode(_Only()).decode()
+        self._end = encode(Library()).decode()
         """What ends every page: the encoder's text for no families ("# EOF" in OpenMetrics, else nothing)."""
         self._written: dict[str, _Written] = {}
         """The families of the last scrape, by name."""
+        self._lock = threading.Lock()
 
     def text(self, collector: Collector) -> bytes:
-        """Return what the encoder would write of the collector, if no sample has a timestamp or an exemplar."""
+        """Return what the encoder would write of the collector's families."""
+        families = list(collector.collect())
         parts: list[str] = []
-        for family in collector.collect():
-            names, labels = [one.name for one in family.samples], [one.labels for one in family.samples]
-            written = self._written.get(family.name)
-            if written is None or written.labels != labels or written.names != names:
-                written = self._written[family.name] = self._write(family, names, labels, written)
-            parts.append(written.header)
-            pairs = zip(written.lines, family.samples, strict=True)
-            parts += [f"{line}{number(one.value)}\n" for line, one in pairs]
+        with self._lock:
+            for family in families:
+                parts += self._parts(family)
         return "".join((*parts, self._end)).encode()
 
-    def _write(
-        self, family: Metric, names: list[str], labels: list[dict[str, str]], before: _Written | None
-    ) -> _Written:
-        """Return a family as text. The encoder writes its header, and the lines that `before` does not have.
+    def _parts(self, family: Family) -> list[str]:
+        """Return the header of a family and the text of each of its series."""
+        written = self._written.get(family.row.name)
+        if written is None:
+            written = self._written[family.row.name] = _Written()
+        known = written.series
+        new = [key for key, _ in family.series if key not in known]
+        if new or not written.header:
+            self._write(family, new, written)
+        parts = [written.header]
+        for key, values in family.series:
+            one = known[key]
+            if one.values != values:
+                one.values = values
+                one.text = "".join(f"{line}{number(value)}\n" for line, value in zip(one.lines, values, strict=True))
+            parts.append(one.text)
+        if len(known) > len(family.series):
+            written.series = {key: known[key] for key, _ in family.series}
+        return parts
 
-        `before` is the family as the last scrape wrote it; None: it had none. The encoder writes each new line with the
-        value NaN, which is then cut off.
+    def _write(self, family: Family, keys: Sequence[Key], written: _Written) -> None:
+        """Have the encoder write a family's header and the lines of new series.
+
+        It writes each line with the value NaN, which is then cut off.
         """
-        lines: dict[_Key, str] = {}
-        if before is not None:
-            lines.update(zip(map(_key, before.names, before.labels), before.lines, strict=True))
-        keys = list(map(_key, names, labels))
-        new = [(key, one) for key, one in zip(keys, family.samples, strict=True) if key not in lines]
-        bare = copy.copy(family)
-        bare.samples = [one._replace(value=math.nan) for _, one in new]
-        rows = self._encode(_Only([bare])).decode().removesuffix(self._end).split("\n")[:-1]
-        head = len(rows) - len(new)
-        lines.update((key, row.removesuffix(_VALUE)) for (key, _), row in zip(new, rows[head:], strict=True))
-        header = "".join(f"{row}\n" for row in rows[:head])
-        return _Written(header, names, labels, [lines[key] for key in keys])
-
-
-def _key(name: str, labels: Mapping[str, str]) -> _Key:
-    return name, *labels, *labels.values()
+        counts = [len(family.row.names(family.labels, key)) for key in keys]
+        made = family.metric((key, (math.nan,) * count) for key, count in zip(keys, counts, strict=True))
+        rows = self._encode(Library([made])).decode().removesuffix(self._end).split("\n")[:-1]
+        head = len(rows) - sum(counts)
+        lines = iter(rows[head:])
+        for key, count in zip(keys, counts, strict=True):
+            written.series[key] = _Series([next(lines).removesuffix(_VALUE) for _ in range(count)])
+        written.header = "".join(f"{row}\n" for row in rows[:head])

@@ -45,8 +45,7 @@ from sharepod.scheduler.state.usage import UsageBook
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from prometheus_client import Metric
-
+    from sharepod.process.metrics_page import Family
     from sharepod.scheduler.placement.mix import Mix
 
 log = logging.getLogger("sharepod.scheduler")
@@ -83,22 +82,22 @@ def _access(settings: Settings) -> Access:
 class _OnLoop:
     """A Prometheus collector that makes its metrics on the event loop. The scraping thread waits for them."""
 
-    def __init__(self, make_metrics: Callable[[], list[Metric]]) -> None:
+    def __init__(self, make_metrics: Callable[[], list[Family]]) -> None:
         """Take the function that makes the metrics; it is called on the event loop that runs now."""
         self._make_metrics = make_metrics
         self._loop = asyncio.get_running_loop()
 
-    def collect(self) -> list[Metric]:
+    def collect(self) -> list[Family]:
         """Return all metrics as of now. Raises TimeoutError if the event loop is busy for METRICS_S."""
 
-        async def make_on_loop() -> list[Metric]:
+        async def make_on_loop() -> list[Family]:
             return self._make_metrics()
 
         return asyncio.run_coroutine_threadsafe(make_on_loop(), self._loop).result(METRICS_S)
 
 
 def _serve_metrics(
-    settings: Settings, make_metrics: Callable[[], list[Metric]], stack: contextlib.AsyncExitStack
+    settings: Settings, make_metrics: Callable[[], list[Family]], stack: contextlib.AsyncExitStack
 ) -> None:
     """Serve the metrics that `make_metrics` returns, at the address in the settings, if any. Raises CannotStart."""
     if settings.metrics_listen == "off":
@@ -181,7 +180,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         agents = await _listen_to_agents(settings, book, client, stack)
         names = gate_metrics.QueueNames()
 
-        def make_metrics() -> list[Metric]:
+        def make_metrics() -> list[Family]:
             now_s = time.monotonic()
             found = summarise(
                 cluster, book, now_s, ready=not not_ready(), streams=agents.streams, stream_ends=agents.ended

@@ -13,9 +13,8 @@ from sharepod.process import metrics
 from sharepod.process.metrics import Histogram, HistogramRow, Row, Table
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
-
     from sharepod.process.metrics import AnyTable
+    from sharepod.process.metrics_page import Family
 
 HANDLERS: Final = ("compatibility", "gate")
 """Each handler answers at the path with its name."""
@@ -37,7 +36,7 @@ class WebhookMetrics:
         self.requests[handler, result] += 1
         self.times[handler].observe(seconds)
 
-    def collect(self) -> list[Metric]:
+    def collect(self) -> list[Family]:
         """Return all metrics as of now."""
         return metrics.families(TABLES, self)
 

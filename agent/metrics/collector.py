@@ -28,11 +28,10 @@ from sharepod.process.metrics import AnyTable, HistogramRow, InfoRow, Row, Table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from prometheus_client import Metric
-
     from sharepod.agent.devices.device import DeviceInfo, DeviceStatus, NodeStatus
     from sharepod.agent.node import Identity, Node
     from sharepod.agent.shares.spending import Spent
+    from sharepod.process.metrics_page import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +253,7 @@ class NodeMetrics:
         self._node = node
         self._feed = feed or Counters()
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Return all metrics as of now."""
         identity, status = self._node.identity, self._node.status_from_thread()
         node = identity.node_name

@@ -53,7 +53,7 @@ def test_a_report_is_shown_until_it_is_stale_and_a_plugin_that_is_silent_does_no
     assert fresh(told, 1000 + STALE_NS) is report
     assert fresh(told, 1001 + STALE_NS) is None
     assert fresh(None, 0) is None
-    shown = [sample for family in families(TABLES, ("n", None)) for sample in family.samples]
+    shown = [sample for family in families(TABLES, ("n", None)) for sample in family.metric().samples]
     assert [(one.name, one.value) for one in shown] == [("sharepod_plugin_reporting", 0)]
 
 

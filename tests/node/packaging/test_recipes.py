@@ -73,7 +73,7 @@ def test_a_metric_is_a_row() -> None:
         devices, shares = (1, 2, 3), (1,)
 
     [family] = table.families(Status())
-    assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
+    assert [(sample.name, sample.labels, sample.value) for sample in family.metric().samples] == [
         ("sharepod_node_naps", {"node": "n1"}, 2)
     ]
     assert "| `sharepod_node_naps` | gauge | Devices on which nothing runs. |" in manual("Metrics", [], [table])

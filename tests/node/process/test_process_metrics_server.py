@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client.core import GaugeMetricFamily
 from server_certificates import Certificates
 
 from rig.agent import MakeAgent, free_port
@@ -19,6 +18,8 @@ from rig.until import until
 from sharepod.process import metrics_server
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import SettingsError
+from sharepod.process.metrics import Row, Table, families
+from sharepod.process.metrics_page import Family
 from sharepod.process.metrics_server import CONNECTIONS_MAX
 from sharepod.proto import v1_pb2 as pb
 
@@ -30,8 +31,8 @@ TEXT = "# HELP x One.\n# TYPE x gauge\nx 1.0\n"
 class One:
     """A collector that gives one metric."""
 
-    def collect(self) -> list[GaugeMetricFamily]:
-        return [GaugeMetricFamily("x", "One.", 1)]
+    def collect(self) -> list[Family]:
+        return families([Table("One", {}, (Row("x", "One.", float),), lambda one: [((), one)])], 1)
 
 
 def make_certificate(directory: Path) -> tuple[Path, Path]:

@@ -38,7 +38,7 @@ def samples(look: GateLook, counters: GateCounters | None = None) -> Samples:
     found: Samples = {}
     snapshot = GateSnapshot(look, counters or GateCounters(), QueueNames().told(look))
     for family in families(TABLES, snapshot):
-        for sample in family.samples:
+        for sample in family.metric().samples:
             assert tuple(sample.labels.values()) not in found.get(sample.name, {})
             found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
     return found
