@@ -291,9 +291,13 @@ class Node:
         return status
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
-        """Take looks of the inventory into account."""
-        if not self._is_closed:
-            self._devices.looked(looks, self.now_ns())
+        """Take looks of the inventory into account. A critical Xid goes into the checkpoint at once."""
+        if self._is_closed:
+            return
+        before = self._devices.critical().keys()
+        self._devices.looked(looks, self.now_ns())
+        if self._devices.critical().keys() != before:
+            self._save()
 
     def notice_hanging(self) -> None:
         """Find the devices that NVML hangs on; every second."""
@@ -332,7 +336,9 @@ class Node:
             self._adopt_one(record)
         self._registry.resume_adopted()
         self._devices.tell_missing()
-        if left.driver_version not in ("", self.identity.driver_version):
+        if left.driver_version in ("", self.identity.driver_version):
+            self._devices.recall(left.critical, self.now_ns())
+        else:
             self._arbiter.forget_contexts()
         self._clear()
         self.publish()
@@ -401,7 +407,8 @@ class Node:
         try:
             unread = self._leftovers.texts()
             if statuses or unread or not self._devices.are_well():
-                text = self._dumper.dump(statuses, unread, self._registry.devices, self.published.spent)
+                critical = self._devices.critical()
+                text = self._dumper.dump(statuses, unread, self._registry.devices, self.published.spent, critical)
                 checkpoint.write(self._state_directory, text)
             else:
                 checkpoint.remove(self._state_directory)

@@ -3,9 +3,10 @@
 A device is unhealthy while it does not answer, while the driver says that it needs a reset, and while no look at it
 returns. It is healthy again when it has answered throughout a probation. After a critical Xid a device stays unhealthy
 until it has been reset. A reset is recognised when the device was gone, or the driver asked for a reset, and later the
-device answers without that. A new agent that finds the device well trusts it, and so does an agent that gets a released
-device back from an operator. Xids that a program causes by its own errors do not count. A device that MPS serves, or
-that refuses programs by its compute mode, is of no use to shares while that lasts.
+device answers without that. A new agent learns of the Xid from the checkpoint. It trusts the device if the driver is of
+another version, and any agent trusts a device that an operator takes back after a release. Xids that a program causes
+by its own errors do not count. A device that MPS serves, or that refuses programs by its compute mode, is of no use to
+shares while that lasts.
 """
 
 from __future__ import annotations

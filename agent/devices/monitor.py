@@ -16,7 +16,7 @@ from sharepod.agent.shares import overhead
 from sharepod.agent.shares.admission import resolve_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sharepod.agent.devices.device import DeviceInfo
     from sharepod.agent.native import NativeArbiter
@@ -61,6 +61,16 @@ class Devices:
         self.missing[info.uuid] = place
         self._health[info.uuid] = health.Health(fault=reason, well_since_ns=now_ns)
         self._registry.set_health(info.uuid, reason)
+
+    def critical(self) -> dict[DeviceUuid, health.Health]:
+        """Return the verdicts on devices with a critical Xid since the last reset; a released device has none."""
+        return {uuid: one for uuid, one in self._health.items() if one.fatal and uuid not in self.released}
+
+    def recall(self, critical: Mapping[DeviceUuid, health.Health], now_ns: int) -> None:
+        """Take over what an earlier agent found, for the devices that NVML describes: of the others it says worse."""
+        for uuid, verdict in critical.items():
+            if uuid in self._health and uuid not in self.missing:
+                self._judge(uuid, replace(verdict, well_since_ns=now_ns))
 
     def tell_missing(self) -> None:
         """Log the devices that NVML did not list, each with its shares. Called once the shares are adopted."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sharepod.agent.devices.device import DeviceInfo
+from sharepod.agent.devices.health import Health
 from sharepod.agent.errors import ShareError, WrongState
 from sharepod.agent.shares.share import (
     COUNTERS,
@@ -80,6 +82,8 @@ class Checkpoint:
     """The devices of the earlier agent; none if it did not say."""
     spent: tuple[Spent, ...] = ()
     """What each party had used; none if it did not say."""
+    critical: Mapping[DeviceUuid, Health] = field(default_factory=dict)
+    """The devices with a critical Xid, and no reset since; none if it did not say."""
 
 
 NOTHING_LEFT: Final = Checkpoint((), (), "")
@@ -104,13 +108,15 @@ class Dumper:
         unread: Sequence[str] = (),
         devices: Sequence[DeviceInfo] = (),
         spent: Sequence[Spent] = (),
+        critical: Mapping[DeviceUuid, Health] = MappingProxyType({}),
     ) -> str:
         """Return the text. `unread` are records that are kept as they are."""
         self._texts = {status.share.id: (status, self._text_of(status)) for status in statuses}
         shares = ", ".join([*[text for _, text in self._texts.values()], *unread])
         known = json.dumps([{name: getattr(info, name) for name in _DEVICE} for info in devices])
         sums = json.dumps([asdict(one.party) | {"used_ns": one.used_ns, "shares": one.shares} for one in spent])
-        return f'{{{self._head}, "devices": {known}, "spent": {sums}, "shares": [{shares}]}}'
+        faults = json.dumps([{"device": uuid, "fault": one.fault, "down": one.down} for uuid, one in critical.items()])
+        return f'{{{self._head}, "devices": {known}, "critical": {faults}, "spent": {sums}, "shares": [{shares}]}}'
 
     def _text_of(self, status: ShareStatus) -> str:
         """Return the record of a share: the last one again, if the share has had no new status since."""
@@ -153,7 +159,8 @@ def parse(text: str, boot: str) -> Checkpoint:
             records, unread = _read(loaded["shares"] if is_ours else [])
             devices = _devices(loaded.get("devices", ()) if is_ours else ())
             spent = _spent(loaded.get("spent", ()) if is_ours else ())
-            return Checkpoint(records, unread, str(loaded.get("driver", "")), devices, spent)
+            critical = _critical(loaded.get("critical", ()) if is_ours else ())
+            return Checkpoint(records, unread, str(loaded.get("driver", "")), devices, spent, critical)
     except _MALFORMED as error:
         cause = repr(error)
     raise _unreadable(cause)
@@ -218,6 +225,17 @@ def _spent(items: Sequence[Mapping[str, Any]]) -> tuple[Spent, ...]:
     except _MALFORMED:
         return ()
     return tuple(Spent(party, *both) for party, both in zip(parties, numbers, strict=True))
+
+
+def _critical(items: Iterable[Mapping[str, Any]]) -> dict[DeviceUuid, Health]:
+    """Read the devices with a critical Xid; none if one is malformed."""
+    try:
+        return {
+            DeviceUuid(str(one["device"])): Health(fault=str(one["fault"]), fatal=True, down=one["down"] is True)
+            for one in items
+        }
+    except _MALFORMED:
+        return {}
 
 
 def _devices(items: Iterable[Mapping[str, Any]]) -> tuple[DeviceInfo, ...]:

@@ -1,6 +1,7 @@
 """Test devices that are lost, hang or are drawn on: each is told with its reason, and the other devices go on."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -182,6 +183,45 @@ def test_a_device_that_had_a_critical_xid_is_believed_after_a_release(agent: Run
     truth.recover(0)
     resume(agent, "0")
     until(lambda: reasons(agent) == ["", ""], timeout_s=10)
+
+
+def test_a_critical_xid_is_remembered_across_restarts_until_the_device_was_in_an_operators_hands(
+    agent: RunningAgent, truth: Truth
+) -> None:
+    agent.register(30, name="a", device="0")
+    truth.inject_xid(0, 62)
+    until(lambda: reasons(agent)[0] == "Xid 62", timeout_s=30)
+    for _ in range(2):
+        agent.stop(signal.SIGKILL)
+        agent.start()
+        assert reasons(agent) == ["Xid 62", ""]
+    assert "shares=['a']" in [line for line in agent.log().splitlines() if "device unhealthy" in line][-1]
+    assert agent.register(30, name="b").share.devices[0].device_index == 1
+    release(agent, "0")
+    resume(agent, "0")
+    until(lambda: reasons(agent) == ["", ""], timeout_s=10)
+    agent.stop()
+    agent.start()
+    assert reasons(agent) == ["", ""]
+
+
+@pytest.mark.parametrize("way", ["released", "another driver"])
+def test_a_device_is_believed_by_a_new_agent_if_it_may_have_been_reset(
+    agent: RunningAgent, truth: Truth, way: str
+) -> None:
+    agent.register(30, name="a", device="0")
+    truth.inject_xid(0, 62)
+    until(lambda: reasons(agent)[0] == "Xid 62", timeout_s=30)
+    if way == "released":
+        release(agent, "0")
+    agent.stop()
+    if way == "another driver":
+        path = agent.directory / "checkpoint.json"
+        text = path.read_text()
+        path.write_text(re.sub('"driver": "[^"]+"', '"driver": "1.2"', text))
+        assert path.read_text() != text
+    agent.start()
+    assert reasons(agent) == ["", ""]
 
 
 @pytest.mark.early

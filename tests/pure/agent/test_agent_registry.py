@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from sharepod.agent.devices.device import DeviceInfo, DeviceProcess
+from sharepod.agent.devices.health import Health
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
 from sharepod.agent.shares import checkpoint
 from sharepod.agent.shares.registry import Registry, TermsChange
@@ -355,6 +356,17 @@ def test_a_checkpoint_of_the_version_before_is_read_and_a_number_that_it_has_not
     older = re.sub(r', "gone_copies": {[^}]*}', "", text.replace('"driver": "580.65", ', ""))
     assert checkpoint.parse(older, "boot").driver_version == ""
     assert checkpoint.parse(older, "boot").records[0].usages == (replace(counted, gone_copies=NO_COPIES),)
+
+
+def test_a_checkpoint_says_which_devices_had_a_critical_xid() -> None:
+    seen = {A10.uuid: Health("Xid 79", 5, fatal=True, down=True), H200.uuid: Health("Xid 62", 7, fatal=True)}
+    text = checkpoint.Dumper("boot").dump((), critical=seen)
+    assert checkpoint.parse(text, "boot").critical == {
+        uuid: replace(verdict, well_since_ns=0) for uuid, verdict in seen.items()
+    }
+    assert checkpoint.parse(text, "another boot").critical == {}
+    for malformed in (text.replace('"fault"', '"fauld"'), text.replace('"critical": [', '"critical": [1, ')):
+        assert checkpoint.parse(malformed, "boot").critical == {}
 
 
 def test_a_checkpoint_of_another_boot_is_ignored_and_a_broken_one_refused(tmp_path: Path) -> None:

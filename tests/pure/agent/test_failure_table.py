@@ -26,7 +26,8 @@ ROWS = {
     "MPS serves a device": "node/agent/test_agent_devices.py::test_a_device_that_mps_serves_takes_no_share",
     "the compute mode": "node/agent/test_agent_devices.py::test_a_device_that_lets_one_process_in_takes_no_share",
     "a process uses a device": "node/agent/test_agent_programs.py::test_a_process_without_a_share_is_found_within_five",
-    "a critical Xid": "node/agent/test_agent_health.py::test_a_new_agent_keeps_the_shares_of_a_lost_device",
+    "a critical Xid": "node/agent/test_agent_health.py::test_a_new_agent_keeps_the_shares_of_a_lost_device"
+    " node/agent/test_agent_health.py::test_a_critical_xid_is_remembered_across_restarts",
     "NVML fails on every device": "node/agent/test_agent_health.py::test_nvml_is_opened_anew_when_no_device_answers",
     "NVML hangs on a device": "node/agent/test_agent_health.py::test_a_device_that_hangs_is_unhealthy_after",
     "NVML hangs when": "pure/agent/test_agent_unlisted.py::test_an_agent_does_not_wait_for_ever_for_a_driver",
