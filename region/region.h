@@ -144,6 +144,8 @@ enum sp_diagnostic_kind {
   SP_DIAGNOSTIC_FULL = 6,     /* turned away: none of this many slots is free. Not in a slot, as the process has none */
   SP_DIAGNOSTIC_KEEPER = 7,   /* not metered for now: its helper thread could not be started, with this errno */
   SP_DIAGNOSTIC_CROWDED = 8,  /* partly not metered: the process has more threads or streams than this */
+  SP_DIAGNOSTIC_RINGS = 9,    /* the doorbell rings more than this many times a second. Not in a slot */
+  SP_DIAGNOSTIC_LOCKS = 10,   /* to ask for its locks takes this many milliseconds of each second. Not in a slot */
   SP_DIAGNOSTIC_KINDS = 12,
 };
 #define SP_OLDEST_DRIVER 11080 /* the oldest version of CUDA in driver/driver.def */
@@ -412,7 +414,7 @@ void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live);
 /* Clear the slot of a process that is gone. 0, or -EIO: it stays claimed. */
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot);
 /* Read everything from the doorbell. Returns a mask of the slots that claim to have rung it: a hint, for a tenant may
- * lie. *full: a process claims that it found no free slot. */
-uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full);
+ * lie. *full: a process claims that it found no free slot. Adds the number of rings to *rings. */
+uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full, uint64_t *rings);
 
 #endif

@@ -107,7 +107,7 @@ int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
 
 /* Read what was written to the doorbell. Returns a mask of the slots that have rung it. That is only a hint, because a
  * tenant may write any byte. */
-uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full) {
+uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full, uint64_t *rings) {
   uint8_t buffer[4096];
   uint64_t rung = 0;
   ssize_t got = sizeof buffer;
@@ -116,6 +116,7 @@ uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full) {
    * left may stay unread, because the slots are read after this. */
   for (int pieces = 0; pieces < 16 && got == (ssize_t)sizeof buffer; pieces++) {
     got = read(owner->doorbell_fd, buffer, sizeof buffer);
+    *rings += got > 0 ? (uint64_t)got : 0;
     for (ssize_t index = 0; index < got; index++) {
       if (buffer[index] == SP_DOORBELL_FULL)
         *full = true; /* a process claims that it found no free slot */

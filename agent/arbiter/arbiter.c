@@ -23,7 +23,7 @@ static uint64_t doorbell_tag(int share) {
 /* Processes of the share have rung: look at those that are new, and step the share's devices. */
 static void on_doorbell(struct sp_arbiter *arbiter, struct sp_share *share) {
   bool full;
-  uint64_t rung = sp_doorbell_drain(&share->region, &full); /* before the scan: a change after it rings again */
+  uint64_t rung = sp_doorbell_drain(&share->region, &full, &share->rings); /* before the scan: a change after it rings again */
   uint64_t now_ns = sp_now_ns();
   sp_slots_mark_responsive(share, rung);
   if (rung & ~share->watched || full) /* a new process */
@@ -68,6 +68,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     bool late = false; /* a drain is late: its process may have become another program */
     for (uint32_t index = 0; index < share->member_count; index++)
       late = late || (share->members[index].draining && share->members[index].cogranted);
+    sp_diagnostics_flood(share, now_ns);
     if (look || late)
       sp_identity_ask(arbiter, share, now_ns);
     if (share->gone) /* a slot could not be cleared at once */

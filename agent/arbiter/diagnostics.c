@@ -4,6 +4,10 @@
 #include "agent/arbiter/node.h"
 #include "hook/interpose/driver.h"
 
+#define SECOND_NS    1000000000u
+#define RINGS_MAX    250000u /* in a second: each wait for a turn is one ring, and takes 10 us at least */
+#define LOCKS_MAX_MS 20u     /* of a second: a look takes well below 1 ms, and there are ten at most */
+
 /* The driver functions that a detail can stand for, by sp_name_hash. */
 static const char *const functions[] = {
 #define WRAPPED(name, since, class, action, subject, reason) #name,
@@ -48,6 +52,23 @@ void sp_diagnostic_full(struct sp_share *share) {
     return; /* a slot is free, or it has been told */
   share->full_told = true;
   keep(share, 0, SP_DIAGNOSTIC_FULL, SP_SLOTS_MAX);
+}
+
+/* Record that a program floods the doorbell, or the locks on the share's files, each once. A flood costs no other share
+ * anything, but it costs the host processor time. Called at each tick. */
+void sp_diagnostics_flood(struct sp_share *share, uint64_t now_ns) {
+  if (now_ns - share->counted_ns < SECOND_NS)
+    return;
+  if (share->rings > RINGS_MAX && !share->rings_told) {
+    share->rings_told = true;
+    keep(share, 0, SP_DIAGNOSTIC_RINGS, RINGS_MAX);
+  }
+  if (share->locks_ns > LOCKS_MAX_MS * 1000000u && !share->locks_told) {
+    share->locks_told = true;
+    keep(share, 0, SP_DIAGNOSTIC_LOCKS, LOCKS_MAX_MS);
+  }
+  share->rings = share->locks_ns = 0;
+  share->counted_ns = now_ns;
 }
 
 /* Return how many diagnostics with a number above `after` were put into the array, oldest first. -ENOENT: no such

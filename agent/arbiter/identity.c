@@ -12,6 +12,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "agent/arbiter/node.h"
@@ -34,6 +35,7 @@ struct look {
   /* what was found */
   int pidfds[SP_SLOTS_MAX];
   uint64_t done, found, nobody, replaced, cleared;
+  uint64_t cpu_ns; /* the processor time that it took */
   bool grown; /* the file was longer than its slots, and was cut back */
 };
 
@@ -50,6 +52,13 @@ void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_
 void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share) {
   share->clear = true;
   pthread_cond_signal(&arbiter->identity_asked);
+}
+
+/* The processor time of this thread. */
+static uint64_t own_ns(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
 /* Find out which process has the slot, and open a pidfd for it. If no process holds the slot's lock, the slot is put
@@ -158,6 +167,7 @@ static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t b
   }
   if (look->grown)
     sp_slots_fault(share);
+  share->locks_ns += look->cpu_ns;
   share->mend = share->mend && !look->mend;
   share->gone &= ~look->cleared;
   for (uint64_t rest = look->found; rest; rest &= rest - 1)
@@ -226,13 +236,14 @@ static void *run(void *argument) {
       look.pids[__builtin_ctzll(rest)] = share->tenants[__builtin_ctzll(rest)].pid;
     look.region.slots_fd = fcntl(share->region.slots_fd, F_DUPFD_CLOEXEC, 0);
     sp_arbiter_unlock(arbiter);
-    uint64_t began_ns = sp_now_ns();
+    uint64_t began_ns = sp_now_ns(), cpu_ns = own_ns();
     if (look.region.slots_fd >= 0) {
       go_through(&look, began_ns);
       close(look.region.slots_fd); /* here, because a close takes as long as the file has locks */
     } else {
       look.done = look.claimed; /* no descriptors left */
     }
+    look.cpu_ns = own_ns() - cpu_ns;
     pthread_mutex_lock(&arbiter->lock);
     take(arbiter, &look, began_ns);
   }

@@ -26,6 +26,7 @@ _TURNED_AWAY: Final = (
     "it runs unmetered (on a closed node cuInit fails with 802): end some programs of the share, or give it its own"
 )
 _NO_THREAD: Final = "it runs unmetered until that succeeds, which is tried every second: raise the limit of processes"
+_FLOOD: Final = "find the program and end it"
 _INIT_CAUSES: Final[Mapping[int, str]] = {
     100: f"its CUDA_VISIBLE_DEVICES names no device that is there: {_FROM_LIST}",
     803: "libcuda and the kernel's driver are of different versions: install them together",
@@ -45,6 +46,8 @@ class Kind(IntEnum):
     FULL = 6
     KEEPER = 7
     CROWDED = 8
+    RINGS = 9
+    LOCKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,14 @@ def describe(diagnostic: Diagnostic, devices: int) -> tuple[int, str]:
         Kind.CROWDED: (
             0,
             f"it launches from more than {detail} threads or streams, the rest unmetered: use fewer, or more processes",
+        ),
+        Kind.RINGS: (
+            0,
+            f"it rings the doorbell over {detail} times a second, which takes processor time of the agent: {_FLOOD}",
+        ),
+        Kind.LOCKS: (
+            0,
+            f"it holds so many locks on its share's files that asking for them takes {detail} ms a second: {_FLOOD}",
         ),
         Kind.VERSION: (0, f"the driver is for CUDA {version}, and SharePod is tested from 11.8 on: upgrade the driver"),
     }

@@ -9,11 +9,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+from floods import LOCKS, RINGS, running
 from report import HEADER_BYTES, SLOT_BYTES, device_at, report
 from tenant import Tenant
 
 from rig.arbiter import Arbiter
 from rig.until import until
+from sharepod.agent.shares.diagnostics import Kind
 
 SLOTS_BYTES = HEADER_BYTES + 64 * SLOT_BYTES
 NO_SLOT = 120
@@ -105,3 +108,14 @@ def test_a_file_that_grows_is_cut_back_and_told_of_its_share_alone(arbiter: Arbi
         until(lambda: path.stat().st_blocks * 512 < 1 << 20)
         until(lambda: hostile.usage().faults)
         assert honest.usage().faults == 0
+
+
+@pytest.mark.parametrize(("text", "kind"), [(RINGS, Kind.RINGS), (LOCKS, Kind.LOCKS)], ids=["rings", "locks"])
+def test_a_flood_is_told_once_of_its_share_alone(arbiter: Arbiter, tmp_path: Path, text: str, kind: Kind) -> None:
+    hostile, honest = (arbiter.share(tmp_path / name) for name in ("hostile", "honest"))
+    with running(text, hostile.region):
+        until(lambda: kind in [one.kind for one in arbiter.native.read_diagnostics(hostile.handle)], timeout_s=30)
+        time.sleep(2.5)
+    found = [one.kind for one in arbiter.native.read_diagnostics(hostile.handle)]
+    assert found.count(kind) == 1
+    assert arbiter.native.read_diagnostics(honest.handle) == ()

@@ -38,7 +38,8 @@ ROWS = {
     "the device is well again": "pure/agent/test_agent_pure.py::test_a_critical_xid_is_over_when_the_device",
     "an operator releases": "node/agent/test_agent_health.py::test_a_device_that_is_released_is_in_nobody_s_hands",
     "a program writes nonsense": "node/agent/test_hostile.py::test_random_slots_are_clamped_and_attributed",
-    "a program locks its slots": "timed/hook/test_floods.py::test_a_flood_costs_its_own_share_alone",
+    "a program locks its slots": "timed/hook/test_floods.py::test_a_flood_costs_its_own_share_alone"
+    " node/agent/test_hostile.py::test_a_flood_is_told_once_of_its_share_alone",
     "a stranger calls the agent": "node/agent/test_agent_users.py::test_a_share_is_changed_with_its_owners_token_alone"
     " node/agent/test_agent_users.py::test_a_gang_is_its_owners_and_so_is_its_pause"
     " node/agent/test_agent_users.py::test_nobody_passes_for_a_pod_there",
