@@ -23,7 +23,8 @@ static uint64_t doorbell_tag(int share) {
 /* Processes of the share have rung: look at those that are new, and step the share's devices. */
 static void on_doorbell(struct sp_arbiter *arbiter, struct sp_share *share) {
   bool full;
-  uint64_t rung = sp_doorbell_drain(&share->region, &full, &share->rings); /* before the scan: a change after it rings again */
+  uint64_t rung =
+      sp_doorbell_drain(&share->region, &full, &share->rings); /* before the scan: a change after it rings again */
   uint64_t now_ns = sp_now_ns();
   sp_slots_mark_responsive(share, rung);
   if (rung & ~share->watched || full) /* a new process */

@@ -36,7 +36,7 @@ struct look {
   int pidfds[SP_SLOTS_MAX];
   uint64_t done, found, nobody, replaced, cleared;
   uint64_t cpu_ns; /* the processor time that it took */
-  bool grown; /* the file was longer than its slots, and was cut back */
+  bool grown;      /* the file was longer than its slots, and was cut back */
 };
 
 /* Have the identity thread look at the share, unless it is about to, or rests from the last look. */

@@ -185,7 +185,7 @@ struct sp_share {
   struct sp_diagnostic diagnostics[SP_DIAGNOSTICS_KEPT];
   struct sp_tenant tenants[SP_SLOTS_MAX];
   bool paused;
-  bool full_told; /* a process was turned away and that was recorded; cleared when a slot becomes free */
+  bool full_told;              /* a process was turned away and that was recorded; cleared when a slot becomes free */
   bool rings_told, locks_told; /* floods that were recorded */
   int handle;
   struct sp_region_owner region;
@@ -201,8 +201,8 @@ struct sp_share {
   uint64_t looking_ns, rest_until_ns; /* what the current look has taken so far; no look is asked for before this */
   uint64_t rings, locks_ns;           /* the rings, and the thread's processor time, since `counted_ns` */
   uint64_t counted_ns;
-  struct sp_gang *gang;               /* its own, or that of several shares */
-  struct sp_gang own;                 /* its members; empty while they are in another one */
+  struct sp_gang *gang; /* its own, or that of several shares */
+  struct sp_gang own;   /* its members; empty while they are in another one */
   uint32_t member_count;
   struct sp_member members[];
 };
