@@ -64,3 +64,14 @@ def test_more_gaps_than_are_kept_cost_the_oldest(library: ctypes.CDLL) -> None:
     idle = sum(library.sp_busy_add(ctypes.byref(spans), 10 * n, 10 * n + 5) for n in range(1, 51))
     assert idle == 10 + 49 * 5
     assert library.sp_busy_add(ctypes.byref(spans), 0, 505) == -32 * 5
+
+
+def test_a_gap_that_is_filled_to_the_end_takes_no_room(library: ctypes.CDLL) -> None:
+    spans = begun(library)
+    idle = sum(library.sp_busy_add(ctypes.byref(spans), 10 * n, 10 * n + 5) for n in range(1, 33))
+    assert idle == 10 + 31 * 5
+    for n in range(1, 17):
+        assert library.sp_busy_add(ctypes.byref(spans), 10 * n + 5, 10 * n + 10) == -5
+    for n in range(33, 49):
+        library.sp_busy_add(ctypes.byref(spans), 10 * n, 10 * n + 5)
+    assert library.sp_busy_add(ctypes.byref(spans), 10, 485) == -31 * 5

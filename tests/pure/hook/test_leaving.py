@@ -41,6 +41,10 @@ def test_where_the_kernel_refuses_the_barrier_later_on_every_announce_has_its_ow
     found = facts(tmp_path, "barrier_program")
     assert [found[time]["asked"] for time in "0123"] == [[1], [2], [3], [3]]
     assert [found[time]["fences"] for time in "0123"] == [[0], [0], [1], [1]]
+    assert [found[time]["sleeps"] for time in "0123"] == [[0], [0], [1], [1]]  # until earlier announces are seen
+    assert [(*found[f"inside-{n}"]["first"], *found[f"inside-{n}"]["second"]) for n in range(4)] == [
+        (0, 0), (1, 0), (0, 1), (1, 1),
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +52,23 @@ def leaving(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, lis
     return facts(tmp_path_factory.mktemp("leaving"), "leaving_program")
 
 
-@pytest.mark.parametrize("case", ["drain", "drain-inside", "park"])
+@pytest.mark.parametrize("case", ["drain", "drain-inside", "park", "park-contended"])
 def test_a_turn_is_said_to_be_drained_when_no_thread_is_inside_and_nothing_is_pending(
     leaving: dict[str, dict[str, list[int]]], case: str
 ) -> None:
     found = leaving[case]
     assert (found["drained"], found["early"], found["entered"]) == ([1], [0], [0])
-    assert found["marked"] == [case != "park"]  # the keeper marks work that is not marked yet
+    assert found["marked"] == [case.startswith("drain")]  # the keeper marks work that is not marked yet
+    assert found["rings"] == [case != "park"]  # of an idle turn nobody need hear unless a share waits
+    assert found["aside"] == [0]
+
+
+def test_a_turn_with_work_that_stands_is_left_and_one_that_was_entered_again_is_not(
+    leaving: dict[str, dict[str, list[int]]],
+) -> None:
+    stands, entered = leaving["drain-stands"], leaving["drain-entered"]
+    assert (stands["drained"], stands["aside"], stands["rings"], stands["entered"]) == ([1], [1], [1], [0])
+    assert (entered["drained"], entered["rings"]) == ([0], [0])
 
 
 def test_only_the_keeper_asks_the_driver_whether_work_stands(leaving: dict[str, dict[str, list[int]]]) -> None:
@@ -67,6 +81,6 @@ def test_only_the_keeper_asks_the_driver_whether_work_stands(leaving: dict[str, 
 @pytest.mark.parametrize("case", ["drain-pending", "park-inside", "park-pending", "park-launched"])
 def test_a_turn_with_work_in_it_is_not_said_to_be_drained(leaving: dict[str, dict[str, list[int]]], case: str) -> None:
     found = leaving[case]
-    assert found["drained"] == [0]
+    assert (found["drained"], found["rings"]) == ([0], [0])
     # An idle turn that was about to be given back goes on; a closed turn is looked at again.
     assert found["entered"] == [5 if case.startswith("park") else 0]

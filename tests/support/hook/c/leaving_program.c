@@ -19,7 +19,7 @@ struct sp_this_process sp_this_process;
 static struct sp_grant grant;
 static struct sp_slot_device slot;
 static int inside_for, pending_for; /* how many more answers are yes */
-static bool cleared, behind_barrier, early, marked, stands;
+static bool cleared, behind_barrier, early, marked, stands, enters;
 static int barriers, asked, drained, rings, driver_asked;
 
 static struct sp_device *device_of(void) {
@@ -37,6 +37,8 @@ bool asked_inside(uint32_t index) {
 }
 bool asked_pending(const struct sp_device *device) {
   (void)device;
+  if (enters)
+    device_of()->entered = TURN + 2;
   return pending_for-- > 0;
 }
 /* Whether work waits for something else than the device is asked of the driver, with another context current. */
@@ -79,18 +81,20 @@ const struct sp_driver *sp_driver(void) {
 static void begin(int inside, int pending, uint32_t word) {
   struct sp_device *device = device_of();
   inside_for = inside, pending_for = pending;
-  cleared = behind_barrier = early = marked = stands = false;
+  cleared = behind_barrier = early = marked = stands = enters = false;
   barriers = asked = drained = rings = driver_asked = 0;
   grant.word = word;
+  grant.flags = 0;
   device->grant = &grant;
   device->slot = &slot;
   device->entered = TURN;
+  device->aside = false;
   device->report = (struct sp_report){.held_turn = TURN};
 }
 
 static void end(const char *what) {
-  printf("%s drained %d early %d marked %d rings %d entered %u driver_asked %d\n", what, drained, early, marked, rings,
-         device_of()->entered, driver_asked);
+  printf("%s drained %d early %d marked %d rings %d entered %u driver_asked %d aside %d\n", what, drained, early,
+         marked, rings, device_of()->entered, driver_asked, device_of()->aside);
 }
 
 int main(void) {
@@ -105,9 +109,21 @@ int main(void) {
   begin(0, 1, TURN + 1); /* some work cannot be marked now, so its end is not known */
   drain(device, TURN);
   end("drain-pending");
+  begin(0, 2, TURN + 1); /* all of the work stands */
+  stands = true;
+  drain(device, TURN);
+  end("drain-stands");
+  begin(0, 0, TURN + 1); /* the share has its next turn, and a thread enters it meanwhile */
+  enters = true;
+  drain(device, TURN);
+  end("drain-entered");
   begin(0, 0, TURN);
   park(device, TURN, 7, true, true);
   end("park");
+  begin(0, 0, TURN);
+  grant.flags = SP_GRANT_CONTENDED;
+  park(device, TURN, 7, true, true);
+  end("park-contended");
   begin(1, 0, TURN);
   park(device, TURN, 7, true, true);
   end("park-inside");

@@ -208,6 +208,7 @@ void meter_start(int64_t launch, int64_t record, int64_t event, int64_t late) {
   sp_this_process = (struct sp_this_process){.attached = 1, .device_count = 1, .single_device = 1};
   thread = (struct sp_thread){.device = device()};
   *device() = (struct sp_device){.grant = &grant, .slot = &slot, .bit = 1, .keeper = SP_KEEPER_RUNS};
+  slot = (struct sp_slot_device){0};
   pthread_mutex_init(&device()->turn_lock, NULL);
   pthread_mutex_init(&device()->queue_lock, NULL);
   memset(states, 0, sizeof states);
@@ -259,9 +260,13 @@ void meter_destroy(uint32_t stream) {
   current = before;
 }
 
-/* The next launch into the stream stands behind a wait. */
-void meter_await(uint32_t stream) {
-  state_of(stream)->awaits = true;
+/* The next launch into the stream stands behind a wait, for the host or for an event. */
+void meter_await(uint32_t stream, bool event) {
+  sp_gate_awaiting((void *)(uintptr_t)(stream + 3), false, event ? SP_AWAITS_EVENT : SP_AWAITS_HOST);
+}
+
+int64_t meter_awaits(uint32_t stream) {
+  return state_of(stream)->awaits;
 }
 
 /* Launch work of this length into a stream; returns when it begins. */
@@ -336,7 +341,7 @@ int64_t meter_idle(void) {
 }
 
 int64_t meter_beside(void) {
-  return (int64_t)device()->beside_ns;
+  return (int64_t)slot.beside_ns;
 }
 
 int64_t meter_beside_until_us(void) {
@@ -352,7 +357,7 @@ int64_t meter_stood(void) {
 }
 
 int64_t meter_put_off(void) {
-  return (int64_t)device()->put_off_ns;
+  return (int64_t)slot.put_off_us * 1000;
 }
 
 int64_t meter_in_flight(void) {
