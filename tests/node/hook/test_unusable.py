@@ -19,6 +19,13 @@ import ctypes
 cuda, context, bytes_ = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
 result = cuda.cuInit(0)
 print(result, cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) if result == 0 else "")
+if result == 0:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(bytes_), ctypes.c_size_t(4096)) == 0
+    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    assert free.value > 1 << 30, free.value
+    assert cuda.cuMemFree_v2(bytes_) == 0
 """
 SYSTEM_NOT_READY = 802
 ABI_AT, GRANT_COUNT_AT = 8, 20

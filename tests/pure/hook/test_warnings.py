@@ -1,4 +1,4 @@
-"""Test that the hook's sources compile without a warning: a loop or an `if` without a body is a mistake, for example."""
+"""Test that the hook's sources compile without a warning, as of an `if` without a body."""
 
 from hooklab import HOOK_FLAGS, HOOK_SOURCES, run
 
