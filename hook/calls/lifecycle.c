@@ -144,7 +144,7 @@ static void context_gone(CUcontext context) {
   sp_gate_context_gone(context);
   sp_memory_forget_context(context);
   sp_locations_changed();
-  sp_pools_look();
+  sp_pools_context_gone();
 }
 
 #define CONTEXT_END(name)                                                                                              \

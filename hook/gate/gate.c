@@ -127,7 +127,6 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
         continue;
       announce(thread, device);
       if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
-        __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
         continue; /* the turn ended meanwhile: wait for the next one */
       }
       thread->stood_ns = 0;
@@ -338,7 +337,8 @@ void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   struct sp_stream_state *state = cached_state(device, thread, stream, per_thread);
   if (!state)
     return;
-  if (sp_load(&state->pending_ns) && !sp_stream_over(state, thread))
+  /* While a capture is open, a question to the driver could end it, even one of another thread. */
+  if (sp_load(&state->pending_ns) && (sp_load(&sp_this_process.captures) || !sp_stream_over(state, thread)))
     sp_stream_mark(state, true, false); /* now: behind the wait its end would not be seen in time */
   sp_store(&state->awaits, true);
 }

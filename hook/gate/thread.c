@@ -35,6 +35,9 @@ static void release_record(void *pointer) {
   self = NULL;
   sp_wait_left(thread); /* the thread may have been ended while it waited */
   thread->device = NULL;
+  thread->patience_ns = thread->passed_ns = thread->stood_ns = 0; /* else the next thread would begin with these */
+  thread->event_launches = 0;
+  thread->closed = 0;
   sp_thread_forget_streams(thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
   __atomic_store_n(&thread->used, 0, __ATOMIC_RELEASE);

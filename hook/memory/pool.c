@@ -113,6 +113,14 @@ void sp_pools_look(void) {
   }
 }
 
+/* A context was destroyed, and the driver may have taken back what graphs held in it: graphs take their memory again,
+ * and the driver is asked what all pools hold. */
+void sp_pools_context_gone(void) {
+  sp_graphs_trimmed();
+  __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+  sp_pools_look();
+}
+
 /* The pool of graphs has no handle, so all pools of its device are refreshed. */
 void sp_pools_refresh_graphs(int device_ordinal) {
   refresh_all(device_ordinal, false);

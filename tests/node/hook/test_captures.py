@@ -299,6 +299,36 @@ def test_a_program_that_captures_sees_what_it_sees_without_the_hook(
         contended.stub.ReleaseShare(pb.ReleaseShareRequest(share="captures"))
 
 
+WAIT_ELSEWHERE = """
+ready()
+seen, capturing, results, nothing = threading.Event(), threading.Event(), [], HOST_FUNCTION(lambda _: None)
+def wait_elsewhere():
+    ok(cuda.cuCtxSetCurrent(context))
+    ok(launch(f, other))
+    ok(cuda.cuEventRecord(event, other))
+    ok(cuda.cuEventSynchronize(event))  # this thread has seen the end of all that it launched
+    seen.set()
+    capturing.wait()
+    results.append(cuda.cuLaunchHostFunc(other, nothing, None))
+thread = threading.Thread(target=wait_elsewhere)
+thread.start()
+seen.wait()
+ok(cuda.cuStreamBeginCapture_v2(stream, GLOBAL))
+print(launch(f, other))
+capturing.set()
+thread.join()
+print(results, launch(f, stream), *captured())
+"""
+
+
+def test_a_wait_that_another_thread_notes_does_not_end_a_capture() -> None:
+    with agents() as make:  # nobody else wants the device: only then the driver is asked instead of marking the work
+        answer = make("--simulate", "1xH200").start().register(50, name="alone", device="0")
+        plain = output(answer, WAIT_ELSEWHERE, hook=False)
+        assert plain == "0\n[0] 0 0 1\n"
+        assert output(answer, WAIT_ELSEWHERE, hook=True) == plain
+
+
 OVER = """
 from rig.structs import Array3D, Location, Prop
 ready()

@@ -195,6 +195,31 @@ run(other, stream)  # it needs none, whatever graph had its handle before
     )
 
 
+def test_what_a_graph_holds_ends_with_its_context(capped: Run) -> None:
+    capped(
+        """
+from rig.graphs import *
+def made():
+    graph, block = new_graph(), allocation(100 * MIB)
+    node = add("cuGraphAddMemAllocNode", graph, byref(block))
+    add("cuGraphAddMemFreeNode", graph, c_uint64(block.address), node)
+    return instantiate(graph)
+primary, own = c_void_p(), c_void_p()
+ok(cuda.cuCtxGetCurrent(byref(primary)))
+ok(cuda.cuCtxCreate_v2(byref(own), 0, 0))
+run(made(), new_stream())
+held = 256 * MIB - memory()[0]
+assert held >= 100 * MIB
+ok(cuda.cuCtxDestroy_v2(own))
+ok(cuda.cuCtxSetCurrent(primary))
+assert 256 * MIB - memory()[0] == graph_memory(RESERVED)
+run(made(), new_stream())
+assert 256 * MIB - memory()[0] == graph_memory(RESERVED) == held
+""",
+        256 << 20,
+    )
+
+
 def test_what_a_destroyed_pool_held_is_given_back_and_its_entry_is_used_again(capped: Run) -> None:
     capped(
         """

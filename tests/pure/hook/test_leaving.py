@@ -39,6 +39,9 @@ def test_a_launch_is_announced_before_its_thread_looks_at_the_grant_and_until_it
 
 def test_where_the_kernel_refuses_the_barrier_later_on_every_announce_has_its_own(tmp_path: Path) -> None:
     found = facts(tmp_path, "barrier_program")
+    assert {word: number for word, [number] in found["next"].items()} == dict.fromkeys(
+        ("used", "patience", "passed", "stood", "closed", "launches"), 0
+    )
     assert [found[time]["asked"] for time in "0123"] == [[1], [2], [3], [3]]
     assert [found[time]["fences"] for time in "0123"] == [[0], [0], [1], [1]]
     assert [found[time]["sleeps"] for time in "0123"] == [[0], [0], [1], [1]]  # until earlier announces are seen

@@ -21,7 +21,17 @@ int slept_for(const struct timespec *span, struct timespec *rest) {
   return 0;
 }
 
+void sp_wait_left(struct sp_thread *thread) {
+  (void)thread;
+}
+
 int main(void) {
+  records[0] = (struct sp_thread){.used = 1, .patience_ns = 32000000, .passed_ns = 1, .stood_ns = 2, .closed = 3};
+  records[0].event_launches = 4;
+  release_record(&records[0]);
+  printf("next used %u patience %d passed %d stood %d closed %u launches %d\n", records[0].used,
+         (int)records[0].patience_ns, (int)records[0].passed_ns, (int)records[0].stood_ns, records[0].closed,
+         (int)records[0].event_launches);
   record_count = 2;
   for (uint32_t inside = 0; inside < 4; inside++) { /* the second thread is inside the driver on some devices */
     records[1].inside = inside;
