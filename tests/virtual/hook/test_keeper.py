@@ -99,6 +99,7 @@ class Lab:
                 after = ({3: KEEPER, 2: OTHER}.get(value, value),)
             found.append((at_ns / 1000, name, *after))
         noted.value = 0
+        assert self.count("broken") == 0  # locks, and what the keeper says of its sleep
         return found
 
 
@@ -498,7 +499,18 @@ def test_a_thread_at_the_gate_is_woken_by_each_marker(library: ctypes.CDLL) -> N
             lab.launch(10)
             lab.mark()
         lab.until(100)
-        assert lab.count("progress_woken") == 3 * waiters
+        assert (lab.count("progress_woken"), lab.get("progress")) == (3 * waiters, 3)
+
+
+def test_a_kick_wakes_a_keeper_that_sleeps_and_calls_nobody_else(library: ctypes.CDLL) -> None:
+    lab = granted(library)
+    lab.launch(100)  # the first launch of a turn kicks
+    assert (lab.get("kick"), lab.count("wakes")) == (1, 1)
+    lab.mark()
+    lab.until(10)
+    assert lab.diary()[-1] == (0, "driver", 100)
+    lab.do("kick")
+    assert (lab.get("kick"), lab.count("wakes")) == (3, 2)
 
 
 class TestTheEndOfAProcess:

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -15,9 +16,14 @@
 
 static int slept(const struct timespec *span, struct timespec *rest);
 static long called(long number, ...);
-#define nanosleep  slept
-#define syscall    called
-#define prctl(...) ((void)0) /* else the test's own thread would be renamed */
+static int take_lock(pthread_mutex_t *lock);
+static int leave_lock(pthread_mutex_t *lock);
+#define nanosleep             slept
+#define syscall               called
+#define prctl(...)            ((void)0) /* else the test's own thread would be renamed */
+#define pthread_mutex_lock    take_lock
+#define pthread_mutex_trylock take_lock
+#define pthread_mutex_unlock  leave_lock
 #include "hook/meter/keeper.c"
 #undef nanosleep
 #undef syscall
@@ -27,7 +33,9 @@ enum act { IN_DRIVER, FOR_TIME, FOR_KICK, FOR_GRANT, RANG, TOLD, MARKED, SPINS }
 
 struct sp_this_process sp_this_process;
 int64_t diary[PAGES][3]; /* when, what, and a number */
-int noted, relocks, progress_woken, questions;
+int noted, relocks, progress_woken, questions, wakes;
+int broken;       /* invariants that did not hold */
+static int holds; /* how often turn_lock is held */
 static struct sp_grant grant;
 static struct sp_slot_device line;
 static struct sp_slot slot; /* of no process, so that the destructor of keeper.c leaves it alone */
@@ -61,11 +69,28 @@ void lab_until(int64_t ns) {
   now_ns = until_ns;
 }
 
+static int take_lock(pthread_mutex_t *lock) {
+  (void)lock;
+  broken += holds++ != 0;
+  return 0;
+}
+
+static int leave_lock(pthread_mutex_t *lock) {
+  (void)lock;
+  broken += --holds != 0;
+  return 0;
+}
+
 static void sleep_in(enum act how, int64_t until_ns) {
+  struct sp_device *device = device_of();
+  broken += holds != 0;
   if (!keeping) { /* a thread of the program sleeps, at the process's end */
     lab_until(until_ns - BEGAN_NS);
     return;
   }
+  const struct sp_stream_state *first = device->queue[device->queue_head % SP_MARKERS_MAX].state;
+  broken += device->waiting_state != (how == IN_DRIVER ? first : NULL);
+  broken += device->asleep != (how == FOR_KICK || how == FOR_GRANT);
   note(how, until_ns - BEGAN_NS);
   sleeping = how, wakes_ns = until_ns, keeping = false;
   swapcontext(&keeper_side, &test_side);
@@ -97,7 +122,7 @@ static long called(long number, ...) {
     sleep_in(FOR_KICK, now_ns + span->tv_sec * 1000000000 + span->tv_nsec);
   else if (operation == FUTEX_WAKE_PRIVATE && word == &device_of()->progress)
     progress_woken++;
-  else if (operation == FUTEX_WAKE_PRIVATE && (sleeping == FOR_KICK || sleeping == FOR_GRANT))
+  else if (operation == FUTEX_WAKE_PRIVATE && ++wakes && (sleeping == FOR_KICK || sleeping == FOR_GRANT))
     wakes_ns = now_ns;
   return 0;
 }
@@ -149,6 +174,7 @@ void sp_region_ring(struct sp_region *region) {
 
 void sp_slot_publish(struct sp_slot_device *to, const struct sp_report *report) {
   (void)to;
+  broken += holds != 1;
   note(TOLD, report->drained_turn);
 }
 
@@ -248,7 +274,7 @@ void lab_begin(void) {
   now_ns = BEGAN_NS;
   inside_until_ns = starves_ns = 0;
   launched = 0;
-  noted = looks = relocks = progress_woken = questions = 0;
+  noted = looks = relocks = progress_woken = questions = wakes = broken = holds = 0;
   refuses = sparse = blocked_last = false;
   getcontext(&keeper_side);
   keeper_side.uc_stack.ss_sp = stack;
@@ -312,7 +338,9 @@ int64_t lab_linger(bool contended) {
 }
 
 void lab_publish(void) {
+  take_lock(NULL);
   publish(device_of());
+  leave_lock(NULL);
 }
 
 /* The process ends. */
@@ -343,11 +371,13 @@ FIELD(gap_ns, device_of()->gap_ns)
 FIELD(gate_waiters, device_of()->gate_waiters)
 FIELD(idle_ns, device_of()->report.idle_ns)
 FIELD(inside_until_ns, inside_until_ns)
+FIELD(kick, device_of()->kick)
 FIELD(launches, device_of()->report.launches)
 FIELD(longest_ns, device_of()->longest_ns)
 FIELD(longest_unit_us, device_of()->report.longest_unit_us)
 FIELD(passed, device_of()->passed)
 FIELD(told_passed, device_of()->report.passed)
+FIELD(progress, device_of()->progress)
 FIELD(refuses, refuses)
 FIELD(residue_until_ns, device_of()->report.residue_until_ns)
 FIELD(sparse, sparse)
