@@ -25,16 +25,74 @@ def facts(directory: Path, program: str) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def test_a_launch_is_announced_before_its_thread_looks_at_the_grant_and_until_it_has_left(tmp_path: Path) -> None:
-    found = facts(tmp_path, "announce_program")
-    # While others wait, the predicted end of a long unit is behind all that is in flight and pending before it.
-    assert found["alone-waits"] == found["short"] == {"until": [0], "eta_published": [0]}
-    assert found["long"] == {"until": [3_000_000 + 200_000 + 700_000], "eta_published": [1]}
-    # A launch into a stream without a lane passes; the stream's next launch looks for a lane again.
-    assert found["crowded"] == {"looks": [0], "announced": [0, 0], "waits": [0], "inside": [0], "left": [0]}
-    assert found["open"] == {"looks": [1], "announced": [1, 0], "waits": [0], "inside": [1], "left": [0]}
-    # At a closed gate the thread takes its announce back before it waits, or the keeper would wait for the thread.
-    assert found["closed"] == {"looks": [2], "announced": [2, 0], "waits": [1], "inside": [1], "left": [0]}
+@pytest.fixture(scope="module")
+def announced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[int]]]:
+    return facts(tmp_path_factory.mktemp("announced"), "announce_program")
+
+
+ONE_LAUNCH = {
+    "looks": [1], "announced": [1, 0], "waits": [0], "inside": [1], "finds": [0], "pauses": [0], "kicks": [0],
+    "passed": [0], "progress_waits": [0], "progress_announced": [0], "gave_up": [0], "entered": [0], "stood": [0],
+    "left": [0],
+}  # fmt: skip
+"""What a launch does that finds its gate open and its stream known."""
+
+
+@pytest.mark.parametrize(
+    ("case", "differs"),
+    [
+        # A launch into a stream without a state passes; the stream's next launch looks for a state again.
+        ("crowded", {"looks": [0], "announced": [0, 0], "inside": [0], "finds": [1], "passed": [1]}),
+        ("open", {"finds": [1]}),
+        ("again", {}),
+        # At a closed gate the thread takes its announce back before it waits, or the keeper would wait for the thread.
+        ("closed", {"looks": [2], "announced": [2, 0], "waits": [1], "pauses": [1]}),
+        ("closed-for-long", {"looks": [4], "announced": [4, 0], "waits": [3], "pauses": [1]}),
+        ("full", {"looks": [2], "announced": [2, 0], "progress_waits": [1], "gave_up": [1]}),
+        ("behind-one", {"looks": [2], "announced": [2, 0], "progress_waits": [1]}),
+        ("agent-gone", {"waits": [1], "pauses": [1], "passed": [1]}),
+    ],
+)
+def test_a_launch_is_announced_before_its_thread_looks_at_the_grant_and_until_it_has_left(
+    announced: dict[str, dict[str, list[int]]], case: str, differs: dict[str, list[int]]
+) -> None:
+    assert announced[case] == ONE_LAUNCH | differs
+
+
+def test_while_others_wait_the_predicted_end_of_long_work_is_told_at_its_launch(
+    announced: dict[str, dict[str, list[int]]],
+) -> None:
+    ends = {
+        "alone-waits": 0, "short": 0, "long": 3_900_000, "empty": 700_000, "near": 0, "far": 3_205_000, "drained": 0,
+        "stretched": 0,
+    }  # fmt: skip
+    assert {case: announced[case]["until"] for case in ends} == {case: [end] for case, end in ends.items()}
+    assert announced["long"]["eta_published"] == announced["far"]["eta_published"] == [1]
+    assert announced["short"]["eta_published"] == announced["drained"]["eta_published"] == [0]
+
+
+def test_an_unknown_unit_counts_for_the_longest_within_bounds(announced: dict[str, dict[str, list[int]]]) -> None:
+    told = {1000: 1_000_000, 1_000_000: 1_000_000, 10_000_000: 10_000_000, 100_000_000: 25_000_000, 0: 25_000_000}
+    assert {longest: announced[f"unknown-50000000-{longest}"]["ns"] for longest in told} == {
+        longest: [ns] for longest, ns in told.items()
+    }
+    assert announced["unknown-200000-5000000"]["ns"] == [100_000]  # half of a small budget
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "pending", "predicted", "lookahead", "fits"),
+    [(3, 0, 5, 8, 1), (3, 1, 5, 8, 0), (4, 0, 5, 8, 0), (4, 0, 4, 8, 1), (4, 0, 4, 7.999999, 0), (4, 1, 4, 9, 1)],
+)
+def test_a_launch_fits_into_the_budget_or_behind_one_unit(
+    announced: dict[str, dict[str, list[int]]],
+    in_flight: int,
+    pending: int,
+    predicted: int,
+    lookahead: float,
+    fits: int,
+) -> None:
+    case = "-".join(str(round(ms * 1_000_000)) for ms in (in_flight, pending, predicted, lookahead))
+    assert announced[f"fits-{case}"]["fits"] == [fits]
 
 
 def test_where_the_kernel_refuses_the_barrier_later_on_every_announce_has_its_own(tmp_path: Path) -> None:
