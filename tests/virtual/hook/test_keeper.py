@@ -130,6 +130,22 @@ def test_alone_the_keeper_looks_marks_the_work_and_returns_the_turn_after_a_ling
     assert (lab.get("entered"), lab.get("blocked"), lab.get("launches")) == (0, 1, 1)
 
 
+def test_the_keepers_thread_is_named_and_wakes_in_time(lab: Lab) -> None:
+    assert (lab.get("named"), lab.get("slack_ns")) == (1, 1)
+
+
+def test_of_a_stream_that_is_gone_no_event_is_waited_for(library: ctypes.CDLL) -> None:
+    for dead in (0, 1):
+        lab = granted(library)
+        lab.launch(1000)
+        lab.mark()
+        lab.set(dead=dead)
+        lab.until(0)
+        assert [page[1] for page in lab.diary()] == (["told", "grant"] if dead else ["driver"])
+        lab.until(1000)
+        assert lab.get("waited") == 1 - dead
+
+
 def test_a_marker_that_has_passed_already_was_not_waited_for(library: ctypes.CDLL) -> None:
     lab = granted(library)
     lab.launch(50)
@@ -277,8 +293,8 @@ def test_a_drain_tells_its_end_unless_the_arbiter_knows_it(library: ctypes.CDLL)
         return found
 
     told = [(50, "marked", KEEPER), (50, "told", 0), (50, "rang"), (50, "driver", 3000)]
-    assert drained() == drained(2940) == drained(3060) == told
-    assert drained(2960) == drained(3040) == [page for page in told if page[1] != "rang"]
+    assert drained() == drained(2950) == drained(3050) == told
+    assert drained(2951) == drained(3049) == [page for page in told if page[1] != "rang"]
     assert drained(stretch=256) == [told[0], told[3]]  # nobody can tell how long it takes
 
 
@@ -388,7 +404,7 @@ def test_without_a_turn_the_keeper_rings_once_for_what_ran_beside_others(lab: La
     assert lab.diary() == [(0, "rang"), (0, "kick", ASLEEP)]
     lab.until(4.5 * S)
     assert [page[1] for page in lab.diary()] == ["kick"] * 4
-    assert lab.count("relocks") == 2  # the lock of the slot is taken again after more than a second
+    assert lab.count("relocks") == lab.count("lasts") == 2  # the lock of the slot is taken again after more than a second
 
 
 def test_work_that_stood_in_a_full_stream_is_marked_without_a_turn(library: ctypes.CDLL) -> None:
@@ -408,7 +424,14 @@ def test_work_that_stood_in_a_full_stream_is_marked_without_a_turn(library: ctyp
 
 @pytest.mark.parametrize(
     ("finished", "ended", "drained", "residue"),
-    [(500, 400, 500, 400), (500, 600, 500, 500), (500, 50, 500, 500), (50, 40, 100, 100), (2000, 1500, 1000, 1500)],
+    [
+        (500, 400, 500, 400),
+        (500, 600, 500, 500),
+        (500, 50, 500, 500),
+        (500, 100, 500, 500),
+        (50, 40, 100, 100),
+        (2000, 1500, 1000, 1500),
+    ],
 )
 def test_the_time_of_a_drain_is_the_end_of_the_turns_work(
     library: ctypes.CDLL, finished: int, ended: int, drained: int, residue: int

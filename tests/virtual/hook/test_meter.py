@@ -18,7 +18,6 @@ NEVER = (
     "sp_grant_wait",
     "sp_header_heartbeat_ns",
     "sp_keeper_start",
-    "sp_keeper_synced",
     "sp_stream_capturing",
     "sp_stream_is_legacy",
     "sp_streams_capture_begin",
@@ -104,6 +103,18 @@ class Meter:
         self.hold(stream, wait_ns)
         self._call("await", stream, 0)
         self.launch(stream, key, takes_ns)
+
+    def refuse(self, result: int, times: int = 1) -> None:
+        """Let the driver refuse the next records of events."""
+        self._call("refuse", result, times)
+
+    def let_ask(self) -> None:
+        """Let the hook ask the driver whether a stream has ended."""
+        self._call("asks")
+
+    def keeper_marks(self, *, keeper: bool = True) -> None:
+        """Let the keeper, or another thread of the hook's, mark all pending work."""
+        self._call("keeper_marks", keeper)
 
     def await_event(self, stream: int) -> None:
         self._call("await", stream, 1)
@@ -567,3 +578,126 @@ def test_a_wait_for_an_event_counts_only_once_a_stream_has_waited_for_the_host(l
     assert (meter.awaits(1), meter.unmarked(1)) == (1, 0)  # the end of what is in front would not be seen in time
     meter.await_event(0)
     assert meter.awaits(0)
+
+
+@pytest.mark.parametrize("result", [1, 2, 801, *range(900, 909)])
+def test_work_that_the_driver_refuses_a_marker_for_now_stays_pending(library: ctypes.CDLL, result: int) -> None:
+    meter, (key,) = known(library, DELAYS[1])
+    meter.turn()
+    meter.launch(0, key, LENGTHS[0])
+    meter.synchronize()
+    for _ in range(3):
+        meter.launch(0, key, LENGTHS[0])
+    before = meter.unmarked(0)
+    assert before == pytest.approx(3 * LENGTHS[0], abs=2 * US)
+    meter.refuse(result, 5)  # the thread waits for its four streams, one after the other
+    meter.mark()
+    meter.keeper_marks()
+    assert (meter.unmarked(0), meter.in_flight, meter.passed) == (before, 0, 0)
+    meter.synchronize()
+    assert (meter.unmarked(0), meter.billed) == (0, pytest.approx(meter.busy, abs=unsure_ns(DELAYS[1])))
+
+
+@pytest.mark.parametrize("result", [700, 719, 899, 909])
+def test_work_that_never_gets_a_marker_is_given_up_and_counted(library: ctypes.CDLL, result: int) -> None:
+    meter, (key,) = known(library, DELAYS[1])
+    meter.turn()
+    meter.launch(0, key, LENGTHS[0])
+    meter.synchronize()
+    for _ in range(3):
+        meter.launch(0, key, LENGTHS[0])
+    meter.refuse(result)
+    meter.mark()
+    assert (meter.unmarked(0), meter.in_flight, meter.pending, meter.passed) == (0, 0, 0, 3)
+    meter.launch(0, key, LENGTHS[0])
+    meter.mark()
+    assert (meter.pending, meter.passed) == (1, 3)
+
+
+def test_a_stream_has_thirty_markers_at_most_and_bills_the_rest_later(library: ctypes.CDLL) -> None:
+    meter, (key,) = known(library, DELAYS[1])
+    meter.turn()
+    meter.hold(0, 5000 * US)
+    for _ in range(40):
+        meter.launch(0, key, LENGTHS[0])
+        meter.mark()
+    assert meter.pending == 30
+    meter.pause(10_000 * US)
+    meter.synchronize()
+    assert meter.unmarked(0) == 0
+
+
+def test_a_stream_that_may_be_full_is_marked_by_its_launcher_and_the_keeper_alone(library: ctypes.CDLL) -> None:
+    meter, key = Meter(library, *DELAYS[1]), next(KEYS)
+    meter.learn([key], [5 * US])
+    meter.turn()
+    for _ in range(700):  # from then on it is seldom measured
+        meter.launch(0, key, 5 * US)
+    meter.synchronize()
+    meter.hold(0, 100_000 * US)
+    for _ in range(520):
+        meter.launch(0, key, 5 * US, gap_ns=0)
+    left = meter.unmarked(0)
+    assert left
+    meter.mark()  # by a thread that waits
+    assert meter.unmarked(0) == left
+    meter.keeper_marks(keeper=False)
+    assert meter.unmarked(0) == left
+    meter.keeper_marks()
+    assert meter.unmarked(0) == 0
+
+
+def test_the_longest_unit_is_told_and_forgotten_slowly(library: ctypes.CDLL) -> None:
+    meter, keys = known(library, DELAYS[1], 3)
+    assert meter.longest == pytest.approx(LENGTHS[2], abs=8 * US)
+    for _ in range(40):
+        meter.turn()
+        for _ in range(110):
+            meter.launch(0, keys[0], LENGTHS[0], gap_ns=0)
+            meter.mark()
+            meter.pause(30 * US)
+        meter.synchronize()
+    assert LENGTHS[0] <= meter.longest <= 2 * LENGTHS[0]
+
+
+def test_a_thread_that_has_seen_the_end_of_its_work_records_no_marker(library: ctypes.CDLL) -> None:
+    def seen(*, contended: bool) -> Meter:
+        meter, (key,) = known(library, DELAYS[1])
+        meter.let_ask()
+        meter.late(50_000 * US)
+        meter.turn(contended=contended)
+        for _ in range(2):  # behind the second there is no marker: the stream seems to go on
+            meter.launch(0, key, LENGTHS[0])
+            meter.sync(0, SYNC_EVENT)
+        assert meter.unmarked(0)
+        return meter
+
+    meter = seen(contended=False)
+    left, before = meter.unmarked(0), meter.queries
+    meter.sync(0, SYNC_STREAM)
+    assert (meter.unmarked(0), meter.queries) == (left, before + 1)
+    meter.launch(0, next(KEYS), LENGTHS[0])
+    meter.sync(0, SYNC_STREAM)
+    assert (meter.unmarked(0), meter.queries) == (0, before + 1)
+    meter = seen(contended=True)  # idle time counts: a marker tells the end at once
+    before = meter.queries
+    meter.sync(0, SYNC_STREAM)
+    assert (meter.unmarked(0), meter.queries) == (0, before)
+
+
+def test_work_that_runs_with_pauses_is_sparse_after_twice_its_time(library: ctypes.CDLL) -> None:
+    meter, (key,) = known(library, DELAYS[1])
+    meter.turn()
+    meter.launch(0, key, LENGTHS[0])
+    meter.synchronize()
+    meter.launch(0, key, LENGTHS[0], gap_ns=0)
+    launched = meter.now - 1 * US  # the call has taken that long
+    meter.launch(1, key, LENGTHS[0], gap_ns=0)  # a stream with a marker in the queue is not sparse
+    pending = meter.unmarked(0)
+    assert pending == pytest.approx(LENGTHS[0], abs=US)
+    meter.pause(launched + 2 * pending - meter.now - 10)
+    assert not meter.sparse
+    meter.pause(2 * US)
+    assert meter.sparse
+    meter.keeper_marks()
+    assert not meter.sparse

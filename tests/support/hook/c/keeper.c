@@ -7,6 +7,8 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -18,9 +20,11 @@ static int slept(const struct timespec *span, struct timespec *rest);
 static long called(long number, ...);
 static int take_lock(pthread_mutex_t *lock);
 static int leave_lock(pthread_mutex_t *lock);
+static int slack_ns;
+static bool named; /* prctl is not called: else the test's own thread would be renamed */
 #define nanosleep             slept
 #define syscall               called
-#define prctl(...)            ((void)0) /* else the test's own thread would be renamed */
+#define prctl(what, to)       ((what) == PR_SET_TIMERSLACK ? (slack_ns = (int)(intptr_t)(to)) : (named = true))
 #define pthread_mutex_lock    take_lock
 #define pthread_mutex_trylock take_lock
 #define pthread_mutex_unlock  leave_lock
@@ -33,7 +37,7 @@ enum act { IN_DRIVER, FOR_TIME, FOR_KICK, FOR_GRANT, RANG, TOLD, MARKED, SPINS }
 
 struct sp_this_process sp_this_process;
 int64_t diary[PAGES][3]; /* when, what, and a number */
-int noted, relocks, progress_woken, questions, wakes;
+int noted, relocks, lasts, progress_woken, questions, wakes;
 int broken;       /* invariants that did not hold */
 static int holds; /* how often turn_lock is held */
 static struct sp_grant grant;
@@ -43,7 +47,7 @@ static struct sp_driver driver;
 static struct sp_stream_state streams[STREAMS];
 static ucontext_t test_side, keeper_side;
 static char stack[256 * 1024];
-static bool keeping, refuses, sparse, blocked_last;
+static bool keeping, refuses, sparse, blocked_last, waited_last;
 static enum act sleeping;
 static int64_t now_ns, wakes_ns, inside_until_ns, starves_ns, ends_ns[STREAMS], over_ns[SP_MARKERS_MAX];
 static uint64_t launched;
@@ -159,7 +163,9 @@ bool sp_threads_inside(uint32_t index) {
 
 void sp_barrier(void) {}
 
-void sp_keeper_last(void) {}
+void sp_keeper_last(void) {
+  lasts++;
+}
 
 int sp_region_relock(struct sp_region *region) {
   (void)region;
@@ -243,8 +249,8 @@ bool sp_streams_sparse(const struct sp_device *device, uint64_t at_ns) {
 
 void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
   struct sp_marker *marker = &device->queue[device->queue_head % SP_MARKERS_MAX];
-  (void)waited;
   blocked_last = blocked;
+  waited_last = waited;
   device->finished_ns = device->ended_ns = device->began_ns = (uint64_t)*(int64_t *)(void *)marker->event;
   device->starved_ns += starves_ns;
   starves_ns = 0;
@@ -274,7 +280,7 @@ void lab_begin(void) {
   now_ns = BEGAN_NS;
   inside_until_ns = starves_ns = 0;
   launched = 0;
-  noted = looks = relocks = progress_woken = questions = wakes = broken = holds = 0;
+  noted = looks = relocks = lasts = progress_woken = questions = wakes = broken = holds = 0;
   refuses = sparse = blocked_last = false;
   getcontext(&keeper_side);
   keeper_side.uc_stack.ss_sp = stack;
@@ -347,6 +353,7 @@ void lab_publish(void) {
 void lab_end(void) {
   slot.pid = (int32_t)getpid();
   say_last();
+  broken += holds != 0;
   slot.pid = 0;
 }
 
@@ -361,6 +368,7 @@ FIELD(aside, device_of()->aside)
 FIELD(beside_ns, device_of()->beside_ns)
 FIELD(began_ns, device_of()->began_ns)
 FIELD(blocked, blocked_last)
+FIELD(dead, streams[0].dead)
 FIELD(drained_ns, device_of()->report.drained_ns)
 FIELD(drained, device_of()->report.drained_turn)
 FIELD(ended_ns, device_of()->ended_ns)
@@ -375,14 +383,17 @@ FIELD(kick, device_of()->kick)
 FIELD(launches, device_of()->report.launches)
 FIELD(longest_ns, device_of()->longest_ns)
 FIELD(longest_unit_us, device_of()->report.longest_unit_us)
+FIELD(named, named)
 FIELD(passed, device_of()->passed)
 FIELD(told_passed, device_of()->report.passed)
 FIELD(progress, device_of()->progress)
 FIELD(refuses, refuses)
 FIELD(residue_until_ns, device_of()->report.residue_until_ns)
+FIELD(slack_ns, slack_ns)
 FIELD(sparse, sparse)
 FIELD(starved_ns, device_of()->starved_ns)
 FIELD(starves_ns, starves_ns)
 FIELD(stood_ns, device_of()->stood_ns)
 FIELD(stretch, device_of()->stretch)
 FIELD(synced, device_of()->synced)
+FIELD(waited, waited_last)

@@ -31,6 +31,9 @@ static int64_t now_ns = 1000000000; /* late enough that no stream had an edge la
 static int64_t free_ns[STREAMS], stamps[EVENTS], launch_ns, record_ns, event_ns, late_ns, slept_ns;
 static int64_t call_ns; /* the program's time that each call of the driver takes */
 static uint32_t event_count;
+static CUresult refusal; /* what the driver says to the next records of events … */
+static int64_t refusals; /* … so many of them */
+static int64_t kicks, queries;
 
 static struct sp_device *device(void) {
   return &sp_this_process.devices[0];
@@ -55,6 +58,10 @@ static int64_t host_ns(CUevent event) {
 }
 
 static CUresult event_record(CUevent event, CUstream stream) {
+  if (refusals > 0) {
+    refusals--;
+    return refusal;
+  }
   int64_t *free = &free_ns[(uintptr_t)stream - 3], at_ns = later(now_ns + record_ns, *free);
   *(int64_t *)(void *)event = at_ns + (int64_t)(drift * (double)at_ns) + SKEW_NS;
   *free = at_ns + event_ns;
@@ -139,6 +146,16 @@ bool sp_context_enter(CUcontext context) {
 
 void sp_keeper_kick(struct sp_device *of) {
   (void)of; /* this keeper sees everything without a kick */
+  kicks++;
+}
+
+void sp_keeper_synced(struct sp_device *of, bool contended) {
+  (void)of, (void)contended;
+}
+
+static CUresult stream_query(CUstream stream) {
+  queries++;
+  return free_ns[(uintptr_t)stream - 3] <= now_ns ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 void sp_keeper_pause(struct sp_device *of) {
@@ -199,11 +216,13 @@ void meter_start(int64_t launch, int64_t record, int64_t event, int64_t late) {
   call_ns = 1000;
   drift = 0;
   event_count = 0;
+  refusals = kicks = queries = 0;
   driver.cuEventCreate = event_create;
   driver.cuEventRecord = event_record;
   driver.cuEventElapsedTime = event_elapsed;
   driver.cuCtxGetCurrent = context_current;
   driver.cuStreamGetCtx = context_of;
+  driver.cuStreamQuery = NULL;
   current = (CUcontext)(void *)(uintptr_t)1;
   sp_this_process = (struct sp_this_process){.attached = 1, .device_count = 1, .single_device = 1};
   thread = (struct sp_thread){.device = device()};
@@ -358,6 +377,42 @@ int64_t meter_stood(void) {
 
 int64_t meter_put_off(void) {
   return (int64_t)slot.put_off_us * 1000;
+}
+
+/* The driver refuses the next records of events with this result. */
+void meter_refuse(int64_t result, int64_t times) {
+  refusal = (CUresult)result;
+  refusals = times;
+}
+
+/* The driver can be asked whether a stream has ended. */
+void meter_asks(void) {
+  driver.cuStreamQuery = stream_query;
+}
+
+/* The keeper, or another thread of the hook's, marks all pending work. */
+void meter_keeper_marks(bool keeper) {
+  sp_streams_mark_all(device(), NULL, keeper ? SP_BY_KEEPER : SP_BY_OTHER);
+}
+
+int64_t meter_sparse(void) {
+  return sp_streams_sparse(device(), (uint64_t)now_ns);
+}
+
+int64_t meter_passed(void) {
+  return device()->passed;
+}
+
+int64_t meter_longest(void) {
+  return (int64_t)device()->longest_ns;
+}
+
+int64_t meter_kicks(void) {
+  return kicks;
+}
+
+int64_t meter_queries(void) {
+  return queries;
 }
 
 int64_t meter_in_flight(void) {
