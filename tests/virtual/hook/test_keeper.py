@@ -404,7 +404,9 @@ def test_without_a_turn_the_keeper_rings_once_for_what_ran_beside_others(lab: La
     assert lab.diary() == [(0, "rang"), (0, "kick", ASLEEP)]
     lab.until(4.5 * S)
     assert [page[1] for page in lab.diary()] == ["kick"] * 4
-    assert lab.count("relocks") == lab.count("lasts") == 2  # the lock of the slot is taken again after more than a second
+    assert (
+        lab.count("relocks") == lab.count("lasts") == 2
+    )  # the lock of the slot is taken again after more than a second
 
 
 def test_work_that_stood_in_a_full_stream_is_marked_without_a_turn(library: ctypes.CDLL) -> None:

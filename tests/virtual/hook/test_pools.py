@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,3 +229,131 @@ def test_a_table_that_grows_gives_back_the_smaller_one(library: ctypes.CDLL) -> 
         library.sp_allocations_unlock(table)
     rows = 2 * 2 ** (ALLOCATIONS - 1).bit_length()  # half of the rows are empty
     assert mapped_bytes() - before < 1.5 * rows * ctypes.sizeof(Allocation)
+
+
+def whole(world: World, number: int, size: int) -> Asked:
+    """Allocate from a pool."""
+    asked = world.ask(number, size)
+    assert asked is not None
+    world.allocate(asked)
+    world.tell(asked)
+    return asked
+
+
+def counts(library: ctypes.CDLL, name: str) -> list[int]:
+    return list((ctypes.c_int * 4).in_dll(library, name))
+
+
+def test_what_a_pool_held_before_it_was_known_is_charged(library: ctypes.CDLL) -> None:
+    world = World(library, 1000 * MIB)
+    world.held[1] = 64 * MIB
+    world.pool(1)
+    assert world.account == 64 * MIB
+    world.pool(1)
+    assert world.account == 64 * MIB
+
+
+def test_a_pool_that_has_grown_by_less_than_usual_is_expected_to_do_so_again(library: ctypes.CDLL) -> None:
+    world = World(library, 40 * MIB, grain=2 * MIB)
+    assert world.ask(1, 41 * MIB) is None
+    whole(world, 1, 4 * MIB)
+    assert world.account == 4 * MIB
+    assert world.ask(1, 36 * MIB) is not None
+    assert world.account == 40 * MIB
+
+
+def test_a_pool_grows_by_whole_grains_for_what_it_has_not_unused(library: ctypes.CDLL) -> None:
+    world = World(library, 1000 * MIB)
+    for size, account in ((32 * MIB, 32), (1, 64), (32 * MIB - 1, 64), (32 * MIB + 1, 128)):
+        whole(world, 1, size)
+        assert world.account == account * MIB
+
+
+def test_a_pool_that_is_being_destroyed_is_not_asked_and_one_that_stays_is(library: ctypes.CDLL) -> None:
+    world = World(library, 100 * MIB)
+    whole(world, 1, 30 * MIB)
+    world.free(1, 30 * MIB)
+    library.sp_pool_closing(ctypes.c_void_p(1))
+    asked, trimmed = counts(library, "questions")[1], counts(library, "trims")[1]
+    world.library.sp_pools_look()
+    library.sp_pools_shrink(0)
+    assert (counts(library, "questions")[1], counts(library, "trims")[1]) == (asked, trimmed)
+    library.sp_pool_stays(ctypes.c_void_p(1))
+    library.sp_pools_shrink(0)
+    assert (counts(library, "questions")[1] - asked, counts(library, "trims")[1] - trimmed) == (2, 1)
+    assert world.account == sum(world.held) == 0
+
+
+def test_a_pool_whose_destruction_was_left_by_a_jump_is_asked_again(library: ctypes.CDLL) -> None:
+    world = World(library, 1000 * MIB)
+    whole(world, 1, 30 * MIB)
+    library.sp_pool_closing(ctypes.c_void_p(1))
+    whole(world, 1, 30 * MIB)
+    assert world.account == sum(world.held) == 64 * MIB
+
+
+def test_a_destroyed_pool_is_charged_until_its_last_allocation_is_freed(library: ctypes.CDLL) -> None:
+    world = World(library, 1000 * MIB)
+    for _ in range(2):
+        whole(world, 1, 32 * MIB)
+    owner = world.pool(1).value
+    library.sp_pool_closing(ctypes.c_void_p(1))
+    library.sp_pool_destroyed(ctypes.c_void_p(1))
+    asked = counts(library, "questions")[1]
+    for left in (64, 0):
+        library.sp_pool_freed(ctypes.byref(Allocation(owner=owner, bytes=32 * MIB, device=0)))
+        assert world.account == left * MIB
+    assert counts(library, "questions")[1] == asked
+    world.held[1] = 5 * MIB  # another pool gets the handle
+    assert world.pool(1).value == owner  # and its entry
+    assert world.account == 5 * MIB
+
+
+def test_what_a_driver_does_not_tell_is_charged_as_it_was_reserved_and_corrected_later(library: ctypes.CDLL) -> None:
+    world = World(library, 1000 * MIB)
+    whole(world, 1, 30 * MIB)
+    untold = ctypes.c_int.in_dll(library, "untold")
+    untold.value = 1
+    whole(world, 1, 40 * MIB)
+    world.held[1] = 200 * MIB
+    world.library.sp_pools_look()
+    assert world.account == (32 + 64) * MIB
+    untold.value = 0
+    world.library.sp_pools_look()
+    assert world.account == 200 * MIB
+
+
+def test_a_wait_of_a_destruction_for_a_question_ends_with_the_answer(library: ctypes.CDLL) -> None:
+    world = World(library, 1000 * MIB)
+    whole(world, 1, 30 * MIB)
+    for _ in range(3):
+        began = time.monotonic()
+        library.sp_pool_closing(ctypes.c_void_p(1))  # no question is under way
+        library.sp_pool_stays(ctypes.c_void_p(1))
+        library.sp_pools_shrink(0)
+        assert time.monotonic() - began < 0.05
+
+
+def test_questions_leave_the_programs_errno_alone(library: ctypes.CDLL) -> None:
+    with_errno = ctypes.CDLL(library._name, use_errno=True)
+    world = World(library, 64 * MIB)
+    whole(world, 1, 30 * MIB)
+    world.free(1, 30 * MIB)
+    for call in (
+        lambda: with_errno.sp_pools_look(),
+        lambda: with_errno.sp_memory_reserve(0, ctypes.c_uint64(65 * MIB)),
+        lambda: with_errno.sp_pool_closing(ctypes.c_void_p(1)),
+    ):
+        ctypes.set_errno(7)
+        call()
+        assert ctypes.get_errno() == 7
+
+
+def test_an_account_knows_what_was_reserved_committed_and_taken(library: ctypes.CDLL) -> None:
+    world, taken = World(library, 100), Allocation()
+    library.sp_memory_reserve.restype = library.sp_memory_take.restype = ctypes.c_bool
+    assert not library.sp_memory_take(0, ctypes.c_uint64(5), ctypes.byref(taken))
+    assert library.sp_memory_reserve(0, ctypes.c_uint64(100))
+    assert not library.sp_memory_reserve(0, ctypes.c_uint64(1))
+    library.sp_memory_rollback(0, ctypes.c_uint64(40))
+    assert world.account == 60
