@@ -212,8 +212,10 @@ def test_a_thread_that_has_waited_returns_the_turn_itself_if_the_program_will_pa
     assert (lab.get("synced"), lab.count("questions"), lab.get("entered")) == (0, 0, 0)
     for gap_ns, contended in ((10_000, True), (500_000, False)):
         lab = idle(gap_ns)
+        kicks = lab.get("kick")
         lab.synced(contended=contended)
         assert (lab.diary(), lab.get("synced"), lab.get("entered")) == ([], 1, TURN)
+        assert lab.get("kick") == kicks + 1  # the keeper looks
     lab = idle(500_000)
     lab.launch(100)  # there is work
     lab.synced(contended=True)
@@ -270,7 +272,11 @@ def test_half_of_a_pause_within_the_linger_is_learned_and_the_looks_begin_anew(l
     lab.diary()
     lab.until(1021)
     assert lab.get("gap_ns") == 20_000 // 2 // 4
-    assert [page[1:] for page in lab.diary()] == [("grant", 1020 + 200)]  # the second look since the linger
+    lab.launch(100)
+    lab.do("kick")
+    lab.until(1022)
+    assert lab.get("gap_ns") == 20_000 // 2 // 4  # it is learned once
+    assert [page[1:] for page in lab.diary()] == [("grant", 1020 + 200), ("grant", 1021 + 400)]
 
 
 def test_a_drain_tells_its_end_unless_the_arbiter_knows_it(library: ctypes.CDLL) -> None:
@@ -590,6 +596,19 @@ class TestTheEndOfAProcess:
         lab.diary()
         lab.do("end")
         assert ("told", TURN) not in [page[1:] for page in lab.diary()]
+
+    @pytest.mark.parametrize(("held_us", "ended_us", "told"), [(1300, 1320, 1), (10 * S, 2020, 0)])
+    def test_a_lock_that_a_thread_holds_is_waited_for_but_not_for_ever(
+        self, library: ctypes.CDLL, held_us: int, ended_us: int, told: int
+    ) -> None:
+        lab = granted(library)
+        lab.launch(10 * S)
+        lab.until(20)
+        lab.diary()
+        lab.set(locked_until_ns=BEGAN_NS + (20 + held_us) * 1000)
+        lab.do("end")
+        assert [page[1] for page in lab.diary()].count("told") == told
+        assert lab.now == pytest.approx(ended_us, abs=20)
 
     def test_without_a_turn_its_counts_are_told_once(self, lab: Lab) -> None:
         lab.do("end")

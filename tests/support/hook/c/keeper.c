@@ -4,6 +4,7 @@
  * for what, what it marks, reports and rings.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -20,13 +21,14 @@ static int slept(const struct timespec *span, struct timespec *rest);
 static long called(long number, ...);
 static int take_lock(pthread_mutex_t *lock);
 static int leave_lock(pthread_mutex_t *lock);
+static int try_lock(pthread_mutex_t *lock);
 static int slack_ns;
 static bool named; /* prctl is not called: else the test's own thread would be renamed */
 #define nanosleep             slept
 #define syscall               called
 #define prctl(what, to)       ((what) == PR_SET_TIMERSLACK ? (slack_ns = (int)(intptr_t)(to)) : (named = true))
 #define pthread_mutex_lock    take_lock
-#define pthread_mutex_trylock take_lock
+#define pthread_mutex_trylock try_lock
 #define pthread_mutex_unlock  leave_lock
 #include "hook/meter/keeper.c"
 #undef nanosleep
@@ -49,7 +51,8 @@ static ucontext_t test_side, keeper_side;
 static char stack[256 * 1024];
 static bool keeping, refuses, sparse, blocked_last, waited_last;
 static enum act sleeping;
-static int64_t now_ns, wakes_ns, inside_until_ns, starves_ns, ends_ns[STREAMS], over_ns[SP_MARKERS_MAX];
+static int64_t now_ns, wakes_ns, inside_until_ns, locked_until_ns, starves_ns, ends_ns[STREAMS],
+    over_ns[SP_MARKERS_MAX];
 static uint64_t launched;
 static int looks;
 
@@ -77,6 +80,10 @@ static int take_lock(pthread_mutex_t *lock) {
   (void)lock;
   broken += holds++ != 0;
   return 0;
+}
+
+static int try_lock(pthread_mutex_t *lock) {
+  return now_ns < locked_until_ns ? EBUSY : take_lock(lock);
 }
 
 static int leave_lock(pthread_mutex_t *lock) {
@@ -263,6 +270,7 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
 
 static void keep(void) {
   sp_keeper_run(device_of());
+  note(SPINS, 0); /* it has ended, which it never does here */
 }
 
 int64_t lab_now(void) {
@@ -278,7 +286,7 @@ void lab_begin(void) {
   memset(streams, 0, sizeof streams);
   memset(ends_ns, 0, sizeof ends_ns);
   now_ns = BEGAN_NS;
-  inside_until_ns = starves_ns = 0;
+  inside_until_ns = locked_until_ns = starves_ns = 0;
   launched = 0;
   noted = looks = relocks = lasts = progress_woken = questions = wakes = broken = holds = 0;
   refuses = sparse = blocked_last = false;
@@ -381,6 +389,7 @@ FIELD(idle_ns, device_of()->report.idle_ns)
 FIELD(inside_until_ns, inside_until_ns)
 FIELD(kick, device_of()->kick)
 FIELD(launches, device_of()->report.launches)
+FIELD(locked_until_ns, locked_until_ns)
 FIELD(longest_ns, device_of()->longest_ns)
 FIELD(longest_unit_us, device_of()->report.longest_unit_us)
 FIELD(named, named)
