@@ -294,9 +294,9 @@ class Node:
         """Take looks of the inventory into account. A critical Xid goes into the checkpoint at once."""
         if self._is_closed:
             return
-        before = self._devices.critical().keys()
+        before = self._devices.critical()
         self._devices.looked(looks, self.now_ns())
-        if self._devices.critical().keys() != before:
+        if self._devices.critical() != before:
             self._save()
 
     def notice_hanging(self) -> None:
@@ -332,14 +332,14 @@ class Node:
         left = self._leftovers.read()
         self._add_missing(left, unlisted)
         self._spending.restore(left.spent)
-        for record in left.records:
-            self._adopt_one(record)
-        self._registry.resume_adopted()
-        self._devices.tell_missing()
         if left.driver_version in ("", self.identity.driver_version):
             self._devices.recall(left.critical, self.now_ns())
         else:
             self._arbiter.forget_contexts()
+        for record in left.records:
+            self._adopt_one(record)
+        self._registry.resume_adopted()
+        self._devices.tell_unhealthy()
         self._clear()
         self.publish()
 

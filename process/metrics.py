@@ -43,7 +43,7 @@ class Row(Generic[Source]):
         """Return the Prometheus type."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
-    def metric(self) -> Metric:
+    def empty(self) -> Metric:
         """Return the library's family, without samples."""
         return (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(self.name, self.doc)
 
@@ -51,7 +51,7 @@ class Row(Generic[Source]):
         """Return the sample of each source."""
         return [(key, (self.value(source),)) for key, source in sources]
 
-    def names(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
+    def samples(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
         """Return the names and the labels of a source's samples. `labels` are the names of the table's labels."""
         return [(self.name, dict(zip(labels, key, strict=False)))]
 
@@ -71,7 +71,7 @@ class HistogramRow(Generic[Source]):
         """Return the Prometheus type."""
         return "histogram"
 
-    def metric(self) -> Metric:
+    def empty(self) -> Metric:
         """Return the library's family, without samples."""
         return HistogramMetricFamily(self.name, self.doc)
 
@@ -84,7 +84,7 @@ class HistogramRow(Generic[Source]):
             found.append((key, [*below, below[-1], sum_s]))
         return found
 
-    def names(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
+    def samples(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
         """Return the names and the labels of a source's samples. `labels` are the names of the table's labels."""
         own = dict(zip(labels, key, strict=False))
         ends = [number(bound_s) for bound_s in (*self.bounds_s, _INFINITY)]
@@ -113,15 +113,21 @@ class InfoRow(Generic[Source]):
         """Return its description, with the names of its labels."""
         return f"{self.text} Labels beside: {', '.join(f'`{label}`' for label in self.labels)}."
 
-    def metric(self) -> Metric:
+    def empty(self) -> Metric:
         """Return the library's family, without samples."""
         return InfoMetricFamily(self.name.removesuffix("_info"), self.doc)
 
     def series(self, sources: Iterable[tuple[Key, Source]]) -> list[tuple[Key, Values]]:
         """Return the sample of each source. Its key ends in the values of the row's own labels."""
-        return [((*key, *self.value(source)), (1,)) for key, source in sources]
+        found: list[tuple[Key, Values]] = []
+        for key, source in sources:
+            own = self.value(source)
+            if len(own) != len(self.labels):
+                raise ValueError(f"{self.name}: {len(own)} values for {len(self.labels)} labels")
+            found.append(((*key, *own), (1,)))
+        return found
 
-    def names(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
+    def samples(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
         """Return the name and the labels of a source's sample. `labels` are the names of the table's labels."""
         first = len(key) - len(self.labels)
         table = dict(zip(labels, key[:first], strict=False))

@@ -144,8 +144,8 @@ enum sp_diagnostic_kind {
   SP_DIAGNOSTIC_FULL = 6,     /* turned away: none of this many slots is free. Not in a slot, as the process has none */
   SP_DIAGNOSTIC_KEEPER = 7,   /* not metered for now: its helper thread could not be started, with this errno */
   SP_DIAGNOSTIC_CROWDED = 8,  /* partly not metered: the process has more threads or streams than this */
-  SP_DIAGNOSTIC_RINGS = 9,    /* the doorbell rings more than this many times a second. Not in a slot */
-  SP_DIAGNOSTIC_LOCKS = 10,   /* to ask for its locks takes this many milliseconds of each second. Not in a slot */
+  SP_DIAGNOSTIC_RINGS = 9,    /* the doorbell rang more than this many times in a second. Not in a slot */
+  SP_DIAGNOSTIC_LOCKS = 10,   /* its locks took this many milliseconds of a second of the agent's. Not in a slot */
   SP_DIAGNOSTIC_KINDS = 12,
 };
 #define SP_OLDEST_DRIVER 11080 /* the oldest version of CUDA in driver/driver.def */

@@ -5,8 +5,9 @@
 #include "hook/interpose/driver.h"
 
 #define SECOND_NS    1000000000u
-#define RINGS_MAX    250000u /* in a second: each wait for a turn is one ring, and takes 10 us at least */
-#define LOCKS_MAX_MS 20u     /* of a second: a look takes well below 1 ms, and there are ten at most */
+#define QUIET_NS     60000000000u /* after this long without a flood the next one is recorded */
+#define RINGS_MAX    1000000u     /* in a second: a thousand threads that wait for 500 turns each ring half as often */
+#define LOCKS_MAX_MS 50u          /* of a second: a hundred looks at 64 slots take 13 ms without a flood */
 
 /* The driver functions that a detail can stand for, by sp_name_hash. */
 static const char *const functions[] = {
@@ -54,19 +55,22 @@ void sp_diagnostic_full(struct sp_share *share) {
   keep(share, 0, SP_DIAGNOSTIC_FULL, SP_SLOTS_MAX);
 }
 
-/* Record that a program floods the doorbell, or the locks on the share's files, each once. A flood costs no other share
- * anything, but it costs the host processor time. Called at each tick. */
+/* A second of a flood: record the diagnostic, unless there was one within the last minute. */
+static void keep_flood(struct sp_share *share, uint64_t *last_ns, uint64_t now_ns, uint32_t kind, uint32_t detail) {
+  if (*last_ns == 0 || now_ns - *last_ns > QUIET_NS)
+    keep(share, 0, kind, detail);
+  *last_ns = now_ns;
+}
+
+/* Record that a program floods the doorbell, or the locks on the share's files. A flood costs no other share anything,
+ * but it costs the host processor time. Called at each tick. */
 void sp_diagnostics_flood(struct sp_share *share, uint64_t now_ns) {
   if (now_ns - share->counted_ns < SECOND_NS)
     return;
-  if (share->rings > RINGS_MAX && !share->rings_told) {
-    share->rings_told = true;
-    keep(share, 0, SP_DIAGNOSTIC_RINGS, RINGS_MAX);
-  }
-  if (share->locks_ns > LOCKS_MAX_MS * 1000000u && !share->locks_told) {
-    share->locks_told = true;
-    keep(share, 0, SP_DIAGNOSTIC_LOCKS, LOCKS_MAX_MS);
-  }
+  if (share->rings > RINGS_MAX)
+    keep_flood(share, &share->rings_flood_ns, now_ns, SP_DIAGNOSTIC_RINGS, RINGS_MAX);
+  if (share->locks_ns > LOCKS_MAX_MS * 1000000u)
+    keep_flood(share, &share->locks_flood_ns, now_ns, SP_DIAGNOSTIC_LOCKS, LOCKS_MAX_MS);
   share->rings = share->locks_ns = 0;
   share->counted_ns = now_ns;
 }

@@ -35,8 +35,8 @@ struct look {
   /* what was found */
   int pidfds[SP_SLOTS_MAX];
   uint64_t done, found, nobody, replaced, cleared;
-  uint64_t cpu_ns; /* the processor time that it took */
-  bool grown;      /* the file was longer than its slots, and was cut back */
+  uint64_t locks_ns; /* the processor time that the questions for locks took */
+  bool grown;        /* the file was longer than its slots, and was cut back */
 };
 
 /* Have the identity thread look at the share, unless it is about to, or rests from the last look. */
@@ -61,10 +61,18 @@ static uint64_t own_ns(void) {
   return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
+/* The process that holds the slot's lock; 0: none is known. The kernel searches all locks on the file for it. */
+static int32_t owner_of(struct look *look, uint32_t slot) {
+  uint64_t before_ns = own_ns();
+  int32_t pid = sp_slot_owner(&look->region, slot);
+  look->locks_ns += own_ns() - before_ns;
+  return pid;
+}
+
 /* Find out which process has the slot, and open a pidfd for it. If no process holds the slot's lock, the slot is put
  * into `nobody`. In all other cases without a result the next look tries again. */
 static void find_process(struct look *look, uint32_t slot) {
-  int32_t pid = sp_slot_owner(&look->region, slot);
+  int32_t pid = owner_of(look, slot);
   if (pid <= 0) {
     look->nobody |= (uint64_t)1 << slot;
     return;
@@ -73,7 +81,7 @@ static void find_process(struct look *look, uint32_t slot) {
   if (fd < 0)
     return; /* the process is gone, or there are no descriptors left: the next look tries again */
   /* The lock may have passed to another process meanwhile: only a pid that still holds it is believed. */
-  if (sp_slot_owner(&look->region, slot) != pid) {
+  if (owner_of(look, slot) != pid) {
     close(fd);
     return;
   }
@@ -105,12 +113,12 @@ static bool maps_slots(const struct look *look, int32_t pid) {
 }
 
 /* Has the slot's process become another program (exec), which does not use the slot? */
-static bool is_replaced(const struct look *look, uint32_t slot) {
+static bool is_replaced(struct look *look, uint32_t slot) {
   int32_t pid = look->pids[slot];
-  if (pid <= 0 || sp_slot_owner(&look->region, slot) != 0)
+  if (pid <= 0 || owner_of(look, slot) != 0)
     return false;
   for (uint64_t others = look->claimed & ~((uint64_t)1 << slot); others; others &= others - 1)
-    if (sp_slot_owner(&look->region, (uint32_t)__builtin_ctzll(others)) == pid)
+    if (owner_of(look, (uint32_t)__builtin_ctzll(others)) == pid)
       return true; /* it has become another program, and that one has attached */
   return !maps_slots(look, pid);
 }
@@ -167,7 +175,7 @@ static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t b
   }
   if (look->grown)
     sp_slots_fault(share);
-  share->locks_ns += look->cpu_ns;
+  share->locks_ns += look->locks_ns;
   share->mend = share->mend && !look->mend;
   share->gone &= ~look->cleared;
   for (uint64_t rest = look->found; rest; rest &= rest - 1)
@@ -236,14 +244,15 @@ static void *run(void *argument) {
       look.pids[__builtin_ctzll(rest)] = share->tenants[__builtin_ctzll(rest)].pid;
     look.region.slots_fd = fcntl(share->region.slots_fd, F_DUPFD_CLOEXEC, 0);
     sp_arbiter_unlock(arbiter);
-    uint64_t began_ns = sp_now_ns(), cpu_ns = own_ns();
+    uint64_t began_ns = sp_now_ns();
     if (look.region.slots_fd >= 0) {
       go_through(&look, began_ns);
+      uint64_t before_ns = own_ns();
       close(look.region.slots_fd); /* here, because a close takes as long as the file has locks */
+      look.locks_ns += own_ns() - before_ns;
     } else {
       look.done = look.claimed; /* no descriptors left */
     }
-    look.cpu_ns = own_ns() - cpu_ns;
     pthread_mutex_lock(&arbiter->lock);
     take(arbiter, &look, began_ns);
   }

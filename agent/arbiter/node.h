@@ -185,8 +185,7 @@ struct sp_share {
   struct sp_diagnostic diagnostics[SP_DIAGNOSTICS_KEPT];
   struct sp_tenant tenants[SP_SLOTS_MAX];
   bool paused;
-  bool full_told;              /* a process was turned away and that was recorded; cleared when a slot becomes free */
-  bool rings_told, locks_told; /* floods that were recorded */
+  bool full_told; /* a process was turned away and that was recorded; cleared when a slot becomes free */
   int handle;
   struct sp_region_owner region;
   uint64_t claimed;    /* slots in use, as last read */
@@ -200,9 +199,9 @@ struct sp_share {
   uint64_t looked;                    /* slots that the current look has finished */
   uint64_t looking_ns, rest_until_ns; /* what the current look has taken so far; no look is asked for before this */
   uint64_t rings, locks_ns;           /* the rings, and the thread's processor time, since `counted_ns` */
-  uint64_t counted_ns;
-  struct sp_gang *gang; /* its own, or that of several shares */
-  struct sp_gang own;   /* its members; empty while they are in another one */
+  uint64_t counted_ns, rings_flood_ns, locks_flood_ns; /* and when these were last a flood; 0: never */
+  struct sp_gang *gang;                                /* its own, or that of several shares */
+  struct sp_gang own;                                  /* its members; empty while they are in another one */
   uint32_t member_count;
   struct sp_member members[];
 };
@@ -321,7 +320,7 @@ void sp_diagnostics_take(struct sp_share *share, uint32_t slot);
 /* A process reports that the share had no slot for it. Believed while no slot is free, and kept once until a process of
  * the share ends. */
 void sp_diagnostic_full(struct sp_share *share);
-/* Record floods of the doorbell and of locks, each once. Called at each tick. */
+/* Record floods of the doorbell and of locks. Called at each tick. */
 void sp_diagnostics_flood(struct sp_share *share, uint64_t now_ns);
 
 /* mend.c */

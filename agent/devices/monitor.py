@@ -67,15 +67,17 @@ class Devices:
         return {uuid: one for uuid, one in self._health.items() if one.fatal and uuid not in self.released}
 
     def recall(self, critical: Mapping[DeviceUuid, health.Health], now_ns: int) -> None:
-        """Take over what an earlier agent found, for the devices that NVML describes: of the others it says worse."""
+        """Take over the critical Xids that an earlier agent saw, before its shares are adopted."""
         for uuid, verdict in critical.items():
-            if uuid in self._health and uuid not in self.missing:
-                self._judge(uuid, replace(verdict, well_since_ns=now_ns))
+            if uuid in self._health:
+                self._health[uuid] = replace(verdict, well_since_ns=now_ns)
+                self._registry.set_health(uuid, verdict.reason)
 
-    def tell_missing(self) -> None:
-        """Log the devices that NVML did not list, each with its shares. Called once the shares are adopted."""
-        for uuid in self.missing:
-            self._tell_health(uuid, self._health[uuid].reason)
+    def tell_unhealthy(self) -> None:
+        """Log the devices that are unhealthy from the start, each with its shares, once these are adopted."""
+        for uuid, verdict in self._health.items():
+            if verdict.reason:
+                self._tell_health(uuid, verdict.reason)
 
     def are_well(self) -> bool:
         """Tell whether no device has a fault."""

@@ -26,7 +26,7 @@ _TURNED_AWAY: Final = (
     "it runs unmetered (on a closed node cuInit fails with 802): end some programs of the share, or give it its own"
 )
 _NO_THREAD: Final = "it runs unmetered until that succeeds, which is tried every second: raise the limit of processes"
-_FLOOD: Final = "find the program and end it"
+_FLOOD: Final = "find it among the processes of the share and end it"
 _INIT_CAUSES: Final[Mapping[int, str]] = {
     100: f"its CUDA_VISIBLE_DEVICES names no device that is there: {_FROM_LIST}",
     803: "libcuda and the kernel's driver are of different versions: install them together",
@@ -96,11 +96,11 @@ def describe(diagnostic: Diagnostic, devices: int) -> tuple[int, str]:
         ),
         Kind.RINGS: (
             0,
-            f"it rings the doorbell over {detail} times a second, which takes processor time of the agent: {_FLOOD}",
+            f"it rang the doorbell over {detail} times in a second, which takes processor time of the agent: {_FLOOD}",
         ),
         Kind.LOCKS: (
             0,
-            f"it holds so many locks on its share's files that asking for them takes {detail} ms a second: {_FLOOD}",
+            f"it held so many locks on its share's files that the agent spent {detail} ms a second on them: {_FLOOD}",
         ),
         Kind.VERSION: (0, f"the driver is for CUDA {version}, and SharePod is tested from 11.8 on: upgrade the driver"),
     }

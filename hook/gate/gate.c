@@ -337,7 +337,7 @@ void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   struct sp_stream_state *state = cached_state(device, thread, stream, per_thread);
   if (!state)
     return;
-  /* While a capture is open, a question to the driver could end it, even one of another thread. */
+  /* While a capture is open, a question to the driver could end it, even if another thread has begun it. */
   if (sp_load(&state->pending_ns) && (sp_load(&sp_this_process.captures) || !sp_stream_over(state, thread)))
     sp_stream_mark(state, true, false); /* now: behind the wait its end would not be seen in time */
   sp_store(&state->awaits, true);

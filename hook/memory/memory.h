@@ -44,7 +44,7 @@ bool sp_memory_view(int device_ordinal, uint64_t *free_bytes, uint64_t *total_by
 /* If some pool holds more than its allocations, ask the driver again. Called when pools may have shrunk (waiting for
  * work has succeeded), and before a figure is used. */
 void sp_pools_look(void);
-/* A context was destroyed: ask the driver what all pools hold now. */
+/* A context was destroyed: correct the charges of the pools. Graphs that have lost their memory take it again. */
 void sp_pools_context_gone(void);
 /* An allocation of the pool has been freed. */
 void sp_pool_freed(const struct sp_allocation *taken);

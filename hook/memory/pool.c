@@ -113,11 +113,26 @@ void sp_pools_look(void) {
   }
 }
 
-/* A context was destroyed, and the driver may have taken back what graphs held in it: graphs take their memory again,
- * and the driver is asked what all pools hold. */
+/* A context was destroyed: ask what the graphs' pools still hold. If one has shrunk, graphs that ran in that context
+ * must take their memory again when they are launched. */
 void sp_pools_context_gone(void) {
-  sp_graphs_trimmed();
-  __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+  int saved_errno = errno;
+  struct sp_pools *pools = sp_pools_lock(false);
+  for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
+    struct sp_pool *pool = &pools->pools[index];
+    if (pool->state != SP_POOL_OPEN || pool->handle != NULL) {
+      continue;
+    }
+    uint64_t before = pool->charged;
+    refresh(pools, pool);
+    if (pool->charged < before) {
+      sp_graphs_trimmed();
+    }
+  }
+  if (pools != NULL) {
+    sp_pools_unlock(pools);
+  }
+  errno = saved_errno;
   sp_pools_look();
 }
 

@@ -42,12 +42,12 @@ def test_a_new_agent_keeps_the_shares_of_a_lost_device_and_serves_the_others(age
     for _ in range(2):  # a restart loop must not change this
         agent.stop(signal.SIGKILL)
         agent.start()
-        assert reasons(agent) == ["NVML: GPU is lost", ""]
+        assert reasons(agent) == ["Xid 79", ""]
         assert [(share.id, share.devices[0].device_index) for share in agent.shares()] == [
             (share.id, index) for index, share in enumerate(before)
         ]
     explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].reason
-    assert explained.startswith("its device is unhealthy (NVML: GPU is lost)")
+    assert explained.startswith("its device is unhealthy (Xid 79)")
     assert "shares=['a']" in [line for line in agent.log().splitlines() if "device unhealthy" in line][-1]
     assert agent.register(30, name="c").share.devices[0].device_index == 1
     truth.recover(0)
@@ -203,6 +203,21 @@ def test_a_critical_xid_is_remembered_across_restarts_until_the_device_was_in_an
     agent.stop()
     agent.start()
     assert reasons(agent) == ["", ""]
+
+
+def test_a_critical_xid_is_remembered_if_nvml_hangs_on_its_device_when_an_agent_starts(
+    agent: RunningAgent, truth: Truth
+) -> None:
+    truth.inject_xid(0, 62)
+    until(lambda: reasons(agent)[0] == "Xid 62", timeout_s=30)
+    agent.stop(signal.SIGKILL)
+    truth.hang(0)
+    agent.start()
+    assert reasons(agent) == ["Xid 62", ""]
+    truth.hang(0, hangs=False)
+    until(lambda: "missing device found" in agent.log(), timeout_s=20)
+    time.sleep(11)  # longer than the probation
+    assert reasons(agent) == ["Xid 62", ""]
 
 
 @pytest.mark.parametrize("way", ["released", "another driver"])

@@ -308,11 +308,11 @@ def wait_elsewhere():
     ok(cuda.cuEventRecord(event, other))
     ok(cuda.cuEventSynchronize(event))  # this thread has seen the end of all that it launched
     seen.set()
-    capturing.wait()
+    capturing.wait(20)
     results.append(cuda.cuLaunchHostFunc(other, nothing, None))
 thread = threading.Thread(target=wait_elsewhere)
 thread.start()
-seen.wait()
+assert seen.wait(20)
 ok(cuda.cuStreamBeginCapture_v2(stream, GLOBAL))
 print(launch(f, other))
 capturing.set()

@@ -248,6 +248,7 @@ own = keep(default_pool())
 assert cuda.cuMemPoolDestroy(own) != 0
 ok(cuda.cuMemPoolTrimTo(own, c_size_t(0)))
 assert left() == 256  # it is still asked what it holds
+from rig.structs import PoolProps
 host = c_void_p()
 ok(cuda.cuMemPoolCreate(byref(host), byref(PoolProps(1, 0, Location(2, 0)))))
 ok(cuda.cuMemPoolDestroy(host))
@@ -260,7 +261,7 @@ for number in range(600):
     ok(cuda.cuStreamSynchronize(stream))
     ok(cuda.cuMemPoolDestroy(pool))
 assert left() == 256
-""".replace("host = c_void_p()", "from rig.structs import PoolProps\nhost = c_void_p()"),
+""",
         256 << 20,
     )
 

@@ -36,8 +36,8 @@ def status(*found: Diagnostic, faults: int = 0, region_fault: str = "") -> Share
         (Kind.FULL, 64, "all 64 slots of its share are taken", "end some programs of the share, or give it its own"),
         (Kind.KEEPER, 11, "helper thread could not be started (errno 11)", "raise the limit of processes"),
         (Kind.CROWDED, 1024, "from more than 1024 threads or streams", "use fewer, or more processes"),
-        (Kind.RINGS, 250000, "rings the doorbell over 250000 times a second", "find the program and end it"),
-        (Kind.LOCKS, 20, "asking for them takes 20 ms a second", "find the program and end it"),
+        (Kind.RINGS, 1000000, "rang the doorbell over 1000000 times in a second", "of the share and end it"),
+        (Kind.LOCKS, 50, "the agent spent 50 ms a second on them", "of the share and end it"),
         (Kind.VERSION, 11020, "the driver is for CUDA 11.2", "upgrade the driver"),
     ],
 )

@@ -1,6 +1,7 @@
 """Test that a page of metrics equals prometheus_client's byte for byte, and that each row becomes its family."""
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,17 @@ def test_a_page_is_what_the_library_writes_whatever_comes_and_goes(scrapes: list
         for series in scrapes:
             collector = Fixed(series, doc)
             assert page.text(collector) == encode(Library([family.metric() for family in collector.collect()]))
+
+
+def test_several_scrapes_at_a_time_are_each_whole() -> None:
+    page = Page(generate_latest)
+
+    def scrape(number: int) -> bool:
+        collector = Fixed([((f"share-{one}",), float(number)) for one in range(number % 7)], "One.")
+        return page.text(collector) == generate_latest(Library([family.metric() for family in collector.collect()]))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(scrape, range(200)))
 
 
 def test_a_page_keeps_no_series_that_is_gone() -> None:

@@ -2,7 +2,6 @@
 
 import ctypes
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -323,15 +322,18 @@ def test_what_a_driver_does_not_tell_is_charged_as_it_was_reserved_and_corrected
     assert world.account == 200 * MIB
 
 
-def test_a_wait_of_a_destruction_for_a_question_ends_with_the_answer(library: ctypes.CDLL) -> None:
-    world = World(library, 1000 * MIB)
-    whole(world, 1, 30 * MIB)
-    for _ in range(3):
-        began = time.monotonic()
-        library.sp_pool_closing(ctypes.c_void_p(1))  # no question is under way
-        library.sp_pool_stays(ctypes.c_void_p(1))
-        library.sp_pools_shrink(0)
-        assert time.monotonic() - began < 0.05
+def test_graphs_take_their_memory_again_only_if_a_context_had_it(library: ctypes.CDLL) -> None:
+    world, trimmed = World(library, 1000 * MIB), ctypes.c_uint64.in_dll(library, "graphs_trimmed")
+    whole(world, GRAPHS, 32 * MIB)
+    whole(world, 1, 32 * MIB)
+    library.sp_pools_look()
+    asked, before = counts(library, "questions"), trimmed.value
+    library.sp_pools_context_gone()
+    assert (trimmed.value, world.account) == (before, 64 * MIB)
+    assert counts(library, "questions") == [asked[GRAPHS] + 1, *asked[1:]]  # of other pools nothing has changed
+    world.held[GRAPHS] = 0
+    library.sp_pools_context_gone()
+    assert (trimmed.value, world.account) == (before + 1, 32 * MIB)
 
 
 def test_questions_leave_the_programs_errno_alone(library: ctypes.CDLL) -> None:
@@ -357,3 +359,10 @@ def test_an_account_knows_what_was_reserved_committed_and_taken(library: ctypes.
     assert not library.sp_memory_reserve(0, ctypes.c_uint64(1))
     library.sp_memory_rollback(0, ctypes.c_uint64(40))
     assert world.account == 60
+    library.sp_memory_commit(ctypes.byref(Allocation(key=5, bytes=60, device=0)))
+    assert world.account == 60
+    assert library.sp_memory_take(0, ctypes.c_uint64(5), ctypes.byref(taken))
+    assert not library.sp_memory_take(0, ctypes.c_uint64(5), ctypes.byref(Allocation()))
+    assert (taken.key, taken.bytes) == (5, 60)
+    library.sp_memory_uncharge(ctypes.byref(taken))
+    assert world.account == 0

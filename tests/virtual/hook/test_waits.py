@@ -222,6 +222,6 @@ class TestAnEntry:
         assert (open_lab.get("start"), open_lab.at("entry_ns")) == ([0], 0)  # two events: neither tells
 
     def test_a_turn_that_is_over_is_not_entered(self, open_lab: Lab) -> None:
-        open_lab.set(word=TURN + 2)
-        open_lab.do("turn")
-        assert open_lab.get("held_turn", "entered") == [TURN + 2, TURN + 2]
+        open_lab.set(next_word=TURN + 2, held_turn=1, idle_ns=7)
+        assert open_lab.do("turn") == AGAIN
+        assert open_lab.get("held_turn", "entered", "idle_ns") == [1, 0, 7]

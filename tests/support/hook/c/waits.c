@@ -23,7 +23,7 @@ static struct sp_stream_state state;
 static struct sp_thread thread;
 /* Each test begins later than the one before: wait.c remembers when a heartbeat last moved. */
 static int64_t begins_ns, now_ns, heartbeat_ns, finishes_ns, opens_ns;
-static uint32_t opens_word, enters_word;
+static uint32_t opens_word, enters_word, next_word;
 static bool beats, refuses, wakes_again;
 
 static struct sp_device *device_of(void) {
@@ -120,6 +120,8 @@ void sp_stream_start(struct sp_stream_state *of) {
   device_of()->start_state = of;
   if (enters_word) /* another thread enters meanwhile */
     device_of()->entered = enters_word;
+  if (next_word) /* the turn ends meanwhile, and another one is granted */
+    grant.word = next_word;
 }
 
 bool sp_stream_mark(struct sp_stream_state *of, bool launching, bool edged) {
@@ -150,7 +152,7 @@ void lab_begin(void) {
   begins_ns += 1000000000000;
   now_ns = heartbeat_ns = begins_ns;
   finishes_ns = opens_ns = 0;
-  opens_word = enters_word = 0;
+  opens_word = enters_word = next_word = 0;
   beats = refuses = wakes_again = false;
 }
 
@@ -230,6 +232,7 @@ FIELD(fresh_ns, device_of()->fresh_ns)
 FIELD(gate_waiters, device_of()->gate_waiters)
 FIELD(held_turn, device_of()->report.held_turn)
 FIELD(idle_ns, device_of()->report.idle_ns)
+FIELD(next_word, next_word)
 FIELD(passed, device_of()->passed)
 FIELD(pending_ns, state.pending_ns)
 FIELD(refuses, refuses)
