@@ -344,7 +344,10 @@ class Node:
         self.publish()
 
     def _add_missing(self, left: checkpoint.Checkpoint, unlisted: Sequence[Unlisted]) -> None:
-        """Add the devices that shares hold but NVML does not list, and those that it lists but cannot describe."""
+        """Add the devices that NVML does not list although shares hold them or the checkpoint names them as GPUs.
+
+        Also add those that it lists but cannot describe. A GPU in MIG mode is in the list by its instances.
+        """
         there = {info.uuid for info in self._registry.devices}
         absent = [one for one in left.devices if one.uuid not in there and not one.uuid.startswith(STANDS_IN)]
         known, unseen = matched(unlisted, absent)
@@ -352,6 +355,10 @@ class Node:
         for held in (terms.device for record in left.records for terms in record.share.devices):
             if held not in there:
                 missing.setdefault(held, NOT_LISTED)
+        places = {info.address for info in self._registry.devices}
+        for info in absent:
+            if info.address and info.address not in places and not info.uuid.startswith("MIG-"):
+                missing.setdefault(info.uuid, NOT_LISTED)
         infos = {info.uuid: info for info in absent}
         taken = {info.index for info in self._registry.devices}
         for uuid, reason in missing.items():

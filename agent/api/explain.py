@@ -95,6 +95,8 @@ def _reason(
     if device.health_reason in UNFIT_REASONS:
         return f"its device is of no use to shares: {device.health_reason}"
     if not device.healthy:
+        if device.health_reason.startswith("released "):
+            return f"its device is {device.health_reason}; until then nothing looks at the device"
         return f"its device is unhealthy ({device.health_reason}): its launches meet the driver's own error"
     if state is ShareState.WAITING and gang_index is not None:
         return (

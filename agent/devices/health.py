@@ -71,7 +71,7 @@ def overdue(health: Health, now_ns: int) -> Health:
     return replace(health, fault=fault, well_since_ns=now_ns)
 
 
-TAKEN_BACK: Final = "released by an operator and taken back: it is about to be looked at"
+TAKEN_BACK: Final = "taken back from an operator: it is about to be looked at"
 """The reason after a released device has come back, until the next look at it."""
 
 

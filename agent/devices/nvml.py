@@ -250,7 +250,7 @@ def _running(handle: Any) -> dict[int, int]:
     A process that does both is in both of NVML's lists, and each list has all of its memory.
     """
     running = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    with contextlib.suppress(*_UNSUPPORTED):
+    with contextlib.suppress(pynvml.NVMLError):  # a device that does not tell is none the worse
         running += pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
     found: dict[int, int] = {}
     for process in running:

@@ -27,25 +27,28 @@ GRACE_NS: Final = 1_500_000_000
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR)
 _NOT_ATTACHED: Final = (
     "it has not attached: its hook has another ABI, its user may not write the region, all slots are taken, "
-    "or it started without the hook"
+    "or it started without the hook: start it anew in its share"
 )
 
 
 MPS_CAUSE: Final = "it is a client of MPS, which makes clients' work one and the same: stop MPS and start it again"
 OUTSIDE_CAUSE: Final = (
-    "its share does not hold this device: it has changed CUDA_VISIBLE_DEVICES; take devices from the list it was given"
+    "its share does not hold this device, for it has changed CUDA_VISIBLE_DEVICES: take devices from the list that its "
+    "share was given"
 )
 
 
 def unmetered_cause(region_error: int, without_hook: str = "") -> str:
-    """Return why a process that was started in a share runs unmetered.
+    """Return why a process that was started in a share runs unmetered, and after the last colon the remedy.
 
     `region_error`: the errno for its region, 0 if that can be used; `without_hook`: why the process cannot have the
     hook, if that is known.
     """
     if region_error in _GONE:
-        return "its region is gone: the share has ended, or was given up by a new agent"
-    return region_fault(region_error) or without_hook or _NOT_ATTACHED
+        return "its region is gone, for its share has ended or a new agent has given it up: start it in a new share"
+    if fault := region_fault(region_error):
+        return f"{fault}: register the share anew, and start it there"
+    return without_hook or _NOT_ATTACHED
 
 
 def region_fault(region_error: int) -> str:

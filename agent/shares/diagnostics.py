@@ -28,6 +28,7 @@ _TURNED_AWAY: Final = (
 _NO_THREAD: Final = "it runs unmetered until that succeeds, which is tried every second: raise the limit of processes"
 _FLOOD: Final = "find it among the processes of the share and end it"
 _INIT_CAUSES: Final[Mapping[int, str]] = {
+    46: "a device lets no other program in: set its compute mode to DEFAULT",
     100: f"its CUDA_VISIBLE_DEVICES names no device that is there: {_FROM_LIST}",
     803: "libcuda and the kernel's driver are of different versions: install them together",
     804: "its forward-compatible libcuda does not serve this GPU: use the driver's own",
@@ -61,7 +62,7 @@ class Line:
 
 def _init_cause(error: int) -> str:
     """Return why cuInit failed, from its CUresult."""
-    return _INIT_CAUSES.get(error, "the driver does not start: `sharepod doctor` looks at it")
+    return _INIT_CAUSES.get(error, "the driver does not start: look at nvidia-smi and dmesg")
 
 
 def describe(diagnostic: Diagnostic, devices: int) -> tuple[int, str]:
@@ -104,7 +105,7 @@ def describe(diagnostic: Diagnostic, devices: int) -> tuple[int, str]:
         ),
         Kind.VERSION: (0, f"the driver is for CUDA {version}, and SharePod is tested from 11.8 on: upgrade the driver"),
     }
-    return texts.get(diagnostic.kind, (0, f"diagnostic {diagnostic.kind} of a newer hook"))
+    return texts.get(diagnostic.kind, (0, f"diagnostic {diagnostic.kind} of a newer hook: upgrade the agent"))
 
 
 def facts(status: ShareStatus) -> list[str]:

@@ -11,11 +11,12 @@ _REGION: Final = b"SHAREPOD_REGION="
 _MPS: Final = b"CUDA_MPS_PIPE_DIRECTORY="
 _CAPABILITIES: Final = "security.capability"
 _HIDDEN: Final = (
-    "its mount namespace hides the share's files (bubblewrap, Apptainer, unshare): bind its region's directory and the "
-    "hook's into it"
+    "its mount namespace hides the share's files (bubblewrap, Apptainer, unshare): bind the directories of its region "
+    "and of the hook into it, and start it anew"
 )
 _SHED: Final = (
-    "its program gains rights at its start (set-user-ID, file capabilities), and the loader drops the hook then"
+    "its program gains rights at its start (set-user-ID, file capabilities), and the loader drops the hook then: start "
+    "a copy of its file without them (setcap -r, chmod u-s)"
 )
 _READ_BYTES: Final = 1 << 18
 """Only this much of an environment is read, bytes."""

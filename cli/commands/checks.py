@@ -49,7 +49,6 @@ _NVML_REMEDY: Final = (
 """What to do where NVML fails on every device."""
 _LOST: Final = "NVML: GPU is lost"
 _FORBIDDEN: Final = "NVML: Insufficient Permissions"
-_UNMETERED_REMEDY: Final = "put that right, and start it anew: `sharepod explain` of the share says more"
 _DRIVER_PROBE: Final = """
 import ctypes, json
 try:
@@ -226,7 +225,8 @@ def check_open_files(hard: int) -> Check:
 def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
     """Check the health of each device, and that no program runs on it without a share."""
     reasons = [device.health_reason for device in node.devices]
-    nvml_is_broken = all(reason.startswith("NVML: ") and reason not in (_LOST, _FORBIDDEN) for reason in reasons)
+    judged = [reason for reason in reasons if not reason.startswith(("Xid ", "released ", "taken back "))]
+    nvml_is_broken = all(reason.startswith("NVML: ") and reason not in (_LOST, _FORBIDDEN) for reason in judged)
     for device in node.devices:
         name = f"device {device.index}"
         if device.health_reason.startswith("released "):
@@ -238,12 +238,14 @@ def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
             yield Check(name, OK, f"{device.name}, {device.requested_millipercent / 1000:g} % asked for")
         if strangers := [process for process in device.foreign_processes if not process.unmetered_cause]:
             who = ", ".join(f"{process.name} ({process.pid})" for process in strangers)
-            remedy = "start it with sharepod run: it takes time that nobody accounts for"
+            remedy = "start it with sharepod run, or name it in the agent's --monitoring: nobody accounts for its time"
             yield Check(name, WARN, f"{device.name}: {who} runs without a share", remedy)
         for process in device.foreign_processes:
             if process.unmetered_cause:
                 text = f"{device.name}: {process.name} ({process.pid}) runs unmetered in its share"
-                yield Check(name, WARN, f"{text}: {process.unmetered_cause}", _UNMETERED_REMEDY)
+                cause, _, remedy = process.unmetered_cause.rpartition(": ")
+                cause = cause or process.unmetered_cause  # an older agent tells no remedy
+                yield Check(name, WARN, f"{text}: {cause}", remedy)
     if not node.devices:
         yield Check("devices", FAIL, "the agent has no device", "check nvidia-smi, then restart the agent")
 
@@ -253,6 +255,10 @@ def _device_remedy(device: pb.Device) -> str:
     reason = device.health_reason
     if reason.startswith("MPS "):
         return _STOP_MPS
+    if reason.startswith("taken back "):
+        return "wait for some seconds"
+    if reason.startswith("its compute mode ") and device.uuid.startswith("MIG-"):
+        return "as root: nvidia-smi -i GPU -c DEFAULT, for the GPU that it is an instance of"
     if reason.startswith("its compute mode "):
         return f"as root: nvidia-smi -i {device.uuid} -c DEFAULT"
     if reason.startswith(("it could not be looked at", "NVML has not answered")):
@@ -263,7 +269,7 @@ def _device_remedy(device: pb.Device) -> str:
         return reason.rpartition(": ")[2]
     if reason == _FORBIDDEN:
         return "let the agent see it: NVIDIA_MIG_MONITOR_DEVICES=all for its container"
-    return f"look at dmesg for XID; `sharepod device release {device.index}`, reset it, and resume it"
+    return f"look at dmesg for XID; `sharepod device release {device.index}`, reset it (or reboot), and resume it"
 
 
 def check_troubles(node: pb.GetNodeResponse) -> Iterator[Check]:

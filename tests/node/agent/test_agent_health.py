@@ -86,6 +86,24 @@ def test_a_device_that_nvml_no_longer_lists_keeps_its_shares_until_it_does(
     assert {share.name for share in agent.shares()} == {"a", "b"}
 
 
+def test_a_device_without_a_share_that_nvml_no_longer_lists_is_told_too(make_agent: MakeAgent, tmp_path: Path) -> None:
+    agent = make_agent()
+    for name in ("nvidiactl", "nvidia0", "nvidia1"):
+        (tmp_path / name).touch()
+    agent.environment = {**os.environ, "SIMGPU_DEVICE_NODES": str(tmp_path)}
+    agent.start()
+    agent.register(30, name="b", device="1")
+    agent.stop()
+    (tmp_path / "nvidia0").unlink()
+    for _ in range(2):
+        agent.start()
+        assert sorted(reasons(agent)) == ["", "NVML does not list it"]
+        agent.stop()
+    (tmp_path / "nvidia0").touch()
+    agent.start()
+    assert reasons(agent) == ["", ""]
+
+
 # ---- NVML itself
 
 

@@ -11,6 +11,7 @@ import pytest
 from cli_fixtures import Agent, Sharepod
 
 from sharepod import hook
+from sharepod.agent.devices import health
 from sharepod.agent.devices.device import MODE_REASONS, MPS_REASON
 from sharepod.cli.commands import checks
 from sharepod.cli.connection.client import no_agent
@@ -80,8 +81,9 @@ def test_each_device_is_checked_for_health_and_strangers() -> None:
 @pytest.mark.parametrize(
     ("reason", "remedy"),
     [
-        ("Xid 79", "reset it, and resume it"),
-        ("NVML: GPU is lost", "reset it, and resume it"),
+        ("Xid 79", "reset it (or reboot), and resume it"),
+        ("NVML: GPU is lost", "reset it (or reboot), and resume it"),
+        (health.TAKEN_BACK, "wait for some seconds"),
         ("it could not be looked at for 10 s: NVML does not come back", "stop the agent, reset the device"),
         ("NVML has not answered for 5 s", "stop the agent, reset the device"),
         ("NVML does not list it", "nvidia-smi -L"),
@@ -97,23 +99,25 @@ def test_what_helps_an_unhealthy_device_depends_on_its_reason(reason: str, remed
 
 def test_where_nvml_fails_on_every_device_no_device_is_to_be_reset() -> None:
     for reasons in (("NVML: Unknown Error", "NVML: Uninitialized"), ("NVML: Unknown Error",)):
+        beside = checks.check_devices(node(*(pb.Device(health_reason=reason) for reason in ("Xid 79", *reasons))))
+        assert all("restart the agent" in check.remedy for check in list(beside)[1:])
         found = list(checks.check_devices(node(*(pb.Device(health_reason=reason) for reason in reasons))))
         assert all("restart the agent" in check.remedy and "reset" not in check.remedy for check in found)
     found = list(checks.check_devices(node(*[pb.Device(health_reason="NVML: GPU is lost")] * 2)))
-    assert all("reset it, and resume it" in check.remedy for check in found)
+    assert all("reset it (or reboot), and resume it" in check.remedy for check in found)
     found = list(checks.check_devices(node(*[pb.Device(health_reason="NVML: Insufficient Permissions")] * 2)))
     assert all("NVIDIA_MIG_MONITOR_DEVICES=all" in check.remedy for check in found)
 
 
 def test_a_program_of_a_share_that_runs_unmetered_is_told_with_its_cause() -> None:
     stranger = pb.ForeignProcess(pid=98, name="miner")
-    shed = pb.ForeignProcess(pid=99, name="ping", unmetered_cause="its program gains rights at its start")
+    shed = pb.ForeignProcess(pid=99, name="ping", unmetered_cause="it gains rights at its start: use a copy")
     found = list(checks.check_devices(node(pb.Device(name="H200", healthy=True, foreign_processes=[stranger, shed]))))
     assert [(check.status, check.text) for check in found] == [
         ("WARN", "H200: miner (98) runs without a share"),
-        ("WARN", "H200: ping (99) runs unmetered in its share: its program gains rights at its start"),
+        ("WARN", "H200: ping (99) runs unmetered in its share: it gains rights at its start"),
     ]
-    assert ["sharepod run" in check.remedy for check in found] == [True, False]
+    assert ["sharepod run" in found[0].remedy, found[1].remedy] == [True, "use a copy"]
 
 
 def test_what_the_agent_tells_of_itself_and_of_shares_is_a_warning_with_its_last_words_as_the_remedy() -> None:
@@ -159,6 +163,8 @@ def test_mps_is_a_failure_with_its_remedy_on_the_host_and_on_a_device(tmp_path: 
     assert (check.status, "quit" in check.remedy) == (checks.FAIL, True)
     (check,) = checks.check_devices(node(pb.Device(uuid="GPU-1", health_reason=MODE_REASONS[3])))
     assert (check.status, check.remedy) == (checks.FAIL, "as root: nvidia-smi -i GPU-1 -c DEFAULT")
+    (check,) = checks.check_devices(node(pb.Device(uuid="MIG-1", health_reason=MODE_REASONS[3])))
+    assert "for the GPU that it is an instance of" in check.remedy
 
 
 def test_a_hook_that_an_upgrade_would_overwrite_is_a_warning() -> None:
@@ -184,7 +190,13 @@ def test_doctor_fails_when_a_check_fails_and_says_how_to_start_an_agent(sharepod
 
 @pytest.mark.parametrize(
     ("verb", "said"),
-    [("run --help", "1-100"), ("doctor", "-> "), ("demo --help", "Show three"), ("explain nobody", "no agent")],
+    [
+        ("run --help", "1-100"),
+        ("doctor", "-> "),
+        ("demo --help", "Show three"),
+        ("set --help", "Usage: sharepod set"),
+        ("explain nobody", "no agent"),
+    ],
 )
 def test_a_locale_without_a_letter_gets_it_in_ascii(verb: str, said: str) -> None:
     latin = {

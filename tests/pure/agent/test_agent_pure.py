@@ -176,14 +176,15 @@ def test_a_process_of_a_share_that_runs_unmetered_is_told_once_with_its_cause_an
     seen = [DeviceProcess(7, "python", 100, "/x"), DeviceProcess(8, "python", 100)]
     causes = {7: unmetered_cause(errno.ENOENT)}
     found = [found for second in range(10) for found in finder.step(H200.uuid, seen, {}, second * SECOND_NS, causes)]
-    assert [(f.process.pid, f.process.unmetered_cause[:19]) for f in found] == [(7, "its region is gone:"), (8, "")]
+    assert [(f.process.pid, f.process.unmetered_cause[:19]) for f in found] == [(7, "its region is gone,"), (8, "")]
     assert (finder.seen(H200.uuid), finder.unmetered_seen(H200.uuid)) == (2, 1)
 
 
 def test_each_state_of_a_region_is_another_cause() -> None:
     assert unmetered_cause(0).startswith("it has not attached: ")
-    assert unmetered_cause(errno.EPROTO) == "its region has another ABI or is damaged"
-    assert unmetered_cause(errno.EACCES) == "its region cannot be read (EACCES)"
+    anew = ": register the share anew, and start it there"
+    assert unmetered_cause(errno.EPROTO) == f"its region has another ABI or is damaged{anew}"
+    assert unmetered_cause(errno.EACCES) == f"its region cannot be read (EACCES){anew}"
     assert len({unmetered_cause(error) for error in (0, errno.ENOENT, errno.EPROTO, errno.EIO)}) == 4
 
 

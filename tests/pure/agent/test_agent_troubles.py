@@ -28,7 +28,7 @@ def status(*found: Diagnostic, faults: int = 0, region_fault: str = "") -> Share
     ("kind", "detail", "says", "remedy"),
     [
         (Kind.INIT, 100, "got CUDA error 100", "take devices from the list that the share was given"),
-        (Kind.INIT, 999, "got CUDA error 999", "`sharepod doctor` looks at it"),
+        (Kind.INIT, 999, "got CUDA error 999", "look at nvidia-smi and dmesg"),
         (Kind.DEVICE, 3, "it asked for device 3 of its share, which has one", "take number 0"),
         (Kind.FUNCTION, 0, "it called cuX, which the driver lacks", "upgrade the driver, or build for its CUDA"),
         (Kind.OUTSIDE, 3, "got CUDA error 101", "take devices from the list that the share was given"),

@@ -31,7 +31,10 @@ ROWS = {
     "NVML fails on every device": "node/agent/test_agent_health.py::test_nvml_is_opened_anew_when_no_device_answers",
     "NVML hangs on a device": "node/agent/test_agent_health.py::test_a_device_that_hangs_is_unhealthy_after",
     "NVML hangs when": "pure/agent/test_agent_unlisted.py::test_an_agent_does_not_wait_for_ever_for_a_driver",
-    "the agent starts while": "node/agent/test_agent_health.py::test_an_agent_starts_beside_a_device_that_hangs",
+    "the agent starts while": "node/agent/test_agent_health.py::test_an_agent_starts_beside_a_device_that_hangs"
+    " node/agent/test_agent_health.py::test_a_new_agent_keeps_the_shares_of_a_lost_device"
+    " node/agent/test_agent_health.py::test_a_device_that_nvml_no_longer_lists"
+    " node/agent/test_agent_health.py::test_a_device_without_a_share_that_nvml_no_longer",
     "… that no share holds": "node/agent/test_agent_health.py::test_a_device_that_no_agent_has_seen_well_is_there"
     " node/agent/test_agent_health.py::test_an_agent_whose_only_device_is_lost_waits",
     "a MIG instance cannot be described": "node/agent/test_agent_health.py::test_an_instance_that_may_not_be_looked_at",
