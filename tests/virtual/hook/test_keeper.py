@@ -363,6 +363,10 @@ def test_a_turn_in_which_another_stream_works_is_kept(library: ctypes.CDLL) -> N
     lab.until(4000)
     assert lab.get("entered") == TURN
     assert not [page for page in lab.diary() if page[1:] == ("told", TURN)]
+    lab.until(20_000)
+    [told] = [page[0] for page in lab.diary() if page[1:] == ("told", TURN)]
+    assert isinstance(told, float)
+    assert told >= 10_500 + 50  # with the linger of any other idle turn
 
 
 def test_a_closed_turn_with_work_that_stands_is_left_at_once(library: ctypes.CDLL) -> None:
