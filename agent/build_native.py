@@ -42,7 +42,7 @@ class UsageRow(NamedTuple):
 
 
 def usage_rows(table: str) -> list[UsageRow]:
-    """Return the rows of usage.def. Raises ValueError when one is malformed."""
+    """Return the rows in `table`, the text of usage.def. Raises ValueError when one is malformed."""
     rows = [
         UsageRow(c_type, name, metric, "".join(re.findall(r'"([^"]*)"', meaning)))
         for c_type, name, metric, meaning in _ROW.findall(table)
@@ -64,7 +64,7 @@ def usage_module(rows: list[UsageRow]) -> str:
 
 
 def cdef_block(header: str) -> str:
-    """Return the text between the cdef markers of a header, without comments."""
+    """Return the text between the cdef markers in the text of a header, without comments. Raises ValueError."""
     found = _BLOCK.search(header)
     if found is None:
         raise ValueError("agent/arbiter/arbiter.h has no cdef block: keep its markers")
@@ -75,7 +75,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def _c_files(pattern: str) -> list[str]:
-    """Return the C sources or headers that match, sorted, without those that cffi generates."""
+    """Return the files below the root that match a glob, as paths from there, without those that cffi generates."""
     paths = (path.relative_to(_ROOT) for path in _ROOT.glob(pattern))
     return sorted(str(path) for path in paths if not path.name.startswith("_native"))
 

@@ -146,7 +146,7 @@ class Agent:
         """Claims a device for this agent, so that no other one serves it."""
 
     def prepare(self) -> HostLock:
-        """Lock the directory against other agents, and do what comes before NVML is opened.
+        """Lock the directory against other agents, and do what comes before NVML is opened. Return the lock.
 
         Raises ShareError, CannotStart and OSError: `close` then undoes what was done.
         """
@@ -160,9 +160,9 @@ class Agent:
         return lock
 
     def open(self, lock: HostLock, inventory: Inventory) -> Node:
-        """Lock the devices against other agents, and build the node with the shares that are left.
+        """Lock the devices against other agents, and build the node with the shares that an earlier agent left.
 
-        Raises as `prepare`.
+        `lock` is what `prepare` returned; `close` closes the inventory, too. Raises as `prepare`.
         """
         settings = self._settings
         self._stack.callback(inventory.close)
@@ -203,7 +203,7 @@ class Agent:
         return node
 
     def _serve_metrics(self, collector: collector.NodeMetrics) -> None:
-        """Serve a collector until the agent closes. Raises CannotStart."""
+        """Serve the collector's metrics on a thread until the agent closes. Raises CannotStart."""
         settings = self._settings
         files = settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file
         self._stack.callback(metrics_server.serve(collector, settings.metrics_listen, Credentials(*files)))
@@ -217,7 +217,10 @@ class Agent:
                 return self._stack.enter_context(HostLock(Path(self._settings.runtime_directory)))
 
     def _serve_hook(self) -> Path:
-        """Put the hook where programs find it, and return its path. Raises AgentUnavailable."""
+        """Put the hook where programs find it, and return its path. Raises AgentUnavailable.
+
+        If programs get the package's own file, which an upgrade replaces under them, that is logged.
+        """
         directory, version = Path(self._settings.hook_directory), importlib.metadata.version("sharepod")
         path, cause = hook_file.serve(hook.LIBRARY, directory, version)
         if cause:
@@ -263,7 +266,7 @@ class Agent:
                 Path(settings.state_directory).rmdir()
 
     def close(self) -> None:
-        """Undo `open`, as far as it came, last first."""
+        """Undo `prepare` and `open`, as far as they came, last first."""
         self._stack.close()
 
 
@@ -283,7 +286,10 @@ def _open_socket_to(path: Path, mode: int, group: str) -> None:
 
 
 async def _opened(simulate: str, stopping: asyncio.Event) -> Inventory | None:
-    """Open NVML and list the devices, which may take a minute; None: `stopping` is set before. Raises as Inventory."""
+    """Return the inventory, which opens NVML on a thread and may take a minute; None: `stopping` is set before.
+
+    `simulate` names simulated devices. Logs that it takes long. Raises AgentUnavailable.
+    """
     opening = asyncio.create_task(on_thread("inventory", lambda: Inventory(simulate)))
     stop = asyncio.create_task(stopping.wait())
     wait = functools.partial(asyncio.wait, (opening, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -300,7 +306,10 @@ async def _opened(simulate: str, stopping: asyncio.Event) -> Inventory | None:
 
 
 async def _serve(settings: Settings, stopping: asyncio.Event, *, private: bool = False) -> None:
-    """Run the agent until `stopping` is set. Raises ShareError and CannotStart."""
+    """Run the agent until `stopping` is set. `private`: nothing starts it again, so it never ends by itself.
+
+    Raises ShareError and CannotStart.
+    """
     take_open_files(OPEN_FILES_MIN)
     os.umask(0o022)  # not that of the process that started it: every mode is given where a file is made
     agent = Agent(settings, may_end=not private)
@@ -352,13 +361,14 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
             _open_socket_to(Path(path), mode, group)
 
         def deliver(looks: Sequence[DeviceLook]) -> None:
+            """Hand looks to the node, on its event loop. Called on the threads that look."""
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(node.looked, looks)
 
         broken: list[str] = []
 
         def end_if_restarted(cause: str) -> None:
-            """End the agent if something starts it again: a new process may reach NVML."""
+            """End the agent if something starts it again: a new process may reach NVML. Called on any thread."""
             if agent.may_end and is_this_restarted() and not broken:
                 broken.append(cause)
                 with contextlib.suppress(RuntimeError):
@@ -385,7 +395,10 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
 
 
 async def _tick_until(stopping: asyncio.Event, node: Node, feed: Feed | None) -> None:
-    """Do every second what is due, until `stopping` is set: samples, checkpoints, the feed if there is one."""
+    """Do every second what is due, until `stopping` is set: samples, checkpoints, the feed if there is one.
+
+    Each second has one reading of all shares: a published status every PUBLISH_TICKS, else a sample for the rates.
+    """
     ticks = 0
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):

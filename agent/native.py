@@ -39,10 +39,12 @@ def _check(result: int, what: str) -> int:
 
 
 def _histogram(found: Any) -> Histogram:
+    """Return a `struct sp_histogram` as a value."""
     return Histogram(tuple(found.counts), found.sum_ns)
 
 
 def _copies(said: Any) -> Copies:
+    """Return a `struct sp_copies` as a value."""
     return Copies(said.to_device_bytes, said.to_host_bytes, said.to_device_count, said.to_host_count)
 
 
@@ -53,6 +55,7 @@ class NativeArbiter:
     """
 
     def __init__(self) -> None:
+        """Make the arbiter and start its threads. Raises OSError."""
         native: Any = importlib.import_module("sharepod.agent._native")  # only where a real arbiter runs
         self._ffi = native.ffi
         self._lib = native.lib
@@ -76,7 +79,7 @@ class NativeArbiter:
         return Handle(_check(self._lib.sp_arbiter_add_device(self._arbiter, uuid.encode()), f"device {uuid}"))
 
     def _terms(self, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> Any:
-        """Return the terms as C structs, each with the share's class."""
+        """Return an array of `struct sp_terms`, each with the share's class."""
         return self._ffi.new(
             "struct sp_terms[]",
             [
@@ -108,7 +111,10 @@ class NativeArbiter:
         return -int(self._lib.sp_region_error(os.fsencode(directory)))
 
     def region_terms(self, directory: str) -> tuple[tuple[tuple[str, Terms], ...], ShareClass, bool]:
-        """Return what a region says of its share: terms by device, class, paused. Raises OSError, ShareError."""
+        """Return what a region says of its share: its terms by device, its class, and whether it is paused.
+
+        Raises OSError if the region cannot be used, InvalidInput if its terms are out of range.
+        """
         found = self._ffi.new("struct sp_found[]", self._lib.SP_DEVICES_MAX)
         count = _check(self._lib.sp_region_terms(os.fsencode(directory), found), f"region {directory}")
         terms = tuple(
@@ -129,12 +135,12 @@ class NativeArbiter:
         return int(self._lib.sp_region_tenants(os.fsencode(directory)))
 
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
-        """Change the terms of a live share."""
+        """Change the terms of a live share; `terms` has its devices in the same order as `add_share` got them."""
         packed = self._terms(terms, share_class)
         _check(self._lib.sp_arbiter_update_share(self._arbiter, share, packed, len(terms)), "update share")
 
     def pause_share(self, share: Handle, paused: bool) -> None:
-        """Close the share's gates, or let it run again."""
+        """Close the gates of the share and of its gang, or take that back; a gang runs while none of it is paused."""
         _check(self._lib.sp_arbiter_pause_share(self._arbiter, share, int(paused)), "pause share")
 
     def join_gang(self, share: Handle, key: int) -> None:
@@ -181,7 +187,7 @@ class NativeArbiter:
         _check(result, "set overhead")
 
     def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
-        """Set what a context takes of the device, if not 0; return what is set."""
+        """Set how many bytes of memory a context takes on the device; 0: only ask. Return what is set; 0: nothing."""
         return int(self._lib.sp_arbiter_context_bytes(self._arbiter, device, context_bytes))
 
     def forget_contexts(self) -> None:
@@ -220,7 +226,7 @@ class NativeArbiter:
         )
 
     def read_device(self, device: Handle) -> DeviceCounters:
-        """Return the counters of a device."""
+        """Return the counters of a device since the arbiter was made."""
         charged_ns, decisions, spent_ns = (self._ffi.new("uint64_t *") for _ in range(3))
         _check(self._lib.sp_arbiter_read_device(self._arbiter, device, charged_ns, decisions, spent_ns), "read device")
         hand_offs = self._waits
@@ -228,7 +234,7 @@ class NativeArbiter:
         return DeviceCounters(charged_ns[0], decisions[0], spent_ns[0], _histogram(hand_offs))
 
     def close(self) -> None:
-        """Stop as planned: gates that are not paused open within 50 ms."""
+        """Stop as planned: gates that are not paused open within 50 ms. A second call does nothing."""
         if self._arbiter != self._ffi.NULL:
             self._lib.sp_arbiter_free(self._arbiter)
             self._arbiter = self._ffi.NULL

@@ -120,7 +120,10 @@ class Node:
     # ---- shares
 
     def register(self, ask: ShareAsk) -> ShareStatus:
-        """Create a share, or return the one that has its id. Raises a ShareError and leaves nothing behind."""
+        """Create a share, watch its owner, and write the checkpoint; if a share has the id, return that one.
+
+        Raises a ShareError and leaves nothing behind.
+        """
         if (there := self._registry.known(ask)) is not None:
             return self._one(there)
         ticks = ask.owner_start_ticks or (start_ticks(ask.owner_pid) if ask.owner_pid else 0)
@@ -158,7 +161,10 @@ class Node:
         labels: Mapping[str, str] | None = None,
         gang: str | None = None,
     ) -> ShareStatus:
-        """Change the terms of a live share, its labels, or its gang. Raises a ShareError and changes nothing."""
+        """Change the terms of a live share, its class, labels or gang; None: unchanged. `reference`: its id or name.
+
+        Raises a ShareError and changes nothing.
+        """
         before = self._registry.find(reference)
         share = self._registry.update(reference, changes, share_class, labels, gang)
         if share == before:  # every start of a container sends the same terms again
@@ -167,7 +173,7 @@ class Node:
         return self._publish_change(share)
 
     def release(self, reference: str, *, reason: str = "released") -> ShareStatus:
-        """End a share and return its last account. Raises UnknownShare."""
+        """End a share, by id or name, and return its last account; `reason` is for the log. Raises UnknownShare."""
         last = self._registry.release(reference, time.monotonic_ns())
         self._owners.forget(last.share.id)
         self._devices.forget(last.share.id)
@@ -179,18 +185,24 @@ class Node:
         return last
 
     def pause(self, reference: str, *, paused: bool, yielding: bool = False) -> ShareStatus:
-        """Close a share's gates, or let it run again. Raises DoesNotFit; then a share that yields goes on yielding."""
+        """Close a share's gates, or let it run again. `yielding`: while paused, its requests count as not promised.
+
+        Raises UnknownShare, and DoesNotFit if the time that a share yielded is taken: then it goes on yielding.
+        """
         share = self._registry.pause(reference, paused=paused, yielding=yielding)
         log.info("share yields" if yielding else "share paused" if paused else "share resumed", extra=share.log_fields)
         self.publish()
         return self._one(share)
 
     def statuses(self, references: Iterable[str] = ()) -> tuple[ShareStatus, ...]:
-        """Return the named shares, or all. Raises UnknownShare."""
+        """Return the shares with these ids or names, or all if none is given, as of now. Raises UnknownShare."""
         return self._registry.statuses(references, time.monotonic_ns())
 
     def turns(self, after: int, capacity: int) -> list[tuple[Turn, Share | None, DeviceUuid]]:
-        """Return finished turns with a sequence above `after`, oldest first."""
+        """Return up to `capacity` finished turns with a sequence above `after`, oldest first, with share and device.
+
+        The share is None if it has been forgotten.
+        """
         return self._registry.turns(after, capacity)
 
     def share(self, reference: str) -> Share:
@@ -202,12 +214,13 @@ class Node:
         return self.statuses([share.id])[0]
 
     def _owner_ended(self, share: ShareId) -> None:
+        """End a share: the process that owns it is gone."""
         self.release(share, reason="owner ended")
 
     # ---- the node
 
     def now_ns(self) -> int:
-        """Return the time of statuses."""
+        """Return the time, as statuses have it: CLOCK_MONOTONIC."""
         return time.monotonic_ns()
 
     def status(self) -> NodeStatus:
@@ -272,7 +285,10 @@ class Node:
         self._registry.sample(time.monotonic_ns())
 
     def publish(self) -> NodeStatus:
-        """Publish the status as of now and write it to the checkpoint: after changes, at scrapes, every two seconds."""
+        """Publish the status as of now, write it to the checkpoint, and return it.
+
+        Called after changes, at scrapes, and every two seconds.
+        """
         self.published = self.status()
         self._save()
         return self.published
@@ -291,7 +307,10 @@ class Node:
         return status
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
-        """Take looks of the inventory into account. A critical Xid goes into the checkpoint at once."""
+        """Take looks of the inventory into account. A critical Xid goes into the checkpoint at once.
+
+        Called on the event loop; after `close` it does nothing.
+        """
         if self._is_closed:
             return
         before = self._devices.critical()
@@ -300,11 +319,14 @@ class Node:
             self._save()
 
     def notice_hanging(self) -> None:
-        """Find the devices that NVML hangs on; every second."""
+        """Find the devices that NVML hangs on. Called every second."""
         self._devices.notice_hanging(self.now_ns())
 
     def look_after_shares(self) -> None:
-        """Publish, and log what is new: bad input, damage, missing driver functions. Called every two seconds."""
+        """Do what is due every two seconds: check the regions, remove what is left over, publish, renew `troubles`.
+
+        Also log what is new about programs: bad input, damage, missing driver functions.
+        """
         self._registry.check_regions()
         self._clear()
         self.publish()
@@ -346,7 +368,8 @@ class Node:
     def _add_missing(self, left: checkpoint.Checkpoint, unlisted: Sequence[Unlisted]) -> None:
         """Add the devices that NVML does not list although shares hold them or the checkpoint names them as GPUs.
 
-        Also add those that it lists but cannot describe. A GPU in MIG mode is in the list by its instances.
+        Also add those that it lists but cannot describe. A GPU in MIG mode is in the list by its instances. What an
+        earlier agent knew of a device is kept. It gets its old index, or one above all others if that is taken.
         """
         there = {info.uuid for info in self._registry.devices}
         absent = [one for one in left.devices if one.uuid not in there and not one.uuid.startswith(STANDS_IN)]
@@ -436,7 +459,10 @@ class Node:
         return tuple(info for info in self._registry.devices if info.uuid in self._devices.missing)
 
     def close(self) -> None:
-        """Write the last checkpoint and open the gates; shares and regions stay for the next agent."""
+        """Write the last checkpoint and stop the arbiter, which opens the gates.
+
+        Shares and regions stay for the next agent.
+        """
         self.publish()
         self._is_closed = True
         self._owners.close()

@@ -56,7 +56,10 @@ _SCHEDULER: Final = address(
 
 
 def _read_listen(value: object) -> str:
-    """Return an address of this host. A host name is refused: it could stand for any address."""
+    """Return HOST:PORT to listen on, or no text for "off". Raises ValueError.
+
+    Of host names only localhost is taken: another could stand for any address.
+    """
     found = address(f"{_NETWORK} off", off="", least_port=1).read(value)
     host = found.rpartition(":")[0].strip("[]")
     try:
@@ -270,7 +273,7 @@ def default_runtime_directory(environment: Mapping[str, str]) -> str:
 
 
 def runtime_directories(environment: Mapping[str, str]) -> list[str]:
-    """Return where agents of this user may keep their regions, the default first.
+    """Return where agents of this user may keep their regions, the default first. `sharepod` looks in all of them.
 
     If $XDG_RUNTIME_DIR is not set (cron, su, system units, JupyterHub), its usual value stands for it.
     """
@@ -283,9 +286,9 @@ def runtime_directories(environment: Mapping[str, str]) -> list[str]:
 
 
 def _complete(settings: Settings, where: Callable[[str], str], environment: Mapping[str, str]) -> Settings:
-    """Return the settings with their directories. Raises SettingsError when they do not fit together.
+    """Return the settings with their directories filled in. Raises SettingsError when they do not fit together.
 
-    `where` names, for errors, the place that a setting was given in.
+    `where` names, for errors, the place that a setting was given in; `environment` has the process's variables.
     """
     runtime = os.path.normpath(settings.runtime_directory or default_runtime_directory(environment))
     state, hooks = (

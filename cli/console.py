@@ -70,7 +70,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file. Raises CliError."""
+    """Write a file in UTF-8. Raises CliError, with the cause, when it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -78,7 +78,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file. Raises CliError."""
+    """Write a file. Raises CliError, with the cause, when it cannot be written."""
     try:
         path.write_bytes(content)
     except OSError as error:
@@ -97,7 +97,10 @@ def error_line(text: str) -> None:
 
 
 def _substitute(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that the locale lacks by ASCII; the error handler of both outputs."""
+    """Replace characters that the locale lacks by ASCII: the `codecs` error handler of both outputs.
+
+    Returns the replacement and the position at which encoding goes on. Raises any other error again.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     unknown = error.object[error.start : error.end]

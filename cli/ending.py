@@ -67,6 +67,7 @@ def _end_later(dropped: sys.UnraisableHookArgs) -> None:
         return
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        """Raise the dropped ending, as the handler of SIGALRM."""
         raise ending
 
     signal.signal(signal.SIGALRM, end)

@@ -97,7 +97,7 @@ app.command()(demo)
 
 
 def _usage_line(error: typer.TyperException) -> str:
-    """Return what is wrong with the command line, and which help page shows the right form."""
+    """Return one line: what is wrong with the command line, and which help page shows the right form."""
     cause = error.format_message().replace("Value error, ", "").strip().rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{cause}: see `{context.command_path if context else _page()} --help`"

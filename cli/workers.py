@@ -28,7 +28,7 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
     context = multiprocessing.get_context("fork")
     running: dict[Connection, tuple[int, BaseProcess]] = {}  # by our end of its pipe: the task's index, its process
     done: dict[int, Result] = {}
-    waiting = list(enumerate(tasks))[::-1]
+    waiting = list(enumerate(tasks))[::-1]  # the next task is the last one
     parent = os.getpid()
     try:
         for number in range(len(tasks)):
@@ -57,7 +57,7 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
 
 
 def _receive(connection: Connection, process: BaseProcess) -> Any:
-    """Return the result that a process sends, and wait for its end.
+    """Return the result that a process sends through `connection`, and wait for its end.
 
     Raises what the task raised, and CliError if the process was killed.
     """
@@ -77,9 +77,9 @@ def _receive(connection: Connection, process: BaseProcess) -> Any:
 
 
 def _work(function: Callable[[Task], Result], task: Task, results: Connection, parent: int) -> None:
-    """Run one task in a new process and send its outcome: True and the result, or False and the error.
+    """Run one task, and send its outcome: True and the result, or False and the error. This is a new process's main.
 
-    If `parent` dies, the kernel kills this process.
+    If the process `parent`, the command, dies, the kernel kills this one.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends its workers
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -20,7 +20,7 @@ class ApiServer(Protocol):
         """Tell whether the watch has reported all pods once, and its reader has handled them."""
 
     async def get(self, namespace: str, name: str, within_s: float = ...) -> Pod | None:
-        """Return a pod as it is now; None: it does not exist. Raises ApiUnavailable within the time."""
+        """Return a pod as it is now; None: it does not exist. Raises ApiUnavailable after `within_s` at most."""
 
     async def uids(self) -> frozenset[str]:
         """Return the cgroup uids of the node's pods that are not over, as of now. Raises ApiUnavailable."""

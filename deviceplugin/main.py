@@ -69,7 +69,10 @@ class Plugin:
         """By index: the reason why a device is unhealthy, as last told."""
 
     def note(self, given: Collection[str], now_s: float) -> None:
-        """Take the ids that kubelet has from NVIDIA's device plugin; log which of our devices are newly among them."""
+        """Take the ids that kubelet has from NVIDIA's device plugin; log which of our devices are newly among them.
+
+        `now_s` is the event loop's time.
+        """
         for uuid in self.device_filter.observe(self._node, given, now_s):
             remedy = "keep the GPU out of NVIDIA's device plugin, or out of `offer`; pods that have it go on"
             log.error("device in two device plugins", extra={"device": uuid, "remedy": remedy})
@@ -86,13 +89,14 @@ class Plugin:
         return frozenset(DeviceUuid(device.uuid) for device in devices if device.uuid not in self.device_filter.rivals)
 
     def place(self, node: NodeView) -> Place:
-        """Return where files are, for containers that are made now.
+        """Return where files are on the node, for a container that starts now. `node` is the agent's latest answer.
 
-        Pods may write to the directory of the simulated devices' state. Raises SettingsError if the shares lie in it.
+        Raises SettingsError if the shares lie below the directory of the simulated devices' state: every container may
+        write there.
         """
         settings = self._settings
         simulated = None
-        if node.environment:
+        if node.environment:  # the agent has simulated devices
             state, libraries = node.environment["SIMGPU_STATE"], str(settings.simulated_libraries)
             if Path(state).parent in Path(node.shares_directory).parents:
                 raise SettingsError(f"simulated devices are in {state}: give the agent a SIMGPU_STATE elsewhere")
@@ -107,7 +111,7 @@ class Plugin:
         )
 
     def tell_health(self, pods: Pods) -> None:
-        """Tell the node's operator when other devices are unhealthy than before: one Event for all devices."""
+        """Write an Event of the node if the unhealthy devices, or the reasons, differ from those of the last call."""
         devices = self.device_filter.seen(self._node).devices
         reasons = {device.index: device.health_reason for device in devices if not device.healthy}
         if reasons != self._unhealthy:
@@ -120,7 +124,10 @@ class Plugin:
         self._unhealthy = reasons
 
     async def look_for_ever(self, agent: Agent, service: PluginService, pods: Pods) -> None:
-        """Tell kubelet which units are healthy whenever that changes, and tell the operator why a device is not."""
+        """Ask the agent for the node every LOOK_S, for ever; tell kubelet and the operator what has changed.
+
+        Kubelet gets the units with their health, and the operator an Event with the reasons.
+        """
         while True:
             with contextlib.suppress(PluginError):  # the agent may restart: running programs go on
                 self._node = await agent.node()
@@ -129,7 +136,7 @@ class Plugin:
             await asyncio.sleep(LOOK_S)
 
     async def look_around_for_ever(self, kubelet: PodResources) -> None:
-        """Find devices that NVIDIA's device plugin gives out as well."""
+        """Ask kubelet every LOOK_AROUND_S, for ever, which devices NVIDIA's device plugin gives out as well."""
         while True:
             with contextlib.suppress(KubeletUnavailable):  # then the known ids stay
                 self.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
@@ -151,6 +158,10 @@ def _prepare(settings: Settings) -> None:
 
 
 def _access(settings: Settings) -> Access:
+    """Return how to reach the API server: by the kubeconfig if there is one, else by the pod's service account.
+
+    Raises AccessError.
+    """
     return from_kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else in_cluster(os.environ)
 
 
@@ -173,7 +184,7 @@ async def _runtime(settings: Settings, pods: Pods) -> Runtime:
 
 
 async def _node(agent: Agent) -> NodeView:
-    """Return the node as soon as its agent answers."""
+    """Return the node as soon as its agent answers. The log says once that the plugin waits."""
     said = False
     while True:
         try:
@@ -200,7 +211,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         agent.failed, pods.failed, kubelet.failed = (
             functools.partial(counters.failed, side) for side in ("agent", "api_server", "kubelet")
         )
-        # Report a wrong pid namespace now, not at the first pod.
+        # Raises PluginError for a wrong pid namespace now, not at the first pod.
         processes.check()
         runtime = await _runtime(settings, pods)
         node = await _node(agent)

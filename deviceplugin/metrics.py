@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Times:
-    """How long the calls of one kind took, counted in `told`, which is a part of the report."""
+    """How long the calls of one kind took. They are counted in `told`, the part of the report for these calls."""
 
     def __init__(self, told: pb.CallTimes) -> None:
         self._told = told
 
     def add(self, took_ns: int) -> None:
-        """Count one call."""
+        """Count a call of this duration: in its bucket (see CALL_BOUNDS_NS), and in the sum."""
         self._told.counts[bisect_left(CALL_BOUNDS_NS, took_ns)] += 1
         self._told.sum_ns += took_ns
 
@@ -35,7 +35,7 @@ class Counters:
         self.pre_start = Times(self._told.pre_start)
 
     def started(self, result: str, took_ns: int) -> None:
-        """Count the start of a container with this result (one of STARTS)."""
+        """Count the start of a container: its result, one of STARTS, and how long PreStartContainer took."""
         self._told.starts[result] += 1
         self.pre_start.add(took_ns)
 
@@ -44,7 +44,7 @@ class Counters:
         self._told.registrations += 1
 
     def failed(self, side: str) -> None:
-        """Count a failed call: one of SIDES did not answer, or not as it should."""
+        """Count a failed call to `side`, one of SIDES: it did not answer, or not as it should."""
         self._told.errors[side] += 1
 
     def report(
@@ -56,10 +56,11 @@ class Counters:
         rival_devices: int,
         offer: Iterable[str] | None = None,
     ) -> Report:
-        """Return the counters, and what the plugin has now.
+        """Return the report: the counters so far, and these present values.
 
-        `unbound`: the allocations that no container has begun to use. `rival_devices`: how many devices NVIDIA's plugin
-        gives out, too. `offer`: the UUIDs of the devices that this plugin gives out; None: the report does not tell.
+        `serving`: the plugin is registered with kubelet. `allocations`: how many there are. `unbound`: how many of them
+        no container has begun to use. `rival_devices`: how many devices NVIDIA's plugin gives out, too. `offer`: the
+        UUIDs of the devices that this plugin gives out; None: the report does not tell.
         """
         report = Report(
             serving=serving, allocations=allocations, unbound_allocations=unbound, rival_devices=rival_devices

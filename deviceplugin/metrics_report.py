@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.metrics import Counters
 
 REPORT_S: Final = 5.0
-"""Several reports fit into the agent's STALE_NS."""
+"""The interval of the reports. The agent shows a report for 30 s (STALE_NS), so a few may be lost."""
 
 
 class Reporter:
@@ -37,7 +37,7 @@ class Reporter:
         """The devices that this plugin gives out now; None: it does not tell."""
 
     async def report_for_ever(self) -> None:
-        """Send the counters to the agent whenever it is there."""
+        """Send the counters to the agent every REPORT_S, for ever. A report that the agent does not get is dropped."""
         while True:
             if self.active():
                 with contextlib.suppress(PluginError):  # counted; other parts report the agent's absence
@@ -45,6 +45,7 @@ class Reporter:
             await asyncio.sleep(REPORT_S)
 
     async def _report(self) -> None:
+        """Send one report. Raises PluginError when the agent does not take it."""
         held = self._record.all()
         report = self._counters.report(
             serving=self.serving(),

@@ -20,7 +20,7 @@ _UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,79}")
 
 
 def _read_offer(value: object) -> frozenset[str]:
-    """Return the UUIDs in a list. Raises ValueError."""
+    """Return the UUIDs in the value of `offer`. Raises ValueError for a word that is no UUID."""
     uuids = frozenset(WORDS.read(value))
     for uuid in sorted(uuids):
         if not _UUID.fullmatch(uuid):
@@ -84,7 +84,7 @@ class Settings:
 
 
 def _complete(settings: Settings, _: Callable[[str], str], __: Mapping[str, str]) -> Settings:
-    """Return the settings unchanged. Raises SettingsError if the node's name is missing."""
+    """Return the settings unchanged: this is `Options.complete`. Raises SettingsError if the node's name is missing."""
     if not settings.node_name:
         raise SettingsError(
             "no node name: give --node-name or SHAREPOD_PLUGIN_NODE_NAME (spec.nodeName by the downward API)"

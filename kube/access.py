@@ -77,8 +77,8 @@ class Access:
     async def current(self) -> tuple[Configuration, tuple[object, ...]]:
         """Return the configuration, and a value that changes when a new session is needed. Raises AccessError.
 
-        The credentials are read anew when a file has changed, and refreshed when they are older than AGE_S. If only the
-        refresh fails, they stay as they were.
+        The client calls it before each request. The credentials are read anew when a file has changed, and refreshed
+        when they are older than AGE_S. If only the refresh fails, they stay as they were.
         """
         async with self._lock:
             stamp = tuple(map(_stamp, self._files))
@@ -99,7 +99,7 @@ class Access:
     def refused(self) -> bool:
         """Have the next `current` read everything again, because the API server does not know our token.
 
-        Return False if that was done less than REFUSED_S ago.
+        Return True: the request may be repeated. Return False, and do nothing, if it was done less than REFUSED_S ago.
         """
         now_s = time.monotonic()
         if now_s - self._refused_s < REFUSED_S:
@@ -108,10 +108,10 @@ class Access:
         return True
 
     async def _reading(self, work: Coroutine[Any, Any, T], configuration: Configuration) -> T:
-        """Await a read of the credentials, check the configuration, and return what the read returned.
+        """Await `work`, a read that fills `configuration`; check the result, and return what `work` returned.
 
         A read that takes longer than READ_S goes on in the background, and no other begins meanwhile. Raises
-        AccessError.
+        AccessError if the read is too slow or fails, and if what it has read cannot be used.
         """
         too_slow = AccessError(f"{self._name}: no credential within {READ_S:.0f} s: see what its plugin does")
         if self._asked is not None and not self._asked.done():
@@ -119,7 +119,8 @@ class Access:
             raise too_slow  # the library lets a hanging plugin run on: a second one would hang beside it
         self._asked = asked = asyncio.ensure_future(work)
         if not (await asyncio.wait({asked}, timeout=READ_S))[0]:
-            asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody awaits it any more
+            # Nobody awaits it any more. Its error is fetched here, so that asyncio does not log it as a lost one.
+            asked.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise too_slow
         try:
             done = asked.result()
@@ -133,7 +134,10 @@ class Access:
         return done
 
     def _check(self, configuration: Configuration) -> None:
-        """Check a configuration that was read, and complete what the library leaves unset. Raises AccessError."""
+        """Check the address and the credential of a configuration that was read. Raises AccessError.
+
+        In the configuration the token loses its line feed, and the strictest checks of certificates are switched off.
+        """
         parts = urlsplit(configuration.host)
         token = str(configuration.api_key.get(_TOKEN) or "").strip()  # a file of one line ends with a line feed
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -149,7 +153,10 @@ class Access:
 
 
 def in_cluster(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Access:
-    """Return the access to the API server of this pod's own cluster. Raises AccessError."""
+    """Return the access to the API server of this pod's own cluster. Raises AccessError if it has no service account.
+
+    `environment` has the API server's address, as kubelet sets it. The directory `account` has `token` and `ca.crt`.
+    """
     if not (environment.get("KUBERNETES_SERVICE_HOST") and environment.get("KUBERNETES_SERVICE_PORT")):
         raise AccessError("KUBERNETES_SERVICE_HOST or _PORT is not set, so this is no pod: give a kubeconfig")
     token, authority = account / "token", account / "ca.crt"
@@ -161,6 +168,7 @@ def in_cluster(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) 
         """Read the credentials into `configuration`; return the call that reads them again."""
 
         async def refresh() -> None:
+            # Without the library's own refresh: only `Access` decides when the token is read again.
             loader = InClusterConfigLoader(str(token), str(authority), try_refresh_token=False, environ=environment)
             loader.load_and_set(configuration)
 
@@ -171,9 +179,9 @@ def in_cluster(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) 
 
 
 def from_kubeconfig(path: Path) -> Access:
-    """Return the access to the API server of a kubeconfig's current context. Raises AccessError."""
+    """Return the access to the API server of a kubeconfig's current context. Raises AccessError if it is unreadable."""
     try:
-        path.read_bytes()
+        path.read_bytes()  # a missing file is reported at the start, not with the first request
     except OSError as error:
         raise AccessError(f"kubeconfig {path}: {_reason(error)}: name a readable kubeconfig") from None
 

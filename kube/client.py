@@ -78,6 +78,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the session, if a request has opened one."""
         if self._session is not None:
             await self._session.close()
 
@@ -91,9 +92,11 @@ class Client:
         media: str = "application/json",
         timeout_s: float,
     ) -> Answer:
-        """Return the answer to one request, of which `media` is the content type. Raises ApiUnavailable.
+        """Send one request, and return the answer. Raises ApiUnavailable.
 
-        A refusal that is about the object (404, 409, 410, 422) is an answer, too.
+        `parameters` are the query, `media` is the content type of `body`, a try takes at most `timeout_s`. A refusal
+        that is about the object (404, 409, 410, 422) is an answer, too. After a 401 the credentials are read again, and
+        the request is repeated, unless that was done just before (`Access.refused`).
         """
         while True:
             async with self._open(method, path, parameters or {}, timeout_s, body, media) as response:
@@ -104,9 +107,10 @@ class Client:
     async def patiently(
         self, path: str, within_s: float, pause_s: float, failed: Callable[[], None] = lambda: None
     ) -> Answer:
-        """Return the answer to a GET. Ask again while the API server is away. Raises ApiUnavailable within the time.
+        """Return the answer to a GET of `path`. It is repeated while the API server is away.
 
-        `pause_s`, the first pause, doubles with each try. `failed` is called for each failed try.
+        `pause_s`, the first pause, doubles with each try. `failed` is called for each failed try. Raises ApiUnavailable
+        when `within_s` have passed, and at once if another try is useless.
         """
         deadline_s = time.monotonic() + within_s
         while True:
@@ -121,8 +125,11 @@ class Client:
                 pause_s *= 2
 
     async def stream(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> AsyncGenerator[Object]:
-        """Yield the objects of a stream of lines until it ends. Raises ApiUnavailable if it breaks."""
-        rest = b""
+        """Send a GET, and yield the JSON object of each line of the answer until it ends (a watch).
+
+        `parameters` are the query. Raises ApiUnavailable if the stream breaks, or lasts longer than `timeout_s`.
+        """
+        rest = b""  # of a line that has not come whole
         async with self._open("GET", path, parameters, timeout_s) as response:
             if response.status != 200:
                 if response.status == 401:
@@ -137,7 +144,7 @@ class Client:
                         yield self._parsed(line)
 
     def refusal(self, answer: Answer) -> ApiUnavailable:
-        """Return the error for an answer. The API server gives the reason in a Status."""
+        """Return the error to raise for an answer that the caller cannot use; its body, a Status, gives the reason."""
         message = answer.body.get("message")
         text = " ".join(message.split())[:_TEXT_MAX] if isinstance(message, str) and message else "no reason given"
         remedy = {
@@ -157,9 +164,9 @@ class Client:
         body: Object | None = None,
         media: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send one request, and yield its response for as long as the caller reads it.
+        """Send one request, and yield its response for as long as the caller reads it. Arguments: as for `call`.
 
-        Raises ApiUnavailable, also when the reading fails.
+        Raises ApiUnavailable if there is no response, or if the caller's reading fails.
         """
         try:
             async with (await self._current()).for_request() as api:
@@ -201,7 +208,10 @@ class Client:
         return ApiUnavailable(f"API server {self._access.server}: {reason}: see that it runs and is reached from here")
 
     def _answer(self, response: aiohttp.ClientResponse, data: bytes) -> Answer:
-        """Return an answer about the object. Raise ApiUnavailable for an answer about the server or about us."""
+        """Return a response, with its body `data`, as an answer: a success, or a refusal about the object.
+
+        Raises ApiUnavailable for a refusal that is about the server or about us.
+        """
         if 200 <= response.status < 300 or response.status in _ABOUT_THE_OBJECT:
             return Answer(response.status, self._parsed(data))
         try:
@@ -210,7 +220,7 @@ class Client:
             body = {}
         error = self.refusal(Answer(response.status, body))
         after = response.headers.get("Retry-After", "")
-        error.after_s = float(after) if after.isdecimal() and len(after) < 4 else None
+        error.after_s = float(after) if after.isdecimal() and len(after) < 4 else None  # a date is ignored
         raise error
 
     def _parsed(self, data: bytes) -> Object:
@@ -265,6 +275,7 @@ class _Session:
             await self.close()
 
     async def close(self) -> None:
+        """Close the library's client and its connections."""
         await self.api.close()
 
 
@@ -288,7 +299,10 @@ async def _refuse_redirects(
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Return a socket that notices within 30 s that the other end is gone, while it waits and while it sends."""
+    """Return a socket for `address` that notices within 30 s that the other end is gone.
+
+    While it waits, three probes follow 15 s of silence, 5 s apart; while it sends, TCP_USER_TIMEOUT (ms) counts.
+    """
     family, kind, protocol, _, _ = address
     connection = socket.socket(family, kind, protocol)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -300,5 +314,5 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 def jittered(pause_s: float) -> float:
-    """Return a random pause between half of `pause_s` and all of it."""
+    """Return a random pause between half of `pause_s` and all of it, so that not all clients ask again at once."""
     return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

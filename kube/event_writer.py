@@ -40,6 +40,7 @@ class EventWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Wait for the pending Events, for half of EVENT_S at most, then end."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._writings.join(), EVENT_S / 2)
         if self._writer is not None:
@@ -53,7 +54,11 @@ class EventWriter:
         return self._writings.qsize()
 
     def tell(self, subject: Subject, reason: str, message: str, *, warning: bool) -> None:
-        """Count an Event, and have it written unless its subject has had enough of them."""
+        """Count an Event, and queue it to be written unless its subject has had enough of them (EventBook).
+
+        `reason` is one word for programs, `message` a line for users. If _QUEUE_MAX Events are queued, the Event is
+        dropped, and the log says so.
+        """
         about = notice(subject, reason, message, warning=warning)
         writing = self._book.take(about, time.monotonic(), time.time())
         if writing is None:
@@ -76,7 +81,7 @@ class EventWriter:
                 self._writings.task_done()
 
     async def _write(self, writing: Writing) -> None:
-        """Write one Event, a few times while the API server is away. A failure is logged, and the Event dropped."""
+        """Write one Event, in EVENT_TRIES tries while the API server is away. If it fails, it is logged and dropped."""
         why = ""
         for number in range(EVENT_TRIES):
             if number:

@@ -85,7 +85,10 @@ class EventBook:
         self._number = 0
 
     def take(self, notice: Notice, now_s: float, unix_s: float) -> Writing | None:
-        """Count an Event. Return what to write now; None: enough was written about its subject in the last minute."""
+        """Count an Event. Return what to write now; None: enough was written about its subject in the last minute.
+
+        An Event that was counted within WINDOW_S and has been written only gets its new count; any other is created.
+        """
         known = self._entries.get(notice)
         if known is None or now_s - known.last_s > WINDOW_S:
             known = self._remember(notice, _Entry("", unix_s, now_s, 0))
@@ -100,8 +103,11 @@ class EventBook:
         return Writing(notice, known.name, create=False, body=body)
 
     def again(self, writing: Writing, unix_s: float) -> Writing:
-        """Return the write that creates the Event under a new name: it has expired, or its name is taken."""
-        known = self._entries.get(writing.notice) or _Entry("", unix_s, 0.0, 1)
+        """Return a write that creates the Event under a new name, which the book notes.
+
+        `writing` has failed: the Event that it changes has expired, or the name of its new Event is taken.
+        """
+        known = self._entries.get(writing.notice) or _Entry("", unix_s, 0.0, 1)  # the book may have forgotten it
         known.name = self._name(writing.notice.subject.name, unix_s)
         body = self._whole(writing.notice, known, unix_s)
         return Writing(writing.notice, known.name, create=True, body=body)
@@ -116,7 +122,7 @@ class EventBook:
             del self._entries[writing.notice]
 
     def _may_write(self, uid: str, now_s: float, most: int) -> bool:
-        """Tell whether a subject had fewer than `most` writes in the last minute. If it had, note the new one."""
+        """Tell whether a subject had fewer than `most` writes in the last minute. If so, note one more, at `now_s`."""
         recent = [at for at in self._write_times.get(uid, []) if now_s - at < 60]
         allowed = len(recent) < most
         if allowed:
@@ -136,7 +142,7 @@ class EventBook:
         return entry
 
     def _name(self, subject_name: str, unix_s: float) -> str:
-        """Return a name that no other Event has, even after a restart."""
+        """Return a new Event's name. The time and a number make it unique, even after a restart."""
         self._number += 1
         suffix = f".{int(unix_s * 1e6):x}{self._number % 256:02x}"
         return subject_name[: _NAME_MAX - len(suffix)].rstrip("-.") + suffix

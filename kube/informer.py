@@ -147,6 +147,7 @@ class Informer(Generic[T]):
             "timeoutSeconds": str(watch_s),
         }
         try:
+            # The server ends the watch after watch_s; if it does not, the stream breaks 15 s later.
             async with contextlib.aclosing(self._client.stream(self._source.path, parameters, watch_s + 15.0)) as lines:
                 async for line in lines:
                     self._check(line)
@@ -189,7 +190,7 @@ class _View(Generic[T]):
         return changes
 
     def changed(self, kind: str, item: Object) -> list[Change[T]]:
-        """Take one line of a watch, and return what it changes. A bookmark brings a version only."""
+        """Take one line of a watch, and return what it changes. A line of `kind` BOOKMARK brings only a version."""
         version = at(item, "metadata").get("resourceVersion")
         found = self._source.read(item) if kind in ("ADDED", "MODIFIED", "DELETED") else None
         changes: list[Change[T]] = []
@@ -232,10 +233,10 @@ class _Trouble:
         self.barren += 1
 
     def was_barren(self) -> bool:
-        """Tell whether the watch that has just ended lasted and brought nothing: then the caller lists again.
+        """Tell whether the watch that has just ended brought nothing in at least half of `Pace.watch_s`.
 
-        A bookmark should come every minute. But the server may have started its versions again. Then it sends nothing
-        until it reaches ours.
+        Then the caller lists again. A bookmark should come every minute. But the server may have begun to count its
+        versions anew, and then it sends nothing until it reaches ours.
         """
         return self.barren > 0 and time.monotonic() - self._since_s >= self._pace.watch_s / 2
 

@@ -44,7 +44,7 @@ class Lease:
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name, self._holder = name, holder
         self._written_s: float | None = None
-        """When this replica last wrote the lease; None: it does not hold it."""
+        """When the last step began that wrote the lease, by `clock`; None: this replica does not hold the lease."""
         self._seen = ("", -1.0)
         """What the lease said when it last changed, and when this replica saw the change."""
         self.turns = 0
@@ -53,11 +53,11 @@ class Lease:
         """Why the last read or write failed; empty: it succeeded."""
 
     def is_held(self) -> bool:
-        """Tell whether this replica decides now."""
+        """Tell whether this replica decides now: it has written the lease within RENEW_WITHIN_S."""
         return self._written_s is not None and self._clock() - self._written_s < RENEW_WITHIN_S
 
     async def keep_for_ever(self) -> None:
-        """Take the lease when it is free, and keep it."""
+        """Take the lease when it is free, and keep it, for ever. A failure is logged, and tried again after RENEW_S."""
         while True:
             try:
                 await self._step()
@@ -70,7 +70,7 @@ class Lease:
             await asyncio.sleep(RENEW_S * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
 
     async def give_up(self) -> None:
-        """Let another replica take the lease at once."""
+        """Let another replica take the lease at once, as this one ends. A failure is only logged."""
         if self._written_s is None:
             return
         self._lose("this replica ends")
@@ -96,7 +96,7 @@ class Lease:
         if said_now != self._seen[0]:
             self._seen = said_now, began_s
         ours = holder == self._holder
-        free = not holder or began_s - self._seen[1] >= TAKE_AFTER_S
+        free = not holder or began_s - self._seen[1] >= TAKE_AFTER_S  # by our clock: it was not written meanwhile
         if not ours and self._written_s is not None:
             self._lose(f"{holder or 'no replica'} has it")
         if ours or free:
@@ -105,10 +105,14 @@ class Lease:
             self._won(await self._replace(answer, self._spec(transitions, is_new=not ours)), began_s)
 
     async def _read(self) -> Answer:
+        """Return the answer to a GET of the lease. Raises ApiUnavailable."""
         return await self._client.call("GET", f"{self._path}/{self._name}", timeout_s=CALL_S)
 
     async def _replace(self, read: Answer, changes: Object) -> Answer:
-        """Change the spec of the lease that was read. If two replicas try, the API server refuses the second."""
+        """Put `changes` into the spec of the lease that was read, and return the answer. Raises ApiUnavailable.
+
+        The request has the version that was read: if two replicas try, the second one gets a 409.
+        """
         body: Object = {**read.body, "spec": at(read.body, "spec") | changes}
         return await self._client.call("PUT", f"{self._path}/{self._name}", body=body, timeout_s=CALL_S)
 
@@ -123,7 +127,10 @@ class Lease:
         self._won(await self._client.call("POST", self._path, body=body, timeout_s=CALL_S), began_s)
 
     def _spec(self, transitions: int, *, is_new: bool) -> Object:
-        """Return the spec that says that this replica holds the lease. `is_new`: until now it did not."""
+        """Return the spec that says that this replica holds the lease. `is_new`: until now it did not.
+
+        `transitions`: how often the lease has changed hands. It is for readers; so are the times.
+        """
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "holderIdentity": self._holder,
@@ -134,9 +141,9 @@ class Lease:
         }
 
     def _won(self, written: Answer, since_s: float) -> None:
-        """Note the lease as held from `since_s` on if the write succeeded. If another replica was first, do nothing.
+        """Note the lease as held from `since_s` on if `written`, the answer to a write, is a success.
 
-        Raises ApiUnavailable for any other failure.
+        If another replica was first (409), do nothing. Raises ApiUnavailable for any other failure.
         """
         if written.status == 409:
             return
@@ -148,5 +155,6 @@ class Lease:
         self._written_s = since_s
 
     def _lose(self, why: str) -> None:
+        """Note, and log with the cause `why`, that this replica does not hold the lease any more."""
         self._written_s = None
         log.warning("this replica decides no more", extra={"lease": self._name, "cause": why})

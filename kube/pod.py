@@ -98,10 +98,9 @@ class Pod:
 
     @property
     def cgroup_uid(self) -> str:
-        """Return the name in its cgroup: for the mirror of a static pod the hash of its manifest, else the uid.
+        """Return the name of its cgroup: the manifest's hash for the mirror of a static pod, else the uid.
 
-        A tenant may write both onto a pod that is made. The hash has no dashes, so it can't name the pod of another
-        tenant: a uid has dashes.
+        A tenant may annotate any pod with such a hash. It has no dashes, and a uid has: so it never names another pod.
         """
         digest = self.annotations.get(_HASH, "") if _MIRROR in self.annotations else ""
         return digest if _DIGEST.fullmatch(digest) else self.uid
@@ -134,14 +133,17 @@ class Pod:
 def read_pod(item: object, resource: str = "") -> Pod | None:
     """Return the pod in an object of the API server; None: the object is no pod.
 
-    `resource` is the resource that units count. Labels and variables are not kept.
+    `resource` is the resource that Container.units counts; empty: units stay 0. Labels and variables are not kept.
     """
     pod = _pod(item if isinstance(item, dict) else {}, resource, is_draft=False)
     return pod if pod.uid and pod.name and pod.namespace else None
 
 
 def read_draft(item: object, resource: str = "") -> Pod:
-    """Return a pod that is being made. It may have neither name nor uid yet."""
+    """Return the pod in an object, with its labels and variables; `resource` as in read_pod.
+
+    The webhook reads pods that are being made. They may have neither name nor uid yet; what is missing is empty.
+    """
     return _pod(item if isinstance(item, dict) else {}, resource, is_draft=True)
 
 
@@ -213,8 +215,8 @@ def _container(entry: Object, place: tuple[str, int], resource: str, is_draft: b
 def _workload(controller: Object, template_hash: str) -> str:
     """Return the workload that a pod's controller belongs to, like Deployment/web; empty: the pod has no controller.
 
-    A Deployment names its ReplicaSets by the hash of their template, which its pods carry; a CronJob names its Jobs by
-    the minute for which they are made.
+    `template_hash`: the pod's label pod-template-hash; a Deployment names its ReplicaSets by it. A CronJob names its
+    Jobs by the minute for which they are made.
     """
     kind, name = text(controller, "kind"), text(controller, "name")
     if kind == "ReplicaSet" and template_hash and name.endswith(f"-{template_hash}"):

@@ -55,6 +55,6 @@ def whole(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _scaled(text: str, factor: int, divisor: int) -> int:
-    """Return a quantity times `factor` / `divisor`, rounded up, 0..2³¹-1. Any other text, or a negative one, is 0."""
+    """Return a quantity times `factor` / `divisor`, rounded up, 0..2³¹-1; 0: it is negative, or no quantity."""
     value = (exact(text) or Fraction(0)) * factor / divisor
     return max(0, min(-(-value.numerator // value.denominator), _MOST))

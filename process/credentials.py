@@ -32,7 +32,7 @@ def read_token(path: str) -> bytes:
 
 
 def _read_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:
-    """Return a server's TLS context. Raises OSError.
+    """Return a server's TLS context with the files at these paths. Raises OSError, of which SSLError is one.
 
     With `client_ca`, clients must show a certificate of that authority.
     """
@@ -104,6 +104,7 @@ class Credentials:
             return None
 
         def renew(connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+            """Give the connection, which begins its handshake, the context of the present files."""
             self.refresh()
             if self.context is not None:
                 connection.context = self.context
@@ -112,14 +113,19 @@ class Credentials:
         return context
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        """Return the credentials for a gRPC server. At every handshake gRPC asks whether the files have changed."""
+        """Return the credentials for a gRPC server that asks for no client certificates. A certificate must be given.
+
+        At every handshake gRPC asks whether the files have changed.
+        """
         import grpc  # imported late: the webhook does not need it
 
         def configuration() -> grpc.ServerCertificateConfiguration:
+            """Return the present certificate with its key."""
             certificate, key = self._pair
             return grpc.ssl_server_certificate_configuration([(key, certificate)])
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:  # on a thread of gRPC; None: no change
+            """Return a new configuration if the files have changed."""
             return configuration() if self.refresh() else None
 
         fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)  # the stubs forget None
@@ -136,7 +142,10 @@ class Credentials:
         return hmac.compare_digest(token.strip().encode(), self._token) and scheme.lower() == "bearer"
 
     def _read(self) -> str:
-        """Read all files. Return an empty text, or what is wrong with one of them; then the last content stays."""
+        """Read all files, and use them from now on. Return an empty text, or what is wrong with one of them.
+
+        If something is wrong, the last content stays in use.
+        """
         try:
             content = {path: Path(path).read_bytes() for path in self._paths}  # OpenSSL does not say which is missing
             context = None

@@ -25,7 +25,10 @@ class SettingsError(CannotStart):
 
 
 def unknown(what: str, name: str, known: Sequence[str], remedy: str = "") -> SettingsError:
-    """Return the error for an unknown name, with the nearest known name, else with the remedy or all known names."""
+    """Return the error for an unknown name; `what` is the kind of name, like "flag".
+
+    It ends in the nearest of the `known` names; if none is near, in the remedy, or in all known names.
+    """
     near = difflib.get_close_matches(name, known, 1, 0.6)
     cure = f"did you mean {near[0]}?" if near else remedy or f"known are {', '.join(known)}"
     return SettingsError(f"unknown {what} {name}: {cure}")

@@ -13,7 +13,9 @@ UNFINISHED: Final = ".new"
 
 
 def replace(path: Path, content: str | bytes, mode: int = 0o644) -> os.stat_result:
-    """Replace the file at `path`, also on disk. Return its new status. Only one process may write it at a time.
+    """Replace the file at `path`, also on disk, and give it `mode`. Return the status of the new file.
+
+    Only one process may write it at a time.
 
     Raises OSError. Then the old file is still there, and no part of the new one is left: on a full disk such a part
     would take the room that the next write needs.

@@ -30,7 +30,8 @@ class _Parser(argparse.ArgumentParser):
 def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Sequence[str]) -> dict[str, object]:
     """Return the values of the given flags by the names of their settings, and that of `--config` by `config`.
 
-    `head` is the text at the top of `--help`. Raises SettingsError. `--help` is printed and ends the process.
+    `head` is the text at the top of `--help`, `items` are the settings. Values are text, those of `FLAG` bool. Raises
+    SettingsError. `--help` is printed and ends the process.
     """
     parser = _Parser(prog=program, allow_abbrev=False, add_help=False)
     parser.add_argument("--config")
@@ -53,7 +54,10 @@ def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Seq
 
 
 def _with_breaks(word: str) -> str:
-    """Return a word with spaces after the commas, colons or slashes at which `--help` is to break it (80 columns)."""
+    """Return a word with a space after each comma, colon or slash at which `--help` is to break it (80 columns).
+
+    A part is longer than _WORD_MAX only if it has none of these marks.
+    """
     end = max(word.rfind(mark, 0, _WORD_MAX) for mark in ",:/") + 1
     return word if len(word) <= _WORD_MAX or not end else f"{word[:end]} {_with_breaks(word[end:])}"
 
@@ -69,6 +73,7 @@ def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
         """Stand in for the process. It is never called."""
 
     def parameter(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
+        """Return a parameter of `take`, from which Typer makes an option."""
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
     parameters = []

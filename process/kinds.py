@@ -19,7 +19,7 @@ _FALSE: Final = ("0", "false", "no", "off", "")
 
 
 def plain(value: object) -> str:
-    """Return the text of a value that YAML may have read as a number. Raises ValueError."""
+    """Return a value as text: YAML may have read it as a number. Raises ValueError for a boolean, a list or nothing."""
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
     raise ValueError("give text")
@@ -29,6 +29,7 @@ def text(pattern: str = r".*", remedy: str = "give text", metavar: str = "NAME")
     """Return the kind of text that matches `pattern` as a whole. `remedy` is the error for any other text."""
 
     def read(value: object) -> str:
+        """Return the text. Raises ValueError."""
         found = plain(value)
         if not re.fullmatch(pattern, found):
             raise ValueError(remedy)
@@ -38,9 +39,10 @@ def text(pattern: str = r".*", remedy: str = "give text", metavar: str = "NAME")
 
 
 def choice(*words: str) -> Kind[str]:
-    """Return the kind of one word out of several."""
+    """Return the kind of one word out of `words`, two at least."""
 
     def read(value: object) -> str:
+        """Return the word. Raises ValueError."""
         # YAML 1.1 reads on and off as booleans.
         word = ("on" if value else "off") if isinstance(value, bool) else value
         if word not in words:
@@ -51,9 +53,10 @@ def choice(*words: str) -> Kind[str]:
 
 
 def whole(least: int, most: int, what: str = "a whole number", metavar: str = "NUMBER") -> Kind[int]:
-    """Return the kind of whole numbers from `least` to `most`."""
+    """Return the kind of whole numbers from `least`, 0 or more, to `most`. `what` names such a number in the error."""
 
     def read(value: object) -> int:
+        """Return the number. Raises ValueError."""
         found = plain(value)
         if not re.fullmatch(r"[0-9]{1,9}", found) or not least <= int(found) <= most:
             raise ValueError(f"give {what} from {least} to {most}")
@@ -113,10 +116,11 @@ WORDS: Final[Kind[tuple[str, ...]]] = Kind("LIST", _read_words, ",".join)
 def address(remedy: str, *, off: str | None = None, least_port: int = 0) -> Kind[str]:
     """Return the kind of `HOST:PORT`. `remedy` is the error for any other text.
 
-    If `off` is given, it is the value for the word off and for an empty text.
+    If `off` is given, it is the value for the word off and for an empty text. A port below `least_port` is refused.
     """
 
     def read(value: object) -> str:
+        """Return the address. Its host is a name, an IPv4 address or an IPv6 one in brackets. Raises ValueError."""
         if off is not None and (value is False or plain(value) in ("off", "")):  # YAML reads off as False
             return off
         found = plain(value)

@@ -55,7 +55,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(log_format: str, log_level: str) -> None:
-    """Send the log of `sharepod` to stderr in the given format ("text" or "json") from the given level on."""
+    """Send the log of `sharepod` to stderr in the given format ("text" or "json") from the given level on.
+
+    A second call replaces the handler of the first.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logger = logging.getLogger("sharepod")

@@ -44,15 +44,18 @@ class Row(Generic[Source]):
         return "counter" if self.name.endswith("_total") else "gauge"
 
     def empty(self) -> Metric:
-        """Return the library's family, without samples."""
+        """Return prometheus_client's family for the row, without samples."""
         return (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(self.name, self.doc)
 
     def series(self, sources: Iterable[tuple[Key, Source]]) -> list[tuple[Key, Values]]:
-        """Return the sample of each source."""
+        """Return the sample of each source. A key has the values of the table's labels."""
         return [(key, (self.value(source),)) for key, source in sources]
 
     def samples(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
-        """Return the names and the labels of a source's samples. `labels` are the names of the table's labels."""
+        """Return the name and the labels of a source's sample.
+
+        `labels` are the names of the table's labels, `key` their values, of which the last may be missing.
+        """
         return [(self.name, dict(zip(labels, key, strict=False)))]
 
 
@@ -72,11 +75,14 @@ class HistogramRow(Generic[Source]):
         return "histogram"
 
     def empty(self) -> Metric:
-        """Return the library's family, without samples."""
+        """Return prometheus_client's family for the row, without samples."""
         return HistogramMetricFamily(self.name, self.doc)
 
     def series(self, sources: Iterable[tuple[Key, Source]]) -> list[tuple[Key, Values]]:
-        """Return the samples of each source: one for each bound, the count, the sum."""
+        """Return the samples of each source, by the values of the table's labels.
+
+        They are, for each bound, the count of values up to it; then the count and the sum of all.
+        """
         found: list[tuple[Key, Values]] = []
         for key, source in sources:
             counts, sum_s = self.value(source)
@@ -85,7 +91,10 @@ class HistogramRow(Generic[Source]):
         return found
 
     def samples(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
-        """Return the names and the labels of a source's samples. `labels` are the names of the table's labels."""
+        """Return the names and the labels of a source's samples, in the order of `series`.
+
+        `labels` are the names of the table's labels, `key` their values, of which the last may be missing.
+        """
         own = dict(zip(labels, key, strict=False))
         ends = [number(bound_s) for bound_s in (*self.bounds_s, _INFINITY)]
         buckets = [(f"{self.name}_bucket", {**own, "le": end}) for end in ends]
@@ -114,7 +123,7 @@ class InfoRow(Generic[Source]):
         return f"{self.text} Labels beside: {', '.join(f'`{label}`' for label in self.labels)}."
 
     def empty(self) -> Metric:
-        """Return the library's family, without samples."""
+        """Return prometheus_client's family for the row, without samples."""
         return InfoMetricFamily(self.name.removesuffix("_info"), self.doc)
 
     def series(self, sources: Iterable[tuple[Key, Source]]) -> list[tuple[Key, Values]]:
@@ -128,7 +137,10 @@ class InfoRow(Generic[Source]):
         return found
 
     def samples(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
-        """Return the name and the labels of a source's sample. `labels` are the names of the table's labels."""
+        """Return the name and the labels of a source's sample.
+
+        `labels` are the names of the table's labels; `key` has their values, then those of the row's own labels.
+        """
         first = len(key) - len(self.labels)
         table = dict(zip(labels, key[:first], strict=False))
         return [(self.name, {**table, **dict(zip(self.labels, key[first:], strict=True))})]
@@ -148,7 +160,7 @@ class Table(Generic[Snapshot, Source]):
     """Return sources that no longer exist. Their counters are still reported, their gauges are not."""
 
     def families(self, snapshot: Snapshot) -> list[Family]:
-        """Return the families of a snapshot, also those without series.
+        """Return a family for each row, with the series of a snapshot, if it has some.
 
         A gauge has no series for a source that has ended.
         """
@@ -162,7 +174,7 @@ class Histogram:
     """Counts seconds by bounds. One thread counts, and another may read."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
-        """Begin at zero."""
+        """Begin at zero. `bounds_s`: the upper bounds in seconds, rising."""
         self._bounds_s = bounds_s
         self._counts = [0] * (len(bounds_s) + 1)
         self._sum_s = 0.0
@@ -183,7 +195,7 @@ AnyTable = Table[Snapshot, Any]
 
 
 def families(tables: Iterable[AnyTable[Snapshot]], snapshot: Snapshot) -> list[Family]:
-    """Return the families of all tables."""
+    """Return the families of all tables, with the series of a snapshot."""
     return [family for table in tables for family in table.families(snapshot)]
 
 

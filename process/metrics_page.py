@@ -116,7 +116,10 @@ class Page:
         self._lock = threading.Lock()
 
     def text(self, collector: Collector) -> bytes:
-        """Return what the encoder would write of the collector's families."""
+        """Collect, and return what the encoder would write of the collector's families.
+
+        The families are collected without the lock, which guards only what is known of the last scrape.
+        """
         families = list(collector.collect())
         parts: list[str] = []
         with self._lock:
@@ -125,7 +128,10 @@ class Page:
         return "".join((*parts, self._end)).encode()
 
     def _parts(self, family: Family) -> list[str]:
-        """Return the header of a family and the text of each of its series."""
+        """Return the header of a family and the text of each of its series. The caller holds the lock.
+
+        Series that are not there any more are forgotten.
+        """
         written = self._written.get(family.row.name)
         if written is None:
             written = self._written[family.row.name] = _Written()
@@ -145,7 +151,7 @@ class Page:
         return parts
 
     def _write(self, family: Family, keys: Sequence[Key], written: _Written) -> None:
-        """Have the encoder write a family's header and the lines of new series.
+        """Have the encoder write a family's header and the lines of the new series `keys`, and keep them in `written`.
 
         It writes each line with the value NaN, which is then cut off.
         """

@@ -68,6 +68,7 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
 
     def __init__(self, host: str, port: int, pages: Pages, credentials: Credentials) -> None:
+        """Listen on an address of this host; IPv6 has colons and no brackets. Raises OSError."""
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
         self.credentials = credentials
@@ -75,7 +76,10 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((host, port), _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept one connection. Its first read makes the handshake, on the connection's own thread."""
+        """Accept one connection, and return it with its peer's address. Raises OSError.
+
+        With TLS its first read makes the handshake, on the connection's own thread.
+        """
         connection, peer = super().get_request()
         self.credentials.refresh()
         context = self.credentials.context
@@ -85,7 +89,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), peer
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread, or close the connection when there are too many."""
+        """Answer the connection on a thread of its own; close it when there are CONNECTIONS_MAX already."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -103,7 +107,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error of ours, but nothing about peers that leave or speak no TLS."""
+        """Log the present exception if it is a fault of ours: nothing about peers that leave or speak no TLS."""
         error = sys.exception()
         if not isinstance(error, OSError):
             log.error("scrape failed", exc_info=error)
@@ -161,9 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve(collector: Collector, address: str, credentials: Credentials) -> Callable[[], None]:
-    """Serve a collector on `address` ("127.0.0.1:9464") from a thread. Return the function that stops it.
+    """Serve a collector on `address` ("127.0.0.1:9464") from a thread. Return the function that stops it and waits.
 
-    Raises CannotStart.
+    Raises CannotStart if the address cannot be listened on.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -176,6 +180,7 @@ def serve(collector: Collector, address: str, credentials: Credentials) -> Calla
     thread.start()
 
     def stop() -> None:
+        """Stop listening and wait for the thread; connections under way are left to their threads."""
         server.shutdown()
         server.server_close()
         thread.join()

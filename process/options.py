@@ -48,13 +48,19 @@ class Options(Generic[Settings]):
     settings, with those filled in that depend on others. Raises SettingsError when they do not fit together."""
 
     def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-        """Return the settings. Raises SettingsError; ends the process after `--help`."""
+        """Return the settings from the arguments of the command line, the environment and the file that they name.
+
+        Raises SettingsError; ends the process after `--help`.
+        """
         flags = read_flags(self.program, self._head(), described(self.settings), arguments)
         config = flags.pop(CONFIG, None)
         return self.load(flags, environment, None if config is None else str(config))
 
     def start(self, arguments: Sequence[str] | None = None) -> Settings:
-        """Return the settings of this process, or end it with the error on stderr and its exit code."""
+        """Return the settings of this process, or end it with the error on stderr and its exit code.
+
+        `arguments`: None means those of the command line.
+        """
         try:
             return self.parse(sys.argv[1:] if arguments is None else arguments, os.environ)
         except SettingsError as error:
@@ -62,9 +68,9 @@ class Options(Generic[Settings]):
             raise SystemExit(error.exit_code) from None
 
     def load(self, flags: Mapping[str, object], environment: Mapping[str, str], config: str | None = None) -> Settings:
-        """Return the settings from flags by the names of settings, the environment and the file `config`.
+        """Return the settings from flags (by the names of settings), the environment and the YAML file `config`.
 
-        By default the environment names the file. Raises SettingsError.
+        None: the file that the environment names, if it names one. Raises SettingsError.
         """
         items = {item.name: item for item in described(self.settings)}
         path = config or environment.get(self.variable(CONFIG))
@@ -92,7 +98,10 @@ class Options(Generic[Settings]):
         )
 
     def _from_environment(self, environment: Mapping[str, str], items: Iterable[str]) -> Given:
-        """Return the settings that variables give. Raises SettingsError for an unknown variable with our prefix."""
+        """Return those of the settings named `items` that have a variable in the environment.
+
+        Raises SettingsError for an unknown variable with our prefix.
+        """
         variables = {self.variable(name): name for name in items}
         known = {*variables, self.variable(CONFIG)}
         for key in environment:
@@ -106,7 +115,10 @@ class Options(Generic[Settings]):
 
 
 def _read(item: Setting, where: str, value: object) -> object:
-    """Return a setting's value in its kind. Raises SettingsError that names `where`, the place of the value."""
+    """Return the value of a setting as its kind reads it from `value`, which was given at `where`.
+
+    Raises SettingsError, which names that place.
+    """
     try:
         return item.kind.read(value)
     except ValueError as error:

@@ -23,6 +23,7 @@ def protected(
     """
 
     def complete(settings: Settings, where: Callable[[str], str], _: Mapping[str, str]) -> Settings:
+        """Return the settings unchanged. Raises SettingsError, with the place `where` the address was given."""
         for name, names in needed.items():
             address = getattr(settings, name)
             missing = [item for item in names if not getattr(settings, item)]

@@ -11,15 +11,17 @@ if TYPE_CHECKING:
 
 
 def add_probes(application: web.Application, not_ready: Callable[[], str] = str) -> None:
-    """Serve both probes. `not_ready` returns why the process cannot answer yet; an empty text: it can.
+    """Serve both probes in the application. `not_ready` returns why the process cannot answer yet; empty text: it can.
 
     Without `not_ready` it always can.
     """
 
     async def healthy(_: web.Request) -> web.Response:
+        """Answer 200: kubelet asks only whether the process answers."""
         return web.Response(text="ok\n")
 
     async def ready(_: web.Request) -> web.Response:
+        """Answer 200, or 503 with the reason while the process cannot answer its clients."""
         why = not_ready()
         return web.Response(status=503 if why else 200, text=(why or "ok") + "\n")
 

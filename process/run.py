@@ -46,9 +46,9 @@ def run(
 ) -> int:
     """Await `serve` with the settings and an event that SIGTERM or SIGINT sets; return the exit code.
 
-    Besides CannotStart, each error of `expected` is written as one line on stderr and ends the process with its exit
-    code. With `hang_up` the end of the terminal is a signal too. `serve` is cancelled `patience_s` after the signal,
-    because it may wait for another process; None: never.
+    `program` is the name in front of errors. Besides CannotStart, each error of `expected` is written as one line on
+    stderr and gives the exit code that stands there. With `hang_up` the end of the terminal is a signal too. `serve` is
+    cancelled `patience_s` after the signal, because it may wait for another process; None: never.
     """
     log.set_up(settings.log_format, settings.log_level)
     try:
@@ -73,16 +73,21 @@ async def _until_stopped(
     hang_up: bool,
     patience_s: float | None,
 ) -> None:
-    """Await `serve`. If it is cancelled `patience_s` after a signal, that is an orderly end, too."""
+    """Await `serve`, with an event that a signal sets; raise what it raises. The parameters are those of `run`.
+
+    If it is cancelled `patience_s` after a signal, that is an orderly end, too.
+    """
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     work = asyncio.create_task(serve(settings, stopping))
     given_up = False
 
     def give_up() -> None:
+        """Cancel `serve`; note whether it was still at work."""
         nonlocal given_up
         given_up = work.cancel()
 
     def stop() -> None:
+        """Take a signal: set the event, and give up later."""
         stopping.set()
         if patience_s is not None:
             loop.call_later(patience_s, give_up)
@@ -101,9 +106,9 @@ async def _until_stopped(
 
 
 async def work_until(end: Awaitable[object], works: Iterable[Coroutine[None, None, None]]) -> None:
-    """Do all of `works` until `end` is over, then cancel them. None of them should end by itself.
+    """Do all of `works` at once until `end` is over, then cancel them. None of them should end by itself.
 
-    If one ends or fails, all end. Raises BaseExceptionGroup.
+    If one ends or fails, all end, and a BaseExceptionGroup is raised.
     """
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(endless(work)) for work in works]

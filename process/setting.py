@@ -26,7 +26,7 @@ class Kind(Generic[Value]):
 
 
 def setting(default: Value, kind: Kind[Value], doc: str) -> Value:
-    """Return a field of a dataclass of settings. `doc` is its line in `--help` and in the manual."""
+    """Return a field of a dataclass of settings, typed as its value. `doc` is its line in `--help` and the manual."""
     return dataclasses.field(default=default, metadata={"kind": kind, "doc": doc})
 
 
@@ -52,7 +52,7 @@ class Setting:
 
 
 def described(settings: Any) -> tuple[Setting, ...]:
-    """Return the settings of a dataclass, or of its instance, in order."""
+    """Return the settings of a dataclass, or of its instance, in order. Each field was made with `setting`."""
     return tuple(
         Setting(field.name, field.metadata["doc"], field.metadata["kind"], field.metadata["kind"].show(field.default))
         for field in dataclasses.fields(settings)
@@ -60,5 +60,5 @@ def described(settings: Any) -> tuple[Setting, ...]:
 
 
 def shown(settings: Any) -> dict[str, str]:
-    """Return the value of every setting as text."""
+    """Return the value of every setting in the instance `settings` as text, by its name."""
     return {item.name: item.kind.show(getattr(settings, item.name)) for item in described(settings)}

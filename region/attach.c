@@ -1,4 +1,7 @@
-/* A process attaches to its share's region: it maps the files, claims a slot and keeps it, and rings the doorbell. */
+/* A process attaches to its share's region: it maps the files `terms` and `slots`, claims a slot and keeps it, and
+ * rings the doorbell, a FIFO that has the agent look at the slots. A slot belongs to the process that holds the slot's
+ * record lock (fcntl, one byte of `slots`). The kernel releases a process's locks on a file when the process closes any
+ * descriptor of it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +20,7 @@
 /* Our descriptors have high numbers, if the limit allows it: programs close, count on and reuse the low ones. */
 #define DESCRIPTORS_FROM 1000
 
-/* Write the path of a file in `directory` to `out`, which has room for PATH_MAX bytes. 0 or -ENAMETOOLONG. */
+/* Write the path of the file `name` in `directory` to `out`, which has room for PATH_MAX bytes. 0 or -ENAMETOOLONG. */
 static int path_of(char *out, const char *directory, const char *name) {
   size_t directory_length = strlen(directory), name_length = strlen(name);
   if (directory_length + name_length + 2 > PATH_MAX)
@@ -28,7 +31,8 @@ static int path_of(char *out, const char *directory, const char *name) {
   return 0;
 }
 
-/* Open a file of the region. Returns its descriptor, with a high number if possible, or -errno. */
+/* Open the file `name` of the region, with open's `flags`. Returns its descriptor, with a high number if possible, or
+ * -errno. */
 static int open_in(const char *directory, const char *name, int flags) {
   char path[PATH_MAX];
   int error = path_of(path, directory, name);
@@ -44,19 +48,21 @@ static int open_in(const char *directory, const char *name, int flags) {
   return high;
 }
 
-/* Take the slot's record lock, without waiting. 0, or -errno if another process has it. */
+/* Take the slot's record lock, without waiting. `fd`: of `slots`. 0, or -errno if another process has it. */
 static int lock_slot(int fd, uint32_t slot) {
   struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
   return fcntl(fd, F_SETLK, &lock) ? -errno : 0;
 }
 
+/* Release the slot's record lock. `fd`: of `slots`. */
 static void unlock_slot(int fd, uint32_t slot) {
   struct flock unlock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
   fcntl(fd, F_SETLK, &unlock);
 }
 
-/* Set the memory accounts of this process's old image to 0. A program that replaces itself with exec keeps its pid and
- * loses its lock. The memory of the old image is free, but the agent finds that out only some seconds later. */
+/* Before a slot is claimed: a program that replaces itself with exec keeps its pid and loses its slot's lock. Set the
+ * memory accounts in the slot of this process's old image to 0. That memory is free, but the agent finds that out only
+ * some seconds later, and it would count against the cap until then. */
 static void leave_old_image(struct sp_region *region) {
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
     struct sp_slot *slot = &region->slots[index];
@@ -70,7 +76,8 @@ static void leave_old_image(struct sp_region *region) {
   }
 }
 
-/* Claim the first free slot: lock it, clear it and write its head. 0, or -EUSERS: none is free. */
+/* Claim the first free slot: lock it, clear it and write its head. region->slot becomes this slot. 0, or -EUSERS: none
+ * is free. */
 static int claim_slot(struct sp_region *region) {
   leave_old_image(region);
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
@@ -99,8 +106,8 @@ static int claim_slot(struct sp_region *region) {
 #define LOST_WORD      1u        /* an open turn that never ends */
 #define LOST_BUDGET_NS 50000000u /* as alone on the device */
 
-/* Terms for a process that has lost its region: the present ones, but with all gates open and no agent. NULL: there is
- * no memory for them. */
+/* Make the terms that guard.c puts in the place of `terms` if that file is truncated: the present ones, but with all
+ * gates open and no agent. NULL: there is no memory for them. */
 static void *make_spare_terms(const void *terms) {
   char *copy = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED)
@@ -118,8 +125,8 @@ static void *make_spare_terms(const void *terms) {
   return copy;
 }
 
-/* Map the first `bytes` of a file. MAP_FAILED: *error says why, and is -EPROTO if the file is too short. The caller
- * keeps the descriptor. */
+/* Map the first `bytes` of a file, with mmap's `protection`. MAP_FAILED: *error says why, and is -EPROTO if the file is
+ * too short. The caller keeps the descriptor. */
 static void *map_file(int fd, size_t bytes, int protection, int *error) {
   struct stat status;
   if (fstat(fd, &status) || status.st_size < (off_t)bytes) {
@@ -196,12 +203,13 @@ static bool is_doorbell(const struct sp_region *region, int fd) {
          file_id(&status) == __atomic_load_n(&region->doorbell_file, __ATOMIC_ACQUIRE);
 }
 
+/* Make it a region that has nothing open and nothing mapped. */
 static void reset(struct sp_region *region) {
   memset(region, 0, sizeof *region);
   region->slots_fd = region->doorbell_fd = -1;
 }
 
-/* Undo an attachment that has failed half-way. */
+/* Undo an attachment that has failed half-way: unmap and close what it has. */
 static void let_go(struct sp_region *region) {
   sp_guard_drop(&region->guard);
   if (region->guard.spare)
@@ -216,8 +224,9 @@ static void let_go(struct sp_region *region) {
   reset(region);
 }
 
-/* Write the byte `bell` to the doorbell. If our descriptor is gone, open the doorbell again and take the slot's lock
- * again. The program gets no SIGPIPE from a FIFO without a reader, and errno stays unchanged. */
+/* Write the byte `bell`, our slot's index or SP_DOORBELL_FULL, to the doorbell. If our descriptor is gone, open the
+ * doorbell again and take the slot's lock again. The program gets no SIGPIPE from a FIFO without a reader, and errno
+ * stays unchanged. Any thread may call it. */
 static void ring(struct sp_region *region, uint8_t bell) {
   int saved = errno;
   SP_UNCANCELLED;
@@ -252,7 +261,8 @@ static void ring(struct sp_region *region, uint8_t bell) {
   errno = saved;
 }
 
-/* 0, or -errno: then nothing is left of the attempt. -EUSERS: there is no free slot, which the agent is told. */
+/* Attach to the region in `directory`, and fill `region`. Only one thread may be in here. 0, or -errno: then nothing is
+ * left of the attempt. -EUSERS: there is no free slot, which the agent is told. */
 int sp_region_attach(struct sp_region *region, const char *directory) {
   reset(region);
   if (strlen(directory) >= sizeof region->directory)
@@ -278,9 +288,9 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   return error;
 }
 
-/* Claim the slot again after it was wiped, and restore its memory account. Either the file was truncated, or the agent
- * took this process for dead and wiped the slot: for too long the process did not hold the slot's lock, which is lost
- * when the program closes a descriptor of the file. */
+/* Claim our slot again after it was wiped, and restore its memory account; the caller has the slot's lock. Either the
+ * file was truncated, or the agent took this process for dead: for too long the process did not hold the lock, which is
+ * lost when the program closes a descriptor of the file. */
 static void claim_again(struct sp_region *region) {
   struct sp_slot *slot = region->slot;
   for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
@@ -295,7 +305,7 @@ static void claim_again(struct sp_region *region) {
 }
 
 /* Take the slot's lock again, which is lost when the program closes any descriptor of the file, and repair the slot's
- * claim. 0 or -errno. */
+ * claim. Called from time to time by a keeper, and when the doorbell's descriptor is gone. 0 or -errno. */
 int sp_region_relock(struct sp_region *region) {
   if (region->pid != (int32_t)getpid())
     return -ESRCH; /* a forked child has no slot */
@@ -322,6 +332,7 @@ int sp_region_relock(struct sp_region *region) {
   return error;
 }
 
+/* Have the agent look at our slot. */
 void sp_region_ring(struct sp_region *region) {
   ring(region, (uint8_t)region->slot_index); /* so the agent finds out whether this process is new */
 }

@@ -19,7 +19,7 @@ static int path_of(char *out, const char *directory, const char *name) {
   return snprintf(out, PATH_MAX, "%s/%s", directory, name) < PATH_MAX ? 0 : -ENAMETOOLONG;
 }
 
-/* Open a file of the region. Returns its descriptor or -errno. */
+/* Open the file `name` of the region, with open's `flags`. Returns its descriptor or -errno. */
 static int open_in(const char *directory, const char *name, int flags) {
   char path[PATH_MAX];
   int error = path_of(path, directory, name);
@@ -42,7 +42,8 @@ static int create_file(const char *path, mode_t mode, size_t bytes) {
 }
 
 /* Open the region's `terms` if they are there (*adopted), else make all three files. Then map `terms` under a guard and
- * check them. 0 or -errno; -EPROTO: they have another ABI or another number of devices. */
+ * check them: owner->header and owner->grants are set. 0 or -errno; -EPROTO: they have another ABI or another number of
+ * devices. */
 static int adopt_or_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count, bool *adopted) {
   char path[PATH_MAX];
   int error = path_of(path, directory, SP_TERMS_FILE);
@@ -113,7 +114,8 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
   return 0;
 }
 
-/* Returns 1 when the files were there, 0 when they were made, or -errno: then nothing is open. */
+/* Open the region in `directory` for the agent, or make one for a share of `grant_count` devices. `owner` is filled.
+ * Returns 1 when the files were there, 0 when they were made, or -errno: then nothing is open. */
 int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count) {
   memset(owner, 0, sizeof *owner);
   owner->slots_fd = owner->doorbell_fd = -1;
@@ -160,7 +162,8 @@ static int read_terms(const char *directory, struct terms_file *file) {
   return error;
 }
 
-/* Returns how many devices the share has: so many of `found` are filled. -errno: the region cannot be used. */
+/* Tell an agent that has no record of a share what its region says: of each device the terms, into `found`, which has
+ * room for SP_DEVICES_MAX. Returns how many devices the share has; -errno: the region cannot be used. */
 int sp_region_terms(const char *directory, struct sp_found *found) {
   struct terms_file file;
   int error = read_terms(directory, &file);
@@ -194,7 +197,8 @@ int sp_region_tenants(const char *directory) {
   return locked ? 2 : claimed ? 1 : 0;
 }
 
-/* 0 if all three files are there and can be used; else the -errno that says why not. */
+/* Can a hook use the region in `directory`? 0 if all three files are there and whole; else the -errno that says why
+ * not. */
 int sp_region_error(const char *directory) {
   struct terms_file file;
   struct stat status;

@@ -22,6 +22,7 @@
 static struct sp_guard *guards[GUARDS_MAX];
 static uint32_t guard_count; /* entries ever used */
 
+/* Is the address in one of the guard's two mappings? */
 static bool within(const struct sp_guard *guard, const void *address) {
   for (int part = 0; part < 2; part++)
     if ((uintptr_t)address - (uintptr_t)guard->start[part] < guard->bytes[part])
@@ -29,8 +30,9 @@ static bool within(const struct sp_guard *guard, const void *address) {
   return false;
 }
 
-/* Replace both mappings of a region: one alone would be useless. False: the kernel has refused. Uses only system calls
- * that a signal handler may make. */
+/* Replace the pages of both mappings of a region, at the same addresses: those of `terms` (part 0) by the prepared
+ * spare, others by zeros. Of both, because one alone would be useless. False: the kernel has refused. Uses only system
+ * calls that a signal handler may make. */
 static bool replace(struct sp_guard *guard) {
   bool done = true;
   for (int part = 1; part >= 0; part--) {
@@ -74,7 +76,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
   errno = saved;
 }
 
-/* Install the handler, unless the program has one. */
+/* Install the handler, unless the program has one of its own for SIGBUS. */
 static void install(void) {
   struct sigaction before, ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
   sigfillset(&ours.sa_mask);
@@ -82,7 +84,8 @@ static void install(void) {
     sigaction(SIGBUS, &ours, NULL);
 }
 
-/* Put the guard into the first free entry, without a lock. False: all entries are taken, and nothing is guarded. */
+/* Guard these mappings: put the guard into the first free entry, without a lock, and install the handler. False: all
+ * entries are taken, and nothing is guarded. */
 bool sp_guard_add(struct sp_guard *guard) {
   int saved = errno;
   for (uint32_t index = 0; index < GUARDS_MAX; index++) {
@@ -101,6 +104,7 @@ bool sp_guard_add(struct sp_guard *guard) {
   return false;
 }
 
+/* End the guard: its entry is free again. The mappings stay. */
 void sp_guard_drop(struct sp_guard *guard) {
   for (uint32_t index = 0; index < GUARDS_MAX; index++) {
     struct sp_guard *ours = guard;

@@ -1,4 +1,4 @@
-/* Reads a region for a process that asks about its share but has no slot in it. */
+/* Reads a region for a process that asks about its share but has no slot in it, as nvidia-smi does in a container. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -9,8 +9,8 @@
 #include "region/region.h"
 #include "region/uncancelled.h"
 
-/* Copy the first `bytes` of a file into memory. MAP_FAILED: *error says why, and is -EPROTO if the file is too short. A
- * mapping would not do, because the process that asks has no guard. */
+/* Copy the first `bytes` of the file `name` in `directory`, a descriptor, into new memory. MAP_FAILED: *error says why,
+ * and is -EPROTO if the file is too short. A mapping would not do, because the process that asks has no guard. */
 static void *read_whole(int directory, const char *name, size_t bytes, int *error) {
   int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) {
@@ -28,7 +28,8 @@ static void *read_whole(int directory, const char *name, size_t bytes, int *erro
   return copy;
 }
 
-/* Copy a region into `region`, without a slot. 0, or -errno: nothing was kept. */
+/* Copy the region in the directory `path` into `region`, which gets no slot and no descriptors. sp_region_unlook frees
+ * the copies. 0, or -errno: nothing was kept. */
 int sp_region_look(struct sp_region *region, const char *path) {
   SP_UNCANCELLED;
   memset(region, 0, sizeof *region);
@@ -55,6 +56,7 @@ int sp_region_look(struct sp_region *region, const char *path) {
   return 0;
 }
 
+/* Free the copies that a successful sp_region_look has made. */
 void sp_region_unlook(struct sp_region *region) {
   munmap((void *)(uintptr_t)region->header, SP_TERMS_BYTES);
   munmap(region->claims, SP_SLOTS_BYTES);

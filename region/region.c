@@ -1,4 +1,7 @@
-/* The region's accessors: what hook and agent write into it, with every memory order that is needed. See region.h. */
+/* The accessors of a region, the shared-memory files of one share; region.h has the layout and the protocol of turns.
+ * For each device of the share the agent writes a grant, of which `word` is the turn: odd = open, even = closed. Each
+ * process of the share (the tenant) writes a slot of its own, with a part for each device. Every memory order that the
+ * protocol needs is named here. */
 #define _GNU_SOURCE
 #include "region/region.h"
 
@@ -42,7 +45,7 @@ static void full_fence(void) {
 
 /* ---- the clock ---- */
 
-/* The process's clock less the agent's. It is not 0 in a time namespace. */
+/* This process's clock less the agent's. It is 0, unless the two are in different time namespaces. */
 static int64_t ahead_ns;
 static bool by_call; /* clock_gettime is not the kernel's, as under libfaketime: the kernel is asked by a system call */
 
@@ -50,7 +53,7 @@ static uint64_t ns_of(const struct timespec *time) {
   return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
 }
 
-/* The kernel's own time. By a system call, because a library may have replaced clock_gettime. */
+/* CLOCK_MONOTONIC, asked of the kernel by a system call, because a library may have replaced clock_gettime. */
 static uint64_t called_ns(void) {
   struct timespec now;
   syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
@@ -66,11 +69,14 @@ static uint64_t own_now_ns(void) {
   return ns_of(&now);
 }
 
+/* The time in ns on the agent's CLOCK_MONOTONIC, on which all times in a region are. Before sp_clock_agree, and in the
+ * agent, it is the process's own. */
 uint64_t sp_now_ns(void) {
   return own_now_ns() - (uint64_t)__atomic_load_n(&ahead_ns, __ATOMIC_RELAXED);
 }
 
-/* By how much the time namespace moves the clock; 0 without a namespace, or if the kernel has none. */
+/* By how many ns this process's time namespace moves the clock; 0 without a namespace, or if the kernel has none. The
+ * file has a line "monotonic SECONDS NANOSECONDS". */
 static int64_t namespace_ns(void) {
   char text[256], *at;
   int fd = open("/proc/self/timens_offsets", O_RDONLY | O_CLOEXEC);
@@ -85,13 +91,14 @@ static int64_t namespace_ns(void) {
   return seconds * 1000000000 + strtoll(at, NULL, 10);
 }
 
+/* The distance of two times. */
 static uint64_t apart(uint64_t one, uint64_t other) {
   return one > other ? one - other : other - one;
 }
 
-/* Find out, for sp_now_ns, whether a library fakes clock_gettime, and whether our clock differs from the agent's by the
- * offset of our time namespace. The second is true if the heartbeat is nearer to our clock without this offset than to
- * our clock with it. */
+/* Decide how sp_now_ns tells the time; called when a process attaches. It finds out whether a library fakes
+ * clock_gettime, and whether our clock differs from the agent's by the offset of our time namespace. The second is true
+ * if the agent's last heartbeat (0: there was none) is nearer to our clock without this offset than with it. */
 void sp_clock_agree(uint64_t heartbeat_ns) {
   uint64_t before_ns = called_ns();
   struct timespec told = {0};
@@ -105,7 +112,8 @@ void sp_clock_agree(uint64_t heartbeat_ns) {
   __atomic_store_n(&ahead_ns, heartbeat_ns && agrees ? moved_ns : 0, __ATOMIC_RELAXED);
 }
 
-/* The system call itself. For FUTEX_WAIT_BITSET `timeout` is a time of CLOCK_MONOTONIC, and not a span. */
+/* The system call itself. For FUTEX_WAIT_BITSET `timeout` is a time of CLOCK_MONOTONIC, and not a span; for FUTEX_WAKE
+ * `value` is how many threads to wake. */
 static long futex(const uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
   return syscall(SYS_futex, word, operation, value, timeout, NULL, FUTEX_BITSET_MATCH_ANY);
 }
@@ -114,6 +122,7 @@ static struct timespec timespec_of(uint64_t ns) {
   return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
 }
 
+/* Can this code serve a region with this header? 0 if the ABI and all sizes are its own; else -EPROTO. */
 int sp_header_check(const struct sp_header *header) {
   if (header->magic != SP_MAGIC || header->abi != SP_ABI)
     return -EPROTO;
@@ -128,14 +137,17 @@ int sp_header_check(const struct sp_header *header) {
 
 /* ---- the tenant's side ---- */
 
+/* Is the slot (0 to SP_SLOTS_MAX - 1) in use? If so, its head can be read: the acquire pairs with sp_slot_claim. */
 bool sp_slot_claimed(const struct sp_slots_header *claims, uint32_t slot) {
   return __atomic_load_n(&claims->claimed[slot], __ATOMIC_ACQUIRE);
 }
 
+/* Mark the slot as in use. The caller holds the slot's record lock and has written its pid. */
 void sp_slot_claim(struct sp_slots_header *claims, uint32_t slot) {
   __atomic_store_n(&claims->claimed[slot], 1, __ATOMIC_RELEASE); /* pairs with the pread in sp_slots_look */
 }
 
+/* Does a process with this pid, a number of its own pid namespace, have a slot? NVML's lists are reduced by it. */
 bool sp_region_has_pid(const struct sp_region *region, int32_t pid) {
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++)
     if (sp_slot_claimed(region->claims, index) && __atomic_load_n(&region->slots[index].pid, __ATOMIC_RELAXED) == pid)
@@ -143,23 +155,30 @@ bool sp_region_has_pid(const struct sp_region *region, int32_t pid) {
   return false;
 }
 
+/* The turn: odd = open, even = closed. The acquire pairs with sp_grant_open: what is read of the grant after this is at
+ * least as new as the word. */
 uint32_t sp_grant_word(const struct sp_grant *grant) {
   return load_acquire(&grant->word);
-} /* pairs with sp_grant_open */
+}
+/* What the agent says beside the turn: SP_GRANT_*. It may change while the turn is open. */
 uint32_t sp_grant_flags(const struct sp_grant *grant) {
   return __atomic_load_n(&grant->flags, __ATOMIC_RELAXED);
 }
+/* How much predicted work the process may have in flight under the turn. */
 uint64_t sp_grant_budget_ns(const struct sp_grant *grant) {
   return load_relaxed64(&grant->budget_ns);
 }
+/* Past the budget, a second unit may follow one in flight while both are predicted to end within this. */
 uint64_t sp_grant_lookahead_ns(const struct sp_grant *grant) {
   return load_relaxed64(&grant->lookahead_ns);
 }
+/* When the agent last said that it is alive; 0: it has stopped as planned, or the share is released. */
 uint64_t sp_header_heartbeat_ns(const struct sp_header *header) {
   return load_relaxed64(&header->heartbeat_ns);
 }
 
-/* Sleep while the grant's word is `word`, for at most `timeout_ns`. It may return early: the caller looks again. */
+/* Sleep while the grant's word is `word`, for at most `timeout_ns`. It may return early: the caller looks again. errno
+ * stays. */
 void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns) {
   int saved = errno;
   struct timespec deadline = timespec_of(own_now_ns() + timeout_ns);
@@ -175,8 +194,9 @@ struct waitv {
   uint32_t reserved;
 };
 
-/* Sleep while the grant's word is `word` and *local is `value`. Where the kernel can wait for only one word at a time,
- * that is `local`, and the sleep is at most 500 µs. The caller looks again. */
+/* Sleep while the grant's word is `word` and *local, a futex of this process alone, is `value`, for at most
+ * `timeout_ns`. Where the kernel can wait for only one word at a time, that is `local`, and the sleep is at most 500
+ * µs. It may return early: the caller looks again. errno stays. */
 void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_t *local, uint32_t value,
                       uint64_t timeout_ns) {
   enum { SIZE_U32 = 2, PRIVATE = 128 };
@@ -208,23 +228,27 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
   errno = saved;
 }
 
+/* The calling thread is about to sleep at the closed gate: count it. The first one also notes since when. */
 void sp_slot_wait_begin(struct sp_slot_device *slot) {
   if (__atomic_fetch_add(&slot->waiting, 1, __ATOMIC_SEQ_CST) == 0)
     store_relaxed64(&slot->waiting_since_ns, sp_now_ns());
 }
 
-/* The calling thread waits and is counted. So a count of 0, or of more than SP_WAITING_MAX, is damage: set it to 1.
- * True: this thread has repaired it. */
+/* The calling thread, which has counted itself, has slept and still waits. So a count of 0, or of more than
+ * SP_WAITING_MAX, is damage: set it to 1. True: this call has repaired it. */
 bool sp_slot_wait_again(struct sp_slot_device *slot) {
   uint32_t waiting = __atomic_load_n(&slot->waiting, __ATOMIC_RELAXED);
   return (waiting == 0 || waiting > SP_WAITING_MAX) &&
          __atomic_compare_exchange_n(&slot->waiting, &waiting, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 }
 
+/* The calling thread waits no more. */
 void sp_slot_wait_end(struct sp_slot_device *slot) {
   __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST);
 }
 
+/* Write a diagnostic, with a number that its kind gives a meaning, into our slot. A later one of the same kind replaces
+ * it. The caller then rings the doorbell, so that the agent reads it. */
 void sp_region_diagnose(struct sp_region *region, enum sp_diagnostic_kind kind, uint32_t detail) {
   if (!region->slot || region->slot->pid != (int32_t)getpid() || detail == UINT32_MAX)
     return; /* the slot is not ours; or the detail plus one would be 0, which means that nothing has happened */
@@ -242,7 +266,8 @@ uint32_t sp_slot_check(const uint64_t words[7]) {
   return (uint32_t)(hash >> 32);
 }
 
-/* Write the report and its check word. Meanwhile `sequence` is odd, which tells the agent that a writer is at work. */
+/* Write the report and its check word into our slot. Meanwhile `sequence` is odd, which tells the agent that a writer
+ * is at work. The caller holds the turn lock. */
 void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report) {
   const uint64_t words[7] = {(uint64_t)report->drained_turn << 32 | report->held_turn,
                              report->drained_ns,
@@ -268,17 +293,22 @@ void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report
   store_release(&slot->sequence, (sequence | 1u) + 1u);
 }
 
+/* Enter the turn report->held_turn: publish the report, then read the grant's word again. 1: it still names that turn,
+ * so work may be launched. 0: the turn has been closed, and the caller withdraws its report. The caller holds the turn
+ * lock. */
 int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, const struct sp_grant *grant) {
   sp_slot_publish(slot, report);
   full_fence(); /* pairs with the fence in sp_grant_close: one of the two sees the other */
   return load_acquire(&grant->word) == report->held_turn;
 }
 
+/* Count `count` copies from host memory to the device, of `bytes` in all. Any thread may call it. */
 void sp_slot_copied_to_device(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count) {
   __atomic_fetch_add(&slot->to_device_bytes, bytes, __ATOMIC_RELAXED);
   __atomic_fetch_add(&slot->to_device_count, count, __ATOMIC_RELAXED);
 }
 
+/* Count `count` copies from the device to host memory, of `bytes` in all. Any thread may call it. */
 void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count) {
   __atomic_fetch_add(&slot->to_host_bytes, bytes, __ATOMIC_RELAXED);
   __atomic_fetch_add(&slot->to_host_count, count, __ATOMIC_RELAXED);
@@ -286,14 +316,15 @@ void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_
 
 typedef uint64_t __attribute__((may_alias, aligned(8))) eight_claims;
 
-/* The memory that a slot reports. If the account was overwritten while memory was charged, it falls below zero when
- * that memory is freed. A negative account counts as 0 until the process claims its slot again. */
+/* The memory that a slot reports on the device. If the account was overwritten while memory was charged, it falls below
+ * zero when that memory is freed. A negative account counts as 0 until the process claims its slot again. */
 static uint64_t memory_of(const struct sp_slot *slot, uint32_t device) {
   uint64_t bytes = load_relaxed64(&slot->devices[device].memory_used_bytes);
   return bytes >> 63 ? 0 : bytes;
 }
 
-/* The sum of the memory that the slots report; *overhead_bytes: what must be added to it. */
+/* The sum of the memory that the claimed slots report on the device. *overhead_bytes: what the processes take beyond
+ * that, by the agent's last look at NVML; it may be negative. */
 static uint64_t slots_memory(const struct sp_region *region, uint32_t device, int64_t *overhead_bytes) {
   uint64_t total = 0;
   for (uint32_t group = 0; group < SP_SLOTS_MAX; group += 8) {
@@ -308,21 +339,24 @@ static uint64_t slots_memory(const struct sp_region *region, uint32_t device, in
   return total;
 }
 
+/* How much of the device's memory the share's processes use, as the cap counts it: with the overhead, and at least
+ * 0. */
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
   int64_t overhead_bytes;
   uint64_t total = slots_memory(region, device, &overhead_bytes);
   return overhead_bytes < 0 && total < -(uint64_t)overhead_bytes ? 0 : total + (uint64_t)overhead_bytes;
 }
 
-/* The memory used, as programs are shown it: a negative overhead is not subtracted. The reason is in region.h. */
+/* The memory used, as programs are shown it: a negative overhead is not subtracted. For a program that measures an
+ * allocation by the free memory would be misled if free memory grew without a free. */
 uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device) {
   int64_t overhead_bytes;
   uint64_t total = slots_memory(region, device, &overhead_bytes);
   return overhead_bytes < 0 ? total : total + (uint64_t)overhead_bytes;
 }
 
-/* Charge the bytes to our slot if the share's total stays within the cap. 0: charged; -1: over the cap, and nothing is
- * charged. A cap of 0 is none. */
+/* Charge the bytes to our slot if the share's total on the device stays within the cap, `limit_bytes`. 0: charged; -1:
+ * over the cap, and nothing is charged. A cap of 0 is none. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes) {
   uint64_t *used = &region->slot->devices[device].memory_used_bytes;
   /* Add first, then look. If two processes race, at least one sees the bytes of both, so the cap is never exceeded. At
@@ -337,11 +371,14 @@ int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t byt
   return -1;
 }
 
+/* Lower our slot's charge by `bytes`. A negative number, in two's complement, raises it, whatever the cap says. */
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes) {
   __atomic_fetch_sub(&region->slot->devices[device].memory_used_bytes, bytes, __ATOMIC_SEQ_CST);
   __atomic_fetch_sub(&region->charged[device].memory_bytes, bytes, __ATOMIC_RELAXED);
 }
 
+/* Add to the part of our slot's charge that is reserved for contexts; `bytes` negative: that much is no longer. The
+ * charge itself does not change here. */
 void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes) {
   __atomic_fetch_add(&region->slot->devices[device].context_bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
   __atomic_fetch_add(&region->charged[device].context_bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
@@ -349,21 +386,25 @@ void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t by
 
 /* ---- the agent's side ---- */
 
+/* Tell the processes that the agent is alive at `now_ns`; 0: it stops, and the gates open, unless paused. */
 void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns) {
   store_relaxed64(&owner->header->heartbeat_ns, now_ns);
 }
 
+/* Wake all threads that sleep on the grant's word, so that they look at the grant again. */
 void sp_grant_wake(struct sp_grant *grant) {
   futex(&grant->word, FUTEX_WAKE, INT_MAX, NULL);
 }
 
-/* Change what an open turn allows. Waiters notice it only after sp_grant_wake. */
+/* Change what the turn allows: sp_grant_flags and the two functions behind it tell the meaning. Threads that sleep
+ * notice it only after sp_grant_wake. */
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags) {
   store_relaxed64(&grant->lookahead_ns, lookahead_ns);
   store_relaxed64(&grant->budget_ns, budget_ns);
   store_release(&grant->flags, flags);
 }
 
+/* The word was overwritten: write back `word`, the open turn that the agent remembers. */
 void sp_grant_mend(struct sp_grant *grant, uint32_t word) {
   store_release(&grant->word, word); /* pairs with sp_grant_word, like the store in sp_grant_open */
 }
@@ -373,12 +414,15 @@ void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
   store_relaxed64(&grant->used_ns, used_ns);
 }
 
+/* Tell the processes what the agent has learned from NVML: how much memory a context takes on the device (0: not
+ * known), and how much the share's processes take beyond what their slots report. */
 void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes) {
   store_relaxed64(&grant->context_bytes, context_bytes);
   store_relaxed64((uint64_t *)&grant->overhead_bytes, (uint64_t)overhead_bytes);
 }
 
-/* Open the gate: set the next odd word and return it. Waiters notice it only after sp_grant_wake. */
+/* Open the gate: set the next odd word and return it; `now_ns` is noted as the time. The turn allows what sp_grant_set
+ * is told. Threads that sleep notice it only after sp_grant_wake. */
 uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags,
                        uint64_t now_ns) {
   uint32_t word = grant->word | 1u; /* only the arbiter writes it */
@@ -388,8 +432,8 @@ uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t look
   return word;
 }
 
-/* Close the gate: set the next even word and return it. Slots that are read after this show every process that has
- * entered the turn. */
+/* Close the gate: set the next even word and return it. `flags`: SP_GRANT_PAUSED or 0. Slots that are read after this
+ * show every process that has entered the turn. */
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
   uint32_t word = (grant->word | 1u) + 1u;
   if (word == 0)

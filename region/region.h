@@ -307,7 +307,7 @@ uint64_t sp_header_heartbeat_ns(const struct sp_header *header);
  * slot.
  */
 void sp_region_diagnose(struct sp_region *region, enum sp_diagnostic_kind kind, uint32_t detail);
-/* The name of a driver's function as a detail: FNV-1a. */
+/* The `detail` of a diagnostic about a driver's function: a hash of its name (FNV-1a). */
 static inline uint32_t sp_name_hash(const char *name) {
   uint32_t hash = 2166136261u;
   while (*name)

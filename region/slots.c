@@ -9,11 +9,12 @@
 
 #include "region/region.h"
 
+/* Where the slot begins in the file. */
 static off_t slot_offset(uint32_t slot) {
   return (off_t)(sizeof(struct sp_slots_header) + slot * sizeof(struct sp_slot));
 }
 
-/* Is this copy of a report whole? Its check word tells. */
+/* Is this copy of a report whole, or torn: read while the process was writing it? Its check word tells. */
 static bool is_whole(const struct sp_slot_device *said) {
   const uint64_t words[7] = {(uint64_t)said->drained_turn << 32 | said->held_turn,
                              said->drained_ns,
@@ -25,7 +26,8 @@ static bool is_whole(const struct sp_slot_device *said) {
   return said->check == sp_slot_check(words) || said->sequence == 0; /* 0: no report was ever written */
 }
 
-/* 0: `out` is whole; 1: all three copies were torn, and `out` is the last one; -errno: nothing was read. */
+/* Read what the process in `slot` reports of the share's device `device` (an index). 0: `out` is whole; 1: all three
+ * copies were torn, and `out` is the last one; -errno: nothing was read. */
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
   off_t offset =
       slot_offset(slot) + (off_t)(offsetof(struct sp_slot, devices) + device * sizeof(struct sp_slot_device));
@@ -39,14 +41,16 @@ int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t de
   return 1;
 }
 
+/* Read how much the process in `slot` has copied between the host and the share's device `device` (an index). 0 or
+ * -errno. */
 int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_copies *out) {
   off_t offset = slot_offset(slot) + (off_t)(offsetof(struct sp_slot, copies) + device * sizeof *out);
   ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
   return got == (ssize_t)sizeof *out ? 0 : got < 0 ? -errno : -EIO;
 }
 
-/* Read which slots are claimed and, in the same read, what slot 0 reports of device 0. 0, or -errno: nothing was read,
- * and `claimed` is 0. */
+/* Read which slots are claimed and, in the same read, what slot 0 reports of device 0: most shares have no other
+ * process and device. 0, or -errno: nothing was read, and `claimed` is 0. */
 int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look) {
   struct {
     struct sp_slots_header header;
@@ -66,7 +70,7 @@ int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *loo
   return 0;
 }
 
-/* The pid of the process that holds the slot's record lock; 0: none is known. */
+/* The pid, in the agent's pid namespace, of the process that holds the slot's record lock; 0: none is known. */
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
   struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
   if (fcntl(owner->slots_fd, F_GETLK, &lock))
@@ -74,6 +78,8 @@ int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
   return lock.l_type == F_UNLCK ? 0 : (int32_t)lock.l_pid;
 }
 
+/* Read what went wrong in the process in `slot`: for each of the SP_DIAGNOSTIC_KINDS its detail plus one, or 0. 0 or
+ * -errno. */
 int sp_slot_diagnostics(const struct sp_region_owner *owner, uint32_t slot, uint32_t diagnostics[]) {
   const size_t bytes = sizeof(uint32_t) * SP_DIAGNOSTIC_KINDS;
   ssize_t got =
@@ -81,8 +87,8 @@ int sp_slot_diagnostics(const struct sp_region_owner *owner, uint32_t slot, uint
   return got == (ssize_t)bytes ? 0 : got < 0 ? -errno : -EIO;
 }
 
-/* Undo what a tenant has damaged: a truncated file gets its length back, and the slots in the mask `live` are claimed
- * again. */
+/* Undo what a tenant has damaged: a truncated file gets its length back, and the slots in the mask `live`, of which the
+ * processes live, are claimed again. */
 void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
   static const uint8_t claimed = 1;
   struct stat status;
@@ -106,7 +112,7 @@ int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
 }
 
 /* Read what was written to the doorbell. Returns a mask of the slots that have rung it. That is only a hint, because a
- * tenant may write any byte. */
+ * tenant may write any byte. *full: a process has found no free slot. The number of bytes read is added to *rings. */
 uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full, uint64_t *rings) {
   uint8_t buffer[4096];
   uint64_t rung = 0;

@@ -8,11 +8,14 @@
 
 #include <pthread.h>
 
+/* Set the thread's cancellation state to what sp_cancel_disable has returned. Runs when the block of SP_UNCANCELLED is
+ * left. */
 static inline void sp_cancel_restore(const int *state) {
   int ours;
   pthread_setcancelstate(*state, &ours);
 }
 
+/* Put off cancellation of the calling thread. Returns the state before. */
 static inline int sp_cancel_disable(void) {
   int state;
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);

@@ -22,6 +22,7 @@ BANDS: Final = ("negative", "zero", "positive", "system")
 SYSTEM_PRIORITY: Final = 2_000_000_000
 """The lowest of the priorities that Kubernetes reserves for itself."""
 ORDERS: Final = ("release", "yield", "evict")
+"""The kinds of actions that are written to the API server, and below what became of each."""
 RESULTS: Final = ("written", "gone", "conflict", "budget", "forbidden", "invalid", "busy", "away")
 YIELDS: Final = ("limited", "paused", "evicted", "resumed")
 EVICTIONS: Final = ("yield", "overrun", "timeout", "restart", "unbound")
@@ -37,7 +38,7 @@ OTHER: Final = "other"
 
 
 def band_of(priority: int) -> str:
-    """Return the band of a priority, for a label: bands are few, but PriorityClasses may be any number."""
+    """Return the band of a pod's priority, one of BANDS, for a label: bands are few, priorities may be any number."""
     if priority >= SYSTEM_PRIORITY:
         return BANDS[3]
     return BANDS[2] if priority > 0 else BANDS[1] if priority == 0 else BANDS[0]
@@ -60,7 +61,10 @@ class GateCounters:
     rounds: dict[str, Histogram] = field(default_factory=lambda: {result: Histogram(ROUNDS_S) for result in ROUNDS})
 
     def released(self, share_class: str, priority: int, waited_s: float) -> None:
-        """Count a pod after its gate was removed."""
+        """Count a pod after its gate was removed.
+
+        `share_class`: the most urgent class of its shares. `waited_s`: the time since its creation.
+        """
         self.waits[share_class, band_of(priority)].observe(waited_s)
 
 
@@ -111,7 +115,7 @@ class QueueNames:
         self._others: set[str] = set()
 
     def told(self, look: GateLook) -> dict[str, QueueLook]:
-        """Return the queues by the names under which they are reported.
+        """Return the queues by the names under which they are reported. New queues get a name while there are few.
 
         The queues beyond QUEUES_MAX are added up under OTHER. A queue that has gone keeps its name, with zeros.
         """
@@ -211,9 +215,9 @@ _ROUNDS: Final[HistogramRow[Histogram]] = HistogramRow(
 def _counted(
     known: Sequence[str], of: Callable[[GateCounters], Mapping[str, int]]
 ) -> Callable[[GateSnapshot], list[tuple[tuple[str], int]]]:
-    """Return a function that finds the count of each known key in a snapshot, 0 before the first event.
+    """Return the function that gives a Table its rows: for each key of `known`, the key and its count in a snapshot.
 
-    `of` picks the counts in the counters.
+    `of` picks the counts in the counters. A key that was not counted yet has 0.
     """
     return lambda snapshot: [((key,), of(snapshot.counters).get(key, 0)) for key in known]
 

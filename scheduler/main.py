@@ -58,9 +58,10 @@ METRICS_S: Final = 5.0
 
 
 async def renew_for_ever(cluster: Cluster, name: str) -> None:
-    """Give the cluster a new policy, for ever, when the expected pods, or the devices or processors, have changed.
+    """Every RENEW_S, for ever, give the cluster a new policy if what its numbers are made of has changed.
 
-    `name` is the policy's name. The numbers are computed in a thread, as they take long.
+    These are the expected pods, and the models, devices and processors of the nodes. `name`: the policy's, one of
+    policy.ROWS. The numbers are computed in a thread, as they take up to half a second.
     """
     latest: tuple[Outline, Mix] | None = None
     while True:
@@ -99,7 +100,10 @@ class _OnLoop:
 def _serve_metrics(
     settings: Settings, make_metrics: Callable[[], list[Family]], stack: contextlib.AsyncExitStack
 ) -> None:
-    """Serve the metrics that `make_metrics` returns, at the address in the settings, if any. Raises CannotStart."""
+    """Serve the metrics that `make_metrics` returns, at the address in the settings, if any, until `stack` closes.
+
+    `make_metrics` is called on the event loop for each scrape. Raises CannotStart.
+    """
     if settings.metrics_listen == "off":
         return
     credentials = Credentials(
@@ -111,10 +115,10 @@ def _serve_metrics(
 async def _listen_to_agents(
     settings: Settings, book: UsageBook, client: Client, stack: contextlib.AsyncExitStack
 ) -> usage_server.Counters:
-    """Take the agents' reports into the book; return the counters. Raises SettingsError.
+    """Begin to take the agents' reports into the book, until `stack` closes; return the counters of the streams.
 
-    If `usage_listen` is off, nothing is taken and the counters stay 0. Without a certificate, on the loopback only, the
-    node that a report names is believed.
+    If `usage_listen` is off, nothing is taken and the counters stay 0. `client` asks about the agents' tokens. Without
+    a certificate, on the loopback only, the node that a report names is believed. Raises SettingsError.
     """
     if settings.usage_listen == "off":
         return usage_server.Counters()
@@ -141,7 +145,8 @@ def _gate_controller(
 ) -> tuple[GateController, Lease]:
     """Return the controller that releases pods and makes shares yield, and the lease that lets one replica decide.
 
-    When `stack` closes, the lease is given up and the requests under way are cancelled.
+    Neither runs yet. `not_ready` returns why nothing can be decided yet; empty: it can. When `stack` closes, the lease
+    is given up, then the requests under way are cancelled.
     """
     namespace, _, name = settings.lease.partition("/")
     holder = f"{os.environ.get('HOSTNAME', COMPONENT)}_{secrets.token_hex(4)}"
@@ -153,7 +158,10 @@ def _gate_controller(
 
 
 async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
-    """Run the scheduler until `stopping` is set, then go on answering for `drain_seconds`."""
+    """Run the scheduler until `stopping` is set, then go on answering for `drain_seconds`; `run` (run.py) calls it.
+
+    Raises AccessError or CannotStart if it cannot start, BaseExceptionGroup if a part of it ends by itself.
+    """
     take_open_files()
     heap.tune()
     access = _access(settings)

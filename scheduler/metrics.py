@@ -25,9 +25,9 @@ class Look:
 
     ready: bool
     nodes_by_state: Mapping[str, int]
-    """By STATES."""
+    """By one of STATES."""
     pods_by_state: Mapping[str, int]
-    """By POD_STATES."""
+    """By one of POD_STATES."""
     devices: int
     left: float
     """The unpromised time of all devices, in devices."""
@@ -82,7 +82,7 @@ TABLES: Final[tuple[AnyTable[Look], ...]] = (
 
 
 def manual() -> str:
-    """Return docs/scheduler-metrics.md."""
+    """Return the text of docs/scheduler-metrics.md, made of the tables of both modules."""
     introduction = (
         "Generated from `scheduler/metrics.py` and `gate_metrics.py` by `python -m sharepod.scheduler.metrics`; a test",
         "compares them. Each replica serves its own, at `--metrics-listen`. Series are there from the start, at zero.",

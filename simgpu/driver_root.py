@@ -137,9 +137,9 @@ def fresh(path: Path) -> Path:
 
 
 def lay_out_files(root: Path, version: str, gpus: list[Gpu], settings: str) -> None:
-    """Lay out everything but the device nodes. Raises OSError.
+    """Lay out everything but the device nodes below ``root``. Raises OSError.
 
-    ``settings``: the text of the file in which the libraries find the settings.
+    ``version`` is the driver's. ``settings``: the text of the file in which the libraries find the settings.
     """
     libraries = root / LIBRARIES
     for name in ("libcuda.so", "libnvidia-ml.so"):
@@ -171,7 +171,7 @@ def make_nodes(root: Path, gpus: list[Gpu]) -> None:
 
 
 def main() -> int:
-    """Lay out; return the exit code."""
+    """Lay out the driver in the directory of the command line; return the exit code, 1 after an error."""
     parser = argparse.ArgumentParser(
         prog="python -m sharepod.simgpu.driver_root",
         description=__doc__,

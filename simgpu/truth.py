@@ -21,6 +21,8 @@ _RECORD = struct.Struct("<IIIiIIQQQQQ")  # struct sg_log_record
 
 
 class _Device(ctypes.Structure):
+    """`struct truth_device` of model/truth.c."""
+
     _fields_ = (
         ("name", ctypes.c_char * 96),
         ("uuid", ctypes.c_uint8 * 16),
@@ -34,6 +36,8 @@ class _Device(ctypes.Structure):
 
 
 class _Context(ctypes.Structure):
+    """`struct truth_context` of model/truth.c."""
+
     _fields_ = (
         ("id", ctypes.c_uint32),
         ("pid", ctypes.c_int32),
@@ -45,6 +49,8 @@ class _Context(ctypes.Structure):
 
 
 class _Process(ctypes.Structure):
+    """`struct truth_process` of model/truth.c."""
+
     _fields_ = (
         ("pid", ctypes.c_int32),
         ("owner", ctypes.c_uint32),

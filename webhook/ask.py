@@ -34,7 +34,10 @@ class Defaults:
     """The scheduler of pods that were written for another system's scheduler."""
 
     def percent_of_memory(self, memory_bytes: int) -> int:
-        """Return the compute of a container that asks for this memory alone, on each of its devices."""
+        """Return the compute, in per cent of each device, of a container that asks for this memory alone.
+
+        It is the same part of a device as the memory, rounded up, or `memory_only_percent` if that part is not known.
+        """
         if self.device_memory_bytes is None:
             return self.memory_only_percent
         return max(1, min(100, -(-memory_bytes * 100 // self.device_memory_bytes)))
@@ -68,7 +71,7 @@ class Found:
 
 
 def read_named(item: object, resource: str = "") -> Pod:
-    """Return a pod that is being made, with its units of a resource counted.
+    """Return the pod in a request's JSON; `resource` is the resource that its units count.
 
     Raises Refused for a container's name that Kubernetes does not allow: names go into errors and annotations.
     """
@@ -82,7 +85,10 @@ def read_named(item: object, resource: str = "") -> Pod:
 
 
 def percentage(what: str, text: str) -> int:
-    """Return a decimal fraction such as 0.25 in whole per cent. Raises Refused; its text begins with `what`."""
+    """Return a decimal fraction such as 0.25 in whole per cent.
+
+    Raises Refused for any other text, and for parts of a per cent; the error begins with `what`.
+    """
     match = _DECIMAL.fullmatch(text)
     if match is None or text in ("", "."):
         raise Refused(f"{what} is {shown(text)}: give a decimal number such as 0.5")
@@ -95,7 +101,10 @@ def percentage(what: str, text: str) -> int:
 
 
 def number(what: str, text: str, least: int, most: int) -> int:
-    """Return a whole number in plain digits. Raises Refused; its text begins with `what`."""
+    """Return the whole number in `text`. Raises Refused unless it is `least` to `most` in plain digits.
+
+    The error begins with `what`.
+    """
     if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
         raise Refused(f"{what} is {shown(text)}: give a whole number from {least} to {most}")
     return int(text)
@@ -122,17 +131,17 @@ def amount(container: Container, resource: str, most: int) -> int | None:
 
 
 def devices(what: str, text: str) -> int:
-    """Return the number of devices that an ask spreads over. Raises Refused; its text begins with `what`."""
+    """Return the number of devices in `text`, 1 to DEVICES_MAX. Raises Refused; the error begins with `what`."""
     return number(what, text, 1, DEVICES_MAX)
 
 
 def mebibytes(what: str, text: str) -> int:
-    """Read a memory size in MiB, and return it in bytes. Raises Refused; its text begins with `what`."""
+    """Return the memory size in `text`, a number of MiB, in bytes. Raises Refused; the error begins with `what`."""
     return number(what, text, 1, MEMORY_MOST_BYTES // MIB) * MIB
 
 
 def no_whole_devices(pod: Pod, system: str) -> None:
-    """Raise Refused when a pod that asks for a part of a device also asks for whole ones."""
+    """Raise Refused when a pod that asks for a part of a device in `system`'s words also asks for whole devices."""
     for container in pod.all_containers:
         if container.resource(WHOLE_GPU) is not None:
             raise Refused(

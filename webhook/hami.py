@@ -55,9 +55,10 @@ def find(pod: Pod, defaults: Defaults) -> Found | None:
 
 
 def _ask(container: Container, defaults: Defaults) -> tuple[Ask, str]:
-    """Return what a container asks for, and a warning (or an empty text).
+    """Return what a container asks for, and a warning or an empty text. Raises Refused.
 
-    An amount of 0 counts as none, but 0 devices are refused. Raises Refused.
+    An amount of 0 counts as none, but 0 devices are refused. The share's percentage is that of the compute, else that
+    of the memory, else 100.
     """
     count = amount(container, WHOLE_GPU, DEVICES_MAX)
     if count == 0:
@@ -87,7 +88,10 @@ def _ask(container: Container, defaults: Defaults) -> tuple[Ask, str]:
 
 
 def _memory_part(container: Container, part: int, compute: int, defaults: Defaults) -> int:
-    """Return a percentage of a device's memory in bytes. Raises Refused if a device's memory is not known."""
+    """Return `part` per cent of a device's memory in bytes, in whole MiB.
+
+    Raises Refused if a device's memory is not known; the error names the container and its `compute`.
+    """
     if defaults.device_memory_bytes is None:
         raise Refused(
             f"container {container.name} asks for {part} % of the memory and {compute} % of the compute: "

@@ -53,7 +53,7 @@ def find(pod: Pod, defaults: Defaults) -> Found | None:
 
 
 def _container(pod: Pod, given: dict[str, str]) -> Container:
-    """Return the container that the share is for: the named one, else the first. Raises Refused."""
+    """Return the container that the share is for: the one that an annotation names, else the first. Raises Refused."""
     if CONTAINER not in given:
         if not pod.containers:
             raise Refused("the pod has no container")
@@ -68,7 +68,10 @@ def _container(pod: Pod, given: dict[str, str]) -> Container:
 
 
 def _check(pod: Pod, container: Container, given: dict[str, str]) -> None:
-    """Raise Refused for words that contradict each other, or that no share here can fulfil."""
+    """Raise Refused for words that contradict each other, or that no share can fulfil.
+
+    `given` are the pod's annotations in KAI's words, `container` is the one that gets the share.
+    """
     if FRACTION in given and MEMORY in given:
         raise Refused(f"annotations {FRACTION} and {MEMORY} are both given: give one of them")
     if FRACTION not in given and MEMORY not in given:

@@ -62,7 +62,10 @@ def _given(pod: Pod) -> dict[str, str]:
 
 
 def _ask(pod: Pod, given: dict[str, str], request: int, limit: int) -> Ask:
-    """Return the share of the pod's only container; `request` and `limit` are in per cent. Raises Refused."""
+    """Return the share of the pod's only container. `request` and `limit` are in per cent of one device.
+
+    Above 100 they are whole devices. `given` are the pod's words, see `_given`. Raises Refused.
+    """
     memory = number(MEMORY, given[MEMORY], 0, MEMORY_MOST_BYTES) if MEMORY in given else 0
     if 0 < memory < MEMORY_LEAST_BYTES:
         raise Refused(f"{MEMORY} is {memory} bytes: give at least {MEMORY_LEAST_BYTES}, it is in bytes")

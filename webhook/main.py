@@ -28,7 +28,10 @@ GATE_PATH: Final = "/gate"
 
 
 def _serve_metrics(settings: Settings, collector: WebhookMetrics) -> Callable[[], None]:
-    """Serve a collector at the address in the settings. Return the function that ends it. Raises CannotStart."""
+    """Serve a collector at the address in the settings, if there is one. Return the function that ends it.
+
+    Raises CannotStart.
+    """
     if settings.metrics_listen == "off":
         return lambda: None
     files = settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file
@@ -46,6 +49,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
     server = WebhookServer(handlers, credentials, collector)
 
     def drain() -> None:
+        """Begin the drain: clients are sent to other replicas."""
         log.info("webhook stopping", extra={"drain_seconds": settings.drain_seconds})
         server.drain()
 

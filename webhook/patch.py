@@ -15,7 +15,7 @@ Operation = dict[str, Any]
 def difference(before: object, after: object, path: str = "") -> Iterator[Operation]:
     """Yield the operations that turn `before` into `after`: objects key by key, lists of equal length item by item.
 
-    Any other value is replaced as a whole. `path` is the JSON pointer to the two values.
+    Any other value is replaced as a whole. `path` is the JSON pointer to the two values, empty for the whole document.
     """
     if before is after:  # also for untouched parts of a hostile pod, however deep they are
         return

@@ -120,7 +120,10 @@ def _object(parent: JsonObject, key: str) -> dict[str, Any]:
 
 
 def _text(parent: JsonObject, key: str, form: re.Pattern[str], default: str | None = None) -> str:
-    """Return the text under `key`, or `default` if it is missing. Raises MalformedReview for any other form."""
+    """Return the text under `key`, or `default` if it is missing. Raises MalformedReview unless `form` matches it all.
+
+    Without a default, a missing text is malformed, too.
+    """
     value = parent.get(key, default)
     if not isinstance(value, str) or not form.fullmatch(value):
         raise MalformedReview(f"request.{key} is no text of its kind")

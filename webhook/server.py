@@ -66,7 +66,7 @@ class WebhookServer:
         )
 
     async def start(self, address: str, port: int) -> int:
-        """Listen; return the port. Raises OSError."""
+        """Listen at `address`, "" for all addresses, and `port`, 0 for a free one. Return the port. Raises OSError."""
         context = self._credentials.following()
         if context is None:
             raise ValueError("a webhook has a certificate")
@@ -96,6 +96,7 @@ class WebhookServer:
         """Return what aiohttp calls for each request to a handler's path. `name` is the handler's in the metrics."""
 
         async def serve(request: web.Request) -> web.Response:
+            """Answer one request, and count it. A body that is no review gets a 4xx status."""
             began_s, result = time.monotonic(), "malformed"
             try:
                 body = await self._read(request)
@@ -153,7 +154,10 @@ class _Complaints:
         self._untold = 0
 
     def tell(self, peer: str | None, status: int, cause: str) -> None:
-        """Log a request, or count it for the next line."""
+        """Log a request with the status that it got and the cause, or count it for the next line.
+
+        `peer` is its address; None: not known.
+        """
         now = time.monotonic()
         self._left, self._left_at = min(float(_COMPLAINTS), self._left + now - self._left_at), now
         if self._left < 1:

@@ -97,7 +97,11 @@ def _check(pod: Pod, ask: Ask) -> None:
 
 
 def _write(original: JsonObject, pod: Pod, system: str, asks: Iterable[Ask], defaults: Defaults) -> dict[str, Any]:
-    """Return the translated pod. Unchanged parts are shared with the original."""
+    """Return the pod's JSON with our annotations, resources and MARK in it.
+
+    Another system's scheduler is replaced by that of `defaults`. `original`, the JSON before, is not changed; the two
+    share the parts that are equal.
+    """
     annotations = dict(pod.annotations)
     spec: dict[str, Any] = dict(at(original, "spec"))
     marks = [pod.annotations.get(MARK, system)]
@@ -115,7 +119,10 @@ def _write(original: JsonObject, pod: Pod, system: str, asks: Iterable[Ask], def
 
 
 def _annotations(pod: Pod, ask: Ask) -> dict[str, str]:
-    """Return our annotations for one container. A class that the pod gives in our words wins. Raises Refused."""
+    """Return our annotations for one container. The memory in them is that of all its devices together.
+
+    A class that the pod gives in our words wins. Raises Refused for a name that is too long for an annotation.
+    """
     said: dict[str, str] = {}
     if ask.devices > 1:
         said["devices"] = str(ask.devices)

@@ -38,10 +38,13 @@ def _holders(node: NodeStatus, device: DeviceUuid, but: ShareId) -> list[tuple[S
 
 
 def _reason_waiting(terms: DeviceTerms, usage: DeviceUsage, names: str, share_class: ShareClass) -> str:
-    """Return why a share waits, other than for its gang. `names`: the holders, in words; empty if there is none."""
+    """Return why a share waits on a device, as a sentence; the wait for its gang is not told here.
+
+    `names`: the holders of the device, in words; empty if there is none.
+    """
     request, limit = terms.terms.request_millipercent, terms.terms.limit_millipercent
     used = usage.used_1s_millipercent
-    if limit < 100_000 and used >= limit * 0.97:
+    if limit < 100_000 and used >= limit * 0.97:  # a share that its limit holds back has used a little less than that
         return (
             f"waits because it has used {percent_text(used)} of the last second and its limit is "
             f"{percent_text(limit)}: raise the limit to let it use more"
@@ -115,7 +118,7 @@ def _reason(
 
 
 def explain(node: NodeStatus, share_id: ShareId) -> list[pb.Explanation]:
-    """Return one explanation per device of the share. Raises UnknownShare."""
+    """Return one explanation per device of the share: why it runs or waits there, and facts. Raises UnknownShare."""
     status = next((s for s in node.shares if s.share.id == share_id), None)
     if status is None:
         raise UnknownShare(f"no share {share_id!r} on this node: `sharepod ps` lists those that are there")
@@ -150,7 +153,7 @@ def explain(node: NodeStatus, share_id: ShareId) -> list[pb.Explanation]:
 
 
 def _gang(status: ShareStatus, mates: Sequence[ShareStatus]) -> tuple[str, ...]:
-    """Return a sentence about the gang of the share; none if it is in no gang."""
+    """Return a sentence about the gang of the share; none if it is in no gang. `mates`: the gang's shares, with it."""
     if not status.share.gang:
         return ()
     others = [mate.share.title for mate in mates if mate is not status]

@@ -78,6 +78,7 @@ class _Latest:
     """The last snapshot, and a way for the streams to wait for the next one."""
 
     def __init__(self) -> None:
+        """Begin without a snapshot. Called in a running loop."""
         self.snapshot: Snapshot | None = None
         self._next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -88,14 +89,15 @@ class _Latest:
         shown.set_result(None)
 
     async def wait(self) -> None:
-        """Return when there is a new snapshot."""
-        await asyncio.shield(self._next)
+        """Return when `show` is called next."""
+        await asyncio.shield(self._next)  # a stream that is cancelled must not cancel the future of all
 
 
 class Feed:
     """The streams of one node, from construction in a running loop to `close`."""
 
     def __init__(self, target: Target, node_name: str, version: str, counters: Counters) -> None:
+        """Begin to send. `version` is the agent's; what is sent is counted in `counters`, for the metrics."""
         self._target = target
         self._node = pb.ReportingNode(name=node_name, version=version)
         self._counters = counters
@@ -117,14 +119,17 @@ class Feed:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
-        """Keep one stream to each address of the schedulers."""
+        """Keep one stream to each address of the schedulers, until cancelled: ask for the addresses again and again."""
         while True:
             with contextlib.suppress(_Failed):
                 self._set_addresses(await self._resolve())
             await asyncio.sleep(RESOLVE_S if self._streams else 5 * random.uniform(0.5, 1))  # noqa: S311
 
     async def _resolve(self) -> frozenset[Address]:
-        """Return the addresses of the schedulers. Raises _Failed; then the known addresses are kept."""
+        """Return the addresses of the schedulers' name.
+
+        Raises _Failed; then the caller keeps the known addresses. A failure is logged once while it stays the same.
+        """
         target, failure = self._target, ""
         try:
             found = await on_thread("feed", lambda: _addresses(target.host, target.port))
@@ -154,6 +159,7 @@ class _Stream:
     def __init__(
         self, address: Address, target: Target, node: pb.ReportingNode, counters: Counters, latest: _Latest
     ) -> None:
+        """Take the address, and what all streams have in common; `run` does the work."""
         self._address = address
         self._name = f"{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}"
         self._target = target
@@ -166,7 +172,7 @@ class _Stream:
         """When the scheduler last answered, or else the stream was opened (time.monotonic)."""
 
     async def run(self) -> None:
-        """Keep the stream open, for ever."""
+        """Open the stream again whenever it ends, until cancelled: soon after a healthy one, else later each time."""
         wait_s, most_s = BACKOFF_S
         while True:
             began_s = time.monotonic()
@@ -179,7 +185,7 @@ class _Stream:
             await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # noqa: S311 - a cluster does not come back all at once
 
     async def _once(self) -> str:
-        """Open the stream and send until it fails; return the reason."""
+        """Open the stream and send until it fails or ends; return the reason, in one line. Raises nothing."""
         try:
             credentials, metadata = await on_thread("feed", self._read_credentials)
             async with self._channel(credentials) as channel:
@@ -219,7 +225,10 @@ class _Stream:
         return grpc.aio.secure_channel(target, credentials, options=options)
 
     async def _talk(self, call: Call) -> None:
-        """Send and listen until one of them fails, and raise its error."""
+        """Send and listen until one of them fails, and raise its error.
+
+        `_listen` knows why the scheduler ends the stream, `_send` that it is silent. Each ends the other.
+        """
         self._answered_s = time.monotonic()
         sending = asyncio.create_task(self._send(call))
         sending.add_done_callback(lambda _: call.cancel())
@@ -265,7 +274,7 @@ class _Stream:
                     raise _Failed(f"no answer for {ANSWER_S:g} s")
 
     def _forget(self) -> None:
-        """Count the scheduler as not connected."""
+        """Count the scheduler as not connected. The dictionary is replaced, because another thread reads it."""
         self._counters.answered_ns = {name: at for name, at in self._counters.answered_ns.items() if name != self._name}
 
 

@@ -52,7 +52,7 @@ class Hello:
         """The connections, each with its task."""
 
     async def serve(self, path: Path) -> None:
-        """Listen at a path. Raises OSError."""
+        """Listen at a path, until `close`. Raises OSError."""
         self._server = await asyncio.start_unix_server(self._welcome, path)
 
     async def close(self) -> None:
@@ -65,7 +65,10 @@ class Hello:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def peer(self, metadata: Iterable[Sequence[Any]] | None) -> Peer | None:
-        """Return the caller that has the ticket of a call; None: the call carries none. Raises InvalidInput."""
+        """Return the caller that has the ticket in a call's metadata; None: it carries none.
+
+        Raises InvalidInput if the ticket is not valid any more.
+        """
         ticket = next((item[1] for item in metadata or () if item[0] == TICKET_KEY), None)
         if ticket is None:
             return None
@@ -74,7 +77,10 @@ class Hello:
         return self._peers[ticket]
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Give a caller its ticket, and take the ticket back when the caller hangs up."""
+        """Serve one connection: give the caller its ticket, and take it back when the caller hangs up.
+
+        After TICKET_S the agent hangs up. A user that has PEERS_OF_A_USER tickets gets none.
+        """
         own = writer.get_extra_info("socket")
         raw = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(raw)

@@ -41,7 +41,7 @@ def nothing_yet() -> Report:
 
 
 def check(report: Report) -> None:
-    """Raise InvalidInput if the report is from another version of the plugin."""
+    """Raise InvalidInput if the report has other keys or counts than this version of the plugin sends."""
     for what, given, known in (("starts", report.starts, STARTS), ("errors", report.errors, SIDES)):
         if set(given) != set(known):
             raise InvalidInput(f"{what} of the plugin are {', '.join(sorted(given))}: they are {', '.join(known)}")
@@ -51,7 +51,7 @@ def check(report: Report) -> None:
 
 
 def seconds(times: pb.CallTimes) -> tuple[Sequence[int], float]:
-    """Return the counts, and the sum in seconds."""
+    """Return the counts of a histogram of calls, and the sum of their times in seconds."""
     return times.counts, times.sum_ns / 1e9
 
 

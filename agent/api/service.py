@@ -69,9 +69,13 @@ _ENDS_OUT: Final = pb.TurnEnd.values()[1:]
 
 
 async def answer(context: Context, name: str, call: Callable[[], Answer]) -> Answer:
-    """Return what `call` returns. An error that it raises ends the rpc of `context` with the error's status code."""
+    """Return what `call` returns. An error that it raises ends the rpc of `context` with the error's status code.
+
+    `name` is the rpc's, for the log.
+    """
 
     async def called() -> Answer:
+        """Make the call an awaitable, for _await_answer."""
         return call()
 
     return await _await_answer(context, name, called())
@@ -91,10 +95,11 @@ async def _await_answer(context: Context, name: str, call: Awaitable[Answer]) ->
 def _as_rpc(
     method: Callable[[NodeService, Request], Response],
 ) -> Callable[[NodeService, Request, Context], Awaitable[Response]]:
-    """Make an rpc of a plain method: errors become status codes."""
+    """Make an rpc of a method that takes a request and returns the answer: its errors become status codes."""
 
     @functools.wraps(method)
     async def handler(self: NodeService, request: Request, context: Context) -> Response:
+        """Answer the rpc with what the method returns, or with its error."""
         return await answer(context, method.__name__, lambda: method(self, request))
 
     return handler
@@ -104,6 +109,7 @@ class NodeService(rpc.NodeServiceServicer):
     """The rpcs of proto/v1.proto on one node."""
 
     def __init__(self, node: Node, releases: Releases, hello: Hello) -> None:
+        """Take the node, the devices in operators' hands, and what tells the process of a caller."""
         self._node = node
         self._releases = releases
         self._hello = hello
@@ -114,6 +120,7 @@ class NodeService(rpc.NodeServiceServicer):
         """Create a share that only operators may change."""
 
         def register() -> pb.RegisterShareResponse:
+            """Create the share, which no token can change. Raises a ShareError."""
             return self.register(request, "", self._hello.peer(context.invocation_metadata()))
 
         return await answer(context, "RegisterShare", register)
@@ -179,7 +186,7 @@ class NodeService(rpc.NodeServiceServicer):
 
     @_as_rpc
     def ListTurns(self, request: pb.ListTurnsRequest) -> pb.ListTurnsResponse:  # noqa: N802
-        """Return finished turns after the given sequence, oldest first."""
+        """Return finished turns after the given sequence, oldest first; max_turns 0 asks for _TURNS_DEFAULT."""
         if request.max_turns > _TURNS_MAX:
             raise InvalidInput(f"max_turns {request.max_turns} is above {_TURNS_MAX}: ask for less and call again")
         found = self._node.turns(request.after_sequence, request.max_turns or _TURNS_DEFAULT)
@@ -206,7 +213,7 @@ class NodeService(rpc.NodeServiceServicer):
         )
 
     async def ReleaseDevice(self, request: pb.ReleaseDeviceRequest, context: Context) -> pb.ReleaseDeviceResponse:  # noqa: N802
-        """Release a device into an operator's hands."""
+        """Release a device into an operator's hands, and return it with the shares that hold it."""
         status = await _await_answer(context, "ReleaseDevice", self._releases.release(request.device))
         held = [one for one in self._node.statuses() if any(d.device == status.info.uuid for d in one.share.devices)]
         return pb.ReleaseDeviceResponse(device=_device(status), shares=map(self._share, held))
@@ -226,7 +233,7 @@ class NodeService(rpc.NodeServiceServicer):
     async def WatchUsage(  # noqa: N802
         self, request: pb.WatchUsageRequest, context: Context
     ) -> AsyncIterator[pb.WatchUsageResponse]:
-        """Send usage now and then every interval until the client leaves or a named share ends."""
+        """Send the usage at once, and again after each interval, until the client leaves or a named share ends."""
         try:
             interval_ns = _interval_ns(request)
             ids = [self._node.share(reference).id for reference in request.shares]
@@ -251,6 +258,7 @@ class NodeService(rpc.NodeServiceServicer):
         )
 
     def _share(self, status: ShareStatus) -> pb.Share:
+        """Return a share and its usage as a message. The owner's token is left out."""
         share = status.share
         indices = {device.info.uuid: device.info.index for device in self._node.published.devices}
         devices = [
@@ -314,6 +322,7 @@ def _interval_ns(request: pb.WatchUsageRequest) -> int:
 
 
 def _device_share(held: DeviceUsage, terms: Terms, index: int) -> pb.DeviceShare:
+    """Return what a share holds and uses of one device as a message; `index` is the device's."""
     usage = held.usage
     return pb.DeviceShare(
         device_uuid=held.device,
@@ -333,6 +342,7 @@ def _device_share(held: DeviceUsage, terms: Terms, index: int) -> pb.DeviceShare
 
 
 def _device(status: DeviceStatus) -> pb.Device:
+    """Return a device as a message."""
     return pb.Device(
         uuid=status.info.uuid,
         index=status.info.index,

@@ -56,7 +56,7 @@ def message(node: pb.ReportingNode, before: Snapshot | None, after: Snapshot) ->
 
 
 def _new(before: Iterable[Part], after: Iterable[Part]) -> list[Part]:
-    """Return the parts of `after` that are new or have changed."""
+    """Return the parts of `after` that are not in `before` with the same content: they are new or have changed."""
     known = {part.SerializeToString() for part in before}
     return [part for part in after if part.SerializeToString() not in known]
 
@@ -113,12 +113,16 @@ class SnapshotBuilder:
         )
 
     def _device_numbers(self, device: DeviceStatus, now_ns: int, waited: int) -> pb.DeviceNumbers:
-        """Return the numbers of a device; each that has moved by less than a step stays as last sent."""
+        """Return the numbers of a device; each that has moved by less than a step stays as last sent.
+
+        `waited`: the sum of what its shares waited over the last minute, millipercent.
+        """
         last = self._devices.get(device.info.index, pb.DeviceNumbers())
         account = self._accounts[device.info.uuid]
         memory_step = device.info.memory_total_bytes // MEMORY_STEPS or MEMORY_STEP_BYTES
 
         def rate(before: int, window_ns: int) -> int:
+            """Return the rate over a window, in steps; `before`: as last sent."""
             return stepped(before, account.rate_millipercent(now_ns, window_ns), STEP_MILLIPERCENT)
 
         return pb.DeviceNumbers(
@@ -132,7 +136,7 @@ class SnapshotBuilder:
 
 
 def stepped(told: int, value: int, step: int) -> int:
-    """Return the value in whole steps; or `told`, sent last, if the two are less than a step apart.
+    """Return `value` rounded to whole steps; or `told`, sent last, if the two are less than a step apart.
 
     A value of 0 is always 0: an idle device is shown as idle.
     """
@@ -140,6 +144,7 @@ def stepped(told: int, value: int, step: int) -> int:
 
 
 def _device(device: DeviceStatus, *, offered: bool) -> pb.ReportedDevice:
+    """Return a device without its numbers, which are sent apart; `offered`: the device plugin gives it out."""
     info = device.info
     return pb.ReportedDevice(
         index=info.index,

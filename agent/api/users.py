@@ -28,7 +28,7 @@ _OPERATORS: Final = f"ask an operator: they may on {SOCKET_NAME}"
 
 
 def _owner(metadata: Iterable[Sequence[Any]] | None) -> str:
-    """Return the digest of the token that a call carries; empty when it carries none. Raises InvalidInput."""
+    """Return the digest of the token in a call's metadata; empty when there is none. Raises InvalidInput."""
     token = next((item[1] for item in metadata or () if item[0] == TOKEN_KEY), "")
     if token and len(token) not in _TOKEN_LENGTHS:
         raise InvalidInput(f"the token has {len(token)} characters, outside 32–256: draw a new one at random")
@@ -51,6 +51,7 @@ class UsersService(NodeService):
         """Create a share that belongs to the caller."""
 
         def register() -> pb.RegisterShareResponse:
+            """Check what a user may ask for, and create the share. Raises a ShareError."""
             if request.id:
                 raise NotYours(f"an id is given to shares of pods alone: leave it out, or {_OPERATORS}")
             _check_labels(request.labels)
@@ -118,6 +119,7 @@ async def _refuse(context: Context, name: str, why: str) -> Never:
     """End the rpc with NotYours. `why` is what follows its name in the error."""
 
     def refuse() -> Never:
+        """Raise NotYours."""
         raise NotYours(f"{name} {why}: {_OPERATORS}")
 
     await answer(context, name, refuse)

@@ -1,4 +1,10 @@
-/* The arbiter's thread and the functions of arbiter.h. node.h lists which file does what. */
+/*
+ * The arbiter's thread, and the functions of arbiter.h that add, change and remove devices and shares. node.h lists
+ * which file does what.
+ *
+ * The public functions take the arbiter's lock, the static ones run under it. After a change of a share the thread is
+ * poked, which then steps the devices. `now_ns` is CLOCK_MONOTONIC. A member is a share on one of its devices.
+ */
 #define _GNU_SOURCE
 #include "agent/arbiter/arbiter.h"
 
@@ -16,6 +22,7 @@
 
 #define EVENTS 64
 
+/* The tag of events of the doorbell of the share with that handle: see SP_TAG_DOORBELL. */
 static uint64_t doorbell_tag(int share) {
   return (uint64_t)SP_TAG_DOORBELL << 62 | (uint64_t)share << 8;
 }
@@ -27,15 +34,15 @@ static void on_doorbell(struct sp_arbiter *arbiter, struct sp_share *share) {
       sp_doorbell_drain(&share->region, &full, &share->rings); /* before the scan: a change after it rings again */
   uint64_t now_ns = sp_now_ns();
   sp_slots_mark_responsive(share, rung);
-  if (rung & ~share->watched || full) /* a new process */
+  if (rung & ~share->watched || full) /* a process that is not known yet */
     sp_slots_watch(arbiter, share, now_ns);
   if (full) /* a process says that it found no free slot */
     sp_diagnostic_full(share);
   sp_step_share(arbiter, share, now_ns);
 }
 
-/* Go on after all threads of the agent stood still for so long that the gates opened. Each turn is scanned before its
- * time is billed: a turn that drained meanwhile pays until its drain, and not until now. */
+/* Go on after the agent's threads stood still for longer than SP_STALE_NS, so that all gates opened. Each turn of the
+ * device is scanned before its time is billed: one that drained meanwhile pays until its drain, and not until now. */
 static void go_on(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   for (uint32_t index = device->draining; index-- > 0;) /* downwards: an update may end a drain */
     sp_turn_update(arbiter, device->drains[index], now_ns);
@@ -44,7 +51,8 @@ static void go_on(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
   sp_bill(device, now_ns);
 }
 
-/* Every SP_TICK_NS: heartbeat, a look at what rings no doorbell, a step of every device. */
+/* Every SP_TICK_NS, and after a standstill: the heartbeat if it is due, a look at what rings no doorbell, a step of
+ * every device. */
 static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
   arbiter->ticked_ns = now_ns;
   bool beat = now_ns - arbiter->heartbeat_ns > SP_BEAT_NS;
@@ -65,6 +73,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
       sp_region_heartbeat(&share->region, now_ns);
       sp_terms_mend(arbiter, share);
     }
+    /* Once in SP_WATCH_NS; at each tick, while the process of some slot is not known. */
     bool look = now_ns - share->watched_ns >= SP_WATCH_NS || share->watched != share->claimed;
     bool late = false; /* a drain is late: its process may have become another program */
     for (uint32_t index = 0; index < share->member_count; index++)
@@ -91,7 +100,8 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     sp_step(arbiter, &arbiter->devices[index], now_ns); /* a step can be due by the passing of time alone */
 }
 
-/* Handle an event: the timer or a poke, a doorbell, or the end of a process. */
+/* Handle one event of epoll_wait. Its tag (SP_TAG_*) tells what it is: the timer or a poke, which only end the wait
+ * (the read resets the counter); a doorbell; or the end of a process. */
 static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) {
   uint64_t tag = event->data.u64;
   if (tag >> 62 == SP_TAG_LOOP) {
@@ -112,7 +122,8 @@ static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) 
   }
 }
 
-/* The arbiter's thread. It holds the lock except while it waits for events. */
+/* The arbiter's thread, until `stopping`: does what is due, then sleeps until the next moment at which something is, or
+ * an event. It holds the lock except while it waits for events. */
 static void *run(void *argument) {
   struct sp_arbiter *arbiter = argument;
   prctl(PR_SET_NAME, "sharepod-arbiter");
@@ -150,13 +161,14 @@ static void *run(void *argument) {
   return NULL;
 }
 
-/* Add a descriptor to the loop's epoll. 0 or -errno. Edge-triggered: all that has come is read before the next
- * epoll_wait, so it need not be reported twice. */
+/* Add a descriptor to the loop's epoll; its events carry `tag`. 0 or -errno. Edge-triggered: all that has come is read
+ * before the next epoll_wait, so it need not be reported twice. Needs no lock. */
 static int watch(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = tag};
   return epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }
 
+/* Make an arbiter without devices, shares and threads. NULL: there is no memory, or no descriptor. */
 struct sp_arbiter *sp_arbiter_new(void) {
   struct sp_arbiter *arbiter = aligned_alloc(_Alignof(struct sp_arbiter), sizeof *arbiter);
   if (!arbiter)
@@ -177,6 +189,7 @@ struct sp_arbiter *sp_arbiter_new(void) {
   return arbiter;
 }
 
+/* Start the identity thread, then the arbiter's. 0; -EALREADY; or -errno, and then no thread runs. */
 int sp_arbiter_start(struct sp_arbiter *arbiter) {
   if (arbiter->running)
     return -EALREADY;
@@ -194,19 +207,23 @@ int sp_arbiter_start(struct sp_arbiter *arbiter) {
   return error;
 }
 
-/* Open a share's gates for good: what waits passes, unless it is paused. */
+/* Open a share's gates for good: what waits passes, unless it is paused. Called when the share is removed, and when the
+ * agent stops. */
 static void let_go(struct sp_share *share) {
   sp_region_heartbeat(&share->region, 0); /* 0: the gates are open */
   for (uint32_t index = 0; index < share->member_count; index++)
     sp_grant_wake(share->members[index].grant);
 }
 
+/* Close the share's descriptors and mappings, and free it. Its files stay. It needs no lock. */
 static void free_share(struct sp_share *share) {
   sp_slots_close(share);
   sp_region_close(&share->region);
   free(share);
 }
 
+/* Planned stop: end the arbiter's thread, open the gates, end the identity thread, free everything. `arbiter` may be
+ * NULL, or never started. No other call may be under way or follow. */
 void sp_arbiter_free(struct sp_arbiter *arbiter) {
   if (!arbiter)
     return;
@@ -242,6 +259,7 @@ void sp_arbiter_free(struct sp_arbiter *arbiter) {
   free(arbiter);
 }
 
+/* Add a device by its UUID, which is copied. Returns its handle; -ENAMETOOLONG; -ENOSPC: too many devices. */
 int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
   if (strlen(uuid) >= SP_UUID_BYTES)
     return -ENAMETOOLONG;
@@ -262,7 +280,8 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
   return handle;
 }
 
-/* 0; -errno: there are too few or too many terms, no such device, or a value is out of range. */
+/* Check the `count` terms of one share. 0; -EINVAL: too few or too many, or a value is out of range; -ENODEV: no such
+ * device. */
 static int check_terms(const struct sp_arbiter *arbiter, const struct sp_terms *terms, uint32_t count) {
   if (count == 0 || count > SP_DEVICES_MAX)
     return -EINVAL;
@@ -278,7 +297,7 @@ static int check_terms(const struct sp_arbiter *arbiter, const struct sp_terms *
   return 0;
 }
 
-/* Set the member's terms, here and in its grant. The caller tells the policy. */
+/* Set the member's terms, here and in its grant, which its processes read. The caller tells the policy. */
 static void write_terms(struct sp_member *member, const struct sp_terms *terms) {
   member->terms = *terms;
   member->grant->memory_limit_bytes = terms->memory_limit_bytes;
@@ -287,7 +306,8 @@ static void write_terms(struct sp_member *member, const struct sp_terms *terms) 
   member->grant->share_class = terms->share_class;
 }
 
-/* Add the member to the device and its policy; adopt what an earlier agent left. -EUSERS: the policy is full. */
+/* Add the member to the device and its policy, and adopt what an earlier agent left in its grant: what it has learned
+ * of memory, and an open turn, which drains. 0; -EUSERS: the policy is full. */
 static int join_device(struct sp_member *member, struct sp_node_device *device, const struct sp_terms *terms,
                        uint64_t now_ns) {
   member->device = device;
@@ -319,7 +339,8 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   return 0;
 }
 
-/* End the share's turns, and take its members off the devices that they have joined. */
+/* End the share's turns, and take its members off the devices. Members that have not joined one are left out: so this
+ * undoes a sp_arbiter_add_share that has failed midway, too. */
 static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
@@ -333,6 +354,9 @@ static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, ui
   }
 }
 
+/* Make the region in `directory`, or adopt a live one, and add the share to its devices. `used_ns`: by term, up to
+ * where an earlier agent has billed it; NULL: 0. Returns the handle, or -errno: then all is undone, but files that were
+ * made stay. `error` carries the first failure past the later steps. */
 int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, const struct sp_terms *terms,
                          uint32_t term_count, const uint64_t *used_ns) {
   pthread_mutex_lock(&arbiter->lock);
@@ -393,6 +417,8 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
   return error ? error : handle;
 }
 
+/* Change the terms of a share, in the order of its devices. An open turn is soon judged anew. 0; -ENOENT: no such
+ * share; -EINVAL, -ENODEV: the terms are out of range, or for other devices. On errors nothing has changed. */
 int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
@@ -419,6 +445,8 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
   return error;
 }
 
+/* Pause the share (`paused` is not 0) or resume it, and with it its gang. A pause closes its turns at once. 0, or
+ * -ENOENT. */
 int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
@@ -433,6 +461,7 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
   return found ? 0 : -ENOENT;
 }
 
+/* Move the share into the gang of that key; 0: into one of its own. 0; -ENOENT: no such share; -ENOMEM. */
 int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
@@ -442,6 +471,8 @@ int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key) {
   return error;
 }
 
+/* Forget a share: end its turns, and open its gates for good, also those of a paused share. 0, or -ENOENT. The caller
+ * removes its files. */
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
@@ -449,6 +480,7 @@ int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
     found->paused = false;
     sp_gang_join(arbiter, found, 0, sp_now_ns());
     leave_devices(arbiter, found, sp_now_ns());
+    /* Without the flag of a pause, which would keep the gate closed. */
     for (uint32_t index = 0; index < found->member_count; index++)
       sp_grant_set(found->members[index].grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);
     let_go(found);

@@ -11,6 +11,11 @@
  * from others than that grace.
  *
  * While k shares have work on the device (co-grant), each pays 1/k. Neither sum ever exceeds the time that passed.
+ *
+ * A turn *drains* from its close until its work has ended. Its drain is *late* (`cogranted`) from its bound on: then
+ * other shares run beside it. Where the reports of the processes do not cover a turn (`by_clock`), or were read torn,
+ * the time that passes counts as used. Time is billed up to device->billed_until_ns. All functions run under the
+ * arbiter's lock; a member is a share on one device.
  */
 #include "agent/arbiter/node.h"
 
@@ -19,8 +24,8 @@
 #define CHANGES_NS 300000  /* the device rarely takes longer to change to another share's work and back */
 #define CUT_MAX_NS 4000000 /* … work that was put off by more than a slice of the device has run in turns with it */
 
-/* Add to both accounts. A negative number corrects what was counted before: the policy gets it at once, but counters
- * never fall, so there it is deducted from what is counted next. */
+/* Add to both accounts of the member, used and charged. A negative number corrects what was counted before: the policy
+ * gets it at once, but counters never fall, so there it is deducted from what is counted next. */
 static void book(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
                  uint64_t now_ns) {
   member->owed_used_ns += used_ns;
@@ -53,9 +58,9 @@ static void charge(struct sp_node_device *device, struct sp_member *member, int6
   book(device, member, used_ns, charged_ns, now_ns);
 }
 
-/* Find the members that pay for the time that passes now; returns how many. A draining turn has the device to itself
- * until its drain's bound: until then neither the successor, if that was granted early, nor the members with a late
- * drain pay. */
+/* Find the members that pay for the time from the last bill on; returns how many. A draining turn has the device to
+ * itself until its drain's bound: until then neither the successor, if that was granted early, nor the members with a
+ * late drain pay. */
 static uint32_t find_payers(const struct sp_node_device *device, struct sp_member *payers[SP_POLICY_SHARES]) {
   uint32_t count = 0;
   bool exclusive = false;
@@ -69,8 +74,8 @@ static uint32_t find_payers(const struct sp_node_device *device, struct sp_membe
   return count;
 }
 
-/* How long the work of the turn before ran on in this turn, at most until a process entered this turn. The caller has
- * seen that one has entered. */
+/* How long the work of the member's own last turn ran on in this turn, which was granted while that drained: at most
+ * until a process entered this turn. The caller has seen that one has entered. */
 static int64_t ran_on_ns(const struct sp_member *member) {
   const struct sp_view *view = &member->view;
   uint64_t until_ns = view->entered_ns;
@@ -89,10 +94,11 @@ static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
   int64_t used_ns = (int64_t)view->used_ns - put_off_ns;
   if (member->late && view->entered) /* the last turn's work ran on, at most until they entered this one */
     used_ns += ran_on_ns(member);
+  /* Work that runs has gone on since the scan. */
   return used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
 }
 
-/* When the turn's work ended, but not later than `until_ns`. */
+/* When the turn's work ended, as last reported; `until_ns` if it ended later or still runs. */
 static uint64_t ran_until(const struct sp_member *member, uint64_t until_ns) {
   const struct sp_view *view = &member->view;
   return !view->running && view->entered && view->ended_ns < until_ns ? view->ended_ns : until_ns;
@@ -149,7 +155,8 @@ static bool keeps_others_out(const struct sp_node_device *device, const struct s
   return member->grant->flags & SP_GRANT_CONTENDED;
 }
 
-/* Bill the time from the last bill to `until_ns`: the payers share it equally. */
+/* Bill the time from the last bill to `until_ns` to the payers. Several share it equally. A single one has used what
+ * its processes report; its idle time is charged if it keeps others out, less what its grace covers. */
 static void bill_payers(struct sp_node_device *device, uint64_t until_ns) {
   if (until_ns <= device->billed_until_ns)
     return;
@@ -197,11 +204,11 @@ static bool is_shared(const struct sp_node_device *device) {
 }
 
 /* Count the time from the last bill to `until_ns`, or to the end of the member's work if that is earlier, as paid by
- * other shares: so the member never pays for it. NULL: there is no member. */
+ * other shares: so the member never pays for it. Does nothing for a member that is NULL or does not pay yet. */
 static void skip(struct sp_node_device *device, struct sp_member *member, uint64_t until_ns) {
   uint64_t from_ns = device->billed_until_ns;
   if (!member || !member->begun_ns)
-    return; /* it does not pay yet */
+    return;
   sp_slots_scan(member, sp_now_ns());
   if (member->view.entered && !member->view.running && member->view.ended_ns < until_ns)
     until_ns = member->view.ended_ns;
@@ -309,15 +316,16 @@ struct refund {
   int64_t used_ns, charged_ns;
 };
 
-/* Deduct up to `most_ns` from *from_ns, but no more than it has. Returns what was deducted. */
+/* Deduct `most_ns` from *from_ns, but no more than that has. Returns what was deducted. */
 static int64_t deduct(int64_t *from_ns, int64_t most_ns) {
   int64_t part_ns = *from_ns < most_ns ? *from_ns : most_ns;
   *from_ns -= part_ns;
   return part_ns;
 }
 
-/* Note in unpaid_ns what the turn used while an earlier turn was believed to drain still, and was billed for that time.
- * Nothing is noted if the reports do not cover the turn. */
+/* The member's turn is over, but an older turn of another share is still believed to drain, and was billed for the time
+ * of both. Note in unpaid_ns what the member used of it, for bill_unpaid. Nothing is noted if the reports do not cover
+ * the turn. */
 static void note_unpaid(const struct sp_node_device *device, struct sp_member *member) {
   int64_t ran_ns = (int64_t)ran_until(member, device->billed_until_ns) - (int64_t)member->granted_ns;
   int64_t used_ns = said_used(member, device->billed_until_ns);
@@ -325,7 +333,7 @@ static void note_unpaid(const struct sp_node_device *device, struct sp_member *m
     member->unpaid_ns = (used_ns < ran_ns ? used_ns : ran_ns) - (int64_t)member->turn_used_ns;
 }
 
-/* Bill the shares for the use that note_unpaid has noted, as far as the refund goes. */
+/* Bill the shares for the use that note_unpaid has noted, as far as the refund goes, and forget the rest of it. */
 static void bill_unpaid(struct sp_node_device *device, struct refund *refund) {
   for (int index = 0; index < device->policy.top; index++) {
     struct sp_member *member = device->members[index];
@@ -367,8 +375,9 @@ static struct refund refund_unused(struct sp_node_device *device, struct sp_memb
   return (struct refund){.used_ns = over_ns, .charged_ns = forgiven_ns};
 }
 
-/* The turn was granted while the one before was believed to drain still. Once its processes report when that drain had
- * ended, refund what the turn before was billed after that time. */
+/* The member's turn was granted while its own last turn was believed to drain still. Once its processes report when
+ * that drain had really ended, take back what the last turn was billed for the time after it, and bill the shares that
+ * ran then. Called at each scan and at the close; does its work once. */
 void sp_bill_last(struct sp_node_device *device, struct sp_member *member) {
   const struct sp_view *view = &member->view;
   if (!member->last_used_ns || !view->entered || !view->last_ended_ns || view->last_runs)

@@ -5,8 +5,8 @@
 /* More than a process can copy: 500 GB/s for a day is a quarter of this. The sum of 64 such processes fits a word. */
 #define MOST_BYTES ((uint64_t)1 << 57)
 
-/* Keep the counter that a process reports, if it has not fallen and can be true. Else count a fault, and keep the last
- * value. */
+/* Set *before, the last value of a counter of a process, to what the process says now, if that has not fallen and can
+ * be true. Else count a fault, and keep the last value. */
 static void believe(struct sp_member *member, uint64_t *before, uint64_t said) {
   if (said >= *before && said <= MOST_BYTES)
     *before = said;
@@ -14,7 +14,7 @@ static void believe(struct sp_member *member, uint64_t *before, uint64_t said) {
     member->usage.faults++;
 }
 
-/* Read what the process in `slot` has copied, as far as that can be believed. */
+/* Read what the process in `slot` has copied on the member's device, and keep what can be believed in `said`. */
 static void take_slot(struct sp_member *member, uint32_t slot) {
   struct sp_copies *before = &member->said[slot].copies;
   struct sp_slot_copies said;
@@ -31,6 +31,7 @@ static uint64_t sum(uint64_t one, uint64_t other) {
   return one > UINT64_MAX / 2 - other ? UINT64_MAX / 2 : one + other;
 }
 
+/* Add `more` to `total`, counter by counter. */
 static void add(struct sp_copies *total, const struct sp_copies *more) {
   total->to_device_bytes = sum(total->to_device_bytes, more->to_device_bytes);
   total->to_host_bytes = sum(total->to_host_bytes, more->to_host_bytes);
@@ -38,7 +39,8 @@ static void add(struct sp_copies *total, const struct sp_copies *more) {
   total->to_host_count = sum(total->to_host_count, more->to_host_count);
 }
 
-/* Add up the host copies of live and of gone processes, into the usage. */
+/* Add up the host copies of live and of gone processes on the member's device, into its usage. Called when usage is
+ * read. */
 void sp_copies_scan(struct sp_member *member) {
   struct sp_usage *usage = &member->usage;
   struct sp_copies all = usage->gone_copies;
@@ -53,7 +55,7 @@ void sp_copies_scan(struct sp_member *member) {
   usage->device_to_host_copies = all.to_host_count;
 }
 
-/* The process in `slot` is gone: keep what it has copied. */
+/* The process in `slot` is gone: keep what it has copied. Called before the slot is cleared. */
 void sp_copies_retire(struct sp_member *member, uint32_t slot) {
   take_slot(member, slot);
   add(&member->usage.gone_copies, &member->said[slot].copies);

@@ -1,4 +1,6 @@
-/* Collects what went wrong in processes of shares. The hook may not print it, and writes it into its slot. */
+/* Collects what went wrong in processes of shares, as diagnostics. The hook may not print them, and writes them into
+ * its slot. A diagnostic has a kind (enum sp_diagnostic_kind, which explains its detail) and a detail. The functions
+ * that take a share run under the arbiter's lock. */
 #include <errno.h>
 
 #include "agent/arbiter/node.h"
@@ -26,14 +28,15 @@ const char *sp_function_of(uint32_t detail) {
   return "";
 }
 
-/* Put a diagnostic into the share's ring; the oldest one gives way. `pid` 0: not known. */
+/* Put a diagnostic into the share's ring of SP_DIAGNOSTICS_KEPT; the oldest one gives way. `pid` 0: not known. */
 static void keep(struct sp_share *share, int32_t pid, uint32_t kind, uint32_t detail) {
   struct sp_diagnostic *diagnostic = &share->diagnostics[share->diagnostic_count % SP_DIAGNOSTICS_KEPT];
   share->diagnostic_count++;
   *diagnostic = (struct sp_diagnostic){.number = share->diagnostic_count, .pid = pid, .kind = kind, .detail = detail};
 }
 
-/* Keep what the process in `slot` reports for the first time: each kind once. */
+/* Keep what the process in `slot` reports for the first time: each kind once. Called when diagnostics are read, and
+ * when the process has ended. */
 void sp_diagnostics_take(struct sp_share *share, uint32_t slot) {
   struct sp_tenant *tenant = &share->tenants[slot];
   uint32_t said[SP_DIAGNOSTIC_KINDS];
@@ -47,7 +50,8 @@ void sp_diagnostics_take(struct sp_share *share, uint32_t slot) {
   }
 }
 
-/* A process reports that the share had no slot for it. Kept once, until a process of the share ends. */
+/* A process has rung that it found no free slot in the share. If that is true, keep it as a diagnostic: once, until a
+ * process of the share ends. */
 void sp_diagnostic_full(struct sp_share *share) {
   if (~share->claimed || share->full_told)
     return; /* a slot is free, or it has been told */
@@ -75,8 +79,8 @@ void sp_diagnostics_flood(struct sp_share *share, uint64_t now_ns) {
   share->counted_ns = now_ns;
 }
 
-/* Return how many diagnostics with a number above `after` were put into the array, oldest first. -ENOENT: no such
- * share. */
+/* Put the share's diagnostics with a number above `after` into the array, oldest first. Returns how many, `capacity` at
+ * most; -ENOENT: no such share. */
 int sp_arbiter_read_diagnostics(struct sp_arbiter *arbiter, int share, uint64_t after,
                                 struct sp_diagnostic *diagnostics, uint32_t capacity) {
   pthread_mutex_lock(&arbiter->lock);

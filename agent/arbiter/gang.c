@@ -20,7 +20,8 @@
  * chosen neither of these, so neither may go on when the gang is a turn ahead of its target. A pause, too, can fall
  * between the launches of one collective: a paused gang may follow until the work that it had launched has ended.
  *
- * join.c decides which shares are one gang.
+ * join.c decides which shares are one gang. A member is a share on one device; `view` is what its processes last said.
+ * All functions run under the arbiter's lock.
  */
 #include <string.h>
 
@@ -33,23 +34,26 @@
 #define UNDERWAY_NS 2000000u   /* a turn lasts at least this long before a follower may end it */
 #define REFUSED_NS  2000000u   /* a member that was too far ahead to follow is asked again after this */
 
-/* Does the member wait for a turn? One of a paused gang does not count as waiting. */
+/* Does the member wait for a turn? A member of a paused gang does not count as waiting. */
 static bool waits(const struct sp_member *member) {
   return member->view.waiting && !member->gang->paused && !member->holding;
 }
 
-/* True: no other share has the device, wants it, or had it a moment ago. Then a reservation would win nothing. A member
- * with a limit always reserves, so that its work does not spin on the device for the rest of the gang. */
+/* True: no other share has the member's device, waits for it, or had a turn on it lately. Then a reservation would win
+ * nothing. False for a member with a limit: it always reserves, so that it does not spend its limit on work that spins
+ * for the rest of the gang. */
 static bool has_it_alone(const struct sp_member *member) {
   const struct sp_node_device *device = member->device;
   return member->terms.limit_millipercent == SP_POLICY_WHOLE && !sp_others_wait(device, member) &&
          (!device->holder || device->holder == member) && !sp_others_recent(device, member, member->scanned_ns);
 }
 
+/* The device as a bit of a set of devices, like arbiter->stirred. */
 static uint64_t bit_of(const struct sp_node_device *device) {
   return (uint64_t)1 << device->handle;
 }
 
+/* Have all devices of the gang stepped soon: something has changed that concerns them all. */
 void sp_gang_stir(struct sp_arbiter *arbiter, const struct sp_gang *gang) {
   for (uint32_t index = 0; index < gang->count; index++)
     arbiter->stirred |= bit_of(gang->members[index]->device);
@@ -112,8 +116,8 @@ static void forget_gang(struct sp_arbiter *arbiter, const struct sp_gang *gang) 
     arbiter->gangs[index] = arbiter->gangs[index + 1];
 }
 
-/* End the member's reservation, without telling the policy. With its last one the gang leaves the list of gangs that
- * reserve. */
+/* End the member's reservation, without telling the policy; if the device is committed to its gang, that ends too. With
+ * its last one the gang leaves the list of gangs that reserve. */
 static void unreserve(struct sp_arbiter *arbiter, struct sp_member *member) {
   struct sp_gang *gang = member->gang;
   member->reserves = false;
@@ -124,8 +128,8 @@ static void unreserve(struct sp_arbiter *arbiter, struct sp_member *member) {
     forget_gang(arbiter, gang);
 }
 
-/* Give up the member's reservation, if it has one. The policy has counted the member as idle since it reserved the
- * device. If the member still waits, tell the policy so. */
+/* Give up the member's reservation, if it has one, for example because it waits no longer. The policy has counted it as
+ * idle since it reserved the device. If it still waits, tell the policy so. */
 void sp_gang_give_up(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   if (!member->reserves)
     return;
@@ -142,8 +146,8 @@ void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t
     sp_gang_give_up(arbiter, gang->members[index], now_ns);
 }
 
-/* Reserve the device for the gang of `member`, which the policy has chosen. False: a reservation would win nothing, and
- * the caller grants the device at once. */
+/* Reserve the device of `member`, which its policy has chosen, for the member's gang. False: a reservation would win
+ * nothing; the policy still counts the member as holder, and the caller grants it the device at once. */
 bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_gang *gang = member->gang;
   /* A reservation helps only if another member waits that has reserved its device, or that has to share it. */
@@ -163,11 +167,13 @@ bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint6
   return true;
 }
 
+/* Does the member reserve its device, and has its gang committed that? */
 static bool is_committed(const struct sp_member *member) {
   return member->reserves && member->device->committed_to == member->gang;
 }
 
-/* The next member after `last`, in the order of the devices' names, for which the device is committed; NULL: none. */
+/* Of the gang's members with a committed device, the next one after `last` in the order of the devices' names; `last`
+ * NULL: the first one. NULL: there is none. */
 static struct sp_member *next_committed(struct sp_gang *gang, const struct sp_member *last) {
   struct sp_member *next = NULL;
   for (uint32_t index = 0; index < gang->count; index++) {
@@ -179,8 +185,9 @@ static struct sp_member *next_committed(struct sp_gang *gang, const struct sp_me
   return next;
 }
 
-/* Grant all devices that the gang has committed, if all are free: for the shortest of their quanta, and not past the
- * end of the turns that the gang has already. Those that it has reserved since are for a later commit. */
+/* Grant all devices that the gang has committed, if all are free; else do nothing. The turns last for the shortest of
+ * their quanta, and not past the end of the turns that the gang has already. Devices that it has reserved since are for
+ * a later commit. */
 static void grant_committed(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   for (uint32_t index = 0; index < gang->count; index++)
     if (is_committed(gang->members[index]) && !sp_step_try_free(arbiter, gang->members[index]->device, now_ns))
@@ -214,13 +221,14 @@ static bool partner_still_runs(const struct sp_member *member) {
 }
 
 /* The time, past or to come, from which on work of its gang on another device may be spinning for what `member` waits
- * to launch; UINT64_MAX: there is no such work. */
+ * to launch: LATE_NS after the predicted end of another member's drain; or, where another member has a turn, LATE_NS
+ * after both that turn and this wait began. UINT64_MAX: there is no such work. */
 static uint64_t spins_from_ns(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   uint64_t least_ns = UINT64_MAX;
   for (uint32_t index = 0; index < gang->count; index++) {
     const struct sp_member *other = gang->members[index];
-    uint64_t from_ns = UINT64_MAX - LATE_NS;
+    uint64_t from_ns = UINT64_MAX - LATE_NS; /* none: with LATE_NS it is UINT64_MAX */
     if (other != member && other->draining && other->view.busy)
       from_ns = other->view.residue_until_ns > other->closed_ns ? other->view.residue_until_ns : other->closed_ns;
     else if (other != member && other->holding && other->view.entered && sp_turn_ends(other->device, other))
@@ -237,8 +245,8 @@ static uint64_t follow_from_ns(const struct sp_member *member) {
   return from_ns > member->refused_ns ? from_ns : member->refused_ns;
 }
 
-/* The waiting member of the device for which work of its gang may be spinning first, and in *from_ns the time at which
- * it may follow. NULL: there is none. */
+/* Of the members that wait for the device, the one for which work of its gang may be spinning first, and in *from_ns
+ * the time from which it may follow. NULL, UINT64_MAX: there is none. */
 static struct sp_member *first_to_follow(const struct sp_node_device *device, uint64_t *from_ns) {
   struct sp_member *found = NULL;
   *from_ns = UINT64_MAX;
@@ -256,9 +264,9 @@ static struct sp_member *first_to_follow(const struct sp_node_device *device, ui
   return found;
 }
 
-/* May the member run before the policy chooses it? A paused member always may, because the policy never chooses it.
- * Another one may if it is at most about one turn ahead of its target, or if work of its gang may have spun for it for
- * longer than SP_DRAIN_MIN_NS. A refusal is noted: the member is asked again after REFUSED_NS. */
+/* May the member follow, that is, run before the policy chooses it? A paused member always may, because the policy
+ * never chooses it. Another one may if it is at most about one turn ahead of its target, or if work of its gang may
+ * have spun for it for longer than SP_DRAIN_MIN_NS. A refusal is noted: the member is asked again after REFUSED_NS. */
 static bool may_follow(struct sp_member *member, uint64_t now_ns) {
   uint64_t from_ns = spins_from_ns(member);
   if (member->gang->paused || sp_policy_is_near(&member->device->policy, member->policy, now_ns) ||
@@ -268,8 +276,9 @@ static bool may_follow(struct sp_member *member, uint64_t now_ns) {
   return false;
 }
 
-/* Let in the device's member for which work of its gang may be spinning. True: it has the device; or it will have it
- * within HOLD_NS, and the device is kept free until that time, which is then retry_ns. */
+/* Let a member follow on the device, which is free, if work of its gang may be spinning for it. True: it has the
+ * device; or it will have it within HOLD_NS, and the device is kept free until that time, device->retry_ns. False:
+ * nothing is granted. */
 static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   uint64_t from_ns;
   struct sp_member *member = first_to_follow(device, &from_ns);
@@ -286,6 +295,7 @@ static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
     quantum_ns = SP_LENT_NS; /* it is too far ahead of its target: a short turn, and not again soon */
     member->refused_ns = now_ns + SP_DRAIN_MIN_NS;
   }
+  /* The policy never gives a paused share a turn: so it is granted without the policy. */
   if (!member->gang->paused && sp_policy_take(&device->policy, member->policy, now_ns).share < 0) {
     member->refused_ns = now_ns + REFUSED_NS;
     return false;
@@ -297,8 +307,9 @@ static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
   return true;
 }
 
-/* True: the device is kept, until retry_ns at most, for a gang that has just had a turn on it. The gang's turns end
- * together, and their drains nearly so: when the last has drained, its threads wait again at once. */
+/* Is the device, which is free, to be kept for a gang that has just had a turn on it and still drains elsewhere? The
+ * gang's turns end together, and their drains nearly so: when the last has drained, its threads wait again at once.
+ * True: kept until device->retry_ns at most, HOLD_NS after the close. */
 static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   for (int place = 0; place < device->policy.top; place++) {
     const struct sp_member *member = device->members[place];
@@ -315,7 +326,8 @@ static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   return false;
 }
 
-/* A latency share below its request goes before a gang that has committed the device. True: one has got the device. */
+/* Let a latency share below its request, which is in no larger gang, go before the gang that has committed the device.
+ * True: one has got the device. */
 static bool latency_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->latency_waiting)
     return false;
@@ -324,20 +336,23 @@ static bool latency_first(struct sp_arbiter *arbiter, struct sp_node_device *dev
     return false;
   struct sp_member *member = device->members[choice.share];
   if (choice.rule != SP_RULE_LATENCY || member->gang->count > 1) {
-    sp_policy_return(&device->policy, choice.share, now_ns);
+    sp_policy_return(&device->policy, choice.share, now_ns); /* sp_policy_next has begun its turn */
     return false;
   }
   sp_turn_grant(arbiter, member, choice.quantum_ns, now_ns);
   return true;
 }
 
+/* Let every gang that is complete, and may, commit its devices: the oldest first. Called before each round of steps and
+ * when a device is free, as any change on any device can make a gang complete. */
 void sp_gang_commit(struct sp_arbiter *arbiter) {
   for (uint32_t index = 0; index < arbiter->gang_count; index++)
     if (may_commit(arbiter, arbiter->gangs[index]))
       commit(arbiter, arbiter->gangs[index]);
 }
 
-/* Offer the device, which is free, to the gangs. True: it is granted, or kept for a gang. */
+/* Offer the device, which is free, to the gangs, before the policy is asked. True: it is granted, or kept free for a
+ * gang for now. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->gang_members)
     return false;
@@ -355,7 +370,7 @@ bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
  * more, or at its deadline. A refusal to let another member follow is noted in that member. */
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns) {
   const struct sp_member *holder = device->holder;
-  if (holder->lent && device->committed_to)
+  if (holder->lent && device->committed_to) /* lent until a gang commits the device */
     return true;
   if (holder->follows)
     return !partner_still_runs(holder) || now_ns >= holder->deadline_ns;
@@ -371,8 +386,8 @@ static bool is_vacant(const struct sp_node_device *device) {
   return !device->holder;
 }
 
-/* When a member may next be let in to follow on the device, which ends the turn of the holder, if there is one.
- * UINT64_MAX: no member is to follow now, the holder follows itself, or a drain keeps the device. */
+/* When a member may next follow on the device, which ends the turn of the holder, if there is one. UINT64_MAX: none is
+ * to follow as things are, the holder follows itself, or a drain keeps the device. */
 uint64_t sp_gang_due_ns(const struct sp_node_device *device) {
   uint64_t from_ns;
   const struct sp_member *holder = device->holder;
@@ -384,8 +399,8 @@ uint64_t sp_gang_due_ns(const struct sp_node_device *device) {
   return from_ns > underway_ns ? from_ns : underway_ns;
 }
 
-/* Close the member's turn, and with it the turns of its gang that end at their deadline. A follower's turn is closed
- * alone. */
+/* Close the member's turn, and with it the turns of its gang on other devices that have an end (sp_turn_ends). A
+ * follower's turn is closed alone. `reason` is an enum sp_reason. */
 void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
   struct sp_gang *gang = member->gang;
   bool together = !member->follows;
@@ -399,7 +414,8 @@ void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   }
 }
 
-/* When the turns of the gang end, together; UINT64_MAX: it holds none that ends, except a follower's. */
+/* When the turns that the gang holds end: the earliest of their deadlines. UINT64_MAX: it holds none that has an end;
+ * a follower's turn does not count. */
 uint64_t sp_gang_deadline_ns(const struct sp_gang *gang) {
   uint64_t deadline_ns = UINT64_MAX;
   for (uint32_t index = 0; index < gang->count; index++) {
@@ -411,7 +427,8 @@ uint64_t sp_gang_deadline_ns(const struct sp_gang *gang) {
   return deadline_ns;
 }
 
-/* The handle of another device for which the gang still waits, while `member` reserves its own; -1: none. */
+/* The handle of another device for which the gang still waits, while `member` reserves its own: one that is not
+ * reserved yet, or is committed and still in use. -1: none. For the answer why the member waits. */
 int32_t sp_gang_waits_for(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   for (uint32_t index = 0; member->reserves && index < gang->count; index++) {

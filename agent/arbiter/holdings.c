@@ -7,7 +7,8 @@
 
 #define MOST_BYTES ((int64_t)1 << 50) /* no device has as much: such a figure is ignored */
 
-/* Put what each live process of the share is charged with on its `term`-th device into the array. Returns how many. */
+/* Put what each live process of the share is charged with on its `term`-th device into the array, as the slots say now.
+ * Returns how many, `capacity` at most; -ENOENT: no such share; -EINVAL: no such term. */
 int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_holding *holdings,
                              uint32_t capacity) {
   pthread_mutex_lock(&arbiter->lock);
@@ -28,8 +29,9 @@ int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t ter
   return result;
 }
 
-/* Set how much more memory the process in `slot` takes than it is charged with. Without an effect if the process has
- * gone. A negative figure gives back at most what was reserved for contexts. */
+/* Set how much more memory the process in `slot` takes on the `term`-th device than it is charged with; a negative
+ * figure gives back at most what was reserved for contexts. Does nothing if another process, or none, has the slot by
+ * now. 0; -ENOENT: no such share; -EINVAL: no such term or slot. */
 int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term, uint32_t slot, int32_t pid,
                             int64_t overhead_bytes) {
   pthread_mutex_lock(&arbiter->lock);
@@ -45,6 +47,7 @@ int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term
   return error;
 }
 
+/* Forget how much memory contexts take, on all devices, also in the grants: another driver has been loaded. */
 void sp_arbiter_forget_contexts(struct sp_arbiter *arbiter) {
   pthread_mutex_lock(&arbiter->lock);
   for (uint32_t device = 0; device < arbiter->device_count; device++)
@@ -55,8 +58,8 @@ void sp_arbiter_forget_contexts(struct sp_arbiter *arbiter) {
   sp_arbiter_unlock(arbiter);
 }
 
-/* Set how much memory a context takes on the device, if that is not 0, and write it into the grants. Returns what is
- * set; 0: nothing. */
+/* Set how much memory a context takes on the device, and write it into all grants; 0: only ask. Returns what is set; 0:
+ * nothing, or there is no such device. */
 uint64_t sp_arbiter_context_bytes(struct sp_arbiter *arbiter, int device, uint64_t context_bytes) {
   if (device < 0 || (uint32_t)device >= arbiter->device_count)
     return 0;

@@ -1,7 +1,10 @@
 /* Finds out which process has which slot, on a thread of its own. A tenant can make the answer take long: it can hold
  * thousands of locks on its slots, map thousands of files, or keep the file busy. So this thread asks without the
  * arbiter's lock, one share after the other, and for a bounded time each. Writing to the slots is done here, too: a
- * write waits for the file's inode, which a tenant can hold. The arbiter's own thread only reads. */
+ * write waits for the file's inode, which a tenant can hold. The arbiter's own thread only reads.
+ *
+ * A set of slots is a mask with a bit per slot. A slot is *watched* while a pidfd shows the end of its process, *gone*
+ * from that end until it has been cleared. A process holds the record lock of its slot, by which it is found. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +42,8 @@ struct look {
   bool grown;        /* the file was longer than its slots, and was cut back */
 };
 
-/* Have the identity thread look at the share, unless it is about to, or rests from the last look. */
+/* Have the identity thread look at the share, unless it is about to, or the share's rest after its last look is not
+ * over. Called under the lock. */
 void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   if (share->asked || now_ns < share->rest_until_ns)
     return; /* every tick asks again until all is known and done */
@@ -48,7 +52,8 @@ void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_
   pthread_cond_signal(&arbiter->identity_asked);
 }
 
-/* Have the identity thread clear the slots of processes that are gone, and repair damage. */
+/* Have the identity thread clear the slots of processes that are gone, and repair damage, whether the
+ * share rests or not. Called under the lock. */
 void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share) {
   share->clear = true;
   pthread_cond_signal(&arbiter->identity_asked);
@@ -69,8 +74,8 @@ static int32_t owner_of(struct look *look, uint32_t slot) {
   return pid;
 }
 
-/* Find out which process has the slot, and open a pidfd for it. If no process holds the slot's lock, the slot is put
- * into `nobody`. In all other cases without a result the next look tries again. */
+/* Find the process that has the slot, and open a pidfd for it: both are put into `look`, and the slot into `found`. If
+ * no process holds the slot's lock, the slot is put into `nobody`. In all other cases the next look tries again. */
 static void find_process(struct look *look, uint32_t slot) {
   int32_t pid = owner_of(look, slot);
   if (pid <= 0) {
@@ -79,7 +84,7 @@ static void find_process(struct look *look, uint32_t slot) {
   }
   int fd = (int)syscall(SYS_pidfd_open, pid, 0);
   if (fd < 0)
-    return; /* the process is gone, or there are no descriptors left: the next look tries again */
+    return; /* the process is gone, or there are no descriptors left */
   /* The lock may have passed to another process meanwhile: only a pid that still holds it is believed. */
   if (owner_of(look, slot) != pid) {
     close(fd);
@@ -90,8 +95,9 @@ static void find_process(struct look *look, uint32_t slot) {
   look->found |= (uint64_t)1 << slot;
 }
 
-/* Does the process map the slots? Asked only about a process that has lost its lock: it has closed the hook's
- * descriptor, or has become another program. True, too, if that cannot be told: then it keeps its slot. */
+/* Does the process map the file of the slots? Asked only about a process that has lost its lock: either it has closed
+ * the hook's descriptor, and then it still maps the file, or it has become another program. True, too, if that cannot
+ * be told: then it keeps its slot. */
 static bool maps_slots(const struct look *look, int32_t pid) {
   char path[32], line[512], needle[32];
   struct stat status;
@@ -112,7 +118,7 @@ static bool maps_slots(const struct look *look, int32_t pid) {
   return found || lines == MAPS_MAX; /* a process with more lines keeps its slot: other processes must get their look */
 }
 
-/* Has the slot's process become another program (exec), which does not use the slot? */
+/* Has the slot's process, which is watched, become another program (exec) that does not use the slot? */
 static bool is_replaced(struct look *look, uint32_t slot) {
   int32_t pid = look->pids[slot];
   if (pid <= 0 || owner_of(look, slot) != 0)
@@ -146,8 +152,8 @@ static void go_through(struct look *look, uint64_t began_ns) {
   }
 }
 
-/* Watch the process that was found in the slot: its end is an event of arbiter.c (SP_TAG_PIDFD). Takes the pidfd over,
- * or closes it if the slot has been watched or given up since. */
+/* Watch the process that the look has found in the slot: its end is an event for arbiter.c (SP_TAG_PIDFD). Takes the
+ * pidfd over; or closes it, if the slot has been watched or given up since, or epoll does not take it. */
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, const struct look *look) {
   struct sp_tenant *tenant = &share->tenants[slot];
   uint64_t bit = (uint64_t)1 << slot;
@@ -164,7 +170,9 @@ static void watch(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t s
   tenant->orphaned_ns = 0;
 }
 
-/* Take over what the look has found, with the arbiter's lock. If the share was removed meanwhile, all is dropped. */
+/* Take over what the look, begun at `began_ns`, has found. Called with the arbiter's lock. Processes that were found
+ * are watched; a slot is given up if its process has been replaced, or no process has held its lock for ORPHAN_NS. If
+ * the share was removed meanwhile, all is dropped. */
 static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t began_ns) {
   struct sp_share *share = sp_share_of(arbiter, look->handle);
   uint64_t now_ns = sp_now_ns();
@@ -209,7 +217,7 @@ static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t b
   }
 }
 
-/* The next share that needs a look, in the order of their handles; NULL: none does. */
+/* The next share that needs a look, in the order of handles, after the one that was looked at last. NULL: none does. */
 static struct sp_share *next_asked(struct sp_arbiter *arbiter) {
   for (int count = 0; count < SP_SHARES_MAX; count++) {
     struct sp_share *share = arbiter->shares[arbiter->identity_next];
@@ -220,7 +228,8 @@ static struct sp_share *next_asked(struct sp_arbiter *arbiter) {
   return NULL;
 }
 
-/* The identity thread: looks at one share after the other that needs it. It holds the lock except during a look. */
+/* The identity thread, until `stopping`: looks at one share after the other that needs it, and sleeps if none does. It
+ * holds the lock except during a look and while it sleeps. */
 static void *run(void *argument) {
   struct sp_arbiter *arbiter = argument;
   prctl(PR_SET_NAME, "sharepod-ident");
@@ -260,11 +269,12 @@ static void *run(void *argument) {
   return NULL;
 }
 
+/* Start the identity thread. 0 or -errno. */
 int sp_identity_start(struct sp_arbiter *arbiter) {
   return -pthread_create(&arbiter->identity_thread, NULL, run, arbiter);
 }
 
-/* Wake the identity thread, and wait until it has ended. The caller has set `stopping`. */
+/* Wake the identity thread, and wait until it has ended. The caller has set `stopping`, and does not hold the lock. */
 void sp_identity_stop(struct sp_arbiter *arbiter) {
   pthread_mutex_lock(&arbiter->lock);
   pthread_cond_signal(&arbiter->identity_asked);

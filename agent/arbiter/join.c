@@ -4,13 +4,16 @@
  * Two shares on the same device take turns there, whatever their key, so they are in different gangs: each with the
  * shares on other devices that came after it. When a share changes its gang, both gangs first give up what they have
  * reserved.
+ *
+ * Every share has a gang of its own (`own`, key 0), which is empty while the share is in a joint one. Joint gangs are
+ * in the list arbiter->joint. A member is a share on one device. All functions run under the arbiter's lock.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "agent/arbiter/node.h"
 
-/* Add the share's members to the gang. */
+/* Add the share's members to the gang, which is the share's from now on. */
 static void put_in(struct sp_gang *gang, struct sp_share *share) {
   share->gang = gang;
   for (uint32_t index = 0; index < share->member_count; index++) {
@@ -28,14 +31,15 @@ static void take_out(struct sp_gang *gang, const struct sp_share *share) {
   gang->count = kept;
 }
 
-/* Make the members of a new share a gang of their own. */
+/* Put the members of a new share into its own gang. */
 void sp_gang_init(struct sp_share *share) {
   for (uint32_t index = 0; index < share->member_count; index++)
     share->members[index].share = share;
   put_in(&share->own, share);
 }
 
-/* Add `each` (1 or -1u) to the count of gang members on each device of the gang, unless the gang has one device. */
+/* Add `each` to gang_members of each device of the gang, unless the gang has one device. 1: it counts; -1u, which
+ * wraps: it counts no more. */
 static void count_gang(const struct sp_gang *gang, uint32_t each) {
   for (uint32_t index = 0; gang->count > 1 && index < gang->count; index++)
     gang->members[index]->device->gang_members += each;
@@ -58,7 +62,8 @@ static struct sp_gang *find_gang(const struct sp_arbiter *arbiter, const struct 
   return gang;
 }
 
-/* Make an empty gang, at the end of the list. NULL: there is no memory. */
+/* Make an empty joint gang with the key, at the end of the list: older ones are found first. NULL: there is no memory.
+ */
 static struct sp_gang *add_gang(struct sp_arbiter *arbiter, uint32_t key) {
   struct sp_gang **end = &arbiter->joint, *gang = calloc(1, sizeof *gang);
   if (!gang)
@@ -69,7 +74,7 @@ static struct sp_gang *add_gang(struct sp_arbiter *arbiter, uint32_t key) {
   return *end = gang;
 }
 
-/* Take an empty gang off the list, and free it. */
+/* Take an empty joint gang off the list, and free it. */
 static void drop_gang(struct sp_arbiter *arbiter, struct sp_gang *gang) {
   struct sp_gang **link = &arbiter->joint;
   while (*link != gang)
@@ -78,7 +83,8 @@ static void drop_gang(struct sp_arbiter *arbiter, struct sp_gang *gang) {
   free(gang);
 }
 
-/* Tell the member's policy and its gate whether its gang is paused. A turn that it holds is left to the next step. */
+/* Tell the member's policy and its gate whether its gang is paused, if they do not know. A turn that it holds is left
+ * to the next step. */
 static void pause_member(struct sp_member *member, uint64_t now_ns) {
   bool paused = member->gang->paused;
   if (member->device->policy.shares[member->policy].paused == paused)
@@ -89,7 +95,8 @@ static void pause_member(struct sp_member *member, uint64_t now_ns) {
     sp_grant_set(member->grant, SP_BUDGET_SHARED_NS, SP_LOOKAHEAD_NS, paused ? SP_GRANT_PAUSED : 0);
 }
 
-/* Bring the gang's pause up to date, and that of its members: it is paused while one of its shares is. */
+/* Bring the gang's pause up to date, and that of its members: it is paused while one of its shares is. Called after a
+ * share of it was paused or resumed, or has joined or left it. */
 void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   gang->paused = false;
   for (uint32_t index = 0; index < gang->count; index++)
@@ -99,7 +106,8 @@ void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t no
   sp_gang_stir(arbiter, gang);
 }
 
-/* Move the share into the gang of the key, made if need be; key 0: into its own. -ENOMEM: nothing has changed. */
+/* Move the share into a gang with the key, made if need be; key 0: into its own. 0, also if it is there already;
+ * -ENOMEM: nothing has changed. */
 int sp_gang_join(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t key, uint64_t now_ns) {
   struct sp_gang *from = share->gang, *to = key ? find_gang(arbiter, share, key) : &share->own;
   if (from->key == key)

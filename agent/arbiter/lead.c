@@ -11,7 +11,7 @@
  * ends a slice late, and no report tells which share ran in between. So deadlines are moved to where the residue ends
  * within its slice. Long units cannot be moved, but they end at much the same place of a slice every time. So each
  * member also learns a longest lead of its own, after CUTS turns in a row with a cut residue: a single one may just
- * as well be a pause of the host.
+ * as well be a pause of the host. All functions run under the arbiter's lock; a member is a share on one device.
  */
 #include "agent/arbiter/node.h"
 
@@ -30,26 +30,31 @@
 #define AIM_NS    50000u   /* a turn closes between here in a slice … */
 #define AIM_TO_NS 800000u  /* … and here: its residue, half a millisecond or so, ends in the same slice */
 
+/* The lead, cut to LEAD_MIN_NS..LEAD_MAX_NS. */
 static uint64_t bounded(uint64_t lead_ns) {
   return lead_ns < LEAD_MIN_NS ? LEAD_MIN_NS : lead_ns > LEAD_MAX_NS ? LEAD_MAX_NS : lead_ns;
 }
 
+/* Set the lead with which a new device begins. */
 void sp_lead_init_device(struct sp_node_device *device) {
   device->lead_ns = LEAD_FIRST_NS;
 }
 
+/* Set the longest lead that a new member allows: no cut residue is known of it yet. */
 void sp_lead_init_member(struct sp_member *member) {
   member->lead_max_ns = LEAD_MAX_NS;
 }
 
-/* How long before the predicted end of the member's residue the next share is granted. */
+/* How long (ns) before the predicted end of the member's residue the next share is granted: the device's lead, but not
+ * more than the member's own longest one. */
 uint64_t sp_lead_ns(const struct sp_member *member) {
   uint64_t lead_ns = member->device->lead_ns;
   return lead_ns < member->lead_max_ns ? lead_ns : member->lead_max_ns;
 }
 
-/* The holder has just got its grant: note when the drains before it should end, and so where its slices begin. Then aim
- * its deadline. */
+/* The holder is just getting its grant. If turns before it still drain, note when each should end, and that its slices
+ * begin with the last of these ends. Note, too, if a member's own longest lead made the grant later than the device's
+ * lead: then this turn teaches nothing about that. Then aim its deadline. */
 void sp_lead_granted(struct sp_node_device *device) {
   device->holder->lead_shortened = false;
   device->holder->slices_ns = device->holder->granted_ns;
@@ -66,8 +71,9 @@ void sp_lead_granted(struct sp_node_device *device) {
   sp_lead_aim(device->holder);
 }
 
-/* The member has drained. If the next share was granted before that, its slices begin here: aim its deadline anew. And
- * learn how long a lead before the member's end may be: after CUTS cuts in a row it is a third shorter. */
+/* The member has drained at `drained_ns`. If the next share was granted before that, its slices begin here: aim its
+ * deadline anew. And learn how long a lead before the member's end may be: after CUTS cuts in a row it is a third
+ * shorter; a drain that was not cut makes it GROW_NS longer. */
 void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
   if (!member->predicted_end_ns)
     return; /* the next share was not granted before that */
@@ -93,11 +99,12 @@ void sp_lead_closed(struct sp_member *member) {
   uint64_t unit_ns = member->view.longest_unit_ns, *lead_ns = &member->device->lead_ns;
   uint64_t ahead_ns = unit_ns < AHEAD_NS ? AHEAD_NS - unit_ns : 0; /* launching this takes less time than it runs */
   bool came_late = member->view.entered_ns + ENTER_NS + ahead_ns > member->predecessor_ns;
+  /* The lead rests where one launch in LATE_ONE_IN comes late: that raises it by what the others lower it together. */
   *lead_ns = bounded(came_late ? *lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : *lead_ns - LEAD_STEP_NS);
 }
 
-/* Move the holder's deadline to where its residue is not cut in two by the end of a slice. A share with a limit keeps
- * its deadline: a later one may be more than the limit allows. */
+/* Move the holder's deadline to where its residue is not cut in two by the end of a slice. Called after each change of
+ * the deadline. A share with a limit keeps its deadline: a later one may be more than the limit allows. */
 void sp_lead_aim(struct sp_member *holder) {
   if (holder->terms.limit_millipercent < SP_POLICY_WHOLE || holder->deadline_ns <= holder->slices_ns)
     return;

@@ -2,13 +2,14 @@
  * Repairs damage to `terms`. Only the agent's own user can write there. But damage could keep a program from its turns
  * for ever: the arbiter decides by what it remembers, and does not write a word again that it has written. A damaged
  * header stays damaged: no attached program reads it, and to a program that attaches it says that the region cannot be
- * used.
+ * used. All functions run under the arbiter's lock.
  */
 #include <string.h>
 
 #include "agent/arbiter/node.h"
 
-/* Repair the terms, the account and the memory figures of the grant. True: something was damaged. */
+/* Write the terms, the account and the memory figures of the member's grant again where they differ from what the agent
+ * knows. True: something was damaged. */
 static bool mend_terms(struct sp_member *member) {
   struct sp_grant *grant = member->grant;
   const struct sp_terms *terms = &member->terms;
@@ -36,8 +37,8 @@ static bool mend_terms(struct sp_member *member) {
   return damaged;
 }
 
-/* Repair the turn's word, and the flag of a pause. While the turn is open, the word is the one that was granted; else
- * it may be any closed word: even, and not 0. True: one of the two was damaged. */
+/* Repair the word of the member's grant, and the flag of a pause. While the turn is open, the word is the one that was
+ * granted; else it may be any closed word: even, and not 0. True: one of the two was damaged. */
 static bool mend_turn(struct sp_member *member) {
   struct sp_grant *grant = member->grant;
   uint32_t word = sp_grant_word(grant), closed_flags = member->gang->paused ? SP_GRANT_PAUSED : 0;
@@ -55,6 +56,7 @@ static bool mend_turn(struct sp_member *member) {
   return true;
 }
 
+/* Repair all grants of the share; each that was damaged counts as a fault. Called at each heartbeat. */
 void sp_terms_mend(struct sp_arbiter *arbiter, struct sp_share *share) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];

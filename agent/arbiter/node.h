@@ -292,7 +292,7 @@ void sp_slots_fault(struct sp_share *share);
 void sp_slots_mark_unresponsive(struct sp_member *member);
 /* The processes in the slots `rung`, a bit each, have rung: believe them again. */
 void sp_slots_mark_responsive(struct sp_share *share, uint64_t rung);
-/* Close the pidfds of the share's processes. */
+/* Close the pidfds of the share's processes. The share is about to be freed. */
 void sp_slots_close(struct sp_share *share);
 
 /* identity.c */
@@ -311,7 +311,8 @@ void sp_copies_scan(struct sp_member *member);
 /* Keep what the process in `slot`, which is gone, has copied. Called before the slot is cleared. */
 void sp_copies_retire(struct sp_member *member, uint32_t slot);
 
-/* A process has another overhead, or is gone: write the new sum over the live processes into the grants. */
+/* In slots.c. What a context takes or the overhead of a process has changed, or a process is gone: write both into the
+ * share's grants, the overhead as the sum over its live processes. */
 void sp_holdings_changed(struct sp_share *share);
 
 /* diagnostics.c */
@@ -327,6 +328,7 @@ void sp_diagnostics_flood(struct sp_share *share, uint64_t now_ns);
 /* Write again whatever in `terms` differs from what the agent knows: only the agent writes there. */
 void sp_terms_mend(struct sp_arbiter *arbiter, struct sp_share *share);
 
+/* The value, cut to low..high. */
 static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
   return value < low ? low : value > high ? high : value;
 }
@@ -349,13 +351,13 @@ void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
 void sp_bill_last(struct sp_node_device *device, struct sp_member *member);
 
 /* pressure.c */
-/* Does any other share want the device now? */
+/* Does any share but that of `member` wait for the device? */
 static inline bool sp_others_wait(const struct sp_node_device *device, const struct sp_member *member) {
   return device->waiting > (uint32_t)member->counted_waiting;
 }
-/* Did another share have a turn a moment ago? It will want one soon, and what is queued now delays it. */
+/* Did another share have a turn within SP_RECENT_NS? It will want one soon, and what is queued now delays it. */
 bool sp_others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns);
-/* Does the member's turn end at its deadline? */
+/* Does the member's turn end at its deadline? Not while no other share waits, unless the member has a limit. */
 static inline bool sp_turn_ends(const struct sp_node_device *device, const struct sp_member *member) {
   return sp_others_wait(device, member) || member->terms.limit_millipercent < SP_POLICY_WHOLE;
 }
@@ -369,6 +371,7 @@ void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *devic
 uint64_t sp_pressure_due_ns(const struct sp_node_device *device);
 
 /* lead.c */
+/* Set the lead with which a new device begins, and the longest one that a new member allows. */
 void sp_lead_init_device(struct sp_node_device *device);
 void sp_lead_init_member(struct sp_member *member);
 /* How long before the predicted end of the member's residue the next share is granted. */

@@ -1,10 +1,12 @@
 /*
  * The pressure: what a grant tells the gate about the other shares on the device: whether they wait, and how much work
- * may be in flight beside them. It changes when they come or go, and near the end of a turn.
+ * may be in flight beside them. It changes when they come or go, and near the end of a turn. All functions run under
+ * the arbiter's lock; `member` is a share on `device`.
  */
 #include "agent/arbiter/node.h"
 
-/* Did another share have a turn a moment ago? It will want one soon, and what is queued now delays it. */
+/* Did another share, which still has processes, have a turn within SP_RECENT_NS? It will want one soon, and what is
+ * queued now delays it. */
 bool sp_others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   for (int index = 0; index < 2; index++) {
     const struct sp_member *other = device->recent[index].member;
@@ -25,7 +27,8 @@ struct pressure {
   uint32_t flags;
 };
 
-/* What the grant of `member` has to tell the gate now. Where several rules apply, the later one decides. */
+/* What the grant of `member`, the holder or about to be it, has to tell the gate now. Where several rules apply, the
+ * later one decides. */
 static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member,
                                    uint64_t now_ns) {
   bool contended = sp_others_wait(device, member);
@@ -55,8 +58,8 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
   return pressure;
 }
 
-/* When the holder's budget must be lowered for the end of its turn; once it is, the deadline. UINT64_MAX: its turn does
- * not end. */
+/* When the holder needs a step because of the end of its turn: at first the time at which its budget must be lowered;
+ * once it is, the deadline. UINT64_MAX: its turn does not end. */
 uint64_t sp_pressure_due_ns(const struct sp_node_device *device) {
   const struct sp_member *holder = device->holder;
   if (!sp_turn_ends(device, holder))
@@ -65,14 +68,15 @@ uint64_t sp_pressure_due_ns(const struct sp_node_device *device) {
   return budget_ns > SP_BUDGET_END_NS ? holder->deadline_ns + SP_BUDGET_END_NS - budget_ns : holder->deadline_ns;
 }
 
-/* Open the member's grant; returns the turn's word. */
+/* Open the member's grant, after its deadline was set. Returns the turn's word, by which the slots name the turn. The
+ * caller wakes the waiters. */
 uint32_t sp_pressure_open(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   struct pressure pressure = pressure_on(device, member, now_ns);
   return sp_grant_open(member->grant, pressure.budget_ns, pressure.lookahead_ns, pressure.flags, now_ns);
 }
 
-/* Tell the holder what has changed around it; wake its keeper if it has to hurry. Its deadline comes sooner if another
- * share begins to wait. */
+/* Bring the holder's grant up to date with what has changed around it; wake its keeper if it has to hurry. Its deadline
+ * comes sooner if another share begins to wait. Called at each step of a device with a holder. */
 void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   struct pressure now = pressure_on(device, holder, now_ns);

@@ -1,9 +1,11 @@
-/* What the arbiter tells: accounts, processes, turns, and its own cost. Called from other threads. */
+/* What the arbiter tells: accounts, processes, turns, and its own cost. Called from other threads; each function takes
+ * the arbiter's lock. `share` and `device` are handles, `term` is the index of one of the share's devices. */
 #include <errno.h>
 
 #include "agent/arbiter/node.h"
 
-/* Return the account as of now: an open turn is billed first, and a wait that goes on is counted up to now. */
+/* Fill `usage` as of now: an open turn is billed first, and a wait that goes on is counted up to now. 0; -ENOENT: no
+ * such share; -EINVAL: no such term. */
 int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
@@ -31,6 +33,7 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
   return error;
 }
 
+/* Copy the histograms of the share's finished turns: its waits for them, and their lengths. 0, -ENOENT or -EINVAL. */
 int sp_arbiter_read_turn_times(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_histogram *waits,
                                struct sp_histogram *turns) {
   pthread_mutex_lock(&arbiter->lock);
@@ -44,6 +47,8 @@ int sp_arbiter_read_turn_times(struct sp_arbiter *arbiter, int share, uint32_t t
   return error;
 }
 
+/* Put up to `capacity` processes with a slot into the array, each with its counts on all devices of the share, as last
+ * scanned. Returns how many; -ENOENT: no such share. */
 int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
@@ -62,6 +67,8 @@ int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_p
   return found ? (int)count : -ENOENT;
 }
 
+/* Put up to `capacity` finished turns of all shares into the array, oldest first: those with a sequence above `after`
+ * that are still kept. Returns how many. */
 int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity) {
   pthread_mutex_lock(&arbiter->lock);
   uint64_t oldest = arbiter->turn_count > SP_TURNS_KEPT ? arbiter->turn_count - SP_TURNS_KEPT : 0;
@@ -73,6 +80,8 @@ int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_
   return (int)count;
 }
 
+/* Tell of a device, since the start: the time charged to shares, and how many decisions were made, in what time. 0, or
+ * -ENODEV. */
 int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
                            uint64_t *decision_ns) {
   if (device < 0 || (uint32_t)device >= arbiter->device_count)
@@ -85,6 +94,7 @@ int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *cha
   return 0;
 }
 
+/* Copy the device's histogram of hand-offs: arbiter.h says which grants are counted. 0, or -ENODEV. */
 int sp_arbiter_read_hand_offs(struct sp_arbiter *arbiter, int device, struct sp_histogram *hand_offs) {
   if (device < 0 || (uint32_t)device >= arbiter->device_count)
     return -ENODEV;

@@ -1,5 +1,9 @@
 /* Reads the tenants' slots, clamps what they say to what can be true, and notes which of their processes are alive.
- * Nothing here waits for a tenant: identity.c finds out which process has a slot. */
+ * Nothing here waits for a tenant: identity.c finds out which process has a slot.
+ *
+ * A member is a share on one device: member->view has the sums of what its processes say of it, member->said[slot] the
+ * last values of each process that could be true. `said` is a report as it was read. Values that cannot be true are
+ * clamped or left out; some of them count as faults. All functions run under the arbiter's lock. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <string.h>
@@ -11,13 +15,15 @@
 #define READ_NS    10000000u   /* reading a slot takes less */
 #define WRITING_NS 1000000000u /* even a busy host lets a thread that writes its report run within this */
 
-/* Keep a total over the device's members. `counts`: does the member count in it now? *counted: did it before? */
+/* Keep a total over the device's members up to date. `counts`: does the member count in it now? *counted: did it
+ * before? That is updated. */
 static void count(uint32_t *total, bool *counted, bool counts) {
   *total += (uint32_t)counts - (uint32_t)*counted;
   *counted = counts;
 }
 
-/* Bring the device's counts up to date with the member. `there` false: it leaves, and counts no more. */
+/* Bring the device's counts of waiting and latency members up to date with the member. `there` false: it leaves, and
+ * counts no more. */
 void sp_member_count(struct sp_member *member, bool there) {
   struct sp_node_device *device = member->device;
   bool latency = there && member->terms.share_class == SP_CLASS_LATENCY;
@@ -27,13 +33,14 @@ void sp_member_count(struct sp_member *member, bool there) {
   count(&device->latency_present, &member->counted_present, latency && member->share->claimed);
 }
 
+/* Count a fault on each device of the share: its tenant has damaged the file of the slots. */
 void sp_slots_fault(struct sp_share *share) {
   for (uint32_t index = 0; index < share->member_count; index++)
     share->members[index].usage.faults++;
 }
 
-/* Read which slots are claimed, into `look`, and bring the share's claims up to date. The identity thread is asked
- * about claims without a known process, and about damage. */
+/* Read which slots are claimed, into `look`, and bring the share's claims and the counts of its devices up to date. The
+ * identity thread is asked about claims without a known process, and about damage. */
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_slots_look *look, uint64_t now_ns) {
   /* Damage: the tenant has truncated the file, or has removed the claim of a process that lives and keeps its slot. */
   bool truncated = sp_slots_look(&share->region, look) != 0;
@@ -48,7 +55,8 @@ static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_
     sp_identity_ask(arbiter, share, now_ns);
 }
 
-/* No process has entered the member's turn: from now on those that report that they wait are ignored. */
+/* No process has entered the member's turn: from now on those that report that they wait count as not waiting, until
+ * they ring or a tick believes them again. */
 void sp_slots_mark_unresponsive(struct sp_member *member) {
   for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
@@ -58,19 +66,21 @@ void sp_slots_mark_unresponsive(struct sp_member *member) {
   }
 }
 
-/* The processes in the slots `rung`, a bit each, have rung: believe again that they wait. */
+/* The processes in the slots `rung`, a bit each, have rung: believe again, on all devices, what they say of waiting. */
 void sp_slots_mark_responsive(struct sp_share *share, uint64_t rung) {
   for (uint64_t rest = rung; rest; rest &= rest - 1)
     for (uint32_t index = 0; index < share->member_count; index++)
       share->members[index].said[__builtin_ctzll(rest)].unresponsive = false;
 }
 
+/* Read anew which slots of the share are claimed: see `watch`. */
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   struct sp_slots_look look;
   watch(arbiter, share, &look, now_ns);
 }
 
-/* The overhead of a process has changed, or it is gone: write the new sums into the grants. */
+/* The overhead of a process, or what a context takes, has changed, or a process is gone: write both, the overhead as
+ * the sum over the live processes, into the share's grants. */
 void sp_holdings_changed(struct sp_share *share) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
@@ -82,7 +92,8 @@ void sp_holdings_changed(struct sp_share *share) {
   }
 }
 
-/* Take the counters that the process in `slot` reports. A total that has fallen keeps its last value. */
+/* Take the counters that the process in `slot` reports, into member->said and, where they are differences to bill, into
+ * the member. A total that has fallen keeps its last value. */
 static void take_counts(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said) {
   struct sp_said *before = &member->said[slot];
   if (said->beside_ns > before->beside_ns) {
@@ -102,14 +113,15 @@ static void take_counts(struct sp_member *member, uint32_t slot, const struct sp
     member->usage.memory_refused_bytes = said->refused_bytes;
 }
 
-/* Has the process of a slot ended? An event may be of an earlier share with this handle: then it has not, or the slot
- * has no process. */
+/* Has the process in `slot` really ended? The caller has an event that says that a pidfd has ended, but that may be of
+ * an earlier share with this handle. Then the process that has the slot now has not ended, or there is none. */
 bool sp_slots_is_dead(const struct sp_share *share, uint32_t slot) {
   struct pollfd process = {.fd = share->tenants[slot].pidfd, .events = POLLIN}; /* below 0: poll ignores it */
   return poll(&process, 1, 0) > 0;
 }
 
-/* The process in `slot` is gone: bill it, keep its counts, forget it, and have its slot cleared. */
+/* The process in `slot` is gone: bill its turns, keep its counts as those of retired processes, close its pidfd, and
+ * have the slot cleared by the identity thread. Until then the slot is in share->gone and counts as free. */
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns) {
   struct sp_tenant *tenant = &share->tenants[slot];
   if (tenant->pidfd >= 0) {
@@ -153,14 +165,15 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     sp_member_count(&share->members[index], true);
 }
 
+/* Close the pidfds of the share's processes: the share is about to be freed. */
 void sp_slots_close(struct sp_share *share) {
   for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
     if (share->tenants[slot].pidfd >= 0)
       close(share->tenants[slot].pidfd);
 }
 
-/* Clamp a time that a tenant reports to [low, high]; one outside is a fault. But it may truly lie past `high` by the
- * time that reading it took. */
+/* A time that a tenant reports, clamped to [low, high], which ends at the scan's time; one outside is a fault. But it
+ * may truly lie past `high` by the time that reading it took. */
 static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low, uint64_t high) {
   if (value > high)
     high = sp_now_ns(); /* the tenant may have written it after `high` was read */
@@ -171,7 +184,8 @@ static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low,
   return value < low ? low : high;
 }
 
-/* Add that a process waits, and since when. These two fields are valid even if the report beside them is not. */
+/* Add to `view` that the process in `slot` waits, if it does and is not unresponsive, and the earliest time that can be
+ * true. These two fields are valid even if the report beside them is not. */
 static void add_waiting(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said,
                         struct sp_view *view, uint64_t now_ns) {
   if (said->waiting == 0 || said->waiting >= SP_WAITING_MAX || member->said[slot].unresponsive)
@@ -192,7 +206,8 @@ static void add_waiting(struct sp_member *member, uint32_t slot, const struct sp
     view->waiting_since_ns = since_ns;
 }
 
-/* Take the memory that a process reports. The writer's sequence does not guard these fields: they are always valid. */
+/* Take the memory that a process reports into `before`, its last values, if it can be true. The writer's sequence does
+ * not guard these fields: they are never torn. */
 static void take_memory(struct sp_member *member, struct sp_said *before, const struct sp_slot_device *said) {
   if (said->memory_used_bytes < (uint64_t)1 << 50 && said->context_bytes <= said->memory_used_bytes) {
     before->memory_bytes = said->memory_used_bytes;
@@ -212,8 +227,8 @@ static bool is_writing(struct sp_said *before, const struct sp_slot_device *said
   return (int64_t)(now_ns - before->writing_ns) < (int64_t)WRITING_NS;
 }
 
-/* Add what a process reports of the turn before, if that drained still at the grant of this one: when it drained, or
- * that its work still runs. `holds`: the process has entered this turn. */
+/* The member's turn took over the drain of its own last turn. Add to `view` what a process reports of that one:
+ * when it drained, or that its work still runs. `holds`: the process has entered the present turn. */
 static void add_last(const struct sp_member *member, const struct sp_slot_device *said, bool holds,
                      struct sp_view *view) {
   uint32_t last = member->turn - 2; /* a close and a grant each add one */
@@ -231,7 +246,9 @@ static void add_account(const struct sp_said *known, struct sp_view *view) {
   view->memory_used_bytes += known->memory_bytes;
 }
 
-/* Add what the process in `slot` reports to `view`. `known`: its report, if that has been read already; else NULL. */
+/* Add what the process in `slot` reports to `view`, clamped to what can be true at `now_ns`, and keep its counters in
+ * member->said. `known`: its report, if that has been read already; else NULL. A torn report adds only what does not
+ * depend on its parts fitting together. */
 static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_slot_device *known, struct sp_view *view,
                      uint64_t now_ns) {
   struct sp_said *before = &member->said[slot];
@@ -277,6 +294,7 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
         view->drained_ns = drained_ns;
     }
     uint64_t entered_ns = clamp_ns(member, said.entered_ns, granted_ns, now_ns);
+    /* Once the work has drained, residue_until_ns is its real end. */
     uint64_t until_ns =
         said.drained_turn == member->turn ? clamp_u64(said.residue_until_ns, entered_ns, now_ns) : now_ns;
     if (until_ns > view->ended_ns)
@@ -301,8 +319,8 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
     view->longest_unit_ns = unit_ns;
 }
 
-/* Read the reports of all claimed slots anew, into the member's view and usage. `first`: the report of slot 0, if it
- * has been read already; else NULL. */
+/* Read the reports of all claimed slots anew, into the member's view and usage, and bring its device's counts up to
+ * date. `first`: the report of slot 0, if it has been read already; else NULL. */
 static void scan(struct sp_member *member, const struct sp_slot_device *first, uint64_t now_ns) {
   struct sp_view view = {0};
   for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
@@ -322,11 +340,13 @@ static void scan(struct sp_member *member, const struct sp_slot_device *first, u
   member->usage.processes = (uint32_t)__builtin_popcountll(member->share->claimed);
 }
 
+/* Read what the share's processes report of the member's device, into its view and usage: see `scan`. */
 void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {
   scan(member, NULL, now_ns);
 }
 
-/* Read the claims of the share and the reports about the member; most shares need a single read for that. */
+/* Read the claims of the share, then the reports about the member, as `watch` and `scan` do. Most shares need a single
+ * read for that. */
 void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_slots_look look;
   watch(arbiter, member->share, &look, now_ns);

@@ -3,22 +3,27 @@
  *
  * Must the holder's turn end? May the next share be granted although a turn still drains? Which share is next? The
  * answers are policy.c's and, for gangs, gang.c's. turn.c carries them out.
+ *
+ * A member is a share on one device. The *holder* has the open turn of a device. A closed turn *drains* until its work
+ * has ended; from its bound on its drain is *late* (`cogranted`), and other shares run beside it. A *residue* is what
+ * still runs after a close; its end is predicted. All functions run under the arbiter's lock.
  */
 #include "agent/arbiter/node.h"
 
 #define TOLD_NS        300000u  /* the news of a drain is rarely later than this */
 #define OVERLAP_MAX_NS 1000000u /* a residue that runs on for this long after its predicted end shares the time */
 
-/* Note whether the member's turn is lent, and return its quantum. A device that a gang reserves is lent in short turns
- * to shares that are on this device alone. The turn of a latency share below its request is not shortened. */
+/* Note whether the turn that the member is about to get is lent, and return its quantum, which is `quantum_ns` unless
+ * it is lent. A device that a gang reserves is lent in short turns (SP_LENT_NS) to members that are in no larger gang.
+ * The turn of a latency share below its request is not shortened. */
 static uint64_t lend(const struct sp_node_device *device, struct sp_member *member, uint64_t quantum_ns) {
   member->lent =
       device->reserved && member->gang->count == 1 && device->policy.shares[member->policy].rule != SP_RULE_LATENCY;
   return member->lent && quantum_ns > SP_LENT_NS ? SP_LENT_NS : quantum_ns;
 }
 
-/* Ask the policy whether the holder goes on. True: it does, and has a new deadline. False: in the policy its turn has
- * ended, and the caller closes it. */
+/* The holder's deadline has come: ask the policy whether it goes on. True: it does, and has a new deadline. False: in
+ * the policy its turn has ended, and the caller closes it. */
 static bool extend(struct sp_node_device *device, struct sp_member *holder, uint64_t now_ns) {
   sp_bill(device, now_ns);
   sp_policy_unit(&device->policy, holder->policy, holder->view.longest_unit_ns);
@@ -34,8 +39,8 @@ static bool extend(struct sp_node_device *device, struct sp_member *holder, uint
   return false;
 }
 
-/* Ask whether the holder goes on, and with it its gang. True: all turns of the gang have a new deadline, and end
- * together. False: the caller closes all of them. */
+/* The holder's deadline has come: ask whether it goes on, and with it its gang. True: all turns of the gang have a new
+ * deadline, and end together. False: the caller closes all of them. */
 static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
   const struct sp_gang *gang = holder->gang;
   if (gang->count == 1) /* a device that a gang has committed goes to that gang, even from a latency share */
@@ -57,7 +62,7 @@ static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
   return true;
 }
 
-/* Does a latency share wait that must end the holder's turn? */
+/* Does a latency share wait on the device for which the holder's turn must end now? */
 static bool is_preempted(const struct sp_node_device *device, uint64_t now_ns) {
   if (!device->latency_waiting)
     return false;
@@ -71,7 +76,8 @@ static bool is_preempted(const struct sp_node_device *device, uint64_t now_ns) {
   return false;
 }
 
-/* Close the holder's turn if it must end; else extend it if it is due, and tell its gate what has changed. */
+/* The device has a holder: close its turn if it must end; else extend it if its deadline has come, and tell its gate
+ * what has changed. The first reason that applies decides. */
 static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   const struct sp_view *view = &holder->view;
@@ -100,8 +106,8 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_pressure_update(arbiter, device, now_ns);
 }
 
-/* Bring the drains up to date: end those that are over, and let others run beside those that are late. True: no drain
- * keeps the device from the next share. */
+/* The device has no holder. Bring its drains up to date: end those that are over, and let others run beside those that
+ * are late. True: no drain keeps the device from the next share: what still drains is late, or ends within its lead. */
 static bool resolve_drains(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   for (uint32_t index = device->draining; index-- > 0;) { /* downwards: an update may end a drain */
     struct sp_member *member = device->drains[index];
@@ -121,8 +127,9 @@ static bool resolve_drains(struct sp_arbiter *arbiter, struct sp_node_device *de
   return true;
 }
 
-/* A successor was granted early. If the residue has outlived its prediction, or its drain's bound is past, then the two
- * share the time from here on. */
+/* The holder was granted before an earlier turn had drained, because that was about to end. If that turn's residue
+ * has outlived its prediction by OVERLAP_MAX_NS, or the drain's bound is past, the drain counts as late from here on:
+ * the two share the time. */
 static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
   for (uint32_t index = 0; index < device->draining; index++) {
     struct sp_member *member = device->drains[index];
@@ -135,9 +142,10 @@ static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
   }
 }
 
-/* Returns the share with the longest late drain that waits to launch, or NULL. The work that does not end may be
- * spinning for that very launch. Meanwhile the share is charged, so the policy may never choose it again (its limit's
- * bucket stays empty). So it gets a short turn without the policy. */
+/* Of the members that wait to launch although their drain has been late for SP_STUCK_AFTER_NS, the one with the
+ * earliest bound; NULL: there is none. Its work that does not end may be spinning for that very launch.
+ * Meanwhile it is charged, so the policy may never choose it again (its limit's bucket stays empty): the caller grants
+ * it a short turn without the policy. */
 static struct sp_member *find_stuck(const struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *longest = NULL;
   for (uint32_t index = 0; index < device->draining; index++) {
@@ -154,7 +162,8 @@ bool sp_step_try_free(struct sp_arbiter *arbiter, struct sp_node_device *device,
   return !device->holder && (!device->draining || resolve_drains(arbiter, device, now_ns));
 }
 
-/* Bill the shares that drain up to now, so that the policy chooses by their true accounts. */
+/* Bill the shares that drain up to now, so that the policy chooses by their true accounts. Late drains are first
+ * brought up to date, which may end them. Called before each choice. */
 void sp_step_bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   bool exclusive = false;
   for (uint32_t index = device->draining; index-- > 0;) {
@@ -168,9 +177,9 @@ void sp_step_bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_bill(device, exclusive ? now_ns - TOLD_NS : now_ns);
 }
 
-/* Grant the device, which is free. First to a stuck share: its drain is long late and it waits to launch, so its work
- * may be spinning for that very launch. Else to a gang, or to the share that the policy chooses. If none may have it
- * now, retry_ns says when to ask again. */
+/* Grant the device, which is free: first to a stuck share (find_stuck); else to a gang (sp_gang_first), or to the share
+ * that the policy chooses. A chosen member of a gang may reserve the device instead; then the next one is chosen. If
+ * none may have it now, device->retry_ns says when to ask again. */
 static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   sp_step_bill_drains(arbiter, device, now_ns);
   struct sp_member *stuck = find_stuck(device, now_ns);
@@ -196,7 +205,8 @@ static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
   }
 }
 
-/* Do what is due on the device: close, drain, grant. Its cost is counted. */
+/* Do what is due on the device: close, drain, grant. Called when something has changed there, and when time alone makes
+ * something due (due_ns_of). What the decision costs is counted. */
 void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   uint64_t began_ns = sp_now_ns();
   if (device->holder)
@@ -243,9 +253,11 @@ static uint64_t due_ns_of(const struct sp_node_device *device) {
   return due_ns;
 }
 
+/* Step the devices of the share and of its gang. Called when the share's processes have rung or one has ended, and when
+ * the share was paused or resumed. */
 void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   const struct sp_gang *gang = share->gang;
-  /* Scan all members of the gang before any of their devices is stepped. */
+  /* All members first: a step may depend on what was said of the other devices. */
   for (uint32_t index = 0; index < gang->count; index++)
     sp_turn_update(arbiter, gang->members[index], now_ns);
   for (uint32_t index = 0; index < gang->count; index++)
@@ -254,7 +266,8 @@ void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t 
 
 #define ROUNDS 8 /* a step may stir other devices, and their steps still others; more rounds than this are a bug */
 
-/* Step every device on which something is due, or that another step has stirred. Returns when the next step is due. */
+/* Step every device on which something is due at now_ns, or that another step has stirred, until none is left. Returns
+ * when the next step is due; UINT64_MAX: never without an event. Called once in each pass of the arbiter's loop. */
 uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns) {
   uint64_t due_ns = UINT64_MAX;
   for (int round = 0; round == 0 || (arbiter->stirred && round < ROUNDS); round++) {

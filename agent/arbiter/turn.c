@@ -5,12 +5,15 @@
  * At most one member of a device holds an open grant. A closed grant drains. While it does, the next share may be
  * granted early, when the residue is about to end (so that no bubble opens between the two), or beside the drain, when
  * that is late (co-grant: the hardware slices between the two).
+ *
+ * A member is a share on one device; member->view is what its processes last said. The policy of the device has to be
+ * told of each begin and end of a turn. All functions run under the arbiter's lock.
  */
 #include <string.h>
 
 #include "agent/arbiter/node.h"
 
-/* Note that the member has ended a turn: `recent` keeps the last two different members. */
+/* Note that the member has ended a turn, for sp_others_recent: `recent` keeps the last two different members. */
 static void remember_end(struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   if (device->recent[0].member != member)
     device->recent[1] = device->recent[0];
@@ -25,8 +28,8 @@ const uint64_t sp_hand_off_bounds_ns[BOUNDS] = {10000,   20000,   50000,   10000
                                                 1000000, 2000000, 5000000, 10000000, 50000000};
 _Static_assert(sizeof((struct sp_histogram *)0)->counts == (BOUNDS + 1) * sizeof(uint64_t), "one more than bounds");
 
-/* Count a duration. One that ended before it began counts as 0: an adopted turn is requested after its grant, and a
- * turn can be granted before its predecessor has drained. */
+/* Count the duration from begin_ns to end_ns in the histogram. One that ended before it began counts as 0: an adopted
+ * turn is requested after its grant, and a turn can be granted before its predecessor has drained. */
 static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uint64_t begin_ns, uint64_t end_ns) {
   uint64_t span_ns = end_ns > begin_ns ? end_ns - begin_ns : 0;
   uint32_t bucket = 0;
@@ -36,7 +39,8 @@ static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uin
   histogram->sum_ns += span_ns;
 }
 
-/* Has the member waited for the end of another share's turn, and for nothing else? Such a grant is a hand-off. */
+/* The member is about to get a grant. Has it waited for the end of another share's turn, and for nothing else, like its
+ * limit or its gang? Such a grant is a hand-off. */
 static bool takes_over(const struct sp_member *member) {
   const struct sp_node_device *device = member->device;
   const struct sp_member *last = device->draining ? device->drains[device->draining - 1] : device->recent[0].member;
@@ -44,7 +48,8 @@ static bool takes_over(const struct sp_member *member) {
          member->waiting_ns && (device->draining || member->waiting_ns < device->drained_ns);
 }
 
-/* Write the finished turn into the ring that traces are read from, and count it. */
+/* Write the member's turn, which has drained at `drained_ns`, into the ring that traces are read from, and count it,
+ * its wait and its length. */
 static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
   struct sp_turn *turn = &arbiter->turns[arbiter->turn_count % SP_TURNS_KEPT];
   arbiter->turn_count++;
@@ -63,12 +68,14 @@ static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, ui
   count(&member->turns, sp_turn_bounds_ns, member->granted_ns, drained_ns);
 }
 
+/* The member's turn drains from now on: put it at the end of the device's drains, as the youngest. */
 static void add_drain(struct sp_member *member) {
   struct sp_node_device *device = member->device;
   member->draining = true;
   device->drains[device->draining++] = member;
 }
 
+/* The member's turn drains no longer. The order of the other drains stays. */
 static void remove_drain(struct sp_member *member) {
   struct sp_node_device *device = member->device;
   uint32_t index = 0;
@@ -80,7 +87,9 @@ static void remove_drain(struct sp_member *member) {
   member->draining = false;
 }
 
-/* End a turn that drained at `drained_ns`, now or a while ago: bill and correct it, record it, and tell the policy. */
+/* End the member's closed turn, which drained at `drained_ns`, now or a while ago: bill and correct it, record it, and
+ * tell the policy. The drain ends no earlier than the last bill; sp_bill_correct takes back what was billed too much.
+ */
 static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (drained_ns < device->billed_until_ns)
@@ -103,8 +112,9 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
-/* From here on other shares run beside the member's drain, which is late. The share itself may get a turn again, too:
- * its work that does not end may be spinning for a launch that waits at the share's own closed gate. */
+/* The member's drain is late: from here on other shares run beside it, and in the policy its turn has ended. The share
+ * itself may get a turn again, too: its work that does not end may be spinning for a launch that waits at the share's
+ * own closed gate. */
 void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_bill(device, now_ns);
@@ -115,7 +125,8 @@ void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
   sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
-/* Close the member's turn, if it holds one: from here on it drains. If none of its work runs, it is over at once. */
+/* Close the member's turn, if it holds one: from here on it drains, and the device has no holder. If none of its work
+ * runs, the turn is over at once. `reason`: an enum sp_reason, for the trace. */
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (!member->holding)
@@ -134,7 +145,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   sp_slots_watch_and_scan(arbiter, member, now_ns);
   uint64_t unit_ns = member->view.longest_unit_ns;
   uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
-  /* A drain that was late before is not waited for again. But once work of this turn has ended, that drain is over. */
+  /* A turn that took over a late drain is late at once, unless work of its own has ended: then that drain is over. */
   member->bound_ns = member->overdue && !member->view.first_ended_ns ? now_ns : now_ns + bound_ns;
   sp_lead_closed(member);
   sp_bill_last(device, member);
@@ -148,7 +159,8 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   }
 }
 
-/* Adopt a turn that an earlier agent left open: it is closed, and drains like any other. */
+/* Adopt a turn that an earlier agent left open in the region: it is closed, and drains like any other. Called while the
+ * member joins its device. */
 void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (device->holder || device->draining)
@@ -166,7 +178,8 @@ void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
   sp_grant_wake(member->grant);
 }
 
-/* The share is released: end its turn on the device whatever its slots say, and forget the member. */
+/* The share is released: give up the member's reservation, end its turn and its drain, whatever its slots say, and
+ * forget the member wherever turns are remembered. */
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   sp_gang_give_up(arbiter, member, now_ns);
   sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
@@ -181,8 +194,9 @@ void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
       device->members[index]->cut = NULL;
 }
 
-/* Grant the device, which has no holder, to `member` for `quantum_ns`. If its own last turn still drains, that turn
- * ends here, and the new one takes over what still runs. */
+/* Grant the device, which has no holder, to `member` for `quantum_ns`: its gate opens, and its waiters are woken after
+ * the decision. The policy has been told, or is passed over. If the member's own last turn still drains, that turn ends
+ * here, and the new one takes over what still runs. */
 void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (!device->draining && now_ns > device->billed_until_ns)
@@ -219,7 +233,8 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   sp_wake_later(arbiter, member->grant);
 }
 
-/* One more share wants the device: shorten the holder's turn, as its quantum was computed for fewer waiters. */
+/* One more share waits for the device: shorten the holder's turn to what it could get now, as its quantum was computed
+ * for fewer waiters. */
 static void shorten(struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   if (holder->overdue || !(holder->grant->flags & SP_GRANT_CONTENDED))
@@ -232,7 +247,7 @@ static void shorten(struct sp_node_device *device, uint64_t now_ns) {
 }
 
 /* Scan the member and act on what its slots say: bill, end its drain, give up its reservation if it waits no longer,
- * and tell the policy whether it waits. */
+ * and tell the policy whether it waits. The holder's turn is not closed here; its deadline may come sooner. */
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_slots_scan(member, now_ns);
@@ -249,6 +264,7 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
     finish(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
   if (member->reserves && (!member->view.waiting || member->gang->paused))
     sp_gang_give_up(arbiter, member, now_ns);
+  /* While it holds, reserves or drains in time, the policy counts it otherwise; step.c, gang.c and `finish` tell it. */
   if (!member->holding && !member->reserves && (!member->draining || member->cogranted)) {
     bool waited = device->policy.shares[member->policy].waiting, waits = member->view.waiting && !member->gang->paused;
     sp_policy_wait(&device->policy, member->policy, waits, now_ns);

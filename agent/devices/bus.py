@@ -11,7 +11,7 @@ DRIVER: Final = Path("/sys/bus/pci/drivers/nvidia")
 
 
 def address_of(bus_id: str) -> str:
-    """Return an address that NVML wrote as the kernel writes it; empty: it is none."""
+    """Return a PCI address as the kernel writes it, 0000:3b:00.0, from NVML's form of it; empty if that is none."""
     domain, _, place = bus_id.lower().partition(":")
     try:
         return f"{int(domain, 16):04x}:{place}"  # NVML writes the domain with eight digits, the kernel with four
@@ -30,12 +30,12 @@ def driven(directory: Path = DRIVER) -> tuple[str, ...]:
 
 
 def file_of(address: str, devices: Path = DEVICES) -> Path | None:
-    """Return a file that the kernel has for the device in every namespace; None: the address is not known."""
+    """Return a file of sysfs that only the device at `address` has, for a lock on it; None: the address is empty."""
     return devices / address / "uevent" if address else None
 
 
 def numa_node_of(address: str, devices: Path = DEVICES) -> int:
-    """Return the NUMA node of a device; -1: the kernel does not tell, or has a single node."""
+    """Return the NUMA node of the device at `address`; -1: the kernel does not tell, or has a single node."""
     try:
         return int((devices / address / "numa_node").read_text(encoding="ascii")) if address else -1
     except (OSError, ValueError):

@@ -51,7 +51,10 @@ class Health:
 
 
 def step(health: Health, look: DeviceLook, now_ns: int, probation_ns: int = PROBATION_NS) -> Health:
-    """Return the verdict after one look at `now_ns`."""
+    """Return the verdict after one look at `now_ns`; `health` is the verdict before it.
+
+    A fault ends when the device has answered well for `probation_ns`; a critical Xid only if a reset was seen, too.
+    """
     counted = replace(health, xids_seen=health.xids_seen + len(look.xids), unfit=look.unfit)
     down = look.gone or look.needs_reset
     critical = [xid for xid in look.xids if xid not in APPLICATION_XIDS]
@@ -59,14 +62,14 @@ def step(health: Health, look: DeviceLook, now_ns: int, probation_ns: int = PROB
         return replace(counted, fault=f"Xid {critical[-1]}", well_since_ns=now_ns, fatal=True, down=down)
     if look.error or look.needs_reset:
         fault = look.error or health.fault or "the driver asks for a reset"
-        fault = health.fault if health.fatal else fault
+        fault = health.fault if health.fatal else fault  # a critical Xid stays the reason
         return replace(counted, fault=fault, well_since_ns=now_ns, down=health.down or down)
     is_over = now_ns - health.well_since_ns >= probation_ns and (health.down or not health.fatal)
     return Health(xids_seen=counted.xids_seen, unfit=counted.unfit) if health.fault and is_over else counted
 
 
 def overdue(health: Health, now_ns: int) -> Health:
-    """Return the verdict on a device without a look for OVERDUE_NS. A device that has a fault keeps that."""
+    """Return the verdict on a device without a look for OVERDUE_NS. A fault that it had before, in `health`, stays."""
     fault = health.fault or f"it could not be looked at for {OVERDUE_NS // 10**9} s: NVML does not come back"
     return replace(health, fault=fault, well_since_ns=now_ns)
 

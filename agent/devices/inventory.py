@@ -42,7 +42,10 @@ OPEN_TIMEOUT_S: Final = 60.0
 
 
 def _open(simulate: str) -> tuple[Session, str, int] | AgentUnavailable:
-    """Open NVML; return its session, the driver's version and the number of GPUs, or why they cannot be had."""
+    """Open NVML; return its session, the driver's version and the number of GPUs (at least 1), or why there are none.
+
+    The error is returned, not raised: `_answers` has it from another thread. After an error NVML is closed.
+    """
     try:
         session = Session(simulate)
     except AgentUnavailable as error:
@@ -59,10 +62,14 @@ def _open(simulate: str) -> tuple[Session, str, int] | AgentUnavailable:
 
 
 def _answers(asks: Sequence[Callable[[], Answer]], timeout_s: float = LIST_TIMEOUT_S) -> list[Answer | str]:
-    """Ask all at once, each on a thread of its own. Return each answer, or why there was none within `timeout_s`."""
+    """Call all `asks` at once, each on a thread of its own. Return each answer, or a text that says why there is none.
+
+    A thread that has not come back after `timeout_s` is left alone: NVML may hang. The calls raise only nvml.Failure.
+    """
     answers: list[Answer | str] = [f"NVML has not answered for {timeout_s:g} s"] * len(asks)
 
     def ask(place: int) -> None:
+        """Put the answer, or what an error of NVML means, into its place."""
         try:
             answers[place] = asks[place]()
         except nvml.Failure as error:
@@ -90,7 +97,7 @@ class _Board(threading.Thread):
         self._known: dict[DeviceUuid, dict[int, DeviceProcess]] = {}
 
     def run(self) -> None:
-        """Look, deliver, and wait for an Xid event, until the agent closes."""
+        """Look, deliver, and wait for an Xid event or LOOK_INTERVAL_S, until the agent closes."""
         xids: tuple[int, ...] = ()
         while not self._watch.stopping.is_set():
             with self._watch.session.use() as generation:
@@ -115,7 +122,7 @@ class _Board(threading.Thread):
         return tuple(self._look_at(item, xids) for item in self._handles)
 
     def _look_at(self, item: nvml.Handle, xids: tuple[int, ...]) -> DeviceLook:
-        """Look at one device, and remember its processes for the next look."""
+        """Look at one device, and remember its processes, so that the next look reads only new ones."""
         look = nvml.look_at(item, xids, self._known.get(item.info.uuid, {}))
         self._known[item.info.uuid] = {process.pid: process for process in look.processes}
         return look
@@ -150,7 +157,10 @@ class _Search(threading.Thread):
             self._watch.stopping.wait(LOOK_INTERVAL_S)
 
     def _find(self) -> tuple[nvml.Handle, ...]:
-        """Return the device, or what there is at its place; nothing if that is another device. Raises nvml.Failure."""
+        """Return the device, or what there is at its place; nothing if that is another device, or not whole yet.
+
+        Raises nvml.Failure.
+        """
         if self._place is None:
             return (nvml.find(self._name, simulated=self._watch.simulated),)
         answers = nvml.list_gpu(self._place, simulated=self._watch.simulated)
@@ -196,7 +206,7 @@ class _Watch:
     """The devices that have a thread which looks at them."""
 
     def find_again(self, info: DeviceInfo) -> nvml.Handle:
-        """Return a new handle of a known device. Raises nvml.Failure."""
+        """Return a new handle of a known device, with the facts that are known of it. Raises nvml.Failure."""
         return replace(nvml.find(info.uuid, simulated=self.simulated), info=info)
 
     def report(self, looks: Sequence[DeviceLook]) -> None:
@@ -247,7 +257,7 @@ class Inventory:
     def _list(self, count: int) -> list[tuple[nvml.Handle, ...]]:
         """Return the devices of `count` GPUs, a tuple for each GPU. Those that do not answer are put into `unlisted`.
 
-        Each of these keeps its index, so that the other devices have theirs.
+        All are counted for the indices in NVML's order, so that a device that does not answer moves no other's index.
         """
         asks = [functools.partial(nvml.list_gpu, place, simulated=self._simulated) for place in range(count)]
         addresses = () if self._simulated else bus.driven()

@@ -42,6 +42,7 @@ class HostLock:
     """The lock of the host's one agent; a context manager, which removes the lock file at its exit."""
 
     def __init__(self, runtime_directory: Path) -> None:
+        """Take the directory, which must exist at `__enter__`. Nothing is locked yet."""
         self._path = runtime_directory / NAME
         self._file = -1
         self._names: list[socket.socket] = []
@@ -79,9 +80,10 @@ class HostLock:
             return False
 
     def claim_device(self, key: str, index: int, file: Path | None = None) -> None:
-        """Claim a device for this agent, whatever its runtime directory. Raises AgentUnavailable.
+        """Claim a device for this agent until its end, whatever its runtime directory. Raises AgentUnavailable.
 
-        `file`: the kernel's file for the device; None if it is not known.
+        `key` names the device, the same in every agent; `index` is for errors and the log. `file`: the kernel's file
+        for the device; None if it is not known.
         """
         before = len(self._names)
         try:
@@ -97,7 +99,7 @@ class HostLock:
     def _lock_file(self, path: Path, index: int) -> None:
         """Lock the kernel's file for a device. Raises AgentUnavailable if another agent may have the lock.
 
-        If strangers have it, root's agent logs them and goes on.
+        If only strangers have it (users other than root), root's agent logs them and goes on without the lock.
         """
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -115,7 +117,7 @@ class HostLock:
         self._locked[path] = file
 
     def _claim_name(self, key: str, index: int) -> None:
-        """Take the name of a device. Raises AgentUnavailable if another agent may have it.
+        """Take the name of a device; `key` names it. Raises AgentUnavailable if another agent may have it.
 
         If a stranger has it, root's agent takes a second name beside it, logs the stranger, and goes on.
         """
@@ -144,7 +146,7 @@ class HostLock:
             self.troubles.append(text)
 
     def _bind(self, address: bytes) -> bool:
-        """Take the name and keep it until the end. False: it is taken."""
+        """Take a name of an abstract socket (it begins with a zero byte) until the end. False: it is taken."""
         name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             name.bind(address)

@@ -67,7 +67,7 @@ class Devices:
         return {uuid: one for uuid, one in self._health.items() if one.fatal and uuid not in self.released}
 
     def recall(self, critical: Mapping[DeviceUuid, health.Health], now_ns: int) -> None:
-        """Take over the critical Xids that an earlier agent saw, before its shares are adopted."""
+        """Take over an earlier agent's verdicts on devices with a critical Xid, before its shares are adopted."""
         for uuid, verdict in critical.items():
             if uuid in self._health:
                 self._health[uuid] = replace(verdict, well_since_ns=now_ns)
@@ -80,11 +80,11 @@ class Devices:
                 self._tell_health(uuid, verdict.reason)
 
     def are_well(self) -> bool:
-        """Tell whether no device has a fault."""
+        """Tell whether no device has a fault: then the checkpoint has to keep none."""
         return not any(verdict.fault for verdict in self._health.values())
 
     def statuses(self) -> tuple[DeviceStatus, ...]:
-        """Return the devices as of now, without reading any share: the plugin asks every second."""
+        """Return the devices as of their last looks, without reading any share: the plugin asks every second."""
         rooms = self._registry.rooms()
         result: list[DeviceStatus] = []
         for info in self._registry.devices:
@@ -113,11 +113,11 @@ class Devices:
         return resolve_device(self._registry.devices, reference, "name one of them")
 
     def status(self, device: DeviceUuid) -> DeviceStatus:
-        """Return one of the devices as of now."""
+        """Return the status of one of the devices. It must be there."""
         return next(status for status in self.statuses() if status.info.uuid == device)
 
     def release(self, device: DeviceUuid) -> None:
-        """Give a device into an operator's hands: until it comes back it is of no use to shares."""
+        """Note that a device is in an operator's hands. Until `resume` it is unfit, and looks at it are dropped."""
         self.released.add(device)
         reason = health.released(self.find(device).index)
         self._judge(device, replace(self._health[device], unfit=reason))
@@ -143,7 +143,10 @@ class Devices:
                 self._judge(uuid, health.overdue(self._health[uuid], now_ns))
 
     def looked(self, looks: Sequence[DeviceLook], now_ns: int) -> None:
-        """Take looks of the inventory into account: health, processes without a share, memory beyond allocations."""
+        """Take looks of the inventory into account: health, processes without a share, memory beyond allocations.
+
+        Called on the event loop, for each round of looks at a GPU.
+        """
         owned = self._registry.pids()
         attached = {pid for pids in owned.values() for pid in pids}
         for look in looks:
@@ -166,7 +169,10 @@ class Devices:
             self._charge_overhead(look)
 
     def _take_found(self, look: DeviceLook, now_ns: int) -> None:
-        """Take a missing device that NVML has found, or what was found at its place."""
+        """Take a missing device that NVML has found; or, if a name stood for it, the devices that are at its place.
+
+        It stays unhealthy, with the verdict it had, until the next looks have shown that it is well.
+        """
         before = self._health[look.uuid]
         if look.uuid == look.found[0].uuid:
             self._registry.describe(look.found[0])
@@ -181,7 +187,7 @@ class Devices:
             log.info("missing device found", extra={"device": info.uuid})
 
     def forget(self, share: ShareId) -> None:
-        """Forget a share that has ended."""
+        """Forget how many refused allocations of a share were logged: it has ended."""
         self._refusals = {key: count for key, count in self._refusals.items() if key[0] != share}
 
     def _judge(self, device: DeviceUuid, verdict: health.Health) -> None:
@@ -200,7 +206,10 @@ class Devices:
             log.info("device healthy again", extra={"device": device, "shares": held})
 
     def _charge_overhead(self, look: DeviceLook) -> None:
-        """Charge shares with the memory that their processes take beyond allocations; log what did not fit."""
+        """Charge shares with the memory that their processes take beyond allocations on the device that was looked at.
+
+        Also learn what a context takes there, and log allocations that were refused.
+        """
         held: list[overhead.Held] = []
         for share, handle, term in self._registry.terms_on(look.uuid):
             held += [overhead.Held(handle, term, one) for one in self._arbiter.read_holdings(handle, term)]

@@ -74,7 +74,10 @@ class Handle:
 
 
 def load_library(path: str) -> None:
-    """Load NVML from `path`: pynvml loads it by its name, and then gets this library. Raises AgentUnavailable."""
+    """Load the simulated NVML from `path`: pynvml loads NVML by its name, and then gets this library.
+
+    Raises AgentUnavailable.
+    """
     try:
         ctypes.CDLL(path)
     except OSError as error:
@@ -113,9 +116,9 @@ def gpu_count() -> int:
 
 
 def list_gpu(position: int, *, simulated: bool) -> tuple[Handle | Unlisted, ...]:
-    """Return the GPU at a position of NVML's list, or its MIG instances if it has some. They have no index yet.
+    """Return the GPU at a position of NVML's list, or in MIG mode its instances. Their index is -1: not known yet.
 
-    A device that cannot be described takes no other with it.
+    An instance, or a GPU, that cannot be described is returned as Unlisted. `simulated`: it has no place on the bus.
     """
     parent = pynvml.nvmlDeviceGetHandleByIndex(position)
     instances = _instances(parent)
@@ -129,7 +132,7 @@ def list_gpu(position: int, *, simulated: bool) -> tuple[Handle | Unlisted, ...]
 
 
 def find(uuid: str, *, simulated: bool) -> Handle:
-    """Return the device with this UUID. Its index is not known."""
+    """Return the device with this UUID; its index is -1: not known. `simulated` as in `list_gpu`."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG") else handle
     return _describe(handle, parent, simulated=simulated)
@@ -190,6 +193,7 @@ def _instances(parent: Any) -> list[Any] | None:
 
 
 def _text(value: str | bytes) -> str:
+    """Return a text of NVML, which some versions of pynvml return as bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -219,7 +223,10 @@ def _mps_clients(handle: Any) -> set[int]:
 
 
 def nvlink_peers(one: Handle, others: Sequence[Handle]) -> tuple[int, ...]:
-    """Return the indices of the GPUs that NVLink connects it to, also through a switch; in MIG mode there are none."""
+    """Return the indices of the GPUs among `others` that NVLink connects `one` to, also through a switch.
+
+    In MIG mode there are none.
+    """
     return tuple(other.info.index for other in others if other.parent_uuid != one.parent_uuid and _linked(one, other))
 
 
@@ -281,7 +288,10 @@ def look_at(item: Handle, xids: tuple[int, ...], known: dict[int, DeviceProcess]
 
 
 def _process(pid: int, memory_used_bytes: int, known: DeviceProcess | None, clients: set[int]) -> DeviceProcess:
-    """Return a process. If it was there at the last look, its name and region are not read again."""
+    """Return a process on a device. `clients`: the pids that use the device through MPS.
+
+    `known`: the process as of the last look, of which name and region are not read again; None: it is new.
+    """
     if known is None:
         environment = environment_of(pid)
         region, mps = region_in(environment), names_mps(environment) or pid in clients
@@ -315,6 +325,7 @@ class XidEvents:
     """The Xid events of one GPU. One thread uses it."""
 
     def __init__(self, parent: Any) -> None:
+        """Take NVML's handle of the GPU. NVML is not called yet."""
         self._parent = parent
         self._set: Any = None
         self._unsupported = False
@@ -335,7 +346,10 @@ class XidEvents:
                     pynvml.nvmlEventSetFree(events)
 
     def wait(self, timeout_s: float, stopping: threading.Event) -> tuple[int, ...]:
-        """Return the Xid of the first event; nothing if none comes within about `timeout_s`, or at the agent's end."""
+        """Wait for an event of the GPU, and return its Xid; nothing if none comes within about `timeout_s`.
+
+        Nothing, too, soon after `stopping` is set. Raises nothing.
+        """
         end = time.monotonic() + timeout_s
         while (left := end - time.monotonic()) > 0 and not stopping.is_set():
             if self._set is None:

@@ -14,11 +14,15 @@ Result = TypeVar("Result")
 
 
 async def on_thread(name: str, work: Callable[[], Result]) -> Result:
-    """Return what `work` returns, or raise what it raises; `name` is the thread's."""
+    """Call `work` on a new thread called `name`; return what it returns, or raise what it raises.
+
+    If the caller is cancelled, the work goes on, and its result is dropped.
+    """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Result] = loop.create_future()
 
     def deliver(result: Result | Exception) -> None:
+        """Hand the result to the caller, on the event loop."""
         if answer.done():  # the caller has been cancelled
             return
         if isinstance(result, Exception):
@@ -27,6 +31,7 @@ async def on_thread(name: str, work: Callable[[], Result]) -> Result:
             answer.set_result(result)
 
     def run() -> None:
+        """Do the work, on its thread."""
         result: Result | Exception
         try:
             result = work()

@@ -11,7 +11,7 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 def holders(file: int) -> dict[int, int]:
-    """Return the users of the processes that have locked the open file with flock, by pid, as far as shown here."""
+    """Return the processes that have locked the open file `file` with flock, as far as shown here: user by pid."""
     status, found = os.fstat(file), dict[int, int]()
     with contextlib.suppress(OSError, ValueError):
         for line in _LOCKS.read_text(encoding="ascii").splitlines():
@@ -42,6 +42,7 @@ def open_files(pid: int) -> set[str]:
 
 
 def _pids() -> list[str]:
+    """Return the pids of all processes that are shown here, as text."""
     return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 

@@ -26,19 +26,20 @@ class Releases:
     """
 
     def __init__(self, devices: Devices, session: Session) -> None:
+        """Take what is known of the devices, and the NVML session that is closed while one is released."""
         self._devices = devices
         self._session = session
         self._one_at_a_time = asyncio.Lock()
 
     async def release(self, reference: str) -> DeviceStatus:
-        """Release a device, by UUID or index. A released device stays released.
+        """Release a device, by UUID or index, and return its status. A released device stays released.
 
         Raises UnknownDevice, and AgentUnavailable when NVML cannot be closed.
         """
         return await asyncio.shield(self._release(reference))
 
     async def resume(self, reference: str) -> DeviceStatus:
-        """Take a released device back.
+        """Take a released device back, by UUID or index, and return its status.
 
         Raises UnknownDevice, WrongState if it is not released, and AgentUnavailable if NVML cannot be opened: then the
         device stays released.

@@ -89,7 +89,7 @@ class Session:
                 self._changed.notify_all()
 
     def looked(self, device: DeviceUuid, *, failed: bool) -> str | None:
-        """Take the result of a look at a GPU. If looks at all GPUs have failed often enough, open NVML again.
+        """Count the result of a look at a GPU. If looks at all GPUs have failed often enough, open NVML again.
 
         `device`: the GPU, or its first MIG instance. Called outside `use`, on the thread that looked. Returns None if
         it was not time to open NVML again, "" if NVML works again, else why it does not.
@@ -115,7 +115,7 @@ class Session:
         return cause
 
     def forget(self, device: DeviceUuid) -> None:
-        """Count looks at a device no more: it is looked at by another name."""
+        """Forget a device that is looked at by another name now: its count stands still, and `looked` waits for all."""
         with self._changed:
             self._failed.pop(device, None)
 

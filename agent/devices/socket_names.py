@@ -40,7 +40,10 @@ class Holder:
 
 
 def holders(name: bytes) -> dict[bytes, Holder]:
-    """Return `name` and all names of the form `name`/suffix that are taken, with their holders. Raises OSError."""
+    """Return `name` and all names of the form `name`/suffix that are taken, with their holders.
+
+    Raises OSError if the kernel does not tell, or not within _WAIT_S.
+    """
     ask = _ASK.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW, 0, 0)
     found: dict[bytes, Holder] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
@@ -68,7 +71,7 @@ def _attributes(data: bytes) -> dict[int, bytes]:
     while at + 4 <= len(data):
         length, kind = struct.unpack_from("=HH", data, at)
         found[kind] = data[at + 4 : at + length]
-        at += max(4, length + -length % 4)
+        at += max(4, length + -length % 4)  # at least a header: a length of 0 would not end
     return found
 
 

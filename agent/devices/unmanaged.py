@@ -79,6 +79,7 @@ class UnmanagedProcesses:
     """
 
     def __init__(self, allowed: Sequence[str], grace_ns: int = GRACE_NS) -> None:
+        """Take the shell patterns of names that are allowed, and for how long a process must be seen to count."""
         self._allowed = tuple(allowed)
         self._grace_ns = grace_ns
         self._since: dict[DeviceUuid, dict[int, int]] = {}
@@ -95,7 +96,7 @@ class UnmanagedProcesses:
         now_ns: int,
         causes: Mapping[int, str] | None = None,
     ) -> list[Finding]:
-        """Take one look into account. Returns the new findings.
+        """Take one look at a device into account. Returns the new findings, each of which was seen for the grace time.
 
         `owned`: the pids of the shares that hold the device. `causes`: by pid, why a process that was started in a
         share runs unmetered.
@@ -118,11 +119,11 @@ class UnmanagedProcesses:
         return fresh
 
     def current(self, device: DeviceUuid) -> tuple[DeviceProcess, ...]:
-        """Return the unmanaged processes on the device as of the last look."""
+        """Return the unmanaged processes on the device as of the last look, without those still in their grace time."""
         return self._current.get(device, ())
 
     def seen(self, device: DeviceUuid) -> int:
-        """Return how many were found on the device so far."""
+        """Return how many unmanaged processes were found on the device so far."""
         return self._seen.get(device, 0)
 
     def unmetered_seen(self, device: DeviceUuid) -> int:
@@ -130,4 +131,5 @@ class UnmanagedProcesses:
         return self._unmetered.get(device, 0)
 
     def _is_allowed(self, name: str) -> bool:
+        """Tell whether a process of this name may use a device without a share."""
         return any(fnmatchcase(name, pattern) for pattern in self._allowed)

@@ -63,7 +63,7 @@ HAND_OFF_BOUNDS_S: Final = tuple(bound_ns / 1e9 for bound_ns in HAND_OFF_BOUNDS_
 
 
 def _number(name: str, metric: str, meaning: str) -> Row[Held]:
-    """Return the metric of a number of the account."""
+    """Return the metric of the number `name` of an account; a time, which is in ns, becomes seconds."""
     scale = 1e9 if name.endswith("_ns") else 1
     return Row(metric, meaning, lambda h: getattr(h.usage.usage, name) / scale)
 
@@ -254,7 +254,7 @@ class NodeMetrics:
         self._feed = feed or Counters()
 
     def collect(self) -> Iterator[Family]:
-        """Return all metrics as of now."""
+        """Yield all metrics as of now. Called on the thread that scrapes; the node answers from its event loop."""
         identity, status = self._node.identity, self._node.status_from_thread()
         node = identity.node_name
         yield from families(TABLES, Snapshot(identity, status))

@@ -33,7 +33,7 @@ class Look:
 
     @property
     def lag_s(self) -> float:
-        """Return how long ago the slowest connected scheduler has last answered."""
+        """Return how long ago the slowest connected scheduler has last answered; 0 if none is connected."""
         return max([0.0, *((self.now_ns - answered) / 1e9 for answered in self.counters.answered_ns.values())])
 
 

@@ -67,7 +67,7 @@ ERROR_ROWS: Final[tuple[Row[int], ...]] = (
 
 
 def _of_report(told: Told) -> list[tuple[tuple[str], Report]]:
-    """Return the report, if there is one, with the values of its labels."""
+    """Return the report with the values of its labels, as a table's only source; nothing if there is no report."""
     node, report = told
     return [] if report is None else [((node,), report)]
 

@@ -14,11 +14,12 @@ static inline int64_t earned(uint64_t ns, uint32_t rate_mp) {
   return (int64_t)(ns * rate_mp);
 }
 
+/* Has the share a limit, and so a bucket? */
 static inline bool is_limited(const struct sp_policy_share *s) {
   return s->limit_mp < WHOLE;
 }
 
-/* Bring the accounts of all active shares to now_ns, at the rates of that time. */
+/* Let all active shares earn, at their present rates, for the time up to now_ns. */
 void sp_accounts_advance(struct sp_policy *policy, uint64_t now_ns);
 /* The same, and then bring this share's accounts to now_ns, active or not. Called before they are changed, and before
  * the share becomes active. */
@@ -32,7 +33,7 @@ void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s);
 void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t charged_ns);
 /* Cancel the lag common to all active shares. */
 void sp_accounts_cancel_common_lag(struct sp_policy *policy);
-/* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */
+/* -1, 0, 1 as `a` is less, equally or further behind its target than `b`, in time at its rate. */
 int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b);
 
 /* -1, 0, 1 as `a` reaches its due lag later than `b`, at the same time, or sooner. */
@@ -43,7 +44,7 @@ int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_
 uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s);
 /* … and the longest that it ever is at these rates. */
 uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_policy_share *s);
-/* What the limit's bucket must hold before a turn is granted. */
+/* What the limit's bucket must hold before a turn is granted, in account units. */
 int64_t sp_account_threshold(const struct sp_policy_share *s);
 
 #endif

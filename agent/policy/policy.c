@@ -5,6 +5,10 @@
  * `lag` earns the target (request + part of the surplus) and answers "how far behind is it?". A lag common to all
  * active shares is time that the device did not give anyone; it is cancelled (sp_accounts_cancel_common_lag), so only
  * differences between shares remain, and hand-off costs, overcommit and rounding never pile up.
+ *
+ * A share is *active* while it waits or holds a turn. `share` is an index into policy->shares. A call that changes
+ * something at `now_ns` (monotonic) first brings the accounts to that time. The caller, the arbiter, makes one call at
+ * a time. Accounts are in ns x millipercent (WHOLE is 100 %).
  */
 #include "agent/policy/policy.h"
 
@@ -28,7 +32,7 @@ static bool limit_allows(const struct sp_policy_share *s, int64_t bucket) {
   return !is_limited(s) || bucket >= sp_account_threshold(s);
 }
 
-/* Bring accounts and rates to now. A debt that is repaid on the way changes the rates: then they are computed anew. */
+/* Bring the accounts to now_ns, and the rates up to date: a debt that is repaid on the way makes them stale. */
 static void refresh(struct sp_policy *policy, uint64_t now_ns) {
   sp_accounts_advance(policy, now_ns);
   if (policy->stale)
@@ -55,7 +59,8 @@ static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_
   return behind != 0 ? behind > 0 : a->waiting_since_ns < b->waiting_since_ns;
 }
 
-/* Begin the share's turn: it holds, and waits no longer. Returns the choice, with the rule and the quantum. */
+/* Begin the share's turn: it holds, and waits no longer. Returns the choice, with the rule and the quantum. The
+ * accounts are at now and capped. */
 static struct sp_choice give(struct sp_policy *policy, int share) {
   struct sp_policy_share *s = &policy->shares[share];
   struct sp_choice choice = {.share = share, .retry_ns = UINT64_MAX};
@@ -70,7 +75,8 @@ static struct sp_choice give(struct sp_policy *policy, int share) {
   return choice;
 }
 
-/* Choose the share that runs next; it holds from now on. share == -1: none may run, and retry_ns says when to ask. */
+/* Choose the share that runs next, among those that wait, do not hold and are not paused, and begin its turn.
+ * share == -1: none may run; then retry_ns is when a limit first lets one of them run, UINT64_MAX if none waits. */
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   struct sp_choice choice = {.share = -1, .quantum_ns = 0, .retry_ns = UINT64_MAX, .rule = SP_RULE_NONE};
   refresh(policy, now_ns);
@@ -84,7 +90,7 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
     sp_accounts_cap(policy, s);
     if (!limit_allows(s, s->bucket)) {
       uint64_t missing = (uint64_t)(sp_account_threshold(s) - s->bucket);
-      uint64_t refill_ns = (missing + s->limit_mp - 1) / s->limit_mp;
+      uint64_t refill_ns = (missing + s->limit_mp - 1) / s->limit_mp; /* rounded up: then the bucket is full enough */
       choice.retry_ns = min_u64(choice.retry_ns, policy->updated_ns + refill_ns);
     } else if (best == NULL || goes_before(s, best)) {
       best = s;
@@ -96,12 +102,14 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   return give(policy, choice.share);
 }
 
-/* Begin the turn of a member of a gang without a choice: the policy has chosen it before, or it follows. share == -1:
- * it cannot hold now. */
+/* Begin a turn of this share, which belongs to a gang, without comparing it with others. Either the policy chose it
+ * before, and it waited for the gang's other devices; or it follows (runs out of turn, because work on another device
+ * may spin for its launch). The quantum is at least QUANTUM_MIN_NS, whatever its limit allows. share == -1: it is not
+ * known, holds already or is paused, and nothing has changed. */
 struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].holding || policy->shares[share].paused)
     return (struct sp_choice){.share = -1, .retry_ns = UINT64_MAX};
-  sp_policy_wait(policy, share, true, now_ns);
+  sp_policy_wait(policy, share, true, now_ns); /* it may count as idle here, and then has no rates */
   refresh(policy, now_ns);
   sp_accounts_cancel_common_lag(policy);
   policy->decisions++;
@@ -111,13 +119,15 @@ struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t no
   return choice;
 }
 
-/* End the share's turn: it waits again. */
+/* End the share's turn and let it wait for the next one. Called when a holder wants more at the end of its quantum, and
+ * to take back a choice that is not to be granted. */
 void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns) {
   sp_policy_wait(policy, share, true, now_ns); /* before the end: else it would count as idle in between */
   sp_policy_end(policy, share, now_ns);
 }
 
-/* May the share get one turn before the policy chooses it? It must not be more than one turn ahead of its target. */
+/* May the share, a member of a gang, get one turn before the policy chooses it? It may if it is not paused, has no
+ * debt, is ahead of its target by one turn at most, and its limit allows a turn. */
 bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return false;
@@ -128,7 +138,7 @@ bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns) {
   return !s->paused && s->debt == 0 && s->lag >= -2 * s->due_lag && limit_allows(s, s->bucket);
 }
 
-/* Does a share wait that is below its request and may run? */
+/* Does a share wait that is below its request and that its limit lets run? */
 static bool request_waits(const struct sp_policy *policy) {
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
     const struct sp_policy_share *s = &policy->shares[i];
@@ -138,8 +148,8 @@ static bool request_waits(const struct sp_policy *policy) {
   return false;
 }
 
-/* The share's ordinary quantum, before its limit cuts it. The shortest one, if the share is not below its request and a
- * waiting share is. */
+/* The share's ordinary quantum in ns, before its limit cuts it; the shortest one, if the share is not below its request
+ * and a waiting share is. Asked about the holder when the first other share begins to wait: a longer turn is cut. */
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
@@ -150,6 +160,8 @@ uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns)
   return sp_policy_ordinary(policy, s);
 }
 
+/* The longest quantum in ns that the share could get at the present rates. Asked about the holder when one more share
+ * begins to wait: its turn may have been granted while fewer waited. */
 uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
@@ -157,7 +169,9 @@ uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns)
   return sp_account_longest(policy, &policy->shares[share]);
 }
 
-/* Should `waiter`, a latency share that its limit lets run, end the turn of `holder` now? */
+/* Should `waiter`, a latency share that its limit lets run, end the turn of `holder` now? Yes if the holder uses
+ * leftovers and the waiter has a request; or if the waiter is below its request and the holder was not chosen as a
+ * latency share below its own. Nothing changes. */
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns) {
   if (!is_known(policy, waiter) || !is_known(policy, holder) || waiter == holder)
     return false;
@@ -177,13 +191,14 @@ bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, 
 
 /* ------------------------------------------------------------------------------------------------ events */
 
+/* Make the policy empty: no shares, nothing charged. Called once, before any other call. */
 void sp_policy_init(struct sp_policy *policy) {
   memset(policy, 0, sizeof *policy);
   policy->stale = true;
 }
 
-/* Find out whether a latency share is present, and have all rates computed anew. Called after any change of terms,
- * presence or pause. */
+/* Note whether a latency share is present that is not paused (then rounds are shorter), and have all rates computed
+ * anew. Called after any change of terms, presence or pause. */
 static void look_for_latency(struct sp_policy *policy) {
   policy->latency_present = false;
   for (int i = 0; i < policy->top; i++) {
@@ -194,13 +209,14 @@ static void look_for_latency(struct sp_policy *policy) {
   policy->stale = true;
 }
 
-/* Set the terms, each cut to its range: an unknown class becomes batch. */
+/* Set the terms, each cut to its range: the limit to 1..WHOLE, the request to the limit; an unknown class is batch. */
 static void set_terms(struct sp_policy_share *s, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class) {
   s->limit_mp = limit_mp < 1 ? 1 : limit_mp > WHOLE ? WHOLE : limit_mp;
   s->request_mp = request_mp > s->limit_mp ? s->limit_mp : request_mp;
   s->share_class = share_class > SP_CLASS_BATCH ? SP_CLASS_BATCH : share_class;
 }
 
+/* Add a share, idle at first, with these terms (millipercent; enum sp_class). Returns its index; -1: no room. */
 int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
                   uint64_t now_ns) {
   sp_accounts_advance(policy, now_ns);
@@ -221,6 +237,7 @@ int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_
   return -1;
 }
 
+/* Give the share new terms, at once. Its accounts stay, within the new bounds; only a share with a request has debt. */
 void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
                       uint64_t now_ns) {
   if (!is_known(policy, share))
@@ -237,6 +254,7 @@ void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, 
   look_for_latency(policy);
 }
 
+/* Forget the share, its accounts, and a turn that it holds. A later share may get its index. */
 void sp_policy_remove(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return;
@@ -248,6 +266,8 @@ void sp_policy_remove(struct sp_policy *policy, int share, uint64_t now_ns) {
   look_for_latency(policy);
 }
 
+/* Pause the share, or resume it. While paused it is never chosen and earns nothing; a turn that it holds goes on until
+ * sp_policy_end. */
 void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].paused == paused)
     return;
@@ -260,6 +280,7 @@ void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t 
   look_for_latency(policy);
 }
 
+/* Note that the share begins or stops to want a turn. Without an effect if that is known already. */
 void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].waiting == waiting)
     return;
@@ -271,6 +292,8 @@ void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t 
     s->waiting_since_ns = policy->updated_ns;
 }
 
+/* Charge the share with device time since its last charge; negative: correct what was charged before. Called at any
+ * moment, and for every holder before the next choice. */
 void sp_policy_charge(struct sp_policy *policy, int share, int64_t charged_ns, uint64_t now_ns) {
   if (!is_known(policy, share))
     return;
@@ -278,6 +301,7 @@ void sp_policy_charge(struct sp_policy *policy, int share, int64_t charged_ns, u
   sp_accounts_charge(policy, &policy->shares[share], charged_ns);
 }
 
+/* End the share's turn, which the caller has charged. The share is idle then, unless it waits. */
 void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share) || !policy->shares[share].holding)
     return;
@@ -287,7 +311,8 @@ void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
   sp_accounts_cap(policy, &policy->shares[share]); /* while it held, its accounts were not capped */
 }
 
-/* Set the share's longest unit; returns its ordinary quantum at the rates of the last call. */
+/* Set the share's longest unit (ns), as observed lately: rounds and due lags depend on it. Returns the share's ordinary
+ * quantum, at the rates of the last call. */
 uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
@@ -314,6 +339,7 @@ static bool share_is_valid(const struct sp_policy *policy, const struct sp_polic
   return s->used_ns <= policy->used_ns;
 }
 
+/* Are all invariants of the policy kept? Only tests ask, after a call: false means a bug. */
 bool sp_policy_valid(const struct sp_policy *policy) {
   uint64_t targets_mp = 0;
   uint64_t used_ns = 0;

@@ -62,11 +62,11 @@ struct sp_policy_share {
   int64_t debt;    /* overrun past the bound of the lag, >= 0; repaid out of half the request */
 
   uint64_t waiting_since_ns; /* valid while waiting; the tie-break */
-  uint64_t updated_ns;
-  uint64_t longest_unit_ns; /* as told by sp_policy_unit */
-  uint64_t used_ns;         /* everything charged to it, for validation and reports */
-  uint32_t rule;            /* the rule that chose the present or last turn */
-  uint32_t unused[7];       /* up to two lines */
+  uint64_t updated_ns;       /* while it is not active: its accounts stand at this time */
+  uint64_t longest_unit_ns;  /* as told by sp_policy_unit */
+  uint64_t used_ns;          /* everything charged to it, for validation and reports */
+  uint32_t rule;             /* the rule that chose the present or last turn */
+  uint32_t unused[7];        /* up to two lines */
 };
 
 struct sp_policy {
@@ -92,6 +92,7 @@ struct sp_choice {
   uint32_t rule;       /* enum sp_rule */
 };
 
+/* Make the policy empty: no shares, nothing charged. Called once, before any other call. */
 void sp_policy_init(struct sp_policy *policy);
 
 /* Returns the share's index, or -1 when the table is full. request is cut to the limit, the limit to 1..100000. */
@@ -140,7 +141,7 @@ uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns)
 /* Set the share's longest unit, as observed lately. Returns its ordinary quantum, at the rates of the last call. */
 uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns);
 
-/* Holds after every call; false means a bug in this file (tests and debug builds ask). */
+/* Are all invariants kept? Only tests ask, after a call: false means a bug of the policy. */
 bool sp_policy_valid(const struct sp_policy *policy);
 /* cdef end */
 

@@ -1,6 +1,7 @@
 /*
  * The rates of one device: each active share's guarantee, its target (which includes its part of the surplus), and the
- * length of a round of turns. docs/policy.md has the formulas.
+ * length of a round of turns. docs/policy.md has the formulas. Rates and weights are in millipercent (WHOLE is 100 %);
+ * a share is active while it waits or holds a turn.
  */
 #include "agent/policy/rates.h"
 
@@ -21,14 +22,14 @@ static enum tier tier_of(const struct sp_policy_share *s) {
   return s->debt > 0 ? TIER_INDEBTED : TIER_SURPLUS;
 }
 
-/* The weight by which a tier's part is divided: the request, but at least LEFTOVER_WEIGHT_MP among the leftovers. */
+/* The share's weight when its tier's part is divided: its request, among the leftovers at least LEFTOVER_WEIGHT_MP. */
 static uint32_t weight_of(const struct sp_policy_share *s) {
   return s->request_mp > LEFTOVER_WEIGHT_MP || takes_surplus(s) ? s->request_mp : LEFTOVER_WEIGHT_MP;
 }
 
-/* Raise the targets of one tier by `left` millipercent together, in proportion to weight, but none above its share's
- * limit. Each pass either fills at least one share up to its limit, or is the last. Returns what is left for the next
- * tier. */
+/* Divide `left` millipercent among the active shares of one tier: raise their targets in proportion to weight, none
+ * above its share's limit. Each pass either fills at least one share up to its limit, or is the last. Returns what is
+ * left for the next tier. */
 static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t left) {
   while (left > 0) {
     uint64_t weights = 0;
@@ -50,7 +51,7 @@ static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t lef
         filled += room;
       }
     }
-    /* The test above rounds exactly, so the filled shares never get more than what was left. */
+    /* The test above does not round, so the shares that were filled never got more than what was left. */
     left -= filled;
     if (filled > 0)
       continue;
@@ -68,7 +69,7 @@ static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t lef
   return 0;
 }
 
-/* The request that counts for the guarantee: none while paused. In debt it is half: the other half repays the debt. */
+/* The part of the request that counts for the guarantee: none while paused; half in debt, for the rest repays that. */
 static uint32_t effective_request(const struct sp_policy_share *s) {
   if (s->paused)
     return 0;
@@ -82,7 +83,8 @@ uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_poli
   return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, policy->longest_ns);
 }
 
-/* How long work ordinarily runs after the end of the share's turn: half a unit, because kernels are not cut. */
+/* How long work ordinarily runs after the end of the share's turn (ns): half its longest unit, because kernels are not
+ * cut; at least RESIDUE_NS. */
 uint64_t sp_policy_residue(const struct sp_policy_share *s) {
   return clamp_u64(s->longest_unit_ns / 2, RESIDUE_NS, QUANTUM_MAX_NS);
 }
@@ -106,7 +108,8 @@ void sp_policy_round(struct sp_policy *policy) {
   }
 }
 
-/* Compute guarantees, targets, the round and due lags from the terms of the active shares: docs/policy.md. */
+/* Compute guarantees, targets, the round and due lags from the terms of the active shares. Called when `stale` says
+ * that they or the active set have changed. */
 void sp_policy_rates(struct sp_policy *policy) {
   uint64_t requests = 0;
   policy->active = 0;

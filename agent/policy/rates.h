@@ -53,16 +53,16 @@ static inline int next_active(const struct sp_policy *policy, int from) {
   return -1;
 }
 
-/* Does the share take part in the surplus? The others get what these leave of it. */
+/* Does the share take part in the surplus? Batch shares and those with request 0 get what these leave of it. */
 static inline bool takes_surplus(const struct sp_policy_share *s) {
   return s->share_class != SP_CLASS_BATCH && s->request_mp > 0;
 }
 
-/* Work out guarantees, targets and the round from the terms of the active shares. */
+/* Work out guarantees, targets, the round and the due lags from the terms of the active shares. */
 void sp_policy_rates(struct sp_policy *policy);
 /* Work out the round and the due lags alone: enough after a change of a longest unit. */
 void sp_policy_round(struct sp_policy *policy);
-/* How long a turn of the share ordinarily lasts, before its limit cuts it. */
+/* How long a turn of the share ordinarily lasts (ns), before its limit cuts it. */
 uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_policy_share *s);
 /* How long work ordinarily runs after the end of such a turn: half a unit, for kernels are not cut. */
 uint64_t sp_policy_residue(const struct sp_policy_share *s);

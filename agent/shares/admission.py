@@ -54,7 +54,10 @@ def rooms(
     health: dict[DeviceUuid, str],
     without: ShareId | None = None,
 ) -> dict[DeviceUuid, Room]:
-    """Return the room on every device beside `shares`. The share `without`, which is being changed, is left out."""
+    """Return the room on every device beside `shares`. The share `without`, which is being changed, is left out.
+
+    `health`: by device, why it is unhealthy; empty or missing if it is well.
+    """
     millipercent = dict.fromkeys((info.uuid for info in devices), 0)
     memory_bytes, count, yielded = millipercent.copy(), millipercent.copy(), millipercent.copy()
     for share in shares:
@@ -74,7 +77,7 @@ def rooms(
 def resolve_device(
     devices: Sequence[DeviceInfo], wanted: str, remedy: str = "name one of them, or none for the best fit"
 ) -> DeviceInfo:
-    """Return the device with the UUID or index `wanted`. Raises UnknownDevice with a remedy for what was asked."""
+    """Return the device with the UUID or index `wanted`. Raises UnknownDevice; `remedy` ends the error."""
     for info in devices:
         if wanted in (info.uuid, str(info.index)):
             return info
@@ -83,7 +86,7 @@ def resolve_device(
 
 
 def check_fit(room: Room, terms: Terms, *, overcommit: bool) -> None:
-    """Raise DoesNotFit or InvalidInput unless `terms` fit into `room`."""
+    """Raise DoesNotFit or InvalidInput unless `terms` fit into `room`. `overcommit`: only the device's size counts."""
     info = room.info
     total = info.memory_total_bytes
     if terms.request_millipercent > room.free_millipercent and not overcommit:
@@ -106,7 +109,7 @@ def check_fit(room: Room, terms: Terms, *, overcommit: bool) -> None:
 
 
 def _terms(ask: DeviceAsk, room: Room) -> Terms:
-    """Return the terms on the device of `room`: a cap in proportion depends on the device's memory."""
+    """Return the terms of `ask` on the device of `room`: a cap in proportion depends on the device's memory."""
     return ask.terms_on(room.info.memory_total_bytes)
 
 
@@ -145,7 +148,10 @@ def _best_fit(candidates: Sequence[Room], ask: DeviceAsk, *, overcommit: bool) -
 def _summary(
     candidates: Sequence[Room], ask: DeviceAsk, refusals: Sequence[DoesNotFit | InvalidInput | WrongState]
 ) -> DoesNotFit | InvalidInput | WrongState:
-    """Return one error for all devices: the error of the only device, or one that names the most room there is."""
+    """Return one error for the candidates, of which none fits: one's own, or one that names the most room there is.
+
+    `refusals`: the error of each candidate.
+    """
     terms = ask.terms
     if not candidates:
         return DoesNotFit("no device is left for this share: ask for fewer devices")

@@ -98,6 +98,7 @@ class Dumper:
     """Makes the checkpoint's text. A share without a new status since the last checkpoint is not encoded again."""
 
     def __init__(self, boot: str, driver_version: str = "") -> None:
+        """Take the id of this boot, and the version of the driver; empty: not known."""
         self._head = f'"format": {FORMAT}, "boot_id": {json.dumps(boot)}, "driver": {json.dumps(driver_version)}'
         self._texts: dict[ShareId, tuple[ShareStatus, str]] = {}
         """Of the last checkpoint: each share's status, and its record."""
@@ -110,7 +111,10 @@ class Dumper:
         spent: Sequence[Spent] = (),
         critical: Mapping[DeviceUuid, Health] = MappingProxyType({}),
     ) -> str:
-        """Return the text. `unread` are records that are kept as they are."""
+        """Return the text of a checkpoint with these shares.
+
+        `unread`: records that this agent cannot read and keeps unchanged. `critical`: devices with a critical Xid.
+        """
         self._texts = {status.share.id: (status, self._text_of(status)) for status in statuses}
         shares = ", ".join([*[text for _, text in self._texts.values()], *unread])
         known = json.dumps([{name: getattr(info, name) for name in _DEVICE} for info in devices])
@@ -150,7 +154,10 @@ def _fields(share: Share) -> dict[str, Any]:
 
 
 def parse(text: str, boot: str) -> Checkpoint:
-    """Read a checkpoint, each share by itself; one of another boot has none. Raises WrongState if it is unreadable."""
+    """Read the text of a checkpoint, each share by itself; one of another boot than `boot` counts as empty.
+
+    Raises WrongState if it is unreadable.
+    """
     try:
         loaded: Any = json.loads(text)
         cause = "" if loaded["format"] == FORMAT else f"format {loaded['format']} is not {FORMAT}"
@@ -239,7 +246,7 @@ def _critical(items: Iterable[Mapping[str, Any]]) -> dict[DeviceUuid, Health]:
 
 
 def _devices(items: Iterable[Mapping[str, Any]]) -> tuple[DeviceInfo, ...]:
-    """Read the devices; none if one is malformed, for a new agent lists the devices itself."""
+    """Read the devices; none if one is malformed: a new agent lists the devices itself, and only misses lost ones."""
     try:
         found = [{name: item[name] for name in _DEVICE if name in item} for item in items]
         return tuple(DeviceInfo(**one | {"nvlink_peers": tuple(one.get("nvlink_peers", ()))}) for one in found)
@@ -248,7 +255,7 @@ def _devices(items: Iterable[Mapping[str, Any]]) -> tuple[DeviceInfo, ...]:
 
 
 def _usage(item: Mapping[str, Any]) -> Usage:
-    """Read an account, which an older agent may have written. Raises one of _MALFORMED."""
+    """Read the account of a share on one device, which an older agent may have written. Raises one of _MALFORMED."""
     known = {"charged_ns": item["used_ns"], **item}  # older agents had one account for both
     counters: dict[str, Any] = {name: int(known.get(name, 0)) for name in COUNTERS}
     if not all(0 <= value < _COUNTER_MAX for value in counters.values()):

@@ -37,7 +37,10 @@ def environment_of(pid: int) -> bytes:
 
 
 def region_in(environment: bytes) -> str:
-    """Return the value of SHAREPOD_REGION; empty if it has none that a hook would accept and that a log may show."""
+    """Return the value of SHAREPOD_REGION, the directory of a region; empty if there is none.
+
+    It is empty, too, if the value is too long for a hook, or not printable and so not fit for a log.
+    """
     for entry in environment.split(b"\0"):
         if entry.startswith(_REGION):
             value = entry.removeprefix(_REGION)
@@ -54,7 +57,8 @@ def names_mps(environment: bytes) -> bool:
 def without_hook(pid: int, region: str, proc: Path = Path("/proc")) -> str:
     """Return why a process that names the region of a share cannot have the hook; empty if no reason is found.
 
-    Only root can find the reason for a process of another user.
+    `region` is what its environment names; `proc` is another directory only in tests. Only root can find the reason for
+    a process of another user.
     """
     try:
         if not (proc / str(pid) / "root" / region.lstrip("/") / "terms").exists():

@@ -20,7 +20,10 @@ class Gangs:
         self._last = 0
 
     def key(self, owner: str, name: str, live: Container[tuple[str, str]]) -> int:
-        """Return the key of an owner's gang, 0 for no name. Gangs that are not in `live` are forgotten."""
+        """Return the key of an owner's gang, 0 for no name. A gang without a key gets the next one.
+
+        `live`: the gangs (owner, name) that live shares name. All others but this one are forgotten.
+        """
         if not name:
             return 0
         gang = owner, name

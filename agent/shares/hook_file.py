@@ -31,8 +31,8 @@ def serve(
 ) -> tuple[Path, str]:
     """Return the path of the hook for programs, and the reason if that is `source` itself; empty: a copy in `place`.
 
-    `executable` tells whether programs may map code from `place`. The caller holds the host's lock, so no other agent
-    writes there. Raises AgentUnavailable; no partial file is left.
+    `version` becomes part of the copy's name. `executable` tells whether programs may map code from `place`. The caller
+    holds the host's lock, so no other agent writes there. Raises AgentUnavailable; no partial file is left.
     """
     try:
         content = source.read_bytes()

@@ -72,13 +72,13 @@ class Account:
     def rate_millipercent(self, now_ns: int, used_ns: int, window_ns: int) -> int:
         """Return the rate from one window before `now_ns` (or from the first sample if that is later), 1/1000 %.
 
-        `used_ns` is the counter at `now_ns`. The window begins at the sample nearest before its start.
+        `used_ns` is the counter at `now_ns`. The window is extended back to the last sample before its start.
         """
         since_ns, before_ns, _ = self._since(now_ns - window_ns)
         return _rate(now_ns - since_ns, used_ns - before_ns)
 
     def waited_millipercent(self, now_ns: int, waited_ns: int, window_ns: int) -> int:
-        """Return the same rate for the time waited."""
+        """Return the rate of the time waited, as `rate_millipercent` does; `waited_ns` is that counter at `now_ns`."""
         since_ns, _, before_ns = self._since(now_ns - window_ns)
         return _rate(now_ns - since_ns, waited_ns - before_ns)
 
@@ -138,12 +138,12 @@ def _rate(passed_ns: int, counted_ns: int) -> int:
 
 
 def carried(usages: Sequence[Usage], live_launches: int, now: Sequence[Usage]) -> tuple[Usage, ...]:
-    """Return the earlier account, less used_ns, which the arbiter continues, and less what the slots report again.
+    """Return what earlier agents counted of a share on each device, less what this agent counts again.
 
-    `now` is what they report; `live_launches`: the launches of the processes that lived at the checkpoint. If such a
-    process has ended since and its slot was cleared, its counts are missing in `now` and stay in the result. The slots
-    count launches per process and not per device, so these are divided over the devices pro rata. The launches that
-    passed never become fewer, but some of those that passed since the checkpoint may be missing.
+    `usages`: the account in the checkpoint; `now`: what the slots report, which is counted again. used_ns is 0, for the
+    arbiter continues it. A process that lived at the checkpoint but has no slot any more is missing in `now`: its
+    counts stay. `live_launches`, of all processes that lived then, are not known per device and are divided pro rata.
+    The launches that passed never become fewer, but some of those that passed since the checkpoint may be missing.
     """
     launches = sum(usage.launches for usage in usages)
     gone = max(0, launches - min(live_launches, sum(usage.launches for usage in now)))
@@ -171,7 +171,7 @@ def _earlier(usage: Usage, told: Usage, gone: int, launches: int) -> Usage:
 
 
 def total(earlier: Usage, usage: Usage) -> Usage:
-    """Add the counters of earlier agents to those of this agent; gauges are the present ones."""
+    """Return the account with the counters of earlier agents, from `carried`, added; gauges are the present ones."""
     if earlier is NOTHING:
         return usage
     counters = {name: getattr(earlier, name) + getattr(usage, name) for name in COUNTERS}

@@ -39,6 +39,7 @@ class Leftovers:
     """
 
     def __init__(self, arbiter: NativeArbiter, shares_directory: Path, state_directory: Path, boot: str) -> None:
+        """Take the arbiter, which reads regions, the directories of shares and checkpoint, and the id of this boot."""
         self._arbiter = arbiter
         self._shares = shares_directory
         self._state = state_directory
@@ -50,12 +51,13 @@ class Leftovers:
         self._lost = ""
         """Why the checkpoint could not be read when the agent started; empty if it could."""
         self._doubtful: set[str] = set()
-        """Those of them in which, at the last look, a slot was claimed but its lock was gone."""
+        """Those of `_left` in which, at the last look, a slot was claimed but its lock was gone."""
 
     def read(self) -> Checkpoint:
         """Return the checkpoint, with an added record for each region that is to be adopted but has none.
 
-        What cannot be read is logged. A checkpoint that cannot be read at all is set aside.
+        Called once, at the agent's start. What cannot be read is logged, and kept for `texts` and `troubles`. A
+        checkpoint that cannot be read at all is set aside.
         """
         is_whole = True
         try:
@@ -99,12 +101,15 @@ class Leftovers:
         return [one.text for one in (*self._unread, *self._left.values()) if one.text]
 
     def keep(self, record: Record, cause: str) -> None:
-        """Leave a share that cannot be adopted alone while a process lives in it."""
+        """Leave a share that cannot be adopted, for `cause`, alone while a process lives in it; its record stays."""
         name = Path(record.share.directory).name
         self._left[name] = Unread(name, cause, record.text)
 
     def clear(self, live: Collection[str]) -> None:
-        """Remove the directories in which no process lives; `live`: the ids of the shares that this agent serves."""
+        """Remove the directories that were left alone and in which no process lives any more. Called again and again.
+
+        `live`: the ids of the shares that this agent serves: a directory of theirs is left alone no longer.
+        """
         for name in tuple(self._left):
             if name in live:  # it was registered anew
                 del self._left[name]
@@ -122,10 +127,11 @@ class Leftovers:
                 log.warning("directory without a share removed", extra={"share": name})
 
     def _unrecorded(self, known: Collection[str], *, is_whole: bool) -> list[Record]:
-        """Return a record for each region that has none.
+        """Return a record for each region that has none and is to be adopted; the others are left alone.
 
-        `is_whole`: the checkpoint has all records. Then only regions in use count: a region without a process and
-        without a record is what a crash between two steps left, and `clear` removes it.
+        `known`: the names of directories that have a record. `is_whole`: the checkpoint has all records. Then only
+        regions in use count: a region without a process and without a record is what a crash between two steps left,
+        and `clear` removes it.
         """
         found: list[Record] = []
         for directory in sorted(self._shares.iterdir()):

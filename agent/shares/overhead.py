@@ -44,9 +44,9 @@ class Overheads:
         self._context: dict[DeviceUuid, int] = {}
 
     def step(self, device: DeviceUuid, held: Iterable[Held], nvml_bytes: Mapping[int, int]) -> list[Settled]:
-        """Take one look into account, and return the overheads on which it and the last look agree.
+        """Take one look at a device into account, and return the overheads on which it and the last look agree.
 
-        `nvml_bytes` is NVML's figure by pid, 0 where it does not tell.
+        `held`: the shares' processes on it; `nvml_bytes`: NVML's figure by pid, 0 where it does not tell.
         """
         before = self._before.get(device, {})
         now: dict[Held, int] = {}
@@ -77,5 +77,5 @@ class Overheads:
 
 
 def _process_key(holding: Holding) -> Holding:
-    """Return a key for the process, without what it holds."""
+    """Return a key for the process: its holding without the memory, which changes from look to look."""
     return type(holding)(holding.pid, holding.slot, 0, 0)

@@ -38,7 +38,10 @@ class Owners:
         self._pidfds: dict[ShareId, int] = {}
 
     def watch(self, share: ShareId, pid: int, started_ticks: int) -> None:
-        """Watch the process `pid` that started at `started_ticks`. Raises InvalidInput when it is gone."""
+        """Watch the process `pid`, which started at `started_ticks`, as the owner of a share.
+
+        Raises InvalidInput when it is gone, or the pid is another process's by now.
+        """
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -52,7 +55,7 @@ class Owners:
         asyncio.get_running_loop().add_reader(pidfd, self._end, share)
 
     def _end(self, share: ShareId) -> None:
-        """Stop watching an owner that is gone, and tell."""
+        """Stop watching an owner that is gone, and call `ended`. Called by the loop when its pidfd is readable."""
         self.forget(share)
         self._ended(share)
 

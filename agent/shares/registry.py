@@ -85,6 +85,10 @@ class Registry:
     def __init__(
         self, arbiter: NativeArbiter, directory: Path, devices: Sequence[DeviceInfo], *, overcommit: bool = False
     ) -> None:
+        """Begin without shares, and add the devices to the arbiter. `directory`: the parent of the shares' directories.
+
+        With `overcommit` shares are admitted beyond what a device has.
+        """
         self._arbiter = arbiter
         self._directory = directory
         self._devices = tuple(devices)
@@ -114,9 +118,9 @@ class Registry:
         self._devices = tuple(sorted((*self._devices, info), key=lambda one: one.index))
 
     def replace_device(self, name: DeviceUuid, found: Sequence[DeviceInfo]) -> None:
-        """Put the devices that were found at a place into the place of the name that stood for them.
+        """Replace a name that stood for a GPU by the devices that were found there: the GPU, or its MIG instances.
 
-        No share has the name. The first device gets its index, the others the next free ones.
+        No share has the name. The first device gets its index, the others get indices above all others.
         """
         [index] = [one.index for one in self._devices if one.uuid == name]
         self._devices = tuple(one for one in self._devices if one.uuid != name)
@@ -167,9 +171,10 @@ class Registry:
     ) -> Share:
         """Admit a share, create its directory and region. Nothing is left behind when this raises a ShareError.
 
-        If a share with the wanted id exists, it is returned unchanged, whatever else is asked for. With `owner_uid`
-        only that user's programs may write the share's slots and ring its doorbell; without, all programs that can
-        reach the directory may (the user of a container is not known).
+        `unix_ns` is its time of registration, `now_ns` the monotonic time. If a share with the wanted id exists, it is
+        returned unchanged, whatever else is asked for. With `owner_uid` only that user's programs may write the share's
+        slots and ring its doorbell; without, all programs that can reach the directory may (the user of a container is
+        not known).
         """
         if (there := self.known(ask)) is not None:
             return there
@@ -265,9 +270,9 @@ class Registry:
         labels: Mapping[str, str] | None = None,
         gang: str | None = None,
     ) -> Share:
-        """Change the terms of a live share, its labels (None: unchanged), or its gang (None: unchanged).
+        """Change the terms of a live share, its class, labels or gang (None: unchanged), and return it.
 
-        Raises a ShareError and changes nothing if the terms do not fit.
+        `reference`: its id or name. Raises a ShareError and changes nothing if a value is wrong or does not fit.
         """
         check_labels(labels or {})
         check_gang(gang or "")
@@ -308,7 +313,10 @@ class Registry:
         return entry.share
 
     def release(self, reference: str, now_ns: int) -> ShareStatus:
-        """End a share: its gates open, its directory goes. Returns its last account."""
+        """End a share, by id or name: its gates open, its directory goes. Returns its last account.
+
+        Raises UnknownShare.
+        """
         entry = self._entry(reference)
         last = self._status(entry, self._usages(entry), now_ns)
         self._arbiter.remove_share(entry.handle)
@@ -358,7 +366,10 @@ class Registry:
         ]
 
     def turns(self, after: int, capacity: int) -> list[tuple[Turn, Share | None, DeviceUuid]]:
-        """Return finished turns with their share (None when it has been forgotten) and device."""
+        """Return up to `capacity` finished turns with a sequence above `after`, oldest first.
+
+        Each has its share, None when that has been forgotten, and its device.
+        """
         return [
             (turn, self._holder(turn), self._uuids.get(turn.device, DeviceUuid("")))
             for turn in self._arbiter.read_turns(after, capacity)
@@ -385,7 +396,7 @@ class Registry:
         return entry
 
     def _check_names(self, ask: ShareAsk) -> None:
-        """Raise NameTaken if two shares would have the same name or id."""
+        """Raise NameTaken if the name or id that is asked for would also name a live share."""
         for share in self.shares():
             if ask.name and ask.name in (share.name, share.id):
                 raise NameTaken(f"name {ask.name!r} belongs to share {share.id}: choose another, or release that one")
@@ -393,7 +404,7 @@ class Registry:
                 raise NameTaken(f"id {ask.id!r} is the name of share {share.id}: choose another, or release that one")
 
     def _add(self, share: Share, handle: Handle, carried: tuple[Usage, ...], now_ns: int) -> None:
-        """Add a share to the live ones, and begin its accounts with a sample."""
+        """Add a share to the live ones, and begin its accounts with a sample. `carried`: as in `_Entry`."""
         accounts = tuple(Account() for _ in share.devices)
         self._entries[share.id] = _Entry(share, handle, accounts, carried)
         titles = self._titles.setdefault(handle, [])
@@ -416,9 +427,11 @@ class Registry:
         return None
 
     def _replace(self, entry: _Entry, share: Share) -> None:
+        """Replace the values of a live share."""
         entry.share = share
 
     def _usages(self, entry: _Entry) -> list[Usage]:
+        """Return the arbiter's accounts of a share as of now, one per device."""
         return [self._arbiter.read_usage(entry.handle, term) for term in range(len(entry.accounts))]
 
     def _status(self, entry: _Entry, read: Sequence[Usage], now_ns: int) -> ShareStatus:
@@ -445,10 +458,14 @@ class Registry:
         return ShareStatus(entry.share, tuple(usages), processes, diagnostics, entry.region_fault)
 
     def _terms(self, devices: Sequence[DeviceTerms]) -> list[tuple[Handle, Terms]]:
+        """Return the terms by the arbiter's handles of the devices, in the same order."""
         return [(self._handles[held.device], held.terms) for held in devices]
 
     def _devices_of(self, share: Share, change: TermsChange) -> list[DeviceUuid]:
-        """Return the devices that `change` is for. Raises UnknownDevice, or InvalidInput if the share has it not."""
+        """Return the devices of the share that `change` is for.
+
+        Raises UnknownDevice, or InvalidInput if the share does not hold the device.
+        """
         held = [terms.device for terms in share.devices]
         if not change.device:
             return held
@@ -480,6 +497,7 @@ def _with_change(terms: Terms, change: TermsChange) -> Terms:
     """Return the terms with the change; what it does not give stays."""
 
     def pick(new: int | None, old: int) -> int:
+        """Return the new value if one is given, else the old one."""
         return old if new is None else new
 
     return Terms(

@@ -62,7 +62,7 @@ class Spending:
         self._ended: deque[tuple[int, ShareStatus]] = deque(maxlen=ENDED_MAX)
 
     def restore(self, sums: Iterable[Spent]) -> None:
-        """Go on with the sums of an earlier agent; the shares that are adopted next are in them."""
+        """Go on with the sums of an earlier agent. The shares that are adopted next are counted in them already."""
         for one in sums:
             party = self._known(one.party)
             self._used_ns[party] += one.used_ns
@@ -70,13 +70,16 @@ class Spending:
             self._restored = True
 
     def adopt(self, share: ShareId, used_ns: int, party: Party) -> None:
-        """Take over a share of an earlier agent, which has counted that it used `used_ns`."""
+        """Take over a share of an earlier agent; `used_ns`: what that agent has counted for it.
+
+        It is a new share of the party only if that agent left no sums.
+        """
         self._seen[share] = used_ns
         if not self._restored:
             self._shares[self._known(party)] += 1
 
     def count(self, status: ShareStatus, party: Party) -> None:
-        """Count what a share has used since the last call for it; the first call counts it as a new share."""
+        """Count for `party` what a share has used since the last call for it; the first call counts a new share."""
         party, used_ns = self._known(party), _used_ns(status)
         self._shares[party] += status.share.id not in self._seen
         self._used_ns[party] += max(0, used_ns - self._seen.get(status.share.id, 0))
@@ -89,19 +92,19 @@ class Spending:
         self._ended.append((now_ns, status))
 
     def ended(self, now_ns: int) -> tuple[ShareStatus, ...]:
-        """Return the shares that have ended lately."""
+        """Return the shares that have ended lately, and forget those that ended longer ago than is to be kept."""
         while self._ended and now_ns - self._ended[0][0] >= self._keep_ns:
             self._ended.popleft()
         return tuple(status for _, status in self._ended)
 
     def spent(self) -> tuple[Spent, ...]:
-        """Return the sums."""
+        """Return the sums of all parties."""
         return tuple(Spent(party, self._used_ns[party], count) for party, count in self._shares.items())
 
     def _known(self, party: Party) -> Party:
-        """Return the party under which it is counted.
+        """Return the party under which `party` is counted: itself, if it is counted already or there is room for it.
 
-        When OWNERS_MAX workloads of its namespace are counted, that is the namespace; when PARTIES_MAX others are
+        When OWNERS_MAX workloads of its namespace are counted, it is the namespace; when PARTIES_MAX parties are
         counted, the party without a name.
         """
         if party in self._shares:
@@ -116,4 +119,5 @@ class Spending:
 
 
 def _used_ns(status: ShareStatus) -> int:
+    """Return the time that a share has used on all its devices."""
     return sum(held.usage.used_ns for held in status.usages)

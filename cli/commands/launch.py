@@ -81,7 +81,7 @@ def _has_capabilities(program: str) -> bool:
 
 
 def _interpreter(program: str) -> list[str]:
-    """Return the words of a script's first line; none: it is no script, or it may not be read."""
+    """Return the words of a script's first line after `#!`; none: it is no script, or it may not be read."""
     try:
         with Path(program).open("rb") as file:
             first = file.read(_FIRST_LINE_MAX).partition(b"\n")[0]

@@ -129,6 +129,7 @@ def _run_play(given: _Play) -> Played:
     told_s = time.monotonic()
 
     def tell(now_s: float) -> None:
+        """Note how far the play is, at most every TOLD_S. `now_s` is its virtual time."""
         nonlocal told_s
         if time.monotonic() - told_s > TOLD_S:
             told_s = time.monotonic()

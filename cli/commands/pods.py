@@ -20,7 +20,10 @@ Object = dict[str, Any]
 
 
 def ask(url: str, namespace: str, name: str) -> Object:
-    """Return the explanation of a pod. Raises CliError."""
+    """Return the explanation of a pod by the scheduler at `url`. Raises CliError.
+
+    It is an Explanation of scheduler/explain/explanation.py, as JSON.
+    """
     for flag, text in (("-n", namespace), ("pod/", name)):
         if not _NAME.fullmatch(text):
             raise CliError(
@@ -89,7 +92,11 @@ def _neighbours(found: Object) -> Iterator[str]:
 
 
 def _behind(fit: Object, number: int) -> str:
-    """Say how much more a place costs than the best one, and for what. `number` is its position in the list, from 1."""
+    """Say how much more a place costs than the best one, and for what. `number` is its position in the list, from 1.
+
+    `fit` is a Fit of scheduler/explain/explanation.py: `behind` counts steps of the policy's cost, and `behind_milli`
+    is the same in 1/1000 of a device, or null.
+    """
     if fit["behind"] == 0:
         return "the best" if number == 1 else "as good, but later by name"
     if fit["behind_milli"] is not None:
@@ -105,6 +112,7 @@ def _behind(fit: Object, number: int) -> str:
 
 
 def _nodes(count: int) -> str:
+    """Return the number with the word: "1 node", "2 nodes"."""
     return f"{count} node{'' if count == 1 else 's'}"
 
 

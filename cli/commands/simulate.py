@@ -285,6 +285,7 @@ def _counts_by_size(counts: Sequence[tuple[str, int, int]]) -> dict[str, dict[st
 
 
 def _counts(failed: int, came: int) -> dict[str, int]:
+    """Return how many pods failed and how many came, by the names of the JSON output."""
     return {"failed": failed, "arrived": came}
 
 

@@ -97,7 +97,7 @@ class Client:
         self._channel.close()
 
     def register(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:
-        """Create a share. If the request names an owner, this process owns it."""
+        """Create a share. If the request names an owner, which is this process, the agent checks that by a ticket."""
         if not request.owner_pid:
             return self._call(self._stub.RegisterShare, request, gang=request.gang)
         with hello.ticket(self._socket_path) as ticket:
@@ -200,6 +200,7 @@ class Client:
 
 
 def _turn(turn: pb.Turn) -> Turn:
+    """Return a turn of the agent's answer as a value to draw."""
     return Turn(
         sequence=turn.sequence,
         share=turn.share_name or turn.share_id,

@@ -125,7 +125,8 @@ def check_devices(node: pb.GetNodeResponse, path: str, simulate: str) -> None:
 def ensure_agent(path: str, simulate: str | None) -> None:
     """Return when an agent listens at `path`. If none does, start a private one, which ends with its last share.
 
-    Raises CliError when no agent listens after some seconds, or when a private agent cannot have this path or devices.
+    `simulate` names the devices that a started one simulates; None: real ones. Raises CliError when no agent listens
+    after some seconds, or when a private agent cannot have this path or these devices.
     """
     if listens(path):
         return
@@ -147,12 +148,16 @@ class _Start:
     """The start of a private agent, by this command or by another one at the same time."""
 
     def __init__(self, now: float) -> None:
+        """Begin at `now`, by time.monotonic."""
         self.deadline: Final = now + _START_TIMEOUT_S
         self._slow_at = now + _SLOW_START_S
         """When it will be told that the start takes long."""
 
     def wait(self, path: str, seconds: float, ended: int | None = None) -> None:
-        """Return when an agent listens, when `ended` becomes readable, after `seconds`, or at the deadline."""
+        """Return when an agent listens at `path`, after `seconds`, or at the deadline.
+
+        Return earlier when `ended` becomes readable: a pipe of which the started agent holds the other end.
+        """
         end = min(self.deadline, time.monotonic() + seconds)
         while not listens(path) and (now := time.monotonic()) < end:
             if now > self._slow_at:
@@ -163,7 +168,10 @@ class _Start:
 
 
 def _start_agent(path: str, simulate: str | None, start: _Start) -> str:
-    """Start a private agent. Return why none listens; "" when one does, this one or another command's."""
+    """Start a private agent, and wait until an agent listens at `path`. Return "", or why none listens.
+
+    `simulate` names the simulated devices; None: the real ones. The agent may be one that another command has started.
+    """
     command = [sys.executable, "-m", "sharepod.cli.connection.private", str(Path(path).absolute())]
     command += [simulate] if simulate else []
     ended, alive = os.pipe()

@@ -75,6 +75,7 @@ class Act:
     """The course of the demo: two programs, then three, measured in a window each."""
 
     def __init__(self, stage: Stage, parts: list[Part], seconds: float) -> None:
+        """Take the stage, the programs, of which the last one joins late, and how long the demo runs, in seconds."""
         self._stage = stage
         self._parts = parts
         self._seconds = seconds
@@ -137,6 +138,7 @@ def _show_turns(turns: list[Turn], joined_ns: int, picture: Path | None) -> None
 
 
 def _show_outcome(outcome: Outcome) -> None:
+    """Show the table of one window, and say so if the programs did not keep the device busy."""
     from sharepod.cli.render import tables
 
     show(tables.result_table(outcome.shares))

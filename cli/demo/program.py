@@ -42,6 +42,7 @@ class Driver:
     """The few driver functions that this program calls."""
 
     def __init__(self) -> None:
+        """Load the driver's library. Raises CudaError."""
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
@@ -57,7 +58,10 @@ class Driver:
 
 
 class Loop:
-    """A context, a stream and a kernel of `kernel_us` microseconds, launched `depth` ahead of the device."""
+    """A context, a stream and a kernel of `kernel_us` microseconds, launched up to `depth` times ahead of the device.
+
+    `device` is a CUDA ordinal. `memory_bytes` of device memory are held until the process ends. Raises CudaError.
+    """
 
     def __init__(self, device: int, kernel_us: int, depth: int, memory_bytes: int) -> None:
         self._driver = driver = Driver()
@@ -110,6 +114,7 @@ def main() -> int:
     stopped = False
 
     def stop(_signal: int, _frame: object) -> None:
+        """Have the loop end after its present step."""
         nonlocal stopped
         stopped = True
 

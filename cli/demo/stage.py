@@ -43,6 +43,7 @@ class Stage:
     """A running agent and the programs started on it."""
 
     def __init__(self, directory: Path, client: Client) -> None:
+        """Take the agent's runtime directory, which also gets the programs' logs, and a connection to the agent."""
         self._directory = directory
         self.client = client
         self.node: pb.GetNodeResponse = client.node()
@@ -98,9 +99,11 @@ class Stage:
 
     @property
     def _socket(self) -> str:
+        """The agent's socket."""
         return str(self._directory / SOCKET_NAME)
 
     def _log(self, name: str) -> Path:
+        """Return the file that takes the output of the program `name`."""
         return self._directory / f"{name}.log"
 
 

@@ -50,6 +50,7 @@ def single_keys() -> Iterator[Callable[[float], str]]:
     tty.setcbreak(descriptor)
 
     def wait(seconds: float) -> str:
+        """Return the key that is pressed within `seconds`; empty: none is."""
         ready, _, _ = select.select([descriptor], [], [], seconds)
         return sys.stdin.read(1) if ready else ""
 

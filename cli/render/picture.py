@@ -19,7 +19,10 @@ _MARGIN: Final = 130
 
 
 def text_rows(turns: Sequence[Turn], window: Window, columns: int) -> list[tuple[str, str]]:
-    """Return (share, bar) per share. The height of a character is the part of its time with a turn."""
+    """Return (share, bar) per share; the window has `columns` characters.
+
+    The height of a character is the part of its time in which the share held a turn.
+    """
     rows = []
     for share in share_names(turns):
         fractions = held_fractions(turns, share, window, columns)
@@ -65,7 +68,10 @@ def svg(turns: Sequence[Turn], window: Window, title: str, width: int = 900) -> 
 
 
 def _axis(window: Window, scale: float, top: int, ticks: int = 5) -> list[str]:
-    """Return the lines and labels of the time axis as SVG. `top` is the lower edge of the rows of shares."""
+    """Return the lines and labels of the time axis as SVG.
+
+    `scale` is the width of a nanosecond, `top` the lower edge of the rows of shares.
+    """
     parts = []
     for tick in range(ticks + 1):
         at_ns = window.length_ns * tick // ticks

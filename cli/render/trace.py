@@ -17,12 +17,15 @@ Event = dict[str, object]
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> Event:
-    """Return the event that names a row or its device. `kind` is process_name (a device) or thread_name (a row)."""
+    """Return the event that names a device or a row. `kind` is process_name (the device) or thread_name (the row).
+
+    `process` and `thread` are the numbers that stand for the two in the trace.
+    """
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _slice(name: str, category: str, process: int, thread: int, start_ns: int, end_ns: int) -> Event:
-    """Return the event of something that lasts. A row of the trace is a thread of a process."""
+    """Return the event of something that lasts, in row `thread` of `process`. Times count from the trace's begin."""
     # The format counts in microseconds. A fraction keeps the nanoseconds.
     return {
         "ph": "X",
@@ -63,7 +66,7 @@ def _wait_start(turn: Turn) -> int:
 
 
 def _turn_events(turn: Turn, process: int, row: int, origin_ns: int) -> Iterable[Event]:
-    """Yield a turn and its drain for the row, and the wait before the turn for the next row.
+    """Yield a turn and its drain for row number `row`, and the wait before the turn for the next row.
 
     There is no drain or wait if it took no time.
     """

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 class Turn:
     """One finished turn. All times are CLOCK_MONOTONIC nanoseconds of the agent's host.
 
-    `requested_ns`: when the share began to wait; `closed_ns`: when it might launch no more; `reason`: why the turn
-    ended; `cogranted`: another share was granted before this one had drained.
+    `device`: its UUID; `requested_ns`: when the share began to wait, 0 if it did not; `granted_ns`: from when it might
+    launch; `closed_ns`: when it might launch no more; `drained_ns`: when its work had ended; `charged_ns`: the device
+    time that was charged for the turn; `reason`: why the turn ended; `cogranted`: another share was granted before
+    this one had drained.
     """
 
     sequence: int

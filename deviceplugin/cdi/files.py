@@ -72,14 +72,15 @@ class CdiDirectory:
                 path.unlink(missing_ok=True)
 
     def _path(self, share_id: str) -> Path:
+        """Return where the file of a share is."""
         return self._directory / f"{_PREFIX}{share_id}.json"
 
 
 def nvidia_edits(devices: Sequence[tuple[str, int]], directories: Iterable[Path] = DIRECTORIES) -> list[dict[str, Any]]:
-    """Return what NVIDIA's CDI files change in a container that gets `devices`, each a pair (UUID, index).
+    """Return the `containerEdits` of NVIDIA's CDI files for a container that gets `devices`, pairs (UUID, index).
 
-    The edits for every device come first, then those of each device. Raises PluginError when no file has one of the
-    devices.
+    From each file that names some of them, by UUID or index, come the edits for all of its devices, then those for each
+    named one. Raises PluginError if a device is in no file.
     """
     found: list[dict[str, Any]] = []
     rest = list(devices)
@@ -114,7 +115,7 @@ def _nvidia_files(directories: Iterable[Path]) -> Iterable[dict[str, Any]]:
 
 
 def _container_edits(edits: ContainerEdits, others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return edits in CDI's form: first those of other files, each device, mount and hook once, then ours."""
+    """Return edits in CDI's form: first `others`, those of other files, each device, mount and hook once, then ours."""
     merged: dict[str, Any] = {"env": [], "deviceNodes": [], "mounts": [], "hooks": []}
     for other in others:
         merged["env"] += other.get("env") or []
@@ -129,5 +130,6 @@ def _container_edits(edits: ContainerEdits, others: Sequence[Mapping[str, Any]])
 
 
 def _mount(mount: Mount) -> dict[str, Any]:
+    """Return a mount in CDI's form."""
     access = "ro" if mount.read_only else "rw"
     return {"hostPath": mount.host, "containerPath": mount.container, "options": [access, "nosuid", "nodev", "bind"]}

@@ -59,7 +59,9 @@ class Simulated:
     """Simulated GPUs of the node. Other files lie beside the state file, so its directory is mounted."""
 
     devices: str
+    """The agent's SIMGPU_DEVICES, such as `2xH200`."""
     state: str
+    """The path of the simulator's state file on the node."""
     libraries: str
     """Directory of the simulated driver, on the node."""
 
@@ -86,7 +88,10 @@ class Place:
 
 
 def edits_of(place: Place, share_id: str, devices: tuple[str, ...]) -> ContainerEdits:
-    """Return the edits of a share's container. `devices` are UUIDs; empty: NVIDIA's CDI files bring the devices."""
+    """Return the edits of a share's container. `devices` are UUIDs; empty: NVIDIA's CDI files bring the devices.
+
+    The share's directory is mounted read-only, and over it the one file in it that programs write.
+    """
     share = place.share_directory(share_id)
     variables: dict[str, str] = {}
     mounts = [

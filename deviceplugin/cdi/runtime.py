@@ -61,4 +61,5 @@ def read_runtime(node: Object) -> Runtime | None:
 
 
 def _release(major: str, minor: str) -> tuple[int, int]:
+    """Return a release as numbers, to compare it."""
     return int(major), int(minor)

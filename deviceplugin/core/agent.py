@@ -68,6 +68,7 @@ class Agent:
     """A connection to the agent. The agent may go away and come back."""
 
     def __init__(self, socket: Path) -> None:
+        """Take the agent's socket, which need not exist yet."""
         self._socket = socket
         # A proxy from the environment must not be used for a unix socket. A new agent is looked for at once.
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)]
@@ -83,11 +84,12 @@ class Agent:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Cancel the look at the node that is under way, and close the connection."""
         await self._looks.end()
         await self._channel.close()
 
     async def node(self) -> NodeView:
-        """Return the node as it is now or a moment later."""
+        """Return the node as it is now or a moment later. Callers that ask at the same time share one call."""
         return await self._looks.take()
 
     async def _node(self) -> NodeView:
@@ -121,7 +123,8 @@ class Agent:
     ) -> HeldShare:
         """Register the share under its id. If that share is there already, return it unchanged.
 
-        `devices` are UUIDs, one for each device asked for; empty: the agent picks. Raises NoRoom when it does not fit.
+        `devices` are UUIDs, one for each device asked for; empty: the agent picks. `labels` name the container. Raises
+        NoRoom when the share does not fit.
         """
         chosen = list(devices) or [""] * terms.devices
         asks = [
@@ -146,10 +149,11 @@ class Agent:
     async def update(
         self, share: HeldShare, terms: PodTerms, node: NodeView, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Give a live share its present terms, and `labels` when another container has it now. The devices stay.
+        """Bring a live share to `terms`, and pause or resume it as they say. Its devices stay.
 
-        Terms that the share has already are not sent again: a container that starts again has mostly changed nothing.
-        Raises StaysPaused when the share got everything but the device time that it had yielded.
+        `share` is the share as the agent has it: what it has already is not sent. `node` tells the devices' memory.
+        `labels` are given when another container has the share now; None: they stay. Raises StaysPaused when the share
+        got everything but the device time that it had yielded.
         """
         if len(share.devices) != terms.devices:
             raise PluginError(
@@ -184,7 +188,10 @@ class Agent:
         await self._pause(share, terms)
 
     async def _pause(self, share: HeldShare, terms: PodTerms) -> None:
-        """Pause a share or let it run, as its terms say. Raises StaysPaused if it has no room to run again."""
+        """Pause or resume a share if `terms` say so and `share`, the agent's latest answer, differs.
+
+        Raises StaysPaused if other shares have the device time that it needs to run again.
+        """
         yielding = terms.yields == "pause"
         paused = terms.paused or yielding
         if (paused, yielding) == (share.paused, share.yielding):
@@ -233,11 +240,15 @@ class Agent:
 
 
 def _class_of(terms: PodTerms) -> pb.ShareClass.ValueType:
+    """Return the class of the terms as the agent's message has it."""
     return pb.ShareClass.Value(f"SHARE_CLASS_{terms.share_class.upper()}")
 
 
 def _terms_on(device: pb.Device | None, terms: PodTerms, held: Terms) -> Terms:
-    """Return the new terms on one device of a share that has the terms `held` there."""
+    """Return the new terms on one device of a share that has the terms `held` there.
+
+    `device` None: the node does not list it now. Without a cap in `terms` the cap is in proportion to the request.
+    """
     given = Terms(terms.request_millipercent, terms.limit_now_millipercent, terms.memory_limit_bytes or 0)
     ask = DeviceAsk("", given, memory_in_proportion=terms.memory_limit_bytes is None)
     asked = ask.terms_on(device.memory_total_bytes if device else 0)

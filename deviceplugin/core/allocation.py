@@ -36,7 +36,7 @@ class Binding:
 
 
 def labels_of(binding: Binding, pod: Pod) -> dict[str, str]:
-    """Return the labels of the share of a pod's container."""
+    """Return the labels by which the agent shows what a container's share is for. `owner` is the pod's workload."""
     labels = {
         "namespace": binding.namespace, "pod": binding.pod, "container": binding.container, "pod_uid": binding.pod_uid,
     }  # fmt: skip
@@ -74,10 +74,10 @@ class Allocations:
         return self._allocations.get(AllocationId(allocation_id))
 
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId, unix_ns: int) -> Allocation:
-        """Return the allocation for a container that is being admitted.
+        """Return the allocation for a container that is being admitted: a new one with `fresh_id`, issued at `unix_ns`.
 
-        An allocation of the same units that no container has begun to use is returned again: init containers and the
-        containers after them are admitted together, with the same units. Bound ones belong to containers that may live.
+        An unbound allocation of the same units is returned again instead: init containers and the containers after them
+        are admitted together, with the same units. Bound allocations belong to containers that may live.
         """
         for item in self._allocations.values():
             if item.units == units and item.binding is None:

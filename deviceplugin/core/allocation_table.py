@@ -62,7 +62,7 @@ class Record:
         return self._allocations.all()
 
     def get(self, allocation_id: str) -> Allocation | None:
-        """Return an allocation as it is now."""
+        """Return an allocation as it is now; None: there is none with this id."""
         return self._allocations.get(allocation_id)
 
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
@@ -91,7 +91,10 @@ class Record:
         return self._last_moves.get(allocation_id, 0) > since
 
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId) -> Allocation:
-        """Return the allocation of a container that is being admitted; it is on disk as soon as there is room."""
+        """Return the allocation of a container that is being admitted; a new allocation gets `fresh_id`.
+
+        It is written to disk now or, if that fails, with a later change: the admission must not fail for a full disk.
+        """
         self._learn()
         allocation = self._allocations.issue(units, fresh_id, time.time_ns())
         self._note_move(allocation.id)
@@ -99,9 +102,9 @@ class Record:
         return allocation
 
     def claim(self, units: frozenset[UnitId], binding: Binding) -> Claim:
-        """Bind the units' allocation to the container that starts.
+        """Bind the units' allocation to the container that starts, and write that to disk. `changed` is called.
 
-        Raises PluginError when the units have no allocation, or it is not on disk.
+        Raises PluginError when the units have no allocation, or another plugin serves, or the disk does not take it.
         """
         self._check_active()
         self._learn()
@@ -179,9 +182,10 @@ class Record:
             raise PluginError("another device plugin serves this node now: it is tried again there")
 
     def _learn(self) -> None:
-        """Take over what another plugin has written since this one last read or wrote the file.
+        """Take over the allocations that another plugin has written since this one last read or wrote the file.
 
-        Allocations that moved here stay: they are newer than in the file.
+        Those that were given out or started here stay: they are newer than in the file. A plugin that stands by learns
+        nothing here; `reload` reads the file when it takes over.
         """
         if not self.active() or not self._store.changed():
             return

@@ -119,6 +119,7 @@ class Store:
 
 
 def _stamp(found: os.stat_result) -> _Stamp:
+    """Return the stamp of the file with this status."""
     return _Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
 
 

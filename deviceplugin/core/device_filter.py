@@ -39,7 +39,10 @@ class DeviceFilter:
         return frozenset(self._seen_s)
 
     def observe(self, node: NodeView, ids: Collection[str], now_s: float) -> frozenset[str]:
-        """Take the ids that kubelet has from NVIDIA's plugin; return the offered devices that are newly among them."""
+        """Take the ids that kubelet has from NVIDIA's plugin; return the offered devices that are newly among them.
+
+        A device that was not among them for CLEAR_S up to `now_s` is no rival any more. `now_s` never goes back.
+        """
         offered = [device for device in node.devices if not self._listed or device.uuid in self._listed]
         given = {_device(text) for text in ids}
         both = frozenset(device.uuid for device in offered if {device.uuid, str(device.index)} & given)
@@ -50,7 +53,7 @@ class DeviceFilter:
         return fresh
 
     def seen(self, node: NodeView) -> NodeView:
-        """Return the node as pods may use it: only offered devices, and those that are a rival's too as unhealthy."""
+        """Return the node as pods may use it: only the offered devices, and the `rivals` among them as unhealthy."""
         devices = tuple(
             _unhealthy(device) if device.uuid in self._seen_s else device
             for device in node.devices

@@ -31,9 +31,10 @@ class Placement:
         self._reconciler = reconciler
 
     def choices(self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView) -> Sequence[Sequence[str]]:
-        """Return the devices that the share may have, best first; an empty choice: any device, the agent picks.
+        """Return the choices for the allocation's share, best first. A choice is the UUIDs of all its devices.
 
-        Raises PluginError; NoRoom is one kind of it.
+        An empty choice leaves the devices to the agent. `node` is the node as `DeviceFilter.seen` returns it. Raises
+        PluginError if a device that the scheduler chose is not offered, and NoRoom if no choice has the time now.
         """
         if terms.chosen:
             for uuid in terms.chosen:
@@ -46,7 +47,10 @@ class Placement:
         return [()] if node.all_offered else self._offered_choices(terms, node)
 
     def _offered_choices(self, terms: PodTerms, node: NodeView) -> Sequence[Sequence[str]]:
-        """Return choices among the offered devices, those with the least free time first. Raises NoRoom."""
+        """Return choices among the offered devices: neighbours in the order of their free time, the least first.
+
+        Raises NoRoom.
+        """
         request = terms.request_millipercent
         fitting = [device for device in node.devices if device.healthy and free_millipercent(device) >= request]
         fitting.sort(key=lambda device: (free_millipercent(device), device.index))
@@ -67,6 +71,7 @@ class Placement:
         """
 
         def joins(container: str, units: int) -> bool:
+            """Tell whether a container of this pod, with that many units, sets same-device. Raises PluginError."""
             return self._reconciler.read_terms(pod, container, units).same_device
 
         for item in self._record.all():

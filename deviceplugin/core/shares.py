@@ -32,7 +32,7 @@ class Shares:
         """The terms that the agent was last given."""
 
     def alone(self, allocation_id: AllocationId) -> asyncio.Lock:
-        """Return the lock under which a share is made, changed or ended."""
+        """Return the lock under which the allocation's share is made, changed or ended. The caller acquires it."""
         return self._locks.setdefault(allocation_id, asyncio.Lock())
 
     def terms(self, allocation_id: AllocationId) -> PodTerms | None:
@@ -51,9 +51,9 @@ class Shares:
         node: NodeView,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Give a live share other terms, or another container's labels. The caller holds the share's lock.
+        """Give a live share other terms or labels, as `Agent.update` does, and note the terms.
 
-        Raises PluginError.
+        The caller holds the lock of the allocation `item`. Raises PluginError.
         """
         await self._agent.update(share, terms, node, labels)
         self.gave(item.id, terms)
@@ -65,7 +65,7 @@ class Shares:
     async def rest(self, item: Allocation, *, since: int | None = None) -> None:
         """Release the share of a container that is done. The pod keeps the allocation. Raises PluginError.
 
-        Does nothing if a container began to start with the share after the record's move `since`.
+        Does nothing if a container began to start with the share after `Record.moves` was `since`; None: no such check.
         """
         async with self.alone(item.id):
             if since is not None and self._record.has_moved(item.id, since):
@@ -77,7 +77,7 @@ class Shares:
     async def end(self, item: Allocation, *, since: int | None = None) -> bool:
         """Release an allocation's share and forget the allocation. Raises PluginError when the agent is away.
 
-        Does nothing if its container began to start after the record's move `since`. Returns whether it released.
+        Does nothing if its container began to start after `Record.moves` was `since`. Returns whether it released.
         """
         async with self.alone(item.id):
             if since is not None and self._record.has_moved(item.id, since):

@@ -30,6 +30,7 @@ class Units:
     """The units of a node's devices."""
 
     def __init__(self, devices: Iterable[tuple[str, bool]], *, spare_percent: int = 0) -> None:
+        """Take (UUID, healthy) of each device, and the units beyond 100 for each, less if UNITS_MAX demands it."""
         self.devices: Final = tuple(devices)
         """(UUID, healthy) of each, in the node's order."""
         most = UNITS_MAX // max(1, len(self.devices)) - UNITS_PER_DEVICE
@@ -90,5 +91,5 @@ def pack(available: Collection[UnitId], must: Collection[UnitId], size: int) -> 
 
 
 def _order(unit: UnitId) -> tuple[int, str]:
-    """Order ids by their number: u9999 comes before u10000."""
+    """Return the key that sorts ids by their number: u9999 comes before u10000."""
     return len(unit), unit

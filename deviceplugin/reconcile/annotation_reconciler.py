@@ -37,6 +37,7 @@ class AnnotationReconciler:
     """Watches the node's pods and applies their changes."""
 
     def __init__(self, record: Record, shares: Shares, agent: Agent, api: ApiServer, *, limit_percent: int) -> None:
+        """`limit_percent` is the node's limit for containers that name none."""
         self._record = record
         self._shares = shares
         self._agent = agent
@@ -119,7 +120,7 @@ class AnnotationReconciler:
                 await self._apply(pod)
 
     def owe(self, item: Allocation) -> None:
-        """Note that a container starts with a share that stays paused."""
+        """Note that the allocation's share stays paused although its terms let it run: `resume` looks for room."""
         self._owed.add(item.id)
 
     def read_terms(self, pod: Pod, container: str, units: int) -> PodTerms:
@@ -133,14 +134,17 @@ class AnnotationReconciler:
         return replace(terms, gang=f"{pod.namespace}/{terms.gang}") if terms.gang else terms
 
     def gave(self, item: Allocation, terms: PodTerms, older: Pod | None) -> None:
-        """Note that a share has newer terms than `older`, the watch's copy of its pod before they were read."""
+        """Note that the agent was given these terms, read from the API server itself, and owes the share nothing.
+
+        `older` is the copy of the pod that the watch had before; None: it had none. This copy is not applied any more.
+        """
         self._shares.gave(item.id, terms)
         self._older[item.id] = older
         self._told.pop(item.id, None)
         self._owed.discard(item.id)
 
     async def _apply(self, pod: Pod) -> None:
-        """Bring a pod's annotations to its shares. Also forget what was noted of allocations that are gone."""
+        """Bring a pod's annotations to its shares, each under its lock. Forget what was noted of gone allocations."""
         for item in self._record.all():
             # A share that is just being made gets the terms that were read for it: the next look finds newer ones.
             is_of_pod = item.binding is not None and item.binding.cgroup_uid == pod.cgroup_uid
@@ -154,9 +158,10 @@ class AnnotationReconciler:
         self._owed &= known
 
     def _heir(self, item: Allocation, binding: Binding, pod: Pod) -> str:
-        """Return which container has an allocation now. An init container's goes to the next with as many units.
+        """Return the name of the container that has an allocation now: the bound one, or the one after it.
 
-        The binding may still name the init container: the API may show its end after the next has started.
+        When an init container has ended, its allocation goes to the running container that has as many units and no
+        allocation of its own. The API may show that end only after this container has started.
         """
         if binding.container not in pod.finished:
             return binding.container

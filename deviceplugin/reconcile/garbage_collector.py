@@ -73,7 +73,7 @@ class GarbageCollector:
         """The failure that was last logged; empty: the last look succeeded."""
 
     async def collect_for_ever(self) -> None:
-        """Release what is over, and catch up on what could not be done in time, for ever."""
+        """Release what is over, and write and apply what could not be written and applied in time, for ever."""
         while True:
             if self.active() and self._reconciler.listed:
                 try:
@@ -195,7 +195,10 @@ class GarbageCollector:
         return now - self._unbound_since.setdefault(item.id, now) >= UNBOUND_S
 
     async def _strangers(self) -> list[tuple[HeldShare, Binding]]:
-        """Return the shares of pods without an allocation: the file of allocations was lost."""
+        """Return the agent's shares that are labelled as a pod's, but have no allocation here, each with its container.
+
+        They are left when the file of allocations was lost. Raises PluginError.
+        """
         found = []
         for share in (await self._agent.shares()).values():
             if self._record.get(share.id) is None and all(share.labels.get(key) for key in _LABELS):
@@ -217,8 +220,9 @@ class GarbageCollector:
     def _is_listed(self, item: Allocation, held: set[UnitId]) -> bool:
         """Tell whether kubelet still counts the units for this allocation, not for a later one with some of them.
 
-        An allocation that no container has started may be an init container's, and a later one that of the pod's next
-        container. Both then count, until the later one is started: by then the init container is done.
+        `held` are the units that kubelet counts for any container. Two unbound allocations with common units both
+        count: they may be those of an init container and of the container after it. When the later one is bound, the
+        init container is done.
         """
         if not item.units & held:
             return False
@@ -229,7 +233,7 @@ class GarbageCollector:
         )
 
     async def _is_gone(self, binding: Binding) -> bool:
-        """Tell whether the pod is over. The API server is asked by name if the watch does not show it.
+        """Tell whether the container's pod is over. The API server is asked by name if the watch does not show it.
 
         Raises ApiUnavailable.
         """

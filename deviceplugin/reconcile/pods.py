@@ -39,6 +39,7 @@ class Pods:
     """The pods of one node at the API server; an asynchronous context manager that lives as long as the plugin."""
 
     def __init__(self, access: Access, node_name: str, pace: Pace | None = None, *, resource: str = RESOURCE) -> None:
+        """`resource` is the resource that a pod's units count. `pace` is that of the watch; None: the usual one."""
         self._client = Client(access, COMPONENT)
         self._node_name = node_name
         self._resource = resource
@@ -68,11 +69,15 @@ class Pods:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Write the pending Events, for a moment, and close the session."""
         await self._events.__aexit__(kind, error, trace)
         await self._client.__aexit__(kind, error, trace)
 
     async def get(self, namespace: str, name: str, within_s: float = GET_S) -> Pod | None:
-        """Return a pod as it is now, None when it does not exist. Raises ApiUnavailable within the time."""
+        """Return a pod as it is now, None when it does not exist.
+
+        While the API server is away, it is asked again for `within_s`. Raises ApiUnavailable then.
+        """
         if not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
             return None
         answer = await self._read(f"/api/v1/namespaces/{namespace}/pods/{name}", within_s)
@@ -100,7 +105,10 @@ class Pods:
         return runtime
 
     async def _read(self, path: str, within_s: float = GET_S) -> Answer:
-        """Return the answer to a GET, which is repeated while the API server is away. Raises ApiUnavailable."""
+        """Return the answer to a GET, which is repeated for `within_s` while the API server is away.
+
+        Raises ApiUnavailable.
+        """
         return await self._client.patiently(path, within_s, self._pace.first_s / 2, self.failed)
 
     async def watch(self) -> AsyncGenerator[Change[Pod]]:

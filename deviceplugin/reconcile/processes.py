@@ -48,13 +48,15 @@ class HostProcesses:
     """The processes of the node, if the plugin can see them all."""
 
     def __init__(self, kubelet_socket: Path, proc: Path = PROC) -> None:
+        """`kubelet_socket` is a socket at which kubelet itself listens; see `check`."""
         self._socket = kubelet_socket
         self._proc = proc
 
     def check(self) -> bool:
-        """Return whether kubelet is there. Raises PluginError when it is, and its process cannot be seen.
+        """Return whether a process listens at kubelet's socket.
 
-        The process is also invisible when /proc is mounted so that it hides other users' processes.
+        Raises PluginError if one does and cannot be seen here: the plugin is in another pid namespace, or /proc is
+        mounted so that it hides other users' processes.
         """
         pid = _listener(self._socket)
         if pid is not None and (pid == 0 or _cgroups_of(self._proc, pid) is None):

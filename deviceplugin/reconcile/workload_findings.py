@@ -106,7 +106,10 @@ class WorkloadFindings:
         self._programs: set[tuple[int, int, str]] = set()
 
     def step(self, seats: Sequence[Seat], programs: Sequence[Program], now_s: float) -> list[Note]:
-        """Take one look and return the new findings."""
+        """Take one look and return the new findings.
+
+        `seats`: every container with an allocation. `programs`: every program that uses a device without a share.
+        """
         before, self._known, notes = self._known, {}, []
         told = self._programs  # those of the last look that were told
         self._programs = set()
@@ -197,6 +200,7 @@ class WorkloadFindings:
 
 
 def _refusals(share: HeldShare) -> int:
+    """Return how many allocations of device memory the agent has counted as denied to the share, on all its devices."""
     return sum(held.usage.memory_refusals for held in share.devices)
 
 
@@ -209,7 +213,7 @@ def _first_known(seat: Seat) -> _Known:
 
 
 def _without_share(fresh: Sequence[Program]) -> list[Note]:
-    """Return one note for each device, however many programs use it."""
+    """Return one note for each device, about all the programs in `fresh` that use it."""
     notes = []
     for device in sorted({one.device for one in fresh}):
         here = [one for one in fresh if one.device == device]

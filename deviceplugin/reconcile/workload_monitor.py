@@ -39,6 +39,7 @@ class WorkloadMonitor:
         processes: HostProcesses,
         tell_node: Callable[[Note], None],
     ) -> None:
+        """Take the sources. `tell_node` writes an Event about the node."""
         self._record = record
         self._shares = shares
         self._reconciler = reconciler
@@ -58,7 +59,7 @@ class WorkloadMonitor:
         self._away_told = False
 
     async def look_for_ever(self) -> None:
-        """Look every LOOK_S and report what is new."""
+        """Look every LOOK_S, for ever. When this plugin begins to serve, it forgets what it found before."""
         while True:
             is_active = self.active()
             if is_active and not self._serves:
@@ -92,7 +93,7 @@ class WorkloadMonitor:
                 await self._api.event(note.pod, note.reason, note.message, warning=note.warning)
 
     def _programs(self, node: NodeView) -> list[Program]:
-        """Return the programs that use devices without a share, each with its pod."""
+        """Return the programs that the agent found without a share, each with the pod that its cgroups name."""
         return [
             Program(
                 device.index, one.pid, one.name, one.memory_used_bytes, self._processes.pod_of_process(one.pid) or ""

@@ -91,6 +91,7 @@ class Allocator:
         place: Callable[[NodeView], Place],
         placement: Placement,
     ) -> None:
+        """Take the parts that a start needs. `place` returns where files are on the node, for its present state."""
         self._policy = policy
         self._record = record
         self._shares = shares
@@ -137,7 +138,10 @@ class Allocator:
             raise
 
     async def _tell(self, units: frozenset[UnitId], start: _Start, error: PluginError) -> None:
-        """Write an Event for the pod, or for the node if no source says which pod it is."""
+        """Write an Event for the pod that holds the units, or for the node if no source says which pod it is.
+
+        If `start` has not come as far as the pod, kubelet's checkpoint is asked.
+        """
         known = self._find_in_checkpoint(units) if start.pod is None else None
         pod, container = (start.pod, start.container) if known is None else (known[0], known[1].container)
         if pod is None:
@@ -179,9 +183,10 @@ class Allocator:
         await self._api.event(pod, "ShareReady", f"container {binding.container}: share {share.id} on device {indices}")
 
     async def _make(self, claim: Claim, binding: Binding, terms: PodTerms, pod: Pod, start: _Start) -> HeldShare:
-        """Return the container's share, new or brought up to date, when all that the container needs is on disk.
+        """Register the container's share, or bring it up to date, then write its devices and its CDI file to disk.
 
-        The caller holds the share's lock. `start` notes if the share stays paused. Raises PluginError.
+        Returns the share. `claim`, `binding`, `terms` and `pod` are the container's. `start` notes if the share stays
+        paused. The caller holds the share's lock. Raises PluginError.
         """
         allocation = claim.allocation
         start.waits_for = "the agent"
@@ -228,7 +233,8 @@ class Allocator:
     ) -> HeldShare:
         """Return the share, registered on the first choice of devices that has room. Wait for room if there is none.
 
-        Raises NoRoom when ROOM_WAIT_S or most of the start's time is over, and PluginError.
+        `labels` are the new share's. Raises NoRoom when ROOM_WAIT_S or all but ROOM_LEFT_S of the start's time is over,
+        and PluginError for any other failure.
         """
         loop = asyncio.get_running_loop()
         until_s = min(loop.time() + ROOM_WAIT_S, start.until_s - ROOM_LEFT_S)
@@ -251,10 +257,10 @@ class Allocator:
         return self._placement.device_filter.seen(await self._agent.node())
 
     async def _holder(self, units: frozenset[UnitId]) -> Holder:
-        """Return a container that holds the units: exactly these, or some of them.
+        """Return the container that kubelet lists with exactly these units, else one with some of them.
 
-        Pod-resources does not list a plain init container. If no later container has some of its units either,
-        kubelet's checkpoint names it. Raises PluginError.
+        Pod-resources does not list a plain init container. If no later container has any of its units either, it is
+        the one in kubelet's checkpoint, as soon as the watch shows its pod. Raises PluginError after WATCH_WAIT_S.
         """
         holders = (await self._kubelet.look()).holders
         exact = [holder for holder in holders if holder.units == units]
@@ -300,7 +306,10 @@ class Allocator:
         return await self._api.get(holder.namespace, holder.pod)
 
     def _container(self, holder: Holder, pod: Pod, units: frozenset[UnitId]) -> str:
-        """Return the container that starts: the holder, or an earlier init container that asks for as many units."""
+        """Return the name of the container that starts: the holder, or an init container before it with as many units.
+
+        Kubelet's call names only the units, and init containers may have the same units as the holder, or some of them.
+        """
         last = pod.named(holder.container)
         init = [
             one
@@ -315,7 +324,10 @@ class Allocator:
         return (unfinished or init)[0].name if init else holder.container
 
     def _is_past(self, init: Container, pod: Pod) -> bool:
-        """Tell whether a later container than `init` has started, by the API, which may be behind, or by our record."""
+        """Tell whether a container after `init` has started: the API shows it running, or it is bound in our record.
+
+        The API alone may be behind.
+        """
         names = {one.name for one in pod.all_containers if one.units and one.stays and one.order >= init.order}
         bound = (item.binding for item in self._record.all() if item.binding is not None)
         started = {one.container for one in bound if one.cgroup_uid == pod.cgroup_uid}
@@ -327,4 +339,5 @@ class Allocator:
         return any(device is None or not device.healthy for device in devices)
 
     def _fresh_id(self) -> AllocationId:
+        """Return a new random id."""
         return AllocationId("".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH)))

@@ -92,7 +92,7 @@ class PodResources:
         await self._channel.close()
 
     async def list(self) -> tuple[Holder, ...]:
-        """Return the containers that hold units: see `look`."""
+        """Return the containers that hold units, as `look` finds them. Raises KubeletUnavailable."""
         return (await self.look()).holders
 
     async def look(self) -> Listing:
@@ -136,7 +136,10 @@ class PodResources:
         return frozenset(map(UnitId, chain.from_iterable(ours)))
 
     async def _ask(self, name: str, request: Any) -> Any:
-        """Return the answer to the call `name`. Ask again for as long as PATIENCE_S says. Raises KubeletUnavailable."""
+        """Return the answer to the call `name`, "List" for one; ask again after a failure that PATIENCE_S names.
+
+        Raises KubeletUnavailable after the time given there, and at once for any other failure.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -148,7 +151,7 @@ class PodResources:
             await asyncio.sleep(RETRY_S)
 
     def _unavailable(self, error: grpc.aio.AioRpcError) -> KubeletUnavailable:
-        """Count the failure, and return it as one line with the remedy."""
+        """Call `failed`, and return the failure as one line with the remedy."""
         self.failed()
         remedy = "wait until kubelet is up, or give the directory of its pod-resources socket"
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -91,8 +91,9 @@ class Registration:
         """The socket of the kubelet that `_failures` and `_retry_at` are about."""
         self._failures = 0
         self._retry_at = 0.0
+        """Before this time of the loop's clock no registration is tried."""
         self._seen_at = 0.0
-        """When kubelet was last seen to read our units."""
+        """When kubelet was last seen to read our units, by the same clock."""
         self._dead_looks = 0
         """Looks in a row at which no plugin served on the socket in our place."""
         self._said = ""
@@ -129,6 +130,7 @@ class Registration:
         await asyncio.gather(*self._ending)
 
     async def _look_for_ever(self) -> None:
+        """Look every POLL_S. An unexpected error is logged, and the next look tries again."""
         while True:
             try:
                 await self._look()
@@ -137,7 +139,7 @@ class Registration:
             await asyncio.sleep(POLL_S)
 
     async def _look(self) -> None:
-        """Look at the sockets once, and act on what changed."""
+        """Look at kubelet's socket and ours once: make ours, register, or stand by, if a change asks for it."""
         now = asyncio.get_running_loop().time()
         if self._state is State.STANDING_BY and self._goes_on_standing_by():
             return
@@ -242,6 +244,7 @@ class Registration:
         self._server, self._own = server, own
 
     async def _register(self) -> None:
+        """Tell kubelet the name of our socket and the resource that is served there. Raises AioRpcError."""
         request = pb.RegisterRequest(
             version=VERSION, endpoint=self.path.name, resource_name=self._resource, options=OPTIONS
         )
@@ -251,14 +254,17 @@ class Registration:
             await rpc.RegistrationStub(channel).Register(request, timeout=REGISTER_TIMEOUT_S)
 
     def _set_waiting(self, event: str, cause: str) -> None:
-        """Become unregistered, and log once why."""
+        """Become unregistered, and log `event` with its `cause`, unless `event` is what was logged last."""
         self._state, self._known_to = State.WAITING, None
         if self._said != event:
             self._said = event
             log.warning(event, extra={"cause": cause, "resource": self._resource})
 
     def _retry_later(self, event: str, cause: str) -> None:
-        """Become unregistered until the next try, which comes later after each failure."""
+        """Become unregistered, and set the time of the next try. The delay doubles with each failure, to RETRY_MAX_S.
+
+        The parameters are those of `_set_waiting`.
+        """
         self._set_waiting(event, cause)
         delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2**self._failures)
         self._failures = min(self._failures + 1, 16)
@@ -271,7 +277,7 @@ class Registration:
         self._server = self._own = None
 
     def _end(self, server: grpc.aio.Server | None) -> None:
-        """Stop a server in the background, so that its calls can finish."""
+        """Stop a server in the background; its calls have GRACE_S to finish. None: there is no server."""
         if server:
             task = asyncio.ensure_future(server.stop(GRACE_S))
             self._ending.add(task)

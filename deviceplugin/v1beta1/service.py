@@ -47,7 +47,7 @@ class Allocator(Protocol):
     """What the service asks the allocator: see `allocator.py`. Errors are PluginErrors."""
 
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
-        """Return the edits of the container that is being admitted with these units."""
+        """Return the edits of the container that is being admitted with these units; they hold for its whole life."""
 
     async def pre_start(self, units: frozenset[UnitId]) -> None:
         """Make the share of the container with these units, which is about to start. Idempotent."""
@@ -67,7 +67,7 @@ class _Stream:
 def _answered(
     method: Callable[[PluginService, Request], Awaitable[Response]],
 ) -> Callable[[PluginService, Request, Context], Awaitable[Response]]:
-    """Turn a method into an rpc: errors become status codes."""
+    """Turn a method into an rpc. A PluginError and any other error become a status, and `abort` ends the call."""
 
     @functools.wraps(method)
     async def handler(self: PluginService, request: Request, context: Context) -> Response:
@@ -94,6 +94,7 @@ class PluginService(rpc.DevicePluginServicer):
         debounce_s: float = DEBOUNCE_S,
         counters: Counters | None = None,
     ) -> None:
+        """Take the units to advertise first. `counters` None: the counts are not shown."""
         self._allocator = allocator
         self._counters = counters or Counters()
         self._units = units
@@ -164,7 +165,7 @@ class PluginService(rpc.DevicePluginServicer):
 
     @_answered
     async def Allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:  # noqa: N802
-        """Make an allocation for each container."""
+        """Make an allocation for each container of the request, which kubelet is admitting."""
         begun_ns = time.monotonic_ns()
         try:
             edits = [await self._allocator.allocate(_units(ask.devices_ids)) for ask in request.container_requests]
@@ -190,7 +191,7 @@ class PluginService(rpc.DevicePluginServicer):
 
 
 async def listen(service: PluginService, path: Path) -> grpc.aio.Server:
-    """Serve on a new socket at this path. Raises OSError when the socket cannot be made."""
+    """Serve on a new socket at this path, and return the running server. Raises OSError if there can be no socket."""
     # Kubelet names all free units when it asks for advice: incoming messages have no size limit.
     server = grpc.aio.server(options=(("grpc.max_receive_message_length", -1),))
     rpc.add_DevicePluginServicer_to_server(service, server)
@@ -209,10 +210,12 @@ async def listen(service: PluginService, path: Path) -> grpc.aio.Server:
 
 
 def _units(ids: Iterable[str]) -> frozenset[UnitId]:
+    """Return kubelet's ids as units."""
     return frozenset(map(UnitId, ids))
 
 
 def _device(unit: UnitId, healthy: bool) -> pb.Device:
+    """Return a unit as kubelet's message, in which each unit is a device."""
     return pb.Device(id=unit, health="Healthy" if healthy else "Unhealthy")
 
 

@@ -2,10 +2,15 @@
  * Wrappers of copies. Copies from device memory to device memory run on the device like a memset, and pass the gate.
  * Copies from or to host memory are done by copy engines: they go to the driver untouched, and are counted. If a
  * function serves both, the addresses that it is given decide.
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h). Names with _ptsz and _ptds: stream 0 is the calling thread's own.
  */
 #include "hook/calls/gated.h"
 #include "hook/interpose/driver.h"
 
+/* Copies within device memory: those of about the same size are one unit. `per_thread`: stream 0 is the calling
+ * thread's own. */
 #define COPY(name, address, size, per_thread)                                                                          \
   SP_WRAPPER(name, (address target, address source, size bytes), (target, source, bytes)) {                            \
     GATED(NULL, per_thread, KEY_OF(bytes), real(target, source, bytes));                                               \
@@ -40,8 +45,8 @@ ARRAY_COPIES(, CUdeviceptr_v1, unsigned int, false)
 ARRAY_COPIES(_v2, CUdeviceptr, size_t, false)
 ARRAY_COPIES(_v2_ptds, CUdeviceptr, size_t, true)
 
-/* Is memory of this kind device memory? If the kind does not tell, the driver is asked about the address, which is
- * allowed even while a stream is capturing. */
+/* Is memory of this kind (CU_MEMORYTYPE_*) device memory? If the kind does not tell, the driver is asked about the
+ * address, which is allowed even while a stream is capturing. */
 static bool on_device(unsigned int memory_type, CUdeviceptr address) {
   const struct sp_driver *driver = sp_driver();
   if (memory_type == CU_MEMORYTYPE_UNIFIED && driver->cuPointerGetAttribute != NULL &&
@@ -51,15 +56,15 @@ static bool on_device(unsigned int memory_type, CUdeviceptr address) {
   return memory_type == CU_MEMORYTYPE_DEVICE || memory_type == CU_MEMORYTYPE_ARRAY;
 }
 
-/* What a call copies. If it copies within a device, it is a launch; else these are the bytes between host and device.
- */
+/* What a call copies. `inside`: at least one of its copies is within device memory, so the call is a launch. Else these
+ * are the bytes between host and device. */
 struct haul {
   bool inside;
   uint64_t bytes[2], count[2]; /* by enum sp_way */
 };
 
-/* Add `count` copies, together of `bytes`, to the haul. A copy within a device only sets `inside`; one from host to
- * host adds nothing. */
+/* Add `count` copies, together of `bytes`, to the haul: to device memory or not, from it or not. A copy within device
+ * memory only sets `inside`; one from host to host adds nothing. */
 static void add(struct haul *haul, bool to_device, bool from_device, uint64_t bytes, uint64_t count) {
   if (to_device != from_device) {
     enum sp_way way = to_device ? SP_TO_DEVICE : SP_TO_HOST;
@@ -69,14 +74,16 @@ static void add(struct haul *haul, bool to_device, bool from_device, uint64_t by
   haul->inside |= to_device && from_device;
 }
 
-/* The haul of one copy. */
+/* The haul of one copy of `bytes`: to device memory or not, from it or not. */
 static struct haul one(bool to_device, bool from_device, uint64_t bytes) {
   struct haul haul = {0};
   add(&haul, to_device, from_device, bytes, 1);
   return haul;
 }
 
-/* `what` says what is copied. Finding that out costs time, so it is evaluated only if the process is in a share. */
+/* The body of a wrapper that may copy either way. `what` is the haul of the call: if it is inside, `call` is gated,
+ * else made and counted. Finding the haul out costs time, so it is evaluated only if the process is in a share. Returns
+ * from the wrapper. */
 #define GATED_IF_INSIDE(what, stream, per_thread, key, call)                                                           \
   do {                                                                                                                 \
     if (!sp_gate_attached()) {                                                                                         \
@@ -95,6 +102,7 @@ static struct haul one(bool to_device, bool from_device, uint64_t bytes) {
     GATED(stream, per_thread, key, call);                                                                              \
   } while (0)
 
+/* The haul of a copy between two addresses. */
 #define FLAT_HAUL one(on_device(CU_MEMORYTYPE_UNIFIED, target), on_device(CU_MEMORYTYPE_UNIFIED, source), bytes)
 
 #define UNIFIED(name, per_thread)                                                                                      \
@@ -130,6 +138,7 @@ PEER(cuMemcpyPeer_ptds, true)
 PEER_ASYNC(cuMemcpyPeerAsync, false)
 PEER_ASYNC(cuMemcpyPeerAsync_ptsz, true)
 
+/* The haul of a copy of a rectangle or a box. No box is an error of the program, which the driver returns. */
 #define BOX_HAUL(bytes)                                                                                                \
   (box == NULL                                                                                                         \
        ? (struct haul){0}                                                                                              \
@@ -178,6 +187,7 @@ WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync_ptsz, true)
 enum { ASKED_OF_A_BATCH = 32 };
 #define STRIDE(count) ((count) / ASKED_OF_A_BATCH + 1)
 
+/* The sum of `count` sizes; NULL: 0. */
 static uint64_t flat_bytes(const size_t *sizes, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; sizes != NULL && i < count; i++) {
@@ -186,13 +196,14 @@ static uint64_t flat_bytes(const size_t *sizes, size_t count) {
   return bytes;
 }
 
-/* How many of the `count` copies the examined copy at `at` stands for. */
+/* How many of the batch's `count` copies the examined copy number `at` stands for: itself and those up to the next
+ * examined one. */
 static size_t alike(size_t at, size_t count) {
   return count - at < STRIDE(count) ? count - at : STRIDE(count);
 }
 
-/* What a batch of copies between addresses copies. Each examined copy stands for those behind it, too (alike). A copy
- * within a device ends the search: it makes the whole batch a launch. */
+/* The haul of a batch of `count` copies between addresses. Each examined copy stands for those behind it, too (alike).
+ * A copy within a device ends the search: it makes the whole batch a launch. */
 static struct haul flat_haul(const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes,
                              size_t count) {
   struct haul haul = {0};
@@ -225,13 +236,14 @@ FLAT_BATCH_12(cuMemcpyBatchAsync_ptsz, true)
 FLAT_BATCH(cuMemcpyBatchAsync_v2, false)
 FLAT_BATCH(cuMemcpyBatchAsync_v2_ptsz, true)
 
+/* Is this end of a copy of boxes device memory? */
 static bool operand_on_device(const CUmemcpy3DOperand *operand) {
   return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY ||
          (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, operand->op.ptr.ptr));
 }
 
-/* The size, in elements if an array is involved: the call does not tell its bytes, and for a class of sizes it will do.
- */
+/* The size of `count` copies of boxes together; in elements if an array is involved: the call does not tell its bytes,
+ * and for a class of sizes it will do. */
 static uint64_t boxes_bytes(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; i++) {
@@ -240,7 +252,7 @@ static uint64_t boxes_bytes(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) 
   return bytes;
 }
 
-/* What a batch of copies of boxes copies, found as in flat_haul. */
+/* The haul of a batch of `count` copies of boxes, found as in flat_haul. */
 static struct haul boxes_haul(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) {
   struct haul haul = {0};
   for (size_t i = 0; copies != NULL && i < count && !haul.inside; i += STRIDE(count)) {
@@ -275,12 +287,13 @@ BOXES(cuMemcpy3DBatchAsync_v2_ptsz, true)
 BOX_WITH_ATTRIBUTES(cuMemcpy3DWithAttributesAsync, false)
 BOX_WITH_ATTRIBUTES(cuMemcpy3DWithAttributesAsync_ptsz, true)
 
-/* Memory on the far side of a fabric is memory of another device. */
+/* Is this end of a copy over a fabric device memory? Memory on the far side of a fabric is memory of another device. */
 static bool end_on_device(const CUfabricCpyOperand *end) {
   return end->type == CU_FABRIC_COPY_OPERAND_TYPE_LOGICAL_ENDPOINT ||
          (end->type == CU_FABRIC_COPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, end->op.ptr.ptr));
 }
 
+/* The bytes of `count` copies over a fabric together. */
 static uint64_t fabric_bytes(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; i++) {
@@ -289,7 +302,7 @@ static uint64_t fabric_bytes(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t cou
   return bytes;
 }
 
-/* What a batch of copies over a fabric copies, found as in flat_haul. */
+/* The haul of a batch of `count` copies over a fabric, found as in flat_haul. */
 static struct haul fabric_haul(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t count) {
   struct haul haul = {0};
   for (size_t i = 0; copies != NULL && i < count && !haul.inside; i += STRIDE(count)) {
@@ -308,8 +321,8 @@ static struct haul fabric_haul(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t c
 FABRIC(cuFabricCpyBatchAsync, false)
 FABRIC(cuFabricCpyBatchAsync_ptsz, true)
 
-/* The bytes that a decompression makes. It runs on an engine of the device, or as kernels if the device has none, so it
- * passes the gate. */
+/* The bytes that a decompression of `count` pieces makes; NULL: 0. It runs on an engine of the device, or as kernels if
+ * the device has none, so it passes the gate. */
 static uint64_t unpacked_bytes(const CUmemDecompressParams *pieces, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; pieces != NULL && i < count; i++) {

@@ -15,7 +15,8 @@ static inline uint64_t size_class(uint64_t bytes) {
   return bytes >> low << low;
 }
 
-/* Pass the gate, make the launch by `call`, tell the gate its result, and return that from the wrapper. */
+/* The body of a wrapper that is gated: pass the gate for a launch of the unit `key` into `stream`, make it by `call`,
+ * tell the gate its result, and return that from the wrapper. `per_thread`: stream 0 is the calling thread's own. */
 #define GATED(stream, per_thread, key, call)                                                                           \
   do {                                                                                                                 \
     struct sp_pass pass;                                                                                               \
@@ -28,9 +29,8 @@ static inline uint64_t size_class(uint64_t bytes) {
     return result;                                                                                                     \
   } while (0)
 
-/* A copy of host memory: never gated, and counted once the driver has accepted it. Later work in its stream waits for
- * it.
- */
+/* The body of a wrapper of a copy from or to host memory: never gated, and counted (`way`, `bytes`) once the driver has
+ * accepted it. Later work in its stream waits for it. Returns from the wrapper. */
 #define COUNTED(stream, per_thread, way, bytes, call)                                                                  \
   do {                                                                                                                 \
     CUresult result;                                                                                                   \
@@ -44,7 +44,8 @@ static inline uint64_t size_class(uint64_t bytes) {
     return result;                                                                                                     \
   } while (0)
 
-/* Copies and memsets have no function handle: the address of the driver's function serves as one. */
+/* The unit's key of a copy or memset of `bytes`. It has no function handle: the address of the driver's function serves
+ * as one. */
 #define KEY_OF(bytes) sp_work_key((const void *)real, size_class(bytes), 0)
 
 #endif

@@ -2,10 +2,14 @@
  * Wrappers of the functions that change an executable graph. Its duration is learned per handle, so what was learned
  * must be dropped when the graph behind the handle changes. (Graph launches are in launch.c, graph memory in
  * memory/graph.c.)
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
  */
 #include "hook/gate/gate.h"
 #include "hook/interpose/intercept.h"
 
+/* The wrapper of one of these functions; `executable` is the name of its parameter for the executable graph. */
 #define CHANGE(name, parameters, arguments)                                                                            \
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     CUresult result;                                                                                                   \

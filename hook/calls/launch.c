@@ -1,19 +1,26 @@
 /*
  * Wrappers of launches: kernels, executable graphs and memsets (copies are in copy.c). Each passes the gate, calls the
  * driver, and tells the gate the result. The gate decides what is metered: not a capturing stream, not a device outside
- * the share.
+ * the share. A unit is what one launch runs; its length is learned under its key (sp_work_key).
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
  */
 #include "hook/calls/gated.h"
 #include "hook/memory/graph.h"
 
+/* The extents of a grid as one number, for the unit's key. */
 static inline uint64_t pack_grid(unsigned int x, unsigned int y, unsigned int z) {
   return (uint64_t)x | (uint64_t)y << 32 | (uint64_t)z << 48; /* y and z are below 2^16 */
 }
 
+/* The extents of a block as one number, for the unit's key. */
 static inline uint64_t pack_block(unsigned int x, unsigned int y, unsigned int z) {
   return (uint64_t)x | (uint64_t)y << 16 | (uint64_t)z << 32; /* x and y are at most 1024 */
 }
 
+/* A kernel: its unit is the function with its grid and block. In all families `per_thread` is true for the names _ptsz
+ * and _ptds, where stream 0 is the calling thread's own. */
 #define KERNEL(name, per_thread)                                                                                       \
   SP_WRAPPER(name,                                                                                                     \
              (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,       \
@@ -25,6 +32,7 @@ static inline uint64_t pack_block(unsigned int x, unsigned int y, unsigned int z
 KERNEL(cuLaunchKernel, false)
 KERNEL(cuLaunchKernel_ptsz, true)
 
+/* The same with a structure of parameters; without one the driver returns the error. */
 #define KERNEL_EX(name, per_thread)                                                                                    \
   SP_WRAPPER(name, (const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra),                      \
              (config, f, parameters, extra)) {                                                                         \
@@ -39,6 +47,7 @@ KERNEL(cuLaunchKernel_ptsz, true)
 KERNEL_EX(cuLaunchKernelEx, false)
 KERNEL_EX(cuLaunchKernelEx_ptsz, true)
 
+/* A kernel of which all blocks run at the same time. */
 #define COOPERATIVE(name, per_thread)                                                                                  \
   SP_WRAPPER(name,                                                                                                     \
              (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,       \
@@ -61,6 +70,8 @@ SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (void *list, unsigned int devic
   return result;
 }
 
+/* A graph's launch also reserves the memory that its allocation nodes take (memory/graph.c). Over the cap it is not
+ * made. */
 #define GRAPH(name, per_thread)                                                                                        \
   SP_WRAPPER(name, (CUgraphExec graph, CUstream stream), (graph, stream)) {                                            \
     struct sp_growth growth = {.pool = NULL};                                                                          \
@@ -95,6 +106,7 @@ SP_WRAPPER(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream str
         real(f, width, height, stream));
 }
 
+/* Memsets: those of about the same size are one unit. */
 #define SET(name, address, value_type, size, per_thread)                                                               \
   SP_WRAPPER(name, (address target, value_type value, size count), (target, value, count)) {                           \
     GATED(NULL, per_thread, KEY_OF((uint64_t)count * sizeof(value_type)), real(target, value, count));                 \

@@ -3,6 +3,9 @@
  * gate has events in streams, and the account has addresses in contexts, so both must be told of an end: the gate
  * before it, while its events are still valid; the account after it, because only a context that is really gone has
  * freed its memory.
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
  */
 #include <errno.h>
 
@@ -12,6 +15,8 @@
 #include "hook/interpose/intercept.h"
 #include "hook/memory/charge.h"
 
+/* The program initialises the driver: the process attaches to its share. It fails if the policy is `closed` and the
+ * process cannot be attached. */
 SP_WRAPPER(cuInit, (unsigned int flags), (flags)) {
   CUresult result;
   char *visible = sp_visible_begin();
@@ -30,6 +35,7 @@ SP_WRAPPER(cuInit, (unsigned int flags), (flags)) {
   return result;
 }
 
+/* The agent is told if the program asks for a device that the driver does not have. */
 SP_WRAPPER(cuDeviceGet, (CUdevice * device, int ordinal), (device, ordinal)) {
   CUresult result;
   SP_CALL(result, real(device, ordinal));
@@ -53,8 +59,9 @@ CONTEXT_CHANGE(cuCtxPushCurrent_v2, (CUcontext context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent, (CUcontext * context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
 
-/* `bytes` were reserved for a context before it was made: keep them as its charge, or release them if it was not made.
- * If the context has a charge already (another thread has made the same primary context), this one replaces it. */
+/* A context was to be made, and the driver has returned `result`. `bytes` were reserved for it before: keep them as its
+ * charge, or release them if it was not made; 0: nothing was reserved. If the context has a charge already (another
+ * thread has made the same primary context), this one replaces it. */
 static void conclude_context(CUresult result, CUdevice device, CUcontext context, uint64_t bytes) {
   if (result == CUDA_ERROR_INVALID_DEVICE) {
     sp_share_no_device(device);
@@ -72,6 +79,8 @@ static void conclude_context(CUresult result, CUdevice device, CUcontext context
   sp_memory_commit(&made);
 }
 
+/* The agent tells how much memory a context takes (0: it does not know): that is reserved before the driver makes the
+ * context. The call's parameters have the names `device` and `context`. */
 #define CONTEXT_CREATE(name, parameters, arguments)                                                                    \
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     uint64_t bytes = sp_share_context_bytes(device);                                                                   \
@@ -102,6 +111,7 @@ CONTEXT_CREATE(cuVDPAUCtxCreate_v2,
                (CUcontext * context, unsigned int flags, CUdevice device, uint32_t display, void *find),
                (context, flags, device, display, find))
 
+/* Does the device's primary context exist at this moment? False also if the driver cannot tell. */
 static bool primary_is_active(CUdevice device) {
   const struct sp_driver *driver = sp_driver();
   unsigned int flags;
@@ -116,12 +126,14 @@ static bool primary_is_active(CUdevice device) {
 
 static uint32_t retains[RETAINS];
 
+/* Count a successful retain of the device's primary context. */
 static void count_retain(CUdevice device) {
   if (device >= 0 && device < RETAINS) {
     __atomic_fetch_add(&retains[device], 1, __ATOMIC_RELAXED);
   }
 }
 
+/* A retain makes the primary context if it does not exist: then memory for it is reserved, as in CONTEXT_CREATE. */
 SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (context, device)) {
   uint64_t bytes = primary_is_active(device) ? 0 : sp_share_context_bytes(device);
   CUresult result;
@@ -139,7 +151,7 @@ SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (co
   return result;
 }
 
-/* Tell the gate and the account that the context and what was in it are gone. */
+/* The driver has destroyed the context: tell the gate and the account that it and what was in it are gone. */
 static void context_gone(CUcontext context) {
   sp_gate_context_gone(context);
   sp_memory_forget_context(context);
@@ -147,6 +159,7 @@ static void context_gone(CUcontext context) {
   sp_pools_context_gone();
 }
 
+/* The gate is told before the call, while its events in the context are valid, and the account after it. */
 #define CONTEXT_END(name)                                                                                              \
   SP_WRAPPER(name, (CUcontext context), (context)) {                                                                   \
     if (context != NULL) {                                                                                             \
@@ -180,7 +193,8 @@ SP_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx green), (green)) {
   return result;
 }
 
-/* The handle of a device's primary context; only a retain returns it. NULL: there is none. */
+/* The handle of a device's primary context; NULL: there is none. Only a retain returns it, so the context is retained
+ * and released again. */
 static CUcontext primary_context(CUdevice device) {
   const struct sp_driver *driver = sp_driver();
   CUcontext context = NULL;
@@ -192,8 +206,9 @@ static CUcontext primary_context(CUdevice device) {
   return context;
 }
 
-/* Count a release of the primary context, or a `reset`, which ends all references. True: it may destroy the context. If
- * the context stays after all, the gate learns it again, but the account must not forget it. */
+/* Count a release of the primary context, or a `reset`, which ends all references. True: it may destroy the context, so
+ * the gate must forget it before. If the context stays after all, the gate learns it again, and the account, which is
+ * told later, keeps its charges. */
 static bool may_be_last(CUdevice device, bool reset) {
   if (device < 0 || device >= RETAINS) {
     return true;
@@ -205,6 +220,8 @@ static bool may_be_last(CUdevice device, bool reset) {
   return reset || held <= 1;
 }
 
+/* Release or `reset` of a primary context, which is destroyed with its last reference. `context` is read before the
+ * call: after it the handle cannot be found out. */
 #define PRIMARY_END(name, reset)                                                                                       \
   SP_WRAPPER(name, (CUdevice device), (device)) {                                                                      \
     CUcontext context = primary_context(device);                                                                       \
@@ -223,6 +240,7 @@ PRIMARY_END(cuDevicePrimaryCtxRelease_v2, false)
 PRIMARY_END(cuDevicePrimaryCtxReset, true)
 PRIMARY_END(cuDevicePrimaryCtxReset_v2, true)
 
+/* The gate is told before the call: it records a last marker in the stream. */
 #define STREAM_END(name)                                                                                               \
   SP_WRAPPER(name, (CUstream stream), (stream)) {                                                                      \
     sp_gate_forget_stream(stream);                                                                                     \
@@ -278,8 +296,8 @@ CAPTURE_TO_GRAPH(cuStreamBeginCaptureToGraph_ptsz, true)
 RECAPTURE(cuStreamBeginRecaptureToGraph, false)
 RECAPTURE(cuStreamBeginRecaptureToGraph_ptsz, true)
 
-/* Has the capture ended? These failures end it, too. After other failures (the wrong thread, the wrong stream, no
- * capture) nothing has changed. */
+/* Has the capture ended, by the result of cuStreamEndCapture? These failures end it, too. After other failures (the
+ * wrong thread, the wrong stream, no capture) nothing has changed. */
 static bool capture_ended(CUresult result) {
   switch (result) {
   case CUDA_SUCCESS:

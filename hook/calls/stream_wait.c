@@ -2,10 +2,15 @@
  * Wrappers of calls that make a stream wait for something else than the device: a host function, a word in memory, an
  * event that may belong to another device or process. The calls go to the driver unchanged. The gate takes note, so
  * that the wait is not billed as device time.
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
  */
 #include "hook/gate/gate.h"
 #include "hook/interpose/intercept.h"
 
+/* The wrapper of one of these functions: before the call the gate is told that the stream (its parameter `stream`) will
+ * wait, and for what (`awaited`). */
 #define AWAITS(name, per_thread, awaited, parameters, arguments)                                                       \
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     CUresult result;                                                                                                   \
@@ -14,6 +19,7 @@
     return result;                                                                                                     \
   }
 
+/* A function of the program that the stream calls on the host. */
 #define HOST_FUNCTION(name, per_thread, parameters, arguments)                                                         \
   AWAITS(name, per_thread, SP_AWAITS_HOST, parameters, arguments)
 HOST_FUNCTION(cuLaunchHostFunc, false, (CUstream stream, CUhostFn call, void *data), (stream, call, data))
@@ -27,6 +33,7 @@ HOST_FUNCTION(cuStreamAddCallback, false, (CUstream stream, CUstreamCallback cal
 HOST_FUNCTION(cuStreamAddCallback_ptsz, true, (CUstream stream, CUstreamCallback call, void *data, unsigned int flags),
               (stream, call, data, flags))
 
+/* The stream waits until a word in memory has a value. */
 #define WORD(name, value_type, per_thread)                                                                             \
   AWAITS(name, per_thread, SP_AWAITS_HOST,                                                                             \
          (CUstream stream, CUdeviceptr address, value_type value, unsigned int flags),                                 \
@@ -50,6 +57,8 @@ WORDS(cuStreamBatchMemOp_ptsz, true)
 WORDS(cuStreamBatchMemOp_v2, false)
 WORDS(cuStreamBatchMemOp_v2_ptsz, true)
 
+/* The stream waits for an event. sp_gate_awaiting ignores that in a process with one device that has made no stream
+ * wait for the host. */
 #define EVENT(name, per_thread)                                                                                        \
   AWAITS(name, per_thread, SP_AWAITS_EVENT, (CUstream stream, CUevent event, unsigned int flags),                      \
          (stream, event, flags))

@@ -1,13 +1,18 @@
 /*
  * Wrappers of calls that return when work is done. They are never gated: the work that they wait for has passed the
- * gate. Before such a call a marker is recorded behind the launched work, so that the time of its end becomes known.
- * The call's success tells the gate that the caller's work has drained: then a turn can be returned early.
+ * gate. Before such a call a marker, an event, is recorded behind the launched work, so that the time of its end
+ * becomes known. The call's success tells the gate that the caller's work has drained: then a turn can be returned
+ * early.
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
  */
 #include "hook/gate/gate.h"
 #include "hook/interpose/intercept.h"
 #include "hook/memory/memory.h"
 
-/* Make `call`, which waits for `what`. On success also do `then`, and tell the gate. Returns from the wrapper. */
+/* The body of a wrapper of `call`, which waits for `what` (enum sp_sync). On success also do `then`, tell the gate, and
+ * look at the memory pools, which may have shrunk. Returns from the wrapper. */
 #define SYNCED_THEN(stream, per_thread, what, call, then)                                                              \
   do {                                                                                                                 \
     CUresult result;                                                                                                   \
@@ -44,6 +49,7 @@ SP_WRAPPER(cuEventSynchronize, (CUevent event), (event)) {
   SYNCED(NULL, false, SP_SYNC_EVENT, real(event));
 }
 
+/* Copies that return when they are done: they wait for the earlier work in the legacy stream. */
 #define TO_HOST(name, address, size)                                                                                   \
   SP_WRAPPER(name, (void *target, address source, size bytes), (target, source, bytes)) {                              \
     SYNCED_THEN(NULL, false, SP_SYNC_BEFORE, real(target, source, bytes),                                              \

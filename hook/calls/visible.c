@@ -19,22 +19,24 @@ extern char **environ;
 static char
     text[sizeof NAME + SP_DEVICES_MAX * (SP_UUID_ROOM + 1)]; /* shared by all threads: each writes the same text */
 
-/* The number at the beginning of an entry, as the driver reads it: "1gpu2" is 1. -1: it is no number of a device that a
- * share could have. */
+/* The number at the beginning of a list's entry, as the driver reads it: "1gpu2" is 1. -1: it is no number of a device
+ * that a share could have. */
 static int number_at(const char *entry) {
   char *rest;
   long number = strtol(entry, &rest, 10);
   return rest == entry || number < 0 || number >= SP_DEVICES_MAX ? -1 : (int)number;
 }
 
-/* Append, as far as there is room: a list that does not fit names a device twice, and such a list selects none. */
+/* Append `more` to `list`, which is as large as `text`, if there is room: a list that does not fit names a device
+ * twice, and such a list selects none. */
 static void append(char *list, const char *more) {
   size_t length = strlen(list), adds = strlen(more);
   if (length + adds < sizeof text)
     memcpy(list + length, more, adds + 1);
 }
 
-/* Write the same list with UUIDs to `text`. Like the driver's, it ends before the first entry that names no device. */
+/* Write to `text` the entry NAME with the UUIDs of the devices that `list` numbers. Like the driver's, the list ends
+ * before the first entry that names no device. */
 static void by_uuid(const struct sp_view *view, const char *list) {
   char uuid[SP_UUID_ROOM], named[sizeof text] = NAME;
   for (bool first = true; *list; first = false) {
@@ -49,8 +51,8 @@ static void by_uuid(const struct sp_view *view, const char *list) {
   memcpy(text, named, sizeof text); /* another thread's driver may read it already: the bytes are the same */
 }
 
-/* If the list has numbers, put `text` into the environment instead. Returns the entry that it replaces, for
- * sp_visible_end; NULL: nothing was replaced. */
+/* Called before the driver's cuInit: if the list has numbers, put `text` into the environment instead of the program's
+ * entry. Returns the entry that it replaces, for sp_visible_end; NULL: nothing was replaced. errno stays. */
 char *sp_visible_begin(void) {
   struct sp_view view;
   int saved = errno;
@@ -69,7 +71,7 @@ char *sp_visible_begin(void) {
   return before;
 }
 
-/* Put the program's own entry back. */
+/* Called after cuInit: put the program's own entry `before` back; NULL: nothing is to be done. */
 void sp_visible_end(char *before) {
   /* Search again: another thread may have added variables, and then the entries have moved. */
   for (char **entry = environ; before && entry && *entry; entry++)

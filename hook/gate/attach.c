@@ -24,7 +24,7 @@ extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (
     __attribute__((weak));
 #pragma weak pthread_atfork
 
-/* A forked child cannot use CUDA and does not hold the slot's record lock, so it is not attached. */
+/* Runs in the child of a fork. It cannot use CUDA and does not hold the slot's record lock, so it is not attached. */
 static void after_fork_in_child(void) {
   sp_this_process.attached = 0;
 }
@@ -53,8 +53,8 @@ static bool parse_uuid(const char *text, unsigned char bytes[16]) {
   return digits == 32;
 }
 
-/* Make a device for each grant, and find the driver's device with the grant's UUID. `ordinal` stays -1 if there is
- * none: nothing is metered for that grant. */
+/* Make a device for each grant of the region, and find the driver's device with the grant's UUID. `ordinal` stays -1 if
+ * there is none: nothing is metered for that grant. */
 static void map_devices(void) {
   const struct sp_driver *driver = sp_driver();
   int count = 0;
@@ -88,13 +88,14 @@ static void map_devices(void) {
   }
 }
 
+/* The directory of the share's region, by the environment or the default; it need not exist. */
 const char *sp_share_directory(void) {
   const char *directory = getenv("SHAREPOD_REGION");
   return directory && *directory ? directory : DEFAULT_DIRECTORY;
 }
 
-/* Map the region and claim a slot, once. This is done even if nothing can be metered: the slot tells the reason. 0 or
- * -errno. */
+/* Map the region and claim a slot, unless this process has one. This is done even if nothing can be metered: the slot
+ * tells the reason. 0 or -errno. The caller holds attach_lock. */
 static int enter_region(void) {
   const struct sp_slot *slot = sp_this_process.region.slot;
   if (slot && slot->pid == (int32_t)getpid()) /* if the pid differs, it is the slot of a parent that could not attach */
@@ -102,7 +103,7 @@ static int enter_region(void) {
   return sp_region_attach(&sp_this_process.region, sp_share_directory());
 }
 
-/* Report a diagnostic in the slot, for the agent. */
+/* Report a diagnostic in the slot and ring, so that the agent logs it. Does nothing without a slot. */
 static void tell(enum sp_diagnostic_kind kind, uint32_t detail) {
   if (!sp_this_process.region.slot)
     return;
@@ -132,7 +133,8 @@ static const char *lacking(const struct sp_driver *driver) {
   return NULL;
 }
 
-/* Attach the process: from now on its launches and its memory are metered. 0, or -errno: nothing is. */
+/* Attach the process: from now on its launches and its memory are metered. 0, or -errno: nothing is. The caller holds
+ * attach_lock. */
 static int attach(void) {
   if (sp_mps_client())
     return -EOPNOTSUPP; /* under MPS the device's time cannot be told apart by process */
@@ -166,7 +168,8 @@ static bool policy_is_closed(void) {
   return policy && strcmp(policy, "closed") == 0;
 }
 
-/* Attach at the first call. False: cuInit must fail, because the policy is `closed` and the process is not attached. */
+/* cuInit has succeeded: attach, at the first call. False: cuInit must fail, because the policy is `closed` and the
+ * process is not attached. */
 bool sp_attach(void) {
   static bool tried;
   SP_UNCANCELLED;
@@ -183,7 +186,8 @@ bool sp_attach(void) {
   return usable;
 }
 
-/* The device of the calling thread's context; NULL: the share does not hold it, or it is not known. */
+/* The device of the calling thread's context. NULL: the share does not hold it, or it is not known; then nothing is
+ * metered. */
 struct sp_device *sp_device_current(void) {
   const struct sp_driver *driver = sp_driver();
   CUdevice ordinal = 0; /* that of a single device */
@@ -204,12 +208,14 @@ bool sp_context_enter(CUcontext context) {
          driver->cuCtxPushCurrent(context) == CUDA_SUCCESS;
 }
 
+/* Pop the context that sp_context_enter has pushed. */
 void sp_context_leave(void) {
   CUcontext context;
   sp_driver()->cuCtxPopCurrent(&context);
 }
 
-/* cuInit has failed with this CUresult. Claim a slot all the same: it tells the agent the reason. */
+/* cuInit has failed with this CUresult: tell the agent. For that a slot is claimed, although the program can make no
+ * other call. */
 void sp_attach_failed(int result) {
   SP_UNCANCELLED;
   int saved = errno;
@@ -220,24 +226,28 @@ void sp_attach_failed(int result) {
   errno = saved;
 }
 
+/* Tell the agent: the program asked for the device with this ordinal, and the driver has none. */
 void sp_share_no_device(int ordinal) {
   tell(SP_DIAGNOSTIC_DEVICE, (uint32_t)ordinal & INT32_MAX);
 }
 
+/* Tell the agent: the process has more threads or streams than `most`, so some launches are not metered. */
 void sp_share_crowded(uint32_t most) {
   tell(SP_DIAGNOSTIC_CROWDED, most);
 }
 
+/* Tell the agent: a keeper could not be started, with this errno. */
 void sp_share_no_keeper(int error) {
   tell(SP_DIAGNOSTIC_KEEPER, (uint32_t)error & INT32_MAX);
 }
 
+/* Tell the agent: the program has called this function, which the driver lacks. */
 void sp_share_no_function(const char *name) {
   tell(SP_DIAGNOSTIC_FUNCTION, sp_name_hash(name));
 }
 
-/* Must a context on this device be refused? Only under the policy `closed`, if the share does not hold the device. The
- * agent is told. */
+/* Must a context on the device with this ordinal be refused? Only under the policy `closed`, if the share does not hold
+ * the device. Then the agent is told. */
 bool sp_share_refuses(int ordinal) {
   if (!sp_load(&sp_this_process.attached) || !policy_is_closed())
     return false;

@@ -1,11 +1,17 @@
 /*
- * The gate: announce, one acquire load, a compare; then the driver.
+ * The gate: every launch of the program passes it before the driver is called. It waits there until the share has the
+ * turn on the device, and until little enough of the process's work is in flight.
  *
- * The path through an open gate takes no lock, makes no system call and reads no clock. `device->entered` is the name
- * of the turn that this process has entered. Comparing it with the grant's word answers two questions at once: is the
- * gate open, and does the agent know that this process has entered? To return a turn, the keeper clears `entered`,
- * makes every thread pass a barrier (membarrier) and then reads the announces: either it sees a thread's announce, or
- * that thread sees the cleared word.
+ * A unit is the work of one launch: a kernel, a graph, a memset or a copy; its length is predicted (predict.c). A
+ * marker is an event that is recorded behind work in a stream; the keeper, a helper thread, waits for it. Work is
+ * pending until a marker is recorded behind it, and then in flight until that marker has finished. An edge is a marker
+ * just before a launch.
+ *
+ * The path through an open gate takes no lock, makes no system call and reads no clock. It is an announce, one acquire
+ * load and a compare. `device->entered` is the name of the turn that this process has entered. Comparing it with the
+ * grant's word answers two questions at once: is the gate open, and does the agent know that this process has entered?
+ * To return a turn, the keeper clears `entered`, makes every thread pass a barrier (membarrier) and then reads the
+ * announces: either it sees a thread's announce, or that thread sees the cleared word.
  */
 #include "hook/gate/gate.h"
 
@@ -27,9 +33,10 @@
  * difference of the clocks. */
 #define EDGE_NS 50000000u
 
-/* The length that an unknown unit counts for. Beside other shares, and before any unit is known, two of them may be in
- * flight. If the share is alone, an unknown unit counts as the longest known one: a program that launches new units all
- * the time must not wait for each of them. */
+/* The length that a unit of unknown length counts for. Half of the budget, if it is small (other shares wait) or no
+ * unit is known yet: two such units may be in flight. A large budget means that the share is alone: then the unit
+ * counts as the longest known one, because a program that launches new units all the time must not wait for each of
+ * them. */
 static uint64_t unknown_ns(const struct sp_device *device) {
   uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2, longest_ns = sp_load(&device->longest_ns);
   if (longest_ns == 0)
@@ -38,9 +45,9 @@ static uint64_t unknown_ns(const struct sp_device *device) {
   return half_ns < guess_ns ? half_ns : guess_ns;
 }
 
-/* May a launch of `predicted_ns` be in flight, too? Yes, if less than the budget is in flight without it. Also if
- * what is in flight is one unit, longer than the budget, and this launch behind it ends soon enough: with only one, the
- * device would idle until the news of its end has come. */
+/* May a launch of `predicted_ns` into the stream be in flight, too? Yes, if less than the budget is in flight without
+ * it. Also if what is in flight is one unit, longer than the budget, and this launch behind it ends within the
+ * lookahead: with only one, the device would idle until the news of its end has come. */
 static inline bool fits(const struct sp_device *device, const struct sp_stream_state *state, uint64_t predicted_ns) {
   uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&state->pending_ns);
   if (sp_likely(in_flight_ns < sp_grant_budget_ns(device->grant))) {
@@ -60,8 +67,8 @@ static inline void announce(struct sp_thread *thread, const struct sp_device *de
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
 }
 
-/* Find the state of the stream, and put it first in the thread's cached pair. NULL: the launch cannot be metered. That
- * is not remembered: a state may become free at any time. */
+/* Find the state of the stream that `sought` names, and put it first in the pair of the thread's cache where it
+ * belongs. NULL: the launch cannot be metered. That is not remembered: a state may become free at any time. */
 static struct sp_stream_state *look_up(struct sp_known_stream pair[2], struct sp_known_stream sought,
                                        struct sp_thread *thread, struct sp_device *device, bool per_thread) {
   sought.state = sp_stream_find(device, thread, sought.stream, per_thread);
@@ -73,7 +80,7 @@ static struct sp_stream_state *look_up(struct sp_known_stream pair[2], struct sp
 }
 
 /* The state of the stream, from the thread's cache or looked up; NULL: the launch cannot be metered. `device`: that of
- * the thread's context. */
+ * the thread's context. `per_thread`: NULL means the thread's own stream. */
 static inline struct sp_stream_state *cached_state(struct sp_device *device, struct sp_thread *thread, void *stream,
                                                    bool per_thread) {
   uint64_t generation = __atomic_load_n(&sp_this_process.stream_generation, __ATOMIC_ACQUIRE);
@@ -88,9 +95,9 @@ static inline struct sp_stream_state *cached_state(struct sp_device *device, str
   return look_up(pair, (struct sp_known_stream){stream, key, NULL}, thread, device, per_thread);
 }
 
-/* Is this launch to be measured alone? SPREAD says how often. `launches` counts those of the unit; `spread` is that
- * number, spread over 16 bits. `first`: it is the first of a turn, which shows when the device was free for us
- * (marker.c). */
+/* Is this launch to be measured alone, by a marker directly behind it? (enter records the edge in front where one is
+ * needed.) SPREAD says how often. `launches` counts those of the unit; `spread` is that number, spread over 16 bits.
+ * `first`: it is the first of a turn, which shows when the device was free for us (marker.c). */
 static bool is_measured(const struct sp_stream_state *state, const struct sp_work_profile *profile, uint16_t launches,
                         uint16_t spread, bool first) {
   bool exact = sp_profile_is_exact(profile);
@@ -101,8 +108,9 @@ static bool is_measured(const struct sp_stream_state *state, const struct sp_wor
   return spread < (exact && sp_load(&state->batch_profile) == profile ? RARELY : launches < FIRST ? OFTEN : SELDOM);
 }
 
-/* Pass the gate: wait for a turn, and until the launch fits into the budget. Then fill `pass`, and record a marker in
- * front of the launch if one is needed. On return the thread is announced, which ends with sp_gate_leave. */
+/* Pass the gate: wait for a turn, and until the launch of the unit `key` fits into the budget. Then fill `pass`, and
+ * record a marker in front of the launch if one is needed. On return the thread is announced, which ends with
+ * sp_gate_leave. */
 static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, struct sp_thread *thread,
                                                         struct sp_device *device, struct sp_stream_state *state,
                                                         uint64_t key) {
@@ -120,6 +128,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       if (sp_likely(fits(device, state, predicted_ns))) {
         break;
       }
+      /* A thread that waits takes its announce back, or the keeper would wait for it. */
       __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
       enum sp_progress progress =
           sp_wait_progress(device, thread, state, sp_load(&profile->predicted_ns) ? predicted_ns : 0);
@@ -151,7 +160,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   pass->entered = entered;
   pass->state = state;
   pass->profile = profile;
-  pass->predicted_ns = predicted_ns ? predicted_ns : 1;
+  pass->predicted_ns = predicted_ns ? predicted_ns : 1; /* 0 would say that nothing is pending */
   if (sp_unlikely(guessed))
     sp_store(&state->batch_guessed, true);
   uint16_t launches = (uint16_t)(sp_load(&profile->launches) + 1), spread = (uint16_t)(launches * SPREAD);
@@ -178,14 +187,15 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   }
 }
 
+/* Is this process in a share? If not, nothing is metered. */
 bool sp_gate_attached(void) {
   return sp_load(&sp_this_process.attached);
 }
 
-/* Publish the predicted end of a long unit, or of a unit behind one, if others wait: the arbiter must know it when it
- * closes the grant. The keeper may be inside the driver until then; short units give it time enough. This is done
- * before the launch, which takes a while: if the grant were closed meanwhile, the arbiter would not reckon with this
- * unit. */
+/* Others wait: publish the predicted end of the turn's work, with a unit of `predicted_ns` that is about to be
+ * launched. The arbiter must know the end of a long unit, or of one behind it, when it closes the grant, and until then
+ * the keeper may be inside the driver; short units give the keeper time enough. This is done before the launch, which
+ * takes a while: if the grant were closed meanwhile, the arbiter would not reckon with this unit. */
 static void publish_drain_eta(struct sp_device *device, const struct sp_stream_state *state, uint64_t predicted_ns) {
   pthread_mutex_lock(&device->turn_lock);
   struct sp_report *report = &device->report;
@@ -203,8 +213,8 @@ static void publish_drain_eta(struct sp_device *device, const struct sp_stream_s
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* Count a launch that passes unmetered. The count is published here, because the keeper does not publish while the
- * process holds no turn. */
+/* Count a launch that passes unmetered, and publish the count here: the keeper does not publish while the process holds
+ * no turn. */
 static void publish_pass(struct sp_device *device) {
   pthread_mutex_lock(&device->turn_lock);
   device->report.passed = __atomic_add_fetch(&device->passed, 1, __ATOMIC_RELAXED);
@@ -212,17 +222,20 @@ static void publish_pass(struct sp_device *device) {
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* A table of `most` threads or streams is full: the launch passes unmetered, and the agent is told, once. */
+/* A table of `most` threads or streams is full: the launch passes unmetered, and the agent is told, once. `device`:
+ * NULL if the current one is not the share's. */
 static void pass_crowded(struct sp_device *device, uint32_t most) {
   static uint32_t told;
   if (!device)
-    return; /* the current device is not the share's */
+    return;
   publish_pass(device);
   if (!__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
     sp_share_crowded(most);
 }
 
-/* Pass the gate for one launch. If pass->device is NULL afterwards, the launch is not metered. */
+/* Pass the gate for one launch into `stream`; it may block. If pass->device is NULL afterwards, the launch is not
+ * metered. `per_thread`: stream 0 is the calling thread's own; `key`: of its unit, from sp_work_key. After the driver's
+ * call the caller calls sp_gate_leave. */
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
   pass->device = NULL;
   if (sp_unlikely(!sp_load(&sp_this_process.attached)))
@@ -298,7 +311,8 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
     sp_keeper_kick(device);
 }
 
-/* The thread has left an earlier call by a jump: undo what that call left at the gate. */
+/* The thread has left an earlier call by a jump (siglongjmp in a signal handler): undo what that call left at the
+ * gate. */
 void sp_gate_left(void) {
   struct sp_thread *thread = sp_load(&sp_this_process.attached) ? sp_thread_self() : NULL;
   if (!thread)
@@ -310,15 +324,15 @@ void sp_gate_left(void) {
     sp_keeper_kick(&sp_this_process.devices[__builtin_ctz(inside)]);
 }
 
-/* A launch was made that passes no gate: count it. */
+/* The driver has accepted a launch that passes no gate: count it, on the current device. */
 void sp_gate_passed(void) {
   struct sp_device *device = sp_load(&sp_this_process.attached) ? sp_device_current() : NULL;
   if (device)
     publish_pass(device);
 }
 
-/* The stream is about to get an item that waits for something else than the device's work: mark the work in front of
- * it, and note the wait. */
+/* The stream is about to get an item that waits for something else than the device's work, which `awaited` names: mark
+ * the work in front of it, and note the wait in the stream's state. */
 void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   if (sp_likely(!sp_load(&sp_this_process.attached)))
     return;
@@ -343,6 +357,8 @@ void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   sp_store(&state->awaits, true);
 }
 
+/* The calling thread is about to wait for its work, as `sync` says (`stream` counts only for SP_SYNC_STREAM): record
+ * markers that show when that work ends. */
 void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
   if (!sp_load(&sp_this_process.attached) || sp_load(&sp_this_process.captures))
     return; /* a record could disturb a capture, even one of another thread */
@@ -376,6 +392,8 @@ void sp_gate_context_changed(void) {
   sp_thread_forget_streams(thread);
 }
 
+/* A capture into the stream is about to begin: record markers behind all pending work of the current context, and count
+ * the capture. */
 void sp_gate_capture_begin(void *stream, bool per_thread) {
   if (!sp_load(&sp_this_process.attached))
     return;
@@ -391,30 +409,37 @@ void sp_gate_capture_begin(void *stream, bool per_thread) {
   sp_streams_capture_begin(stream);
 }
 
+/* A capture into the stream has ended, or has not begun after all: it does not count any more. */
 void sp_gate_capture_end(void *stream, bool per_thread) {
   (void)per_thread; /* only the begin of a capture needs it */
   sp_streams_capture_end(stream);
 }
 
+/* Is any capture of this process open? */
 bool sp_gate_captures(void) {
   return sp_load(&sp_this_process.attached) && sp_load(&sp_this_process.captures);
 }
 
+/* The unit `key` is other work from now on (an executable graph was updated), or is `gone`: what was learned of it does
+ * not hold any more. */
 void sp_gate_work_changed(uint64_t key, bool gone) {
   if (sp_load(&sp_this_process.attached))
     sp_profile_changed(key, gone);
 }
 
+/* The stream is about to be destroyed: record a last marker, then forget its state. */
 void sp_gate_forget_stream(void *stream) {
   if (sp_load(&sp_this_process.attached))
     sp_streams_forget(stream, NULL);
 }
 
+/* The context is about to be destroyed: record last markers in its streams, then forget their states. */
 void sp_gate_forget_context(void *context) {
   if (sp_load(&sp_this_process.attached) && context)
     sp_streams_forget(NULL, context);
 }
 
+/* The context is really gone, and so are the captures that were open in its streams. */
 void sp_gate_context_gone(const void *context) {
   if (sp_load(&sp_this_process.attached))
     sp_streams_gone(context);

@@ -32,7 +32,8 @@ struct sp_pass {
   bool edged;                      /* … and another one was recorded before it */
 };
 
-/* The identity under which durations are learned: a function with its grid and block, or an executable graph. */
+/* The key of a unit, under which its duration is learned: of a function (`handle`) with its grid and block, or of an
+ * executable graph with 0 for both. */
 static inline uint64_t sp_work_key(const void *handle, uint64_t grid, uint64_t block) {
   uint64_t key = (uint64_t)(uintptr_t)handle * 0x9e3779b97f4a7c15u;
   key ^= grid * 0xc2b2ae3d27d4eb4fu;

@@ -23,7 +23,7 @@
 #endif
 #define PID_FILE "/nvidia-cuda-mps-control.pid"
 
-/* The pid in the daemon's file; 0: it cannot be read; -1: there is no file. */
+/* The pid in the file of the control daemon in `directory`; 0: it cannot be read; -1: there is no file. */
 static long daemon_pid(const char *directory) {
   char path[PATH_MAX];
   size_t length = strlen(directory);
@@ -43,7 +43,8 @@ static long daemon_pid(const char *directory) {
   return pid;
 }
 
-/* Will the driver make this process a client of MPS? */
+/* Will the driver make this process a client of MPS? The file's comment tells why a living daemon is asked for only in
+ * the default directory. May change errno. */
 bool sp_mps_client(void) {
   const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
   bool named = directory && *directory;

@@ -1,10 +1,12 @@
 /*
  * The hook's state in one process: its region, devices, threads and streams.
  *
+ *   unit          the work of one launch: a kernel, a memset, a copy or an executable graph
  *   device        one for each grant of the region that this process uses; each has a keeper thread
  *   stream_state  one for each stream that launches: its unmarked work, its timing events
  *   marker        an event recorded behind work in a stream; the keeper waits for markers in order
- *   work_profile  how long a unit of work takes: a function with its grid, or an executable graph
+ *   edge          a marker just before a launch: it shows when the stream comes to that launch
+ *   work_profile  how long a unit takes: a function with its grid, or an executable graph
  *   thread        one record for each launching thread: is it between the gate and the driver's return?
  */
 #ifndef SHAREPOD_PROCESS_H
@@ -39,13 +41,13 @@ struct sp_work_profile {
 };
 _Static_assert(sizeof(struct sp_work_profile) == 16, "four to a cache line");
 
-/* Is the prediction for an earlier version of the unit's work? */
+/* Is the prediction for an earlier version of the unit's work? Then the unit must be measured again. */
 static inline bool sp_profile_is_stale(const struct sp_work_profile *profile) {
   return (sp_load(&profile->learned) & ~1) != sp_load(&profile->version);
 }
 
-/* Was the unit measured alone, behind other work of its stream? If not, the prediction includes the time that a launch
- * takes to arrive. */
+/* Is the prediction the unit's length, measured alone behind other work of its stream? If not, it includes the time
+ * that a launch takes to arrive. */
 static inline bool sp_profile_is_exact(const struct sp_work_profile *profile) {
   return sp_load(&profile->learned) == (sp_load(&profile->version) | 1);
 }
@@ -257,7 +259,8 @@ void sp_share_no_keeper(int error); /* tell the agent that a helper thread could
 /* thread.c */
 /* Make the thread look up its streams' states anew. */
 void sp_thread_forget_streams(struct sp_thread *thread);
-/* Note that the thread's current context is on this device. */
+/* Note that the thread's current context is on this device. The stream states that it remembers from another one are
+ * void. */
 static inline void sp_thread_on(struct sp_thread *thread, struct sp_device *device) {
   if (thread->device == device)
     return;
@@ -399,12 +402,14 @@ void sp_keeper_synced(struct sp_device *device, bool contended);
 /* A launch comes after a pause: learn how long the program's pauses are. */
 void sp_keeper_pause(struct sp_device *device);
 
-/* How long a unit is predicted to take, with the device's present `stretch`; 0 stays 0. */
+/* How long a unit is predicted to take: its profile's `unit_ns`, lengthened by the device's present `stretch`. 0, not
+ * known, stays 0. */
 static inline uint64_t sp_device_predicts(const struct sp_device *device, uint64_t unit_ns) {
   return unit_ns + unit_ns * sp_load(&device->stretch) / SP_STRETCH;
 }
 
-/* Can the end of the work in flight be predicted? Not if the length of the work depends on its data. */
+/* Can the end of the work in flight be predicted? Not while predictions are stretched: then the length of the work
+ * depends on its data. */
 static inline bool sp_device_foresees(const struct sp_device *device) {
   return sp_load(&device->stretch) == 0;
 }

@@ -1,4 +1,6 @@
-/* Thread records: they tell which threads are between the gate and the driver's return. */
+/* Thread records: one for each thread that launches. Its `inside` is the thread's announce: a bit for the device, set
+ * while the thread is between the gate and the driver's return. A thread that ends a turn clears device->entered,
+ * passes sp_barrier and then reads all announces. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/membarrier.h>
@@ -19,13 +21,15 @@ static uint32_t exit_key_made;
 static pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
 static __thread struct sp_thread *self;
 
+/* Void all stream states that the thread's cache remembers: `looks` is part of the cache's keys. */
 void sp_thread_forget_streams(struct sp_thread *thread) {
   thread->looks++;
   if (thread->looks << 2 == 0) /* the counter has wrapped: states remembered one round ago would be found again */
     memset(thread->known, 0, sizeof thread->known);
 }
 
-/* A thread has ended: keep its counts and give its record back. The thread's exit calls this. */
+/* A thread has ended (pthread calls this for the key): keep its counts, undo what it left at the gate, and give its
+ * record back. */
 static void release_record(void *pointer) {
   struct sp_thread *thread = pointer;
   for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
@@ -43,6 +47,7 @@ static void release_record(void *pointer) {
   __atomic_store_n(&thread->used, 0, __ATOMIC_RELEASE);
 }
 
+/* Run once: have release_record called when a thread ends. */
 static void make_exit_key(void) {
   exit_key_made = pthread_key_create(&exit_key, release_record) == 0;
 }
@@ -70,11 +75,13 @@ struct sp_thread *sp_thread_self(void) {
   return self;
 }
 
+/* The record's index, 0 to SP_THREADS_MAX - 1. */
 uint32_t sp_thread_index(const struct sp_thread *thread) {
   return (uint32_t)(thread - records);
 }
 
-/* Is any thread between the gate and the driver's return? The answer is right only after sp_barrier. */
+/* Is any thread between the gate and the driver's return, on the device with this index? The answer is right only after
+ * sp_barrier. */
 bool sp_threads_inside(uint32_t device_index) {
   uint32_t count = __atomic_load_n(&record_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++)
@@ -83,6 +90,8 @@ bool sp_threads_inside(uint32_t device_index) {
   return false;
 }
 
+/* How many launches into the device with this index the driver has accepted, of all threads, also of those that have
+ * ended. */
 uint64_t sp_threads_launches(uint32_t device_index) {
   uint64_t total = sp_load(&departed_launches[device_index]);
   uint32_t count = sp_load(&record_count);
@@ -91,7 +100,8 @@ uint64_t sp_threads_launches(uint32_t device_index) {
   return total;
 }
 
-/* Make every thread of the process pass a full barrier. */
+/* Make every thread of the process pass a full barrier. Called by the thread that ends a turn, after it has cleared
+ * device->entered. */
 void sp_barrier(void) {
   /* Pairs with the announce in gate.c: if we do not see a thread's announce after this, that thread sees our stores. */
   if (!sp_load(&sp_this_process.no_membarrier)) {

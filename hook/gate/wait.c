@@ -1,4 +1,6 @@
-/* Waits at the gate: for a turn of the share, which is then entered, or until less work is in flight. */
+/* Waits at the gate: for a turn of the share, which is then entered, or until less work is in flight. A turn is open
+ * while the grant's word is odd; the word is its name. A process has entered it once its slot says so; then its threads
+ * may launch. Work is in flight until the marker behind it has finished, which raises the device's `progress`. */
 #define _GNU_SOURCE
 #include "hook/gate/wait.h"
 #include "region/uncancelled.h"
@@ -16,6 +18,7 @@
 #define EXPECTED_MAX_NS 100000000u /* no predicted end is believed that lies further ahead */
 #define FOLLOW_NS 300000u /* if two units are too long to be in flight, the second follows this long before the end */
 
+/* Sleep while *word, which other threads of this process change, is `value`, for at most `timeout_ns`. errno stays. */
 static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t timeout_ns) {
   int saved = errno;
   struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
@@ -40,8 +43,9 @@ static bool agent_gone(void) {
   return apart_ns > SP_STALE_NS && now_ns - sp_load(&moved_ns) > UNMOVED_NS;
 }
 
-/* Enter the open turn `word`, unless another thread has done so already. `state`: the stream of the launch, which gets
- * the turn's start event. False: the turn has closed meanwhile. */
+/* Enter the open turn `word` by a report in the slot, unless another thread has done so already; takes turn_lock.
+ * `state`: the stream of the launch, which gets the turn's start event: it shows when the turn's first work began.
+ * True: device->entered is `word`. False: the turn has closed meanwhile. */
 static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, uint32_t word) {
   SP_UNCANCELLED;
   /* Record the start event before the lock is taken: the stream may be full of work that the hook does not count, and
@@ -75,6 +79,7 @@ static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, 
       sp_store(&device->back_ns, 0);
       __atomic_store_n(&device->fresh_ns, now_ns, __ATOMIC_RELEASE);
     } else if (device->aside) {
+      /* The turn was returned while work stood behind a wait. Until now that work ran outside every turn: marker.c. */
       sp_store(&device->began_ns, now_ns);
       __atomic_store_n(&device->back_ns, now_ns, __ATOMIC_RELEASE);
     }
@@ -106,7 +111,7 @@ static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, 
   return entered;
 }
 
-/* Undo what a wait of the thread has counted, however that wait has ended. */
+/* Undo what a wait of the thread has counted: the wait is over, or was left by a jump, or the thread has ended. */
 void sp_wait_left(struct sp_thread *thread) {
   struct sp_device *turn = thread->awaits_turn, *progress = thread->awaits_progress;
   thread->awaits_turn = thread->awaits_progress = NULL;
@@ -116,8 +121,8 @@ void sp_wait_left(struct sp_thread *thread) {
     __atomic_fetch_sub(&progress->gate_waiters, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Wait until this process may launch. True: pass, because the agent is gone. False: look at the grant again. *entered:
- * the turn has just been entered. */
+/* Enter the turn if the gate is open: *entered is true if that succeeds. Else sleep until the gate opens. False: the
+ * caller looks at the grant again. True: the launch may pass the closed gate, because the agent is gone. */
 bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state, bool *entered) {
   uint32_t word = sp_grant_word(device->grant);
   if (word & 1u) {
@@ -141,8 +146,9 @@ bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_
   return pass;
 }
 
-/* Wait until less work is in flight. `predicted_ns`: the launch's length; 0: not known. SP_MADE: the caller checks
- * again; SP_NEAR and SP_STUCK: the launch may go. */
+/* Wait until less work is in flight. `predicted_ns`: the launch's length; 0: not known. SP_MADE: some work has
+ * finished, and the caller checks again. SP_NEAR: the running unit is about to end, SP_STUCK: nothing has ended for too
+ * long; in both cases the launch may go. */
 enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state,
                                   uint64_t predicted_ns) {
   if (sp_load(&state->pending_ns))

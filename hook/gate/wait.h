@@ -4,7 +4,7 @@
 
 #include "hook/gate/process.h"
 
-/* Is at most one unit of the predicted length in flight? */
+/* Is at most one unit of the predicted length in flight? A quarter more still counts as one. */
 static inline bool sp_one_in_flight(uint64_t in_flight_ns, uint64_t predicted_ns) {
   return in_flight_ns <= predicted_ns + predicted_ns / 4;
 }

@@ -40,7 +40,8 @@ void *sp_next[SP_ROW_COUNT];
 static struct sp_driver driver;
 static int driver_loaded; /* set with release when `driver` and `sp_real` are filled */
 
-/* The driver's export `symbol`, or `older` in a driver that lacks it; NULL: it has neither. */
+/* The address of the driver's export `symbol`, or `older` in a driver that lacks it; NULL: it has neither. `handle`:
+ * the driver's. */
 static void *own_export(void *handle, const char *symbol, const char *older) {
   void *address = sp_object_symbol(handle, symbol);
   return address != NULL ? address : sp_object_symbol(handle, older);
@@ -76,17 +77,20 @@ static bool have_driver(void) {
   return __atomic_load_n(&driver_loaded, __ATOMIC_ACQUIRE) != 0;
 }
 
+/* The driver's functions for our own calls. Never NULL; its members are NULL while no driver is loaded, or where the
+ * driver lacks the function. */
 const struct sp_driver *sp_driver(void) {
   have_driver();
   return &driver;
 }
 
+/* The driver's own export of this row of the table; NULL: no driver is loaded, or it lacks the function. */
 void *sp_find_real(enum sp_row row) {
   return have_driver() ? __atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) : NULL;
 }
 
-/* What the program would have found for this name without us: remembered if it is the driver's or a tool's. NULL:
- * nothing. */
+/* What the caller would have found for this row's name without us: remembered if it is the driver's or a tool's. NULL:
+ * nothing. errno stays. */
 void *sp_find_next(enum sp_row row, const void *caller) {
   int saved_errno = errno;
   sp_dlsym_function *lookup = sp_libc_dlsym();
@@ -117,8 +121,8 @@ CUresult sp_unavailable(enum sp_row row) {
   return CUDA_ERROR_NOT_FOUND;
 }
 
-/* Is stream 0 the calling thread's own stream in this function? Its name then ends in _ptsz, or _ptds if it has no
- * stream parameter. */
+/* Is stream 0 the calling thread's own stream in the function of this name? Then the name ends in _ptsz, or _ptds if
+ * the function has no stream parameter. */
 static bool is_per_thread(const char *name) {
   while (*name != '\0' && (name[0] != '_' || name[1] != 'p')) {
     name++;
@@ -143,9 +147,9 @@ void *sp_wrapper_of(void *address) {
   return best >= 0 ? (void *)symbols[best].wrapper : address;
 }
 
+void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
 /* The wrapper that a lookup of `name` in `handle` gets; NULL: the real dlsym answers. Only the trampolines of dlsym
  * call it, and never for RTLD_NEXT or RTLD_DEFAULT. */
-void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
 void *sp_filter(void *handle, const char *name) {
   /* First, because the caller may store the result in a variable with a driver function's name. */
   sp_own_names_return();
@@ -167,14 +171,14 @@ void *sp_filter(void *handle, const char *name) {
   return NULL;
 }
 
-/* Called by the dlopen trampoline, before it jumps to the real dlopen. */
 void sp_before_dlopen(void) __attribute__((visibility("hidden")));
+/* Called by the dlopen trampoline, before it jumps to the real dlopen. */
 void sp_before_dlopen(void) {
   sp_libc_dlopen(); /* the first call resolves what the trampoline jumps to */
   sp_own_names_return();
 }
 
-/* This is only to be early: dlsym and dlopen do the same if a program calls them before. */
+/* The library's constructor. It only does early what dlsym and dlopen do if a program calls them before. */
 __attribute__((constructor)) static void begin(void) {
   sp_resolve();
   sp_own_names_return();

@@ -52,11 +52,13 @@ CUresult sp_unavailable(enum sp_row row);
 
 #pragma GCC visibility pop
 
+/* The driver's own export; NULL: there is none. */
 static inline void *sp_real_of(enum sp_row row) {
   void *function = __atomic_load_n(&sp_real[row], __ATOMIC_RELAXED);
   return __builtin_expect(function != NULL, 1) ? function : sp_find_real(row);
 }
 
+/* What the code at `caller` would have found for the exported name without us; NULL: nothing. */
 static inline void *sp_next_of(enum sp_row row, const void *caller) {
   void *function = __atomic_load_n(&sp_next[row], __ATOMIC_RELAXED);
   return __builtin_expect(function != NULL, 1) ? function : sp_find_next(row, caller);
@@ -70,10 +72,12 @@ static inline bool sp_inside(const void *caller) {
   return false;
 }
 
+/* The thread's outermost call begins: from here on wrappers that are called further down the stack are inside it. */
 static inline __attribute__((always_inline)) void sp_outermost_begin(void) {
   sp_outermost.frame = __builtin_frame_address(0);
 }
 
+/* The outermost call has returned. */
 static inline void sp_outermost_end(void) {
   sp_outermost.frame = NULL;
 }
@@ -127,6 +131,7 @@ static inline void sp_outermost_end(void) {
   }                                                                                                                    \
   static inline CUresult around_##name(name##_function *real)
 
+/* Make the outermost call: the driver's, by `call`, with its result in `result`. */
 #define SP_CALL(result, call)                                                                                          \
   do {                                                                                                                 \
     sp_outermost_begin();                                                                                              \

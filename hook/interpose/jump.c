@@ -21,7 +21,8 @@ struct callers {
   unsigned int here; /* a bit for each of the addresses that is in the object */
 };
 
-/* A callback of dl_iterate_phdr: the walk ends at the first object that has one of the addresses, or both. */
+/* A callback of dl_iterate_phdr, `data` is a struct callers: note which of the addresses are in this object. The walk
+ * ends at the first object that has one of them, or both. */
 static int find_callers(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct callers *callers = data;
@@ -45,13 +46,13 @@ static bool of_one_object(const void *one, const void *other) {
   return callers.here == 0 || callers.here == 3;
 }
 
-/* Was this call made inside the outermost one? False: the outermost call is over. Then it is forgotten, and what it
- * left at the gate is undone. */
+/* A wrapper was called by the code at `caller`, and the thread's outermost call seems to be under way. Was this call
+ * made inside it? False: the outermost call is over. Then it is forgotten, and what it left at the gate is undone. */
 bool sp_still_inside(const void *caller) {
   /* The last two addresses that were found to be in different objects: a tool makes the same call inside each launch.
    */
   static _Thread_local const void *outer, *inner;
-  if (__builtin_frame_address(0) < sp_outermost.frame) {
+  if (__builtin_frame_address(0) < sp_outermost.frame) { /* further down the stack: it grows downwards */
     if (sp_outermost.caller == outer && caller == inner)
       return true;
     if (!of_one_object(sp_outermost.caller, caller)) {

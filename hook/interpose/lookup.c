@@ -1,7 +1,6 @@
-/*
- * Wrappers of both forms of cuGetProcAddress. The driver answers first; version, flags and status pass through
- * unchanged.
- */
+/* Wrappers of both forms of cuGetProcAddress, by which a program asks the driver for the address of a function. The
+ * driver answers first; if its answer is wrapped, the program gets the wrapper. Version, flags and status pass through
+ * unchanged. */
 #include "hook/interpose/intercept.h"
 
 SP_WRAPPER(cuGetProcAddress, (const char *symbol, void **address, int version, uint64_t flags),

@@ -1,6 +1,7 @@
 /* Reads a loaded object's dynamic section, and finds symbols by its hash tables. Calls no libc. */
 #include "hook/interpose/object.h"
 
+/* Is it the same text? libc's strcmp cannot be used here. */
 bool sp_text_equal(const char *left, const char *right) {
   while (*left != '\0' && *left == *right) {
     left++;
@@ -15,7 +16,8 @@ static const void *absolute(ElfW(Addr) base, ElfW(Addr) pointer) {
   return (const void *)(pointer < base ? base + pointer : pointer);
 }
 
-/* Fill `object` from the dynamic section. False: the object has no symbols. */
+/* Fill `object` from the section `dynamic`, which may be NULL, of the object that is loaded at `base`. False: the
+ * object has no symbols. */
 bool sp_object_read(ElfW(Addr) base, const ElfW(Dyn) * dynamic, struct sp_object *object) {
   *object = (struct sp_object){.base = base, .dynamic = dynamic};
   ElfW(Addr) soname = 0;
@@ -68,7 +70,8 @@ static bool is_definition(const struct sp_object *object, const ElfW(Sym) * symb
          (types >> ELF64_ST_TYPE(symbol->st_info) & 1u) != 0 && sp_text_equal(object->strings + symbol->st_name, name);
 }
 
-/* Look the name up in the GNU hash table. NULL: the object does not define it. */
+/* Look the name up in the GNU hash table (DT_GNU_HASH). `types`: a bit for each allowed STT_ type. NULL: the object
+ * does not define it. */
 static const ElfW(Sym) * find_gnu(const struct sp_object *object, const char *name, unsigned int types) {
   const uint32_t *table = object->gnu_hash;
   uint32_t buckets = table[0];
@@ -94,7 +97,8 @@ static const ElfW(Sym) * find_gnu(const struct sp_object *object, const char *na
   }
 }
 
-/* Look the name up in the old hash table. NULL: the object does not define it. */
+/* Look the name up in the old hash table (DT_HASH). `types`: a bit for each allowed STT_ type. NULL: the object does
+ * not define it. */
 static const ElfW(Sym) * find_sysv(const struct sp_object *object, const char *name, unsigned int types) {
   const uint32_t *table = object->sysv_hash;
   uint32_t buckets = table[0];
@@ -113,6 +117,8 @@ static const ElfW(Sym) * find_sysv(const struct sp_object *object, const char *n
   return NULL;
 }
 
+/* The symbol by which the object defines `name`, of one of the `types` (a bit for each STT_ type); NULL: it has
+ * none. */
 const ElfW(Sym) * sp_object_find(const struct sp_object *object, const char *name, unsigned int types) {
   if (object->gnu_hash != NULL) {
     return find_gnu(object, name, types);

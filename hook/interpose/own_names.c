@@ -56,7 +56,7 @@ static int read_loads(struct dl_phdr_info *info, size_t size, void *data) {
   return 1;
 }
 
-/* The object's dynamic section, or NULL. */
+/* The object's dynamic section, which leads to its symbols and relocations; NULL: it has none. */
 static const ElfW(Dyn) * dynamic_of(const struct dl_phdr_info *info) {
   for (int i = 0; i < info->dlpi_phnum; i++) {
     if (info->dlpi_phdr[i].p_type == PT_DYNAMIC) {
@@ -66,8 +66,8 @@ static const ElfW(Dyn) * dynamic_of(const struct dl_phdr_info *info) {
   return NULL;
 }
 
-/* A callback of dl_iterate_phdr: count the object, and read our own. The walk ends if another object was loaded since
- * `loads` was read. */
+/* A callback of dl_iterate_phdr, `data` is a struct look: count the object, and read our own. The walk ends (1) if
+ * another object was loaded since `loads` was read. */
 static int count_objects(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct look *look = data;
@@ -92,7 +92,8 @@ struct needed {
   ElfW(Addr) variable;
 };
 
-/* A callback of dl_iterate_phdr: at the library `file`, look the name up and end the walk. */
+/* A callback of dl_iterate_phdr, `data` is a struct needed: at the library `file`, look the name up and end the walk.
+ * 0: it is another object. */
 static int find_needed(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct needed *needed = data;
@@ -123,7 +124,8 @@ static ElfW(Addr) needed_variable(const struct look *look, const struct sp_objec
   return 0;
 }
 
-/* Write one word, which the loader may have made read-only. */
+/* Write `value` to the word at `address` in the object `info`, also if the loader has made that page read-only (RELRO).
+ * Does nothing if it cannot be written. */
 static void write_word(const struct dl_phdr_info *info, ElfW(Addr) address, ElfW(Addr) value) {
   ElfW(Addr) page_bytes = getauxval(AT_PAGESZ), page = address & ~(page_bytes - 1);
   bool writable = false, sealed = false;
@@ -147,7 +149,7 @@ static void write_word(const struct dl_phdr_info *info, ElfW(Addr) address, ElfW
   }
 }
 
-/* Our function of this name, or 0. */
+/* The address of our function of this name; 0: we have none. */
 static ElfW(Addr) own_function(const struct look *look, const char *name) {
   const ElfW(Sym) *symbol = sp_object_find(&look->own, name, SP_FUNCTIONS);
   return symbol != NULL ? look->own.base + symbol->st_value : 0;
@@ -165,6 +167,7 @@ static void return_name(const struct look *look, const struct dl_phdr_info *info
   switch (ELF64_R_TYPE(relocation->r_info)) {
   case RELOCATION_POINTER:
   case RELOCATION_TABLE:
+    /* It points into our library, and there to our function of this name. */
     if (*word - addend - look->own.base < look->own_end - look->own.base &&
         *word - addend == own_function(look, name)) {
       ElfW(Addr) variable = own_variable                    ? object->base + symbol->st_value
@@ -190,8 +193,8 @@ static void return_name(const struct look *look, const struct dl_phdr_info *info
   }
 }
 
-/* A callback of dl_iterate_phdr: repair one object, if it is new. The walk ends if another object was loaded since
- * `loads` was read. */
+/* A callback of dl_iterate_phdr, `data` is a struct look: repair one object, if it is new. The walk ends (1) if another
+ * object was loaded since `loads` was read. */
 static int return_names(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct look *look = data;
@@ -238,7 +241,8 @@ static void wait_for_loader(void) {
   }
 }
 
-/* Repair the variables in all objects that were loaded since the last call. Costs one callback if there are none. */
+/* Repair the variables in all objects that were loaded since the last call. Called before each lookup and dlopen. Costs
+ * one callback if there are none. errno stays. */
 void sp_own_names_return(void) {
   sp_iterate_function *iterate = sp_libc_iterate();
   unsigned long long loads = 0;

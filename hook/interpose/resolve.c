@@ -36,6 +36,7 @@ static bool starts_with(const char *text, const char *prefix) {
   return true;
 }
 
+/* The part of the path behind its last slash. */
 const char *sp_base_name(const char *path) {
   const char *name = path;
   for (; *path != '\0'; path++) {
@@ -52,13 +53,16 @@ static void *find(const struct sp_object *object, const char *name) {
   return symbol != NULL ? (void *)(object->base + symbol->st_value) : NULL;
 }
 
+/* The address of a function that the object `handle` exports, or NULL. The handle is the loader's record of the
+ * object. */
 void *sp_object_symbol(void *handle, const char *name) {
   const struct link_map *map = handle;
   struct sp_object object;
   return sp_object_read(map->l_addr, map->l_ld, &object) ? find(&object, name) : NULL;
 }
 
-/* Up to glibc 2.33 the two functions live in libdl; musl is one file with several names. */
+/* Is this object libc, or a part of it? Up to glibc 2.33 the two functions live in libdl; musl is one file with several
+ * names. */
 static bool is_libc(const struct link_map *map, const struct sp_object *object) {
   const char *file = map->l_name != NULL ? sp_base_name(map->l_name) : "";
   return sp_text_equal(object->soname, "libc.so.6") || sp_text_equal(object->soname, "libdl.so.2") ||
@@ -87,8 +91,9 @@ static bool keeps_deepbind(void) {
   return false;
 }
 
-/* Walk the list of objects once, and store what is found. The chain is what comes behind us in the list; libc's own
- * functions may be anywhere. */
+/* Walk the list of objects once, and store what is found: our own handle, libc's dlsym, dlopen and dl_iterate_phdr,
+ * wherever they are in the list, and the chain, the next dlsym and dlopen behind us. Threads may race here: all store
+ * the same values. */
 void sp_resolve(void) {
   void *chain_dlsym = NULL;
   void *chain_dlopen = NULL;
@@ -143,21 +148,25 @@ static void resolve_once(void) {
   }
 }
 
+/* libc's own dlsym, past any other interposer; NULL: it was not found. */
 sp_dlsym_function *sp_libc_dlsym(void) {
   resolve_once();
   return __atomic_load_n(&libc_dlsym, __ATOMIC_RELAXED);
 }
 
+/* libc's own dlopen; NULL: it was not found. */
 sp_dlopen_function *sp_libc_dlopen(void) {
   resolve_once();
   return __atomic_load_n(&libc_dlopen, __ATOMIC_RELAXED);
 }
 
+/* libc's own dl_iterate_phdr; NULL: it was not found. */
 sp_iterate_function *sp_libc_iterate(void) {
   resolve_once();
   return __atomic_load_n(&libc_iterate, __ATOMIC_RELAXED);
 }
 
+/* The loader's record of this library; NULL until sp_resolve has run. */
 void *sp_own_handle(void) {
   return __atomic_load_n(&own_handle, __ATOMIC_RELAXED);
 }

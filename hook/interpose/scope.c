@@ -18,8 +18,8 @@ struct place {
   char path[PATH_MAX];
 };
 
-/* A callback of dl_iterate_phdr: at the object that has `caller`, note its path and end the walk. A path that is too
- * long stays empty. */
+/* A callback of dl_iterate_phdr, `data` is a struct place: at the object that has `caller`, note its path and end the
+ * walk. A path that is too long stays empty. */
 static int find_place(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct place *place = data;
@@ -38,7 +38,8 @@ static int find_place(struct dl_phdr_info *info, size_t size, void *data) {
   return 0;
 }
 
-/* The function `name` that the caller's own library would have found, or NULL. */
+/* The function `name` that the library with the address `caller` would have found without us: in itself or in those
+ * that it needs; else NULL. Called if no driver is loaded yet. */
 void *sp_scope_symbol(const void *caller, const char *name) {
   struct place place = {.caller = (ElfW(Addr))caller};
   sp_iterate_function *iterate = sp_libc_iterate();

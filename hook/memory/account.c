@@ -1,15 +1,18 @@
-/* The memory account of this process: reserves charges, keeps them, and ends them. */
+/* The memory account of this process: reserves charges against the share's cap (share.c), keeps them as rows of the
+ * allocation table, and ends them. A device is named by its CUdevice, or is SP_NO_DEVICE, for which nothing is charged.
+ * memory.h tells the order of the steps. */
 #include "hook/memory/memory.h"
 
 #include <errno.h>
 
-/* Charge the share. False: the bytes do not fit under the cap. More than INT64_MAX never do. */
+/* Charge `bytes` to this process's slot. False: the share would exceed its cap. More than INT64_MAX always do. */
 static bool charge(int device_ordinal, uint64_t bytes) {
   return bytes <= INT64_MAX && sp_share_memory_try(device_ordinal, bytes) == 0;
 }
 
-/* Charge an allocation before it is made. False: it does not fit under the cap, even after the pools have returned what
- * they do not use, or there is no memory for its row. */
+/* Charge an allocation of `bytes` before it is made. False: it does not fit under the cap, even after the pools have
+ * returned what they do not use, or there is no memory for its row; then the allocation must not be made. errno
+ * stays. */
 bool sp_memory_reserve(int device_ordinal, uint64_t bytes) {
   if (device_ordinal == SP_NO_DEVICE) {
     return true;
@@ -27,11 +30,13 @@ bool sp_memory_reserve(int device_ordinal, uint64_t bytes) {
   return granted;
 }
 
+/* The allocation was not made: end its reservation. */
 void sp_memory_rollback(int device_ordinal, uint64_t bytes) {
   sp_slot_memory(device_ordinal, -(int64_t)bytes);
 }
 
-/* Change an open reservation. False: the larger one does not fit under the cap, and nothing has changed. */
+/* Change an open reservation from one size to another. False: the larger one does not fit under the cap, and nothing
+ * has changed. errno stays. */
 bool sp_memory_resize(int device_ordinal, uint64_t from_bytes, uint64_t to_bytes) {
   if (to_bytes <= from_bytes) {
     sp_slot_memory(device_ordinal, -(int64_t)(from_bytes - to_bytes));
@@ -46,8 +51,8 @@ bool sp_memory_resize(int device_ordinal, uint64_t from_bytes, uint64_t to_bytes
   return granted;
 }
 
-/* The allocation was made: keep its reservation as a row of the table. With a key of 0 it could never be found again,
- * so its reservation is rolled back. */
+/* The allocation was made: keep its reservation as a row of the table. An allocation with the key 0 could never be
+ * found again, so its reservation is rolled back. */
 void sp_memory_commit(const struct sp_allocation *allocation) {
   if (allocation->device_ordinal == SP_NO_DEVICE) {
     return;
@@ -63,7 +68,8 @@ void sp_memory_commit(const struct sp_allocation *allocation) {
   }
 }
 
-/* Take a row out of the table before the driver frees its memory. False: there is no such row. */
+/* Take the row of an allocation out of the table, into *taken, before the driver frees its memory. False: there is no
+ * such row, and the memory is not charged. */
 bool sp_memory_take(enum sp_memory_kind kind, uint64_t key, struct sp_allocation *taken) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -77,7 +83,8 @@ bool sp_memory_take(enum sp_memory_kind kind, uint64_t key, struct sp_allocation
   return row != NULL;
 }
 
-/* End the charge of a row that is out of the table. */
+/* End the charge of a row that is out of the table: its memory is gone. Memory of a pool goes back to the pool, which
+ * stays charged. */
 void sp_memory_uncharge(const struct sp_allocation *allocation) {
   switch ((enum sp_memory_kind)allocation->kind) {
   case SP_MEMORY_POOLED:
@@ -100,16 +107,18 @@ void sp_memory_uncharge(const struct sp_allocation *allocation) {
   }
 }
 
+/* The driver has refused to free it: put the row back, with its charge. */
 void sp_memory_restore(const struct sp_allocation *taken) {
   sp_memory_commit(taken);
 }
 
+/* Does the driver free this memory when it destroys the context? Memory of pools and physical memory stay. */
 static bool dies_with_context(const struct sp_allocation *row) {
   return row->kind == SP_MEMORY_ADDRESS || row->kind == SP_MEMORY_ARRAY || row->kind == SP_MEMORY_CONTEXT ||
          row->kind == SP_MEMORY_IMPORT;
 }
 
-/* End all charges of a context that the driver has destroyed. */
+/* End all charges of a context that the driver has destroyed; NULL: nothing is done. */
 void sp_memory_forget_context(const void *context) {
   struct sp_allocation_table *table = context != NULL ? sp_allocations_lock() : NULL;
   if (table == NULL) {
@@ -127,7 +136,8 @@ void sp_memory_forget_context(const void *context) {
   sp_allocations_unlock(table);
 }
 
-/* Lower the driver's figures to the share's view. False: the share has no cap, and nothing has changed. */
+/* Lower the driver's figures for the device to the share's view: the cap, and what is left of it. Either pointer may be
+ * NULL. False: the share has no cap, and nothing has changed. */
 bool sp_memory_view(int device_ordinal, uint64_t *free_bytes, uint64_t *total_bytes) {
   uint64_t limit = sp_share_memory_limit(device_ordinal);
   if (limit == UINT64_MAX) {

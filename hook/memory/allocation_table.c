@@ -21,8 +21,8 @@
 
 static void *shared_table;
 
-/* The pages at *shared, which the first caller maps. NULL: no memory. If two threads map at once, one mapping is
- * dropped. */
+/* The pages at *shared, all zero when the first caller maps them, and again in a forked child. NULL: no memory. If two
+ * threads map at once, one mapping is dropped. */
 void *sp_map_wiped(void **shared, size_t bytes) {
   void *found = __atomic_load_n(shared, __ATOMIC_ACQUIRE);
   if (__builtin_expect(found != NULL, 1)) {
@@ -40,7 +40,7 @@ void *sp_map_wiped(void **shared, size_t bytes) {
   return page;
 }
 
-/* Lock the table. NULL: there is none yet, so it has no rows. */
+/* Lock the table. NULL: there is none yet, so it has no rows, and nothing is locked. */
 struct sp_allocation_table *sp_allocations_lock(void) {
   struct sp_allocation_table *table = __atomic_load_n(&shared_table, __ATOMIC_ACQUIRE);
   if (table != NULL) {
@@ -49,21 +49,25 @@ struct sp_allocation_table *sp_allocations_lock(void) {
   return table;
 }
 
+/* Unlock the table that sp_allocations_lock has returned. */
 void sp_allocations_unlock(struct sp_allocation_table *table) {
   pthread_mutex_unlock(&table->lock);
 }
 
-/* The key space of a kind. Managed memory and pool memory share one, because the same call frees both. */
+/* The key space of a kind: a row is found by key and space. Pool memory is in the space of managed memory, because the
+ * same call frees both. */
 static inline uint64_t space_of(uint64_t kind) {
   return kind == SP_MEMORY_POOLED ? SP_MEMORY_ADDRESS : kind;
 }
 
-/* The home row of a key. Neighbouring allocations, by the driver's granularity, share a cache line. */
+/* The home row of a key: where its search begins. Neighbouring allocations, by the driver's granularity, share a cache
+ * line. */
 static uint64_t home(const struct sp_allocation_table *table, uint64_t kind, uint64_t key) {
   uint64_t group = ((key >> 10 ^ space_of(kind) << 59) * 0x9e3779b97f4a7c15u) >> 32;
   return (group << 1 | (key >> 9 & 1)) & (table->row_count - 1);
 }
 
+/* The next row; the last one is followed by the first. */
 static uint64_t after(const struct sp_allocation_table *table, uint64_t index) {
   return (index + 1) & (table->row_count - 1);
 }
@@ -79,6 +83,8 @@ static struct sp_allocation *row_of(struct sp_allocation_table *table, uint64_t 
   }
 }
 
+/* The row of a key, or NULL. The caller holds the lock; the pointer is void after the unlock, or when a row is taken
+ * out. */
 struct sp_allocation *sp_allocations_find(struct sp_allocation_table *table, enum sp_memory_kind kind, uint64_t key) {
   struct sp_allocation *row = table->row_count != 0 && key != 0 ? row_of(table, kind, key) : NULL;
   return row != NULL && row->key != 0 ? row : NULL;
@@ -128,11 +134,12 @@ static bool grow(struct sp_allocation_table *table) {
   return true;
 }
 
+/* Are more than half of the rows empty? May be asked without the lock. */
 static bool roomy(const struct sp_allocation_table *table) {
   return 2 * __atomic_load_n(&table->used, __ATOMIC_RELAXED) < __atomic_load_n(&table->row_count, __ATOMIC_RELAXED);
 }
 
-/* Make room for another row before it is needed. False: no memory. */
+/* Before an allocation: make the table if there is none, and make room for another row. False: no memory. */
 bool sp_allocations_room(void) {
   struct sp_allocation_table *table = sp_map_wiped(&shared_table, sizeof *table);
   if (table == NULL || __builtin_expect(roomy(table), 1)) {
@@ -144,7 +151,7 @@ bool sp_allocations_room(void) {
   return room;
 }
 
-/* Remove a row and close the gap, so that no probe sequence is interrupted. */
+/* Remove a row. Rows behind it move into the gap, because a search ends at an empty row. */
 static void remove_row(struct sp_allocation_table *table, struct sp_allocation *row) {
   uint64_t gap = (uint64_t)(row - table->rows), mask = table->row_count - 1;
   for (uint64_t index = after(table, gap); table->rows[index].key != 0; index = after(table, index)) {
@@ -158,7 +165,8 @@ static void remove_row(struct sp_allocation_table *table, struct sp_allocation *
   table->rows[gap].key = 0;
 }
 
-/* Insert a row. There is room: the caller has asked sp_allocations_room before. */
+/* Insert a row. There is room: the caller has asked sp_allocations_room before the allocation. A row that has the key
+ * already loses its charge. The caller holds the lock. */
 void sp_allocations_insert(struct sp_allocation_table *table, const struct sp_allocation *allocation) {
   if (table->used + 1 >= table->row_count) {
     return; /* in a child that was forked after the caller had made room */
@@ -172,6 +180,7 @@ void sp_allocations_insert(struct sp_allocation_table *table, const struct sp_al
   *row = *allocation;
 }
 
+/* Copy a row to *taken and remove it; its charge stays. The caller holds the lock. */
 void sp_allocations_take(struct sp_allocation_table *table, struct sp_allocation *row, struct sp_allocation *taken) {
   *taken = *row;
   remove_row(table, row);

@@ -2,6 +2,9 @@
  * Wrappers for arrays, mipmapped arrays and external memory. The driver does not tell how it lays out an array, so the
  * charge is the size of its elements. The memory that it takes beyond that shows in NVML's figure for the process, and
  * the agent adds it.
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
  */
 #include "hook/memory/charge.h"
 
@@ -25,14 +28,16 @@ static uint64_t channel_bytes(unsigned int format) {
   if (format >= 0xc0 && format <= 0xcb) { /* normalised: three formats of 8 bits, three of 16, and so on in turn */
     return (format - 0xc0) / 3 % 2 == 0 ? 1 : 2;
   }
-  return 4;
+  return 4; /* a format that is not known here */
 }
 
+/* Is it a block-compressed CUarray_format (BC1 to BC7)? */
 static bool block_compressed(unsigned int format) {
   return format >= 0x91 && format <= 0x9e;
 }
 
-/* BC1 and BC4 take 8 bytes a block, the others 16. */
+/* The bytes of a block of 4 by 4 elements, in a block-compressed format. BC1 and BC4 take 8 bytes a block, the others
+ * 16. */
 static uint64_t block_bytes(unsigned int format) {
   return format == 0x91 || format == 0x92 || format == 0x97 || format == 0x98 ? 8 : 16;
 }
@@ -42,7 +47,8 @@ static uint64_t least_one(uint64_t count) {
   return count == 0 ? 1 : count;
 }
 
-/* The bytes of one level; an extent of 0 means that the array lacks this dimension. */
+/* The bytes of one level of `array` with these extents (elements); an extent of 0 means that the array lacks this
+ * dimension. */
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, uint64_t width, uint64_t height, uint64_t depth) {
   uint64_t layers = least_one(depth);
   if (block_compressed(array->Format)) {
@@ -53,8 +59,8 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, uint64_t width
   return sp_times(sp_times(sp_times(least_one(width), least_one(height)), layers), element);
 }
 
-/* The bytes of an array. `levels`: of a mipmapped array, where each level has half the extents of the one before; else
- * 1. */
+/* The bytes of an array, UINT64_MAX if they are more. `levels`: of a mipmapped array, where each level has half the
+ * extents of the one before; else 1. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels) {
   if (array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) {
     return 0; /* a sparse array has no memory of its own: memory is mapped into it */
@@ -74,6 +80,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int l
   return total;
 }
 
+/* An array of one or two dimensions: charged like one of three. */
 #define ARRAY_2D(name, type)                                                                                           \
   SP_WRAPPER(name, (CUarray * array, const type *asked), (array, asked)) {                                             \
     if (array == NULL || asked == NULL) {                                                                              \

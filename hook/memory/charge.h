@@ -28,6 +28,7 @@ static inline uint64_t sp_times(uint64_t left, uint64_t right) {
   return __builtin_mul_overflow(left, right, &product) ? UINT64_MAX : product;
 }
 
+/* A row for an allocation at `location`, which the caller commits. */
 static inline struct sp_allocation sp_allocation_of(enum sp_memory_kind kind, uint64_t key, uint64_t bytes,
                                                     const struct sp_location *location) {
   return (struct sp_allocation){.key = key,
@@ -51,7 +52,8 @@ static inline CUresult sp_memory_refusal(void) {
   return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 
-/* Reserve `size`, make `call`, and keep the charge under `key`, which the call has set. Over the cap it is not made. */
+/* The body of a wrapper that allocates: reserve `size` bytes, make `call`, and keep the charge under `key`, which the
+ * call has set. Over the cap it is not made. Returns from the wrapper. */
 #define CHARGED(memory_kind, size, key, call)                                                                          \
   do {                                                                                                                 \
     struct sp_location location = sp_location_current();                                                               \
@@ -70,7 +72,8 @@ static inline CUresult sp_memory_refusal(void) {
     return result;                                                                                                     \
   } while (0)
 
-/* Free by `call`, and end the charge. `waits`: the driver waits for work in it, so pools may hold less afterwards. */
+/* The body of a wrapper that frees: free by `call`, and end the charge under `key`. `waits`: the driver waits for work
+ * in it, so pools may hold less afterwards. Returns from the wrapper. */
 #define FREED(memory_kind, key, waits, call)                                                                           \
   do {                                                                                                                 \
     struct sp_allocation taken;                                                                                        \

@@ -2,6 +2,9 @@
  * The memory of executable graphs. When a graph is uploaded or launched for the first time, its allocation nodes take
  * memory from a pool of the device, and keep it until the pool is trimmed. Before that call the sum of its allocation
  * nodes is reserved; after it the charge becomes what the pool has really grown by.
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
  */
 #include "hook/memory/graph.h"
 
@@ -16,20 +19,24 @@ static uint32_t graphs_allocate;
 static uint64_t trims =
     1; /* counts trims of the graphs' pools: a graph launched before one must take its memory again */
 
+/* An allocation node is made, so graphs of this process may take memory from now on. */
 void sp_graphs_allocate(void) {
   __atomic_store_n(&graphs_allocate, 1, __ATOMIC_RELAXED);
 }
 
+/* Was any allocation node made in this process? If not, graph launches skip all that is here. */
 bool sp_graphs_may_allocate(void) {
   return __atomic_load_n(&graphs_allocate, __ATOMIC_RELAXED) != 0;
 }
 
+/* A pool of graphs was trimmed: every graph that is launched after this takes its memory again. */
 void sp_graphs_trimmed(void) {
   __atomic_fetch_add(&trims, 1, __ATOMIC_RELAXED);
 }
 
-/* Add up the allocation nodes of a graph and of its child graphs. The first one sets *device: if they are on several
- * devices, that one is charged for all. */
+/* The bytes of all allocation nodes of a graph and of its child graphs. The first node sets *device, which is
+ * SP_NO_DEVICE before: if they are on several devices, that one is charged for all. `depth`: of the child graph, 0 for
+ * the graph itself. */
 static uint64_t sum_of(CUgraph graph, int *device, int depth) {
   const struct sp_driver *driver = sp_driver();
   size_t count = 0;
@@ -60,7 +67,7 @@ static uint64_t sum_of(CUgraph graph, int *device, int depth) {
   return total;
 }
 
-/* How much a graph may allocate, and on which device. 0: nothing, or it is not known. */
+/* How many bytes a graph may allocate, and on which *device. 0: none, or it is not known. errno stays. */
 static uint64_t allocates(CUgraph graph, int *device) {
   const struct sp_driver *driver = sp_driver();
   *device = SP_NO_DEVICE;
@@ -74,7 +81,8 @@ static uint64_t allocates(CUgraph graph, int *device) {
   return bytes;
 }
 
-/* An executable graph has been made of `graph`: remember how much it may allocate. */
+/* An executable graph has been made of `graph`: remember how much it may allocate, as a row of the allocation table.
+ * errno stays. */
 static void note_executable(CUgraphExec executable, CUgraph graph) {
   int saved_errno = errno, device;
   uint64_t bytes = allocates(graph, &device);
@@ -90,14 +98,15 @@ static void note_executable(CUgraphExec executable, CUgraph graph) {
   errno = saved_errno;
 }
 
-/* Reserve for a graph. False: it does not fit under the cap. If there is nothing to reserve, growth->pool stays
- * NULL. */
+/* Reserve `bytes` in the device's pool of graphs, into *growth. False: they do not fit under the cap. If there is
+ * nothing to reserve, growth->pool stays NULL. */
 static bool reserve(int device, uint64_t bytes, struct sp_growth *growth) {
   struct sp_pool *pool = bytes != 0 ? sp_pool_of(device, NULL) : NULL;
   return pool == NULL || sp_pool_begin_whole(growth, pool, bytes);
 }
 
-/* Reserve what the graph is about to take. False: it does not fit under the cap. */
+/* The graph is about to be launched or uploaded: reserve what it is about to take, into *growth, which sp_graph_end
+ * needs. False: it does not fit under the cap, and the call must not be made. */
 bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
   growth->pool = NULL;
   struct sp_allocation_table *table = sp_allocations_lock();
@@ -112,8 +121,8 @@ bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
   return reserve(device, bytes, growth);
 }
 
-/* The driver has been called. On success the charge becomes what the pool has grown by, and the row's owner notes the
- * present count of trims. On failure the reservation ends. */
+/* The driver has launched or uploaded the graph, with `result`. On success the charge becomes what the pool has grown
+ * by, and the row's owner notes the present count of trims. On failure the reservation ends. */
 void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult result) {
   if (growth->pool == NULL) {
     return;
@@ -134,6 +143,7 @@ void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult res
   }
 }
 
+/* A function that makes an executable graph, *executable, of `graph`. */
 #define INSTANTIATE(name, parameters, arguments)                                                                       \
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     CUresult result;                                                                                                   \
@@ -177,6 +187,7 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * executable, CUgraph grap
 WITH_PARAMS(cuGraphInstantiateWithParams)
 WITH_PARAMS(cuGraphInstantiateWithParams_ptsz)
 
+/* An upload takes the graph's memory as its first launch would. */
 #define UPLOAD(name)                                                                                                   \
   SP_WRAPPER(name, (CUgraphExec executable, CUstream stream), (executable, stream)) {                                  \
     struct sp_growth growth = {.pool = NULL};                                                                          \
@@ -191,6 +202,7 @@ WITH_PARAMS(cuGraphInstantiateWithParams_ptsz)
 UPLOAD(cuGraphUpload)
 UPLOAD(cuGraphUpload_ptsz)
 
+/* What was learned and noted under the handle ends with the graph. Its pool may hold less afterwards, and is asked. */
 SP_WRAPPER(cuGraphExecDestroy, (CUgraphExec executable), (executable)) {
   struct sp_allocation taken;
   bool ours = sp_graphs_may_allocate() && sp_memory_take(SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable, &taken);
@@ -208,6 +220,7 @@ SP_WRAPPER(cuGraphExecDestroy, (CUgraphExec executable), (executable)) {
   return result;
 }
 
+/* A node that allocates is added to a graph. */
 SP_WRAPPER(cuGraphAddMemAllocNode,
            (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, size_t count, void *params),
            (node, graph, after, count, params)) {
@@ -215,7 +228,8 @@ SP_WRAPPER(cuGraphAddMemAllocNode,
   return real(node, graph, after, count, params);
 }
 
-/* Note if an allocation node is added. The parameters of the generic functions begin with the type of the node. */
+/* A node is added to a graph: note if it allocates. The parameters of the generic functions begin with the type of the
+ * node. */
 static void note_type(const int *params) {
   if (params != NULL && *params == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
     sp_graphs_allocate();
@@ -239,6 +253,7 @@ SP_WRAPPER(cuGraphAddNode, (CUgraphNode * node, CUgraph graph, const CUgraphNode
 ADD_NODE(cuGraphAddNode_v2)
 ADD_NODE(cuGraphAddNode_v3)
 
+/* The driver takes back the memory that graphs of the device do not use. */
 SP_WRAPPER(cuDeviceGraphMemTrim, (CUdevice device), (device)) {
   CUresult result;
   SP_CALL(result, real(device));

@@ -2,11 +2,15 @@
  * Wrappers for linear memory: its allocations, its frees, and the queries for free memory. Over the cap the driver is
  * not called, so nothing is half done. If there is no current context, the device is not known: the call goes to the
  * driver, which refuses it.
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
  */
 #include "hook/memory/charge.h"
 
 #define SP_PITCH 512u /* the driver rounds rows up to about this; the charge is corrected when its pitch is known */
 
+/* Allocations by size in bytes; `size` is the type of that parameter, unsigned int in the oldest functions. */
 #define LINEAR(name, address_type, size)                                                                               \
   SP_WRAPPER(name, (address_type * address, size bytes), (address, bytes)) {                                           \
     CHARGED(SP_MEMORY_ADDRESS, bytes, *address, real(address, bytes));                                                 \
@@ -18,11 +22,13 @@ SP_WRAPPER(cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned int
   CHARGED(SP_MEMORY_ADDRESS, bytes, *address, real(address, bytes, flags));
 }
 
-/* A row's width, rounded up as the driver does. */
+/* A row's width in bytes, rounded up as the driver does. */
 static uint64_t pitch_of(uint64_t width) {
   return width > UINT64_MAX - SP_PITCH ? width : (width + SP_PITCH - 1) / SP_PITCH * SP_PITCH;
 }
 
+/* Rows with a pitch that the driver chooses: an estimate is reserved, then corrected. If the true size does not fit,
+ * the memory is freed (`free_row`: the row of the function for that). */
 #define PITCHED(name, address_type, size, free_row)                                                                    \
   SP_WRAPPER(name, (address_type * address, size * pitch, size width, size height, unsigned int element),              \
              (address, pitch, width, height, element)) {                                                               \
@@ -60,6 +66,7 @@ SP_WRAPPER(cuMemFree_v2, (CUdeviceptr address), (address)) {
   FREED(SP_MEMORY_ADDRESS, address, true, real(address));
 }
 
+/* Free and total memory of the current device: lowered to the share's view. */
 #define INFO(name, size)                                                                                               \
   SP_WRAPPER(name, (size * free_bytes, size * total_bytes), (free_bytes, total_bytes)) {                               \
     CUresult result;                                                                                                   \
@@ -78,6 +85,7 @@ SP_WRAPPER(cuMemFree_v2, (CUdeviceptr address), (address)) {
 INFO(cuMemGetInfo, unsigned int)
 INFO(cuMemGetInfo_v2, size_t)
 
+/* The total memory of a device: lowered to the share's cap. */
 #define TOTAL(name, size)                                                                                              \
   SP_WRAPPER(name, (size * total_bytes, CUdevice device), (total_bytes, device)) {                                     \
     CUresult result;                                                                                                   \

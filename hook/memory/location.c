@@ -10,8 +10,8 @@ static int device_now(void) {
   return driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : SP_NO_DEVICE;
 }
 
-/* The thread's context and its device. The thread remembers the device of its last context, until some context is
- * gone. */
+/* The thread's current context (0: none) and its device. The thread remembers the device of its last context, until
+ * some context is gone: then a handle may name another context. */
 struct sp_location sp_location_current(void) {
   static _Thread_local struct {
     CUcontext context;
@@ -32,12 +32,13 @@ struct sp_location sp_location_current(void) {
   return (struct sp_location){.context = (uint64_t)(uintptr_t)context, .device = known.device};
 }
 
+/* A context is gone: what threads remember of devices is void. */
 void sp_locations_changed(void) {
   __atomic_fetch_add(&generation, 1, __ATOMIC_ACQ_REL);
 }
 
-/* The device of the stream's own context. It is the current one for the default streams, or if the driver does not
- * tell. */
+/* The device of the stream's own context, where its allocations are made. It is the current one for the default
+ * streams, or if the driver does not tell; SP_NO_DEVICE: there is no current context. */
 int sp_place_of_stream(CUstream stream) {
   const struct sp_driver *driver = sp_driver();
   CUcontext context = NULL;
@@ -54,7 +55,7 @@ int sp_place_of_stream(CUstream stream) {
 }
 
 /* Is the stream capturing? An error counts as yes: the legacy stream has one while a capture is open that it would
- * join. */
+ * join. `per_thread`: stream 0 is the calling thread's own. */
 bool sp_location_captures(CUstream stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
   CUresult (*ask)(CUstream, int *) = per_thread ? driver->cuStreamIsCapturing_ptsz : driver->cuStreamIsCapturing;

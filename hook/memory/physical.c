@@ -4,7 +4,13 @@
  * end, so handles and mappings are counted. The driver may give the number of a released handle to new memory while the
  * old memory is still mapped, so each memory gets a number of our own.
  *
+ * The allocation table has three kinds of rows for this: the memory under our number (SP_MEMORY_CHUNK), which has the
+ * charge and counts references; its handles; and its mappings. The last two have our number as their `owner`.
+ *
  * Imported memory belongs to its exporter: it is not charged, and calls on its handles and mappings pass.
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
  */
 #include "hook/memory/charge.h"
 
@@ -17,7 +23,8 @@ static void drop_reference(struct sp_allocation_table *table, uint64_t number) {
   }
 }
 
-/* Note new memory: a row with its charge, under a number of our own, and a row for its handle. */
+/* Note the memory of `bytes` that was made on `device`: a row with its charge, under a number of our own, and a row for
+ * its handle. */
 static void note_memory(uint64_t handle, uint64_t bytes, int device) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -35,6 +42,7 @@ static void note_memory(uint64_t handle, uint64_t bytes, int device) {
   sp_allocations_unlock(table);
 }
 
+/* Physical memory is charged if it is made on a device; memory of the host is not. */
 SP_WRAPPER(cuMemCreate,
            (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,
             unsigned long long flags),
@@ -54,8 +62,8 @@ SP_WRAPPER(cuMemCreate,
   return result;
 }
 
-/* Drop a reference to the handle; *released is its row after that. The last one removes the row, before the driver can
- * give the number to another thread. False: we do not know the handle. */
+/* The handle is about to be released: drop a reference to it; *released is its row after that. The last one removes the
+ * row, before the driver can give the number to another thread. False: we do not know the handle. */
 static bool release_handle(uint64_t handle, struct sp_allocation *released) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -71,8 +79,8 @@ static bool release_handle(uint64_t handle, struct sp_allocation *released) {
   return row != NULL;
 }
 
-/* The driver has released the handle, or has refused. On success the last reference to the handle also drops its
- * reference to the memory. On a failure the reference comes back. */
+/* The driver has released the handle, or has refused (`success`). On success the last reference to the handle also
+ * drops its reference to the memory. On a failure the reference comes back. `released`: from release_handle. */
 static void conclude_release(struct sp_allocation *released, bool success) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -93,6 +101,7 @@ static void conclude_release(struct sp_allocation *released, bool success) {
   sp_allocations_unlock(table);
 }
 
+/* The memory stays while it is mapped. */
 SP_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle)) {
   struct sp_allocation released;
   bool ours = release_handle(handle, &released);
@@ -104,8 +113,9 @@ SP_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle)) {
   return result;
 }
 
-/* Note that the memory of `handle` is mapped at `address`: a new row, and one more reference to the memory. `owner` in
- * the row is our number of that memory, which the handle's row gives; 0 if we do not know the handle. */
+/* Note that the memory of `handle` is mapped at `address`, `bytes` long: a new row, and one more reference to the
+ * memory. `owner` in the row is our number of that memory, which the handle's row gives; 0 if we do not know the
+ * handle. */
 static void note_mapping(uint64_t address, uint64_t bytes, uint64_t handle) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -122,6 +132,7 @@ static void note_mapping(uint64_t address, uint64_t bytes, uint64_t handle) {
   sp_allocations_unlock(table);
 }
 
+/* A mapping takes no memory, so it is not charged. Without room for its row it is not noted. */
 SP_WRAPPER(cuMemMap,
            (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
             unsigned long long flags),
@@ -135,8 +146,8 @@ SP_WRAPPER(cuMemMap,
   return result;
 }
 
-/* Any mapping in [from, end), or NULL. Searched only if no known mapping begins at an address, because we have not seen
- * the call that made it. */
+/* Any mapping that begins in [from, end), or NULL, by a search of all rows. Called only if no known mapping begins at
+ * an address, because we have not seen the call that made it. The caller holds the lock. */
 static struct sp_allocation *mapping_in(struct sp_allocation_table *table, uint64_t from, uint64_t end) {
   for (uint64_t index = 0; index < table->row_count; index++) {
     struct sp_allocation *row = &table->rows[index];
@@ -147,8 +158,9 @@ static struct sp_allocation *mapping_in(struct sp_allocation_table *table, uint6
   return NULL;
 }
 
-/* Remove the rows of a range, which may have several whole mappings. The program chooses its addresses and maps nothing
- * there before it knows that they are free, so the rows may be removed after the driver has unmapped. */
+/* The driver has unmapped [from, end), which may have several whole mappings: remove their rows, each with its
+ * reference to the memory. The program chooses its addresses and maps nothing there before it knows that they are free,
+ * so the rows may be removed after the driver has unmapped. */
 static void forget_mappings(uint64_t from, uint64_t end) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {

@@ -1,4 +1,10 @@
-/* The memory of pools: the share is charged for what a pool holds, as the driver reports it. */
+/*
+ * The memory of pools: the share is charged for what a pool holds, as the driver reports it. Of each pool is known:
+ * `charged`, what it held by the driver's last answer; `live`, the sum of its allocations; and what is reserved for
+ * allocations under way, by which it may grow (`in_flight`). All this is guarded by the table's lock (pool_table.h),
+ * under which the driver is not called. The executable graphs of a device have one more pool, which has no handle
+ * (NULL).
+ */
 #include "hook/memory/pool_table.h"
 
 #include <errno.h>
@@ -13,8 +19,8 @@
 
 static uint32_t dirty; /* a pool may hold more than its allocations, and may return that at any synchronise */
 
-/* The entry of a pool, added if it is new; `handle` NULL: the pool of graphs. NULL: the driver does not tell what its
- * pools hold, or there is no room. */
+/* The entry of a pool, added and charged if it is new; `handle` NULL: the pool of the device's graphs. NULL: the driver
+ * does not tell what its pools hold, or there is no room. */
 struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
   struct sp_pools *pools = sp_pools_lock(true);
   if (pools == NULL) {
@@ -40,11 +46,13 @@ struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
   return pool;
 }
 
+/* Is this pool never charged? */
 bool sp_pool_is_unpaid(const struct sp_pool *pool) {
   return pool->state == SP_POOL_UNPAID;
 }
 
-/* Note that this pool is never charged. Does nothing if it has an entry already. */
+/* Note that this pool is never charged: it is of host memory, or another process is charged for it. Does nothing if it
+ * has an entry already. */
 void sp_pool_unpaid(CUmemoryPool handle) {
   struct sp_pools *pools = sp_pools_lock(true);
   if (pools != NULL) {
@@ -55,12 +63,13 @@ void sp_pool_unpaid(CUmemoryPool handle) {
   }
 }
 
+/* The device (CUdevice) of the pool's memory, which may not be that of the stream. */
 int sp_pool_device(const struct sp_pool *pool) {
   return pool->device;
 }
 
-/* Correct the charge to what the pool holds. Allocations under way have a charge of their own. The caller holds the
- * lock, which is let go meanwhile. */
+/* Correct the charge to what the pool holds, by asking the driver. Allocations under way have a charge of their own.
+ * The caller holds the lock, which is let go while the driver is asked. */
 static void refresh(struct sp_pools *pools, struct sp_pool *pool) {
   uint64_t now = 0, number = 0; /* both stay 0 for a destroyed pool: the driver is not asked about it */
   if (pool->state == SP_POOL_OPEN && sp_pools_ask(pools, pool, &now, &number) != SP_ANSWER_TOLD) {
@@ -81,7 +90,8 @@ static void refresh(struct sp_pools *pools, struct sp_pool *pool) {
   sp_slot_memory(pool->device, (int64_t)(now - before));
 }
 
-/* Correct the charges of the pools of a device, or of all pools if `every`. Set `dirty` anew. */
+/* Correct the charges of the pools of a device, or of all pools if `every`. Set `dirty` anew: does any pool still hold
+ * more than its allocations? */
 static void refresh_all(int device_ordinal, bool every) {
   struct sp_pools *pools = sp_pools_lock(false);
   bool keeps = false;
@@ -104,7 +114,8 @@ static void refresh_all(int device_ordinal, bool every) {
   }
 }
 
-/* If some pool may hold more than its allocations, ask the driver what all pools hold. */
+/* If some pool may hold more than its allocations, ask the driver what all pools hold, and correct the charges. Called
+ * when the program has waited for work, as pools may have shrunk then, and before it is told a figure. errno stays. */
 void sp_pools_look(void) {
   if (__builtin_expect(__atomic_load_n(&dirty, __ATOMIC_RELAXED) != 0, 0)) {
     int saved_errno = errno;
@@ -136,12 +147,13 @@ void sp_pools_context_gone(void) {
   sp_pools_look();
 }
 
-/* The pool of graphs has no handle, so all pools of its device are refreshed. */
+/* Correct the charge of the device's pool of graphs. All pools of the device are asked, because that one has no
+ * handle. */
 void sp_pools_refresh_graphs(int device_ordinal) {
   refresh_all(device_ordinal, false);
 }
 
-/* Ask what this pool holds, and correct its charge. */
+/* Ask what this pool holds, and correct its charge. Called after a trim, or a change of the pool's attributes. */
 void sp_pool_refresh(CUmemoryPool handle) {
   struct sp_pools *pools = sp_pools_lock(false);
   for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
@@ -178,7 +190,7 @@ void sp_pool_closing(CUmemoryPool handle) {
   errno = saved_errno;
 }
 
-/* The driver has refused to destroy the pool. */
+/* The driver has refused to destroy the pool: it may be asked about it again. */
 void sp_pool_stays(CUmemoryPool handle) {
   struct sp_pools *pools = sp_pools_lock(false);
   struct sp_pool *pool = pools != NULL ? sp_pools_find(pools, SP_NO_DEVICE, handle) : NULL;
@@ -190,7 +202,7 @@ void sp_pool_stays(CUmemoryPool handle) {
   }
 }
 
-/* The program has destroyed the pool. Its entry stays while it holds memory that is still allocated. */
+/* The program has destroyed the pool. Its entry stays, and its charge, while memory of it is still allocated. */
 void sp_pool_destroyed(CUmemoryPool handle) {
   struct sp_pools *pools = sp_pools_lock(false);
   for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
@@ -210,7 +222,7 @@ void sp_pool_destroyed(CUmemoryPool handle) {
   }
 }
 
-/* Before a refusal: have the device's pools return what they do not use. */
+/* Before a refusal: have the device's pools return what they do not use, and correct their charges. */
 void sp_pools_shrink(int device_ordinal) {
   const struct sp_driver *driver = sp_driver();
   if (!sp_pools_exist()) {
@@ -251,18 +263,20 @@ void sp_pools_shrink(int device_ordinal) {
   refresh_all(device_ordinal, false);
 }
 
+/* The bytes, rounded up to a multiple of `to`, unless that would overflow. */
 static uint64_t round_up(uint64_t bytes, uint64_t to) {
   return bytes > UINT64_MAX - to ? bytes : (bytes + to - 1) / to * to;
 }
 
-/* How much the pool grows for an allocation of `bytes`, unless its unused part is fragmented. It grows at its end. */
+/* By how much the pool is assumed to grow for an allocation of `bytes`. It grows at its end, so its unused part serves
+ * some of them; that is not so if the unused part is fragmented. */
 static uint64_t growth_for(const struct sp_pool *pool, uint64_t bytes) {
   uint64_t unused = pool->charged > pool->live ? pool->charged - pool->live : 0;
   return bytes <= unused ? 0 : round_up(bytes - unused, pool->grain);
 }
 
-/* An allocation is not under way any more; with the last one all of `in_flight` ends. Returns by how much that has
- * fallen. The caller holds the lock. */
+/* An allocation that has reserved `growth` is not under way any more; with the last one all of in_flight ends. Returns
+ * by how much in_flight has fallen. The caller holds the lock. */
 static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
   uint64_t before = pool->in_flight;
   pool->under_way--;
@@ -270,8 +284,8 @@ static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
   return before - pool->in_flight;
 }
 
-/* Reserve what the pool may grow by. False: it does not fit under the cap, and the allocation is taken out of the
- * pool's counts again. */
+/* Charge the share with what the pool may grow by. False: it does not fit under the cap, and the allocation is taken
+ * out of the pool's counts again. */
 static bool reserve_growth(struct sp_growth *growth) {
   struct sp_pool *pool = growth->pool;
   if (sp_memory_reserve(pool->device, growth->growth)) {
@@ -281,12 +295,13 @@ static bool reserve_growth(struct sp_growth *growth) {
   pool->live -= growth->bytes;
   uint64_t less = leave(pool, growth->growth);
   sp_pools_unlock(pools);
-  sp_slot_memory(pool->device, (int64_t)(growth->growth - less)); /* its own growth in `less` was never charged */
+  sp_slot_memory(pool->device, (int64_t)(growth->growth - less)); /* `less` has its own growth, never charged */
   return false;
 }
 
-/* Reserve for an allocation what the pool may grow by. False: it does not fit under the cap, and nothing has
- * changed. */
+/* Before an allocation of `bytes` from the pool: reserve what the pool may grow by, into *growth. False: it does not
+ * fit under the cap, and nothing has changed. After the driver's call the caller calls sp_pool_grown or
+ * sp_pool_undone. */
 bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
   struct sp_pools *pools = sp_pools_lock(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
@@ -298,8 +313,9 @@ bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t byte
   return reserve_growth(growth);
 }
 
-/* Reserve for a graph what the pool may grow by: all of its bytes, because another graph may use what the pool keeps.
- * False: they do not fit under the cap, and nothing has changed. */
+/* Before a graph takes its memory: reserve all of its `bytes`, because another graph may use what the pool keeps.
+ * False: they do not fit under the cap, and nothing has changed. After the driver's call the caller calls sp_pool_grown
+ * or sp_pool_undone. */
 bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
   struct sp_pools *pools = sp_pools_lock(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = 0, .growth = bytes};
@@ -309,8 +325,8 @@ bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_
   return reserve_growth(growth);
 }
 
-/* The driver has allocated: correct the charge to what the pool holds now. False: it has grown past the cap, and the
- * caller must free the allocation again. */
+/* The driver has allocated: end the reservation, and correct the charge to what the pool holds now. False: it has grown
+ * past the cap, and the caller must free the allocation again, then call sp_pool_undone. */
 bool sp_pool_grown(struct sp_growth *growth) {
   struct sp_pool *pool = growth->pool;
   struct sp_pools *pools = sp_pools_lock(false);
@@ -328,6 +344,7 @@ bool sp_pool_grown(struct sp_growth *growth) {
   case SP_ANSWER_TOLD:
     break;
   }
+  /* What the share is charged for the pool, with what is reserved, before and after. */
   uint64_t before = pool->charged + pool->in_flight;
   leave(pool, growth->growth);
   uint64_t after = now + pool->in_flight;
@@ -355,8 +372,8 @@ bool sp_pool_grown(struct sp_growth *growth) {
   return fits;
 }
 
-/* An allocation has failed: end its reservation. `allocated`: the driver had made it, sp_pool_grown refused it, and it
- * is freed again. */
+/* An allocation has failed: end its reservation. `allocated`: the driver had made it, sp_pool_grown refused it and
+ * ended the reservation, and the memory has been freed again. */
 void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
   struct sp_pool *pool = growth->pool;
   struct sp_pools *pools = sp_pools_lock(false);
@@ -371,8 +388,8 @@ void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
   }
 }
 
-/* An allocation of the pool was freed. The pool may keep its memory, so the charge changes later, when the driver is
- * asked. */
+/* An allocation of the pool was freed; `taken` is its row. The pool may keep its memory, so the charge changes later,
+ * when the driver is asked. */
 void sp_pool_freed(const struct sp_allocation *taken) {
   struct sp_pool *pool = (struct sp_pool *)(uintptr_t)taken->owner;
   struct sp_pools *pools = sp_pools_lock(false);

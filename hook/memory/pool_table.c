@@ -5,6 +5,8 @@
 
 static void *shared_pools;
 
+/* Lock the table of pools. NULL: there is none yet; with `create` it is made, and NULL means that there is no memory
+ * for it. */
 struct sp_pools *sp_pools_lock(bool create) {
   struct sp_pools *pools = create ? sp_map_wiped(&shared_pools, sizeof *pools)
                                   : __atomic_load_n((struct sp_pools **)&shared_pools, __ATOMIC_ACQUIRE);
@@ -14,14 +16,18 @@ struct sp_pools *sp_pools_lock(bool create) {
   return pools;
 }
 
+/* Is there a table of pools? It is never removed. */
 bool sp_pools_exist(void) {
   return __atomic_load_n((struct sp_pools **)&shared_pools, __ATOMIC_ACQUIRE) != NULL;
 }
 
+/* Unlock the table. */
 void sp_pools_unlock(struct sp_pools *pools) {
   pthread_mutex_unlock(&pools->lock);
 }
 
+/* Ask the driver how many *bytes a pool has reserved on the device; `handle` NULL: the graphs' pool. False: it does not
+ * tell. The caller does not hold the lock. */
 bool sp_pools_ask_driver(int device_ordinal, CUmemoryPool handle, uint64_t *bytes) {
   const struct sp_driver *driver = sp_driver();
   *bytes = 0;
@@ -34,6 +40,9 @@ bool sp_pools_ask_driver(int device_ordinal, CUmemoryPool handle, uint64_t *byte
          driver->cuMemPoolGetAttribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, bytes) == CUDA_SUCCESS;
 }
 
+/* Ask the driver how many *bytes an open pool holds. The caller holds the lock, which is let go meanwhile; pool->asking
+ * keeps the pool from being destroyed and its entry from being reused. *number: of the question. LATER: the answer to a
+ * later question is in pool->charged already. */
 enum sp_answer sp_pools_ask(struct sp_pools *pools, struct sp_pool *pool, uint64_t *bytes, uint64_t *number) {
   if (pool->closing) {
     return SP_ANSWER_UNTOLD;
@@ -53,6 +62,8 @@ enum sp_answer sp_pools_ask(struct sp_pools *pools, struct sp_pool *pool, uint64
   return pool->answered > *number ? SP_ANSWER_LATER : SP_ANSWER_TOLD;
 }
 
+/* The entry of a living pool, or NULL. The device counts only for the pool of graphs, which has no handle. The caller
+ * holds the lock. */
 struct sp_pool *sp_pools_find(struct sp_pools *pools, int device_ordinal, CUmemoryPool handle) {
   for (uint32_t index = 0; index < pools->count; index++) {
     struct sp_pool *pool = &pools->pools[index];
@@ -64,6 +75,8 @@ struct sp_pool *sp_pools_find(struct sp_pools *pools, int device_ordinal, CUmemo
   return NULL;
 }
 
+/* Put the entry into a free place, about which no question is under way. NULL: there is none. The caller holds the
+ * lock. */
 struct sp_pool *sp_pools_add(struct sp_pools *pools, struct sp_pool entry) {
   uint32_t index = 0;
   while (index < pools->count && (pools->pools[index].state != SP_POOL_FREE || pools->pools[index].asking != 0)) {

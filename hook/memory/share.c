@@ -1,8 +1,9 @@
-/* The share's side of the account: the sum over its slots in the region, and the cap. */
+/* The share's side of the account: the sum over its slots in the region, and the cap. This process charges its own
+ * slot. A device is named by its CUdevice. */
 #include "hook/gate/process.h"
 #include "hook/memory/memory.h"
 
-/* The share's device with this ordinal. NULL: the share does not hold it, or the process is not attached. */
+/* The share's device with this ordinal (CUdevice). NULL: the share does not hold it, or the process is not attached. */
 static struct sp_device *device_of(int ordinal) {
   if (!sp_load(&sp_this_process.attached))
     return NULL;
@@ -12,8 +13,8 @@ static struct sp_device *device_of(int ordinal) {
   return NULL;
 }
 
-/* Ask the region whether the bytes fit under the cap, and charge them if so. 0: they are charged; -1: they do not fit.
- * A device outside the share is never charged. */
+/* Ask the region whether the bytes fit under the cap, and charge them to our slot if so. 0: they are charged; -1: they
+ * do not fit. A device outside the share is never charged: 0. */
 int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (!device)
@@ -26,7 +27,7 @@ int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
              : 0;
 }
 
-/* Change what our slot is charged with. The cap is not asked. */
+/* Change what our slot is charged with by `delta_bytes`. The cap is not asked. */
 void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (!device || !delta_bytes)
@@ -35,13 +36,15 @@ void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
   sp_region_memory_sub(&sp_this_process.region, device->index, (uint64_t)-delta_bytes);
 }
 
+/* Change by `delta_bytes` the part of our slot's charge that was reserved in advance for contexts; the charge itself
+ * stays. Once contexts exist, the agent knows from NVML what they take. */
 void sp_slot_context_memory(int device_ordinal, int64_t delta_bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (device)
     sp_region_context_add(&sp_this_process.region, device->index, delta_bytes);
 }
 
-/* Tell the agent of an allocation that did not fit. */
+/* Tell the agent of an allocation of `bytes` that did not fit. */
 void sp_slot_memory_refused(int device_ordinal, uint64_t bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (!device)
@@ -57,11 +60,13 @@ uint64_t sp_share_memory_limit(int device_ordinal) {
   return limit_bytes ? limit_bytes : UINT64_MAX;
 }
 
+/* What all processes of the share use of the device, as programs are shown it (sp_region_memory_shown). */
 uint64_t sp_share_memory_shown(int device_ordinal) {
   struct sp_device *device = device_of(device_ordinal);
   return device ? sp_region_memory_shown(&sp_this_process.region, device->index) : 0;
 }
 
+/* How much of the device's memory a context takes, as the agent has learned; 0: not known. */
 uint64_t sp_share_context_bytes(int device_ordinal) {
   struct sp_device *device = device_of(device_ordinal);
   return device ? sp_load(&device->grant->context_bytes) : 0;

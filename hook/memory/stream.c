@@ -1,8 +1,14 @@
-/* Wrappers for stream-ordered memory: allocations from pools, and the pools themselves. Such memory belongs to a device
- * and outlives contexts. */
+/*
+ * Wrappers for stream-ordered memory: allocations from pools, and the pools themselves. Such memory belongs to a device
+ * and outlives contexts. A pool is charged for all that it holds (pool.h). In a stream that is capturing, a call makes
+ * a node of a graph and allocates nothing.
+ *
+ * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
+ * (interpose/intercept.h).
+ */
 #include "hook/memory/graph.h"
 
-/* The device's current pool, which serves allocations that name no pool. */
+/* The device's current pool, which serves allocations that name no pool; NULL: not known. */
 static CUmemoryPool current_pool(int device) {
   const struct sp_driver *driver = sp_driver();
   CUmemoryPool pool = NULL;
@@ -34,7 +40,7 @@ static CUresult call(const struct request *request) {
   return result;
 }
 
-/* Free the allocation again: the program will not get it. */
+/* Free the allocation again, in the stream's order: the program will not get it. */
 static void give_back(const struct request *request) {
   const struct sp_driver *driver = sp_driver();
   CUresult (*back)(CUdeviceptr, CUstream) =
@@ -44,7 +50,8 @@ static void give_back(const struct request *request) {
   }
 }
 
-/* The driver does not tell what its pools hold: charge the size that is asked for. */
+/* Make the allocation, and charge its size to the device: the driver does not tell what its pools hold. Returns what
+ * the program gets. */
 static CUresult allocate_bytes(const struct request *request, int device) {
   if (!sp_memory_reserve(device, request->bytes)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -60,8 +67,9 @@ static CUresult allocate_bytes(const struct request *request, int device) {
   return result;
 }
 
-/* Allocate from the pool `handle` and charge that pool. If what it holds cannot be told, charge the stream's `device`
- * with the size. */
+/* Make the allocation from the pool `handle` and charge that pool. If what it holds cannot be told, charge the stream's
+ * `device` with the size. Returns what the program gets: the driver's result, or that there is no memory if it is over
+ * the cap. */
 static CUresult allocate(const struct request *request, int device, CUmemoryPool handle) {
   if (request->bytes == 0) {
     return call(request); /* an empty allocation holds nothing, and all such may have the same address */
@@ -99,6 +107,7 @@ static CUresult allocate(const struct request *request, int device, CUmemoryPool
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Allocations from the device's current pool. `own_stream`: stream 0 is the calling thread's own. */
 #define STREAM_ORDERED(name, own_stream)                                                                               \
   SP_WRAPPER(name, (CUdeviceptr * address, size_t bytes, CUstream stream), (address, bytes, stream)) {                 \
     struct request request = {                                                                                         \
@@ -113,8 +122,8 @@ static CUresult allocate(const struct request *request, int device, CUmemoryPool
 STREAM_ORDERED(cuMemAllocAsync, false)
 STREAM_ORDERED(cuMemAllocAsync_ptsz, true)
 
-/* A pool may be on another device than the stream, or on none. A pool of unknown origin counts as the stream's
- * device's. */
+/* Allocations from a pool that the program names. It may be on another device than the stream, or on none. A pool of
+ * unknown origin counts as the stream's device's. */
 #define FROM_POOL(name, own_stream)                                                                                    \
   SP_WRAPPER(name, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream),                          \
              (address, bytes, pool, stream)) {                                                                         \
@@ -133,6 +142,7 @@ STREAM_ORDERED(cuMemAllocAsync_ptsz, true)
 FROM_POOL(cuMemAllocFromPoolAsync, false)
 FROM_POOL(cuMemAllocFromPoolAsync_ptsz, true)
 
+/* Frees in a stream's order. The pool may keep the memory: the driver does not wait, so the pools are not asked. */
 #define FREE_ASYNC(name, per_thread)                                                                                   \
   SP_WRAPPER(name, (CUdeviceptr address, CUstream stream), (address, stream)) {                                        \
     if (sp_location_captures(stream, per_thread)) {                                                                    \
@@ -143,7 +153,8 @@ FROM_POOL(cuMemAllocFromPoolAsync_ptsz, true)
 FREE_ASYNC(cuMemFreeAsync, false)
 FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 
-/* Note where the pool's memory lies, when the program gets the pool. Managed memory may lie on no particular device. */
+/* The program gets a pool, which has its memory at `location`: a pool on a device gets an entry, one on the host is
+ * never charged. Managed memory may lie on no particular device: then nothing is noted. */
 static void note_pool_location(CUmemoryPool pool, const CUmemLocation *location) {
   if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
     sp_pool_of(location->id, pool);
@@ -152,6 +163,7 @@ static void note_pool_location(CUmemoryPool pool, const CUmemLocation *location)
   }
 }
 
+/* A function that gives the program a pool, in *pool. */
 #define GIVES_POOL(name, parameters, arguments, location)                                                              \
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     CUresult result;                                                                                                   \
@@ -168,6 +180,7 @@ GIVES_POOL(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device), (pool, de
 GIVES_POOL(cuMemGetDefaultMemPool, (CUmemoryPool * pool, CUmemLocation *at, int type), (pool, at, type), at)
 GIVES_POOL(cuMemGetMemPool, (CUmemoryPool * pool, CUmemLocation *at, int type), (pool, at, type), at)
 
+/* The driver frees the pool's handle in the call: before it, no question about the pool may be under way. */
 SP_WRAPPER(cuMemPoolDestroy, (CUmemoryPool pool), (pool)) {
   sp_pool_closing(pool);
   CUresult result;
@@ -180,6 +193,7 @@ SP_WRAPPER(cuMemPoolDestroy, (CUmemoryPool pool), (pool)) {
   return result;
 }
 
+/* After a trim the pool may hold less. */
 SP_WRAPPER(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep_bytes), (pool, keep_bytes)) {
   CUresult result;
   SP_CALL(result, real(pool, keep_bytes));
@@ -187,6 +201,7 @@ SP_WRAPPER(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep_bytes), (pool, keep_
   return result;
 }
 
+/* With a lower release threshold the pool may hold less. */
 SP_WRAPPER(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value), (pool, attribute, value)) {
   CUresult result;
   SP_CALL(result, real(pool, attribute, value));
@@ -194,6 +209,7 @@ SP_WRAPPER(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value
   return result;
 }
 
+/* The pool of another process, which is charged for it. */
 SP_WRAPPER(cuMemPoolImportFromShareableHandle,
            (CUmemoryPool * pool, void *handle, int handle_type, unsigned long long flags),
            (pool, handle, handle_type, flags)) {

@@ -10,6 +10,7 @@
 
 #include "hook/gate/process.h"
 
+/* Begin a new account at `from_ns`: no work is known to have run before that, and no gaps are kept. */
 void sp_busy_begin(struct sp_busy_intervals *busy, int64_t from_ns) {
   busy->until_ns = from_ns;
   busy->count = 0;
@@ -24,7 +25,7 @@ void sp_busy_shift(struct sp_busy_intervals *busy, int64_t by_ns) {
   }
 }
 
-/* Add a gap; if there is no room, the oldest one is forgotten. */
+/* Add a gap in which no work ran; if there is no room, the oldest one is forgotten. */
 static void remember(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns) {
   if (busy->count == SP_GAPS_MAX) {
     busy->count--;
@@ -66,7 +67,8 @@ static int64_t fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t unt
   return filled_ns;
 }
 
-/* Add work. Returns the idle time that this adds; negative: a part of what was idle turns out to be work. */
+/* Work ran from `from_ns` to `until_ns`. Returns the idle time that this adds: the gap in front of it. Negative: a part
+ * of what was idle turns out to be work. */
 int64_t sp_busy_add(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns) {
   int64_t idle_ns = 0;
   if (from_ns > busy->until_ns) {
@@ -80,14 +82,14 @@ int64_t sp_busy_add(struct sp_busy_intervals *busy, int64_t from_ns, int64_t unt
   return idle_ns;
 }
 
-/* Add `work_ns` of work that ran somewhere between the two times: it fills the last gaps there, as far as there is
- * room. Returns what sp_busy_add returns. */
+/* `work_ns` of work ran somewhere between the two times: let it fill the last gaps there, as far as there is room.
+ * Returns what sp_busy_add returns. */
 int64_t sp_busy_fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns, int64_t work_ns) {
   int64_t idle_ns = 0;
   if (until_ns > busy->until_ns) /* first make the time up to there a gap */
     idle_ns = sp_busy_add(busy, until_ns, until_ns);
   while (work_ns > 0) {
-    int64_t first_ns = 0, last_ns = INT64_MIN;
+    int64_t first_ns = 0, last_ns = INT64_MIN; /* the latest gap in the range */
     for (uint32_t index = 0; index < busy->count; index++) {
       int64_t low_ns = busy->gaps[index].from_ns, high_ns = busy->gaps[index].until_ns;
       low_ns = low_ns > from_ns ? low_ns : from_ns;

@@ -10,7 +10,8 @@
 
 static _Alignas(64) uint32_t recording; /* how many threads are inside the driver to record an event of ours */
 
-/* Is the stream capturing, or could a use of it disturb a capture? */
+/* Is the stream capturing, or could a use of it disturb a capture? `per_thread`: NULL is the calling thread's own
+ * stream. */
 bool sp_stream_capturing(void *stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -45,6 +46,7 @@ void sp_streams_capture_begin(void *stream) {
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 
+/* A capture that began in this stream has ended: it does not count any more. */
 void sp_streams_capture_end(void *stream) {
   struct sp_stream_state *state = sp_stream_of_handle(stream);
   if (state)
@@ -52,16 +54,19 @@ void sp_streams_capture_end(void *stream) {
   decrement(&sp_this_process.captures);
 }
 
+/* The stream is gone, and with it all captures that began there: they do not count any more. */
 void sp_captures_end_with(struct sp_stream_state *state) {
   while (decrement(&state->captures))
     decrement(&sp_this_process.captures);
 }
 
+/* Is it the legacy stream, or a thread's own stream, into which other threads can record only through the legacy
+ * stream? */
 bool sp_stream_is_legacy(const struct sp_stream_state *state) {
   return state->owner_thread || ((state->stream == NULL || state->stream == CU_STREAM_LEGACY) && !state->per_thread);
 }
 
-/* Record. The caller knows that this disturbs no capture: see sp_stream_record. */
+/* Record the event. The caller knows that this disturbs no capture: see sp_stream_record. */
 static CUresult record_now(CUevent event, void *stream, bool per_thread) {
   const struct sp_driver *driver = sp_driver();
   if (per_thread && driver->cuEventRecord_ptsz)
@@ -81,8 +86,9 @@ static CUresult record_beside_captures(CUevent event, void *stream, bool per_thr
                                                                            : result;
 }
 
-/* Record into the stream. If that is another thread's own stream, record into the legacy stream, which waits for it.
- * `launching`: the caller launches into the stream anyway. */
+/* Record the event into the stream, unless that could disturb a capture. If it is another thread's own stream, record
+ * into the legacy stream, which waits for it. `launching`: the caller launches into the stream anyway. An error: the
+ * event must not be waited for. */
 CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bool launching) {
   void *stream = state->stream;
   bool per_thread = state->per_thread;

@@ -1,5 +1,6 @@
 /*
- * Computes when markers finished, on the host's clock. The keeper wakes some microseconds after a marker has finished.
+ * Computes when markers finished, on the host's clock. Only the keeper runs this. It wakes some microseconds after a
+ * marker, an event behind work in a stream, has finished.
  * The marker's own timestamp is exact, but on the device's clock. Elapsed times between consecutive markers make a time
  * scale of the device. Two bounds map it to the host's clock:
  *   from above: the smallest difference (host - device) that wake-ups have seen in the last one to two seconds.
@@ -24,7 +25,8 @@
 #define EARLY_NS  2000    /* the bounds of the clocks are wrong by at most this */
 #define TIGHT_NS  100000u /* two bounds nearer to each other than this are both believed */
 
-/* Device time from one event to another. False: the driver does not tell. */
+/* Device time from one event to another, in *ns; negative if `to` finished first. False: the driver does not tell, or
+ * `from` is NULL. */
 bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
   const struct sp_driver *driver = sp_driver();
   float elapsed_ms = 0;
@@ -34,8 +36,9 @@ bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
   return true;
 }
 
-/* Learn an upper bound of the mapping (host - device) from a wake-up: `offset_ns`. A bound is certain when it is seen,
- * so an older lower bound that contradicts it is given up. */
+/* Learn an upper bound of the mapping (host - device): a wake-up at the host's `now_ns` has seen the difference
+ * `offset_ns`. Bounds are kept for this second and the one before. A bound is certain when it is seen, so an older
+ * lower bound that contradicts it is given up. */
 static void learn_most(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
   if (now_ns - clock->window_ns > WINDOW_NS) {
     clock->offset_ns[1] = clock->offset_ns[0];
@@ -54,6 +57,7 @@ static void learn_most(struct sp_clock *clock, int64_t offset_ns, uint64_t now_n
       clock->least_ns[second] = offset_ns;
 }
 
+/* The upper bound of (host - device): the smaller one of the last two seconds. */
 int64_t sp_clock_most_ns(const struct sp_clock *clock) {
   return clock->offset_ns[0] < clock->offset_ns[1] ? clock->offset_ns[0] : clock->offset_ns[1];
 }
@@ -63,8 +67,8 @@ static int64_t least(const struct sp_clock *clock) {
   return clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
 }
 
-/* Learn a lower bound: at `host_ns` the device's clock showed `device_ns` or less; about that if the stream was `idle`.
- */
+/* Learn a lower bound of (host - device): at the host's `host_ns` the device's clock showed `device_ns` or less; about
+ * `device_ns` if the stream was `idle`. An older upper bound that contradicts it is given up. */
 static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device_ns, bool idle) {
   clock->idle[0] |= idle;
   int64_t least_ns = (int64_t)host_ns - device_ns;
@@ -75,7 +79,8 @@ static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device
       clock->offset_ns[second] = least_ns;
 }
 
-/* Was the stream idle when this edge was recorded? It was if the edge is stamped well after the stream's last work. */
+/* Was the stream idle when this marker was recorded? Only an edge without work can tell: it was if the edge is stamped
+ * well after the stream's last work. */
 static bool was_idle(const struct sp_clock *clock, const struct sp_marker *marker) {
   const struct sp_stream_state *state = marker->state;
   return !marker->launches && !marker->awaits &&
@@ -87,13 +92,15 @@ static bool knows_arrival(const struct sp_clock *clock, uint64_t launched_ns) {
   return clock->arrival_seen_ns && (int64_t)(launched_ns - clock->arrival_seen_ns) < (int64_t)(2 * WINDOW_NS);
 }
 
-/* When a launch into an empty stream begins, on the device's scale. */
+/* When a launch into an empty stream, made at the host's `launched_ns`, begins on the device's scale: by the usual
+ * difference of the two if that was learned lately, else by the guess and by what a record takes. */
 int64_t sp_clock_arrived_ns(const struct sp_clock *clock, uint64_t launched_ns) {
   int64_t arrival_ns = knows_arrival(clock, launched_ns) ? clock->arrival_ns : clock->guess_ns - clock->record_ns;
   return (int64_t)launched_ns - arrival_ns;
 }
 
-/* Learn from a launch into an empty stream, which began at `began_ns` on the device's scale. */
+/* Learn from a launch into an empty stream, made at the host's `launched_ns`, which began at `began_ns` on the device's
+ * scale. */
 void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_t began_ns) {
   int64_t arrival_ns = (int64_t)launched_ns - began_ns, most_ns = sp_clock_most_ns(clock);
   if (arrival_ns > most_ns + EARLY_NS)
@@ -106,11 +113,11 @@ void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_
   clock->arrival_seen_ns = launched_ns;
 }
 
-/* Work of another context has ended: its clock becomes the present one. What an event and its record take is a property
- * of the device, so it is copied to a new clock. */
+/* Work of another context has ended: that context's clock becomes the present one, and the present one is kept. What an
+ * event and its record take is a property of the device, so it is copied to a new clock. */
 static void take_up(struct sp_device *device, CUcontext context) {
   struct sp_clock before = device->clock;
-  uint32_t place = device->changes++ % SP_CLOCKS_MAX;
+  uint32_t place = device->changes++ % SP_CLOCKS_MAX; /* the one to give up, if this context has none */
   for (uint32_t index = 0; index < SP_CLOCKS_MAX; index++)
     if (device->clocks[index].context == context)
       place = index;
@@ -120,7 +127,8 @@ static void take_up(struct sp_device *device, CUcontext context) {
     device->clock = (struct sp_clock){.context = context, .event_ns = before.event_ns, .record_ns = before.record_ns};
 }
 
-/* Compute when this marker finished, on both clocks. `blocked`: the keeper slept until then, so its wake-up is a good
+/* The marker at the queue's head has ended: compute when, on both clocks, and bring device->clock, finished_ns,
+ * began_ns and the slot's first_ended_ns up to date. `blocked`: the keeper slept until then, so its wake-up is a good
  * bound. */
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, bool blocked) {
   struct sp_clock *clock = &device->clock;
@@ -135,6 +143,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
   }
   if (clock->context != marker->state->context)
     take_up(device, marker->state->context);
+  /* The scale goes on from the last marker, if the driver tells the time between the two. */
   bool chained = clock->event && sp_clock_elapsed_ns(clock->event, marker->event, &span_ns);
   clock->event = marker->event;
   if (chained) {

@@ -6,8 +6,8 @@
  */
 #include "hook/gate/process.h"
 
-/* Count copies that the driver has accepted, `bytes` in all. Copies into a capture are not made yet, and do not
- * count. */
+/* Count `count` copies that the driver has accepted, `bytes` in all, `way`: which direction. Copies into a capture are
+ * not made yet, and do not count. */
 void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, uint64_t count) {
   if (sp_unlikely(!sp_load(&sp_this_process.attached)) || count == 0)
     return;

@@ -1,7 +1,12 @@
 /*
- * The keeper: one helper thread for each device that a process uses. It waits for markers, wakes the gate, learns
- * durations, drains at the end of a turn and returns an idle turn. It may block in the driver behind a kernel that
- * never ends: the arbiter bounds every drain, so only this process depends on its keeper.
+ * The keeper: one helper thread for each device that a process uses. It waits for markers (events behind launched
+ * work), wakes the gate, learns durations, drains at the end of a turn and returns an idle turn. It may block in the
+ * driver behind a kernel that never ends: the arbiter bounds every drain, so only this process depends on its keeper.
+ *
+ * A turn has the grant's odd word as its name. The process returns it in one of two ways. It drains the turn: the
+ * arbiter has closed the grant, and the keeper waits for the end of the work. Or it parks the turn: the process is
+ * idle, and may enter the same turn again while the grant is open. In both cases device->entered becomes 0 first, which
+ * sends later launches to the slow half of the gate, and then the slot reports the turn drained.
  *
  * Work stands if it is in flight behind a wait of the program that is not over (stand.c). It does not run.
  */
@@ -49,7 +54,8 @@ void sp_keeper_kick(struct sp_device *device) {
   errno = saved;
 }
 
-/* Add a pause of the program to the moving average of its pauses, which sets the linger. */
+/* Add a pause of the program to the moving average of its pauses, device->gap_ns, which sets the linger: how long an
+ * idle turn is kept. */
 static void learn_pause(struct sp_device *device, uint64_t pause_ns) {
   uint64_t gap_ns = sp_load(&device->gap_ns);
   if (pause_ns > 1000000)
@@ -57,16 +63,18 @@ static void learn_pause(struct sp_device *device, uint64_t pause_ns) {
   sp_store(&device->gap_ns, gap_ns - gap_ns / 4 + pause_ns / 4);
 }
 
-/* Before a launch: if nothing is in flight, the program has paused since its last work. Learn how long. */
+/* Called before a launch that enters a turn or waits for one: if nothing is in flight, the program has paused since its
+ * last work. Learn how long. */
 void sp_keeper_pause(struct sp_device *device) {
   uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
   if (finished_ns && now_ns > finished_ns && !sp_device_in_flight(device))
     learn_pause(device, now_ns - finished_ns);
 }
 
-/* Sleep until a kick; `kick` is the counter as the caller has read it. While the process holds a turn (`holding`), the
- * sleep also ends when the grant changes from `word`. Otherwise the grant need not wake the keeper: the thread that
- * enters the next turn kicks it, and an earlier wake-up would take the core from that thread. */
+/* Sleep until a kick, for at most `timeout_ns`; `kick` is the counter as the caller has read it. While the process
+ * holds a turn (`holding`), the sleep also ends when the grant changes from `word`. Otherwise the grant need not wake
+ * the keeper: the thread that enters the next turn kicks it, and an earlier wake-up would take the core from that
+ * thread. */
 static void sleep_until_kicked(struct sp_device *device, uint32_t kick, bool holding, uint32_t word,
                                uint64_t timeout_ns) {
   struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
@@ -84,8 +92,9 @@ static bool queue_empty(const struct sp_device *device) {
   return __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE) == sp_load(&device->queue_head);
 }
 
-/* Wait for the oldest marker, take it out of the queue, and wake the threads that wait for progress. False: the marker
- * stays, because it stands behind a wait of the program that is not over, and may never be. */
+/* The queue is not empty: wait for its oldest marker, take it out, and wake the threads that wait for progress. False:
+ * the marker stays, because it stands behind a wait of the program that is not over, and may never be. May change the
+ * current context. */
 static bool wait_for_marker(struct sp_device *device) {
   const struct sp_driver *driver = sp_driver();
   struct sp_marker *marker = &device->queue[device->queue_head % SP_MARKERS_MAX];
@@ -126,9 +135,9 @@ static void publish(struct sp_device *device) {
   sp_slot_publish(device->slot, report);
 }
 
-/* Publish new idle time at once: time that is not reported as idle counts as work for the arbiter, and its counters
- * never fall. The other counters of a long turn are published now and then, however full the device's queue is.
- * *told_ns: when this last published. */
+/* Publish the report if there is much new idle time: time that is not reported as idle counts as work for the arbiter,
+ * and its counters never fall. The other counters of a long turn are published now and then, however full the device's
+ * queue is. *told_ns: when this last published. Takes turn_lock. */
 static void tell(struct sp_device *device, uint64_t *told_ns) {
   uint64_t now_ns = sp_now_ns();
   int64_t starved_ns = sp_load(&device->starved_ns);
@@ -148,8 +157,8 @@ static bool try_leave(struct sp_device *device) {
   return !sp_threads_inside(device->index);
 }
 
-/* Leave the entered turn, and wait for the threads that are inside the driver. False: the next turn has been entered
- * meanwhile. */
+/* Leave the entered turn, and wait for the threads that are inside the driver. True: no thread launches under it any
+ * more. False: the next turn has been entered meanwhile. Takes turn_lock. */
 static bool leave_turn(struct sp_device *device) {
   pthread_mutex_lock(&device->turn_lock);
   bool left = try_leave(device);
@@ -167,8 +176,8 @@ static bool leave_turn(struct sp_device *device) {
 
 /* Report the turn drained. False: a thread has entered again, and nothing was reported. The time of the drain is the
  * end of the turn's work, even if we see that late. It is the present time if the idle time since then kept others out
- * (`idle_counts`). It is the present time also if work stands (`aside`), because that work was launched after that end.
- * The caller holds turn_lock. */
+ * (`idle_counts`), and also if work stands (device->aside), because that work was launched after that end. The caller
+ * holds turn_lock and has left the turn. */
 static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_counts) {
   if (device->report.held_turn != turn || sp_load(&device->entered))
     return false;
@@ -194,7 +203,9 @@ static bool runs(struct sp_device *device) {
   return has_work(device) && !sp_stands(device);
 }
 
-/* The grant is closed: publish when the work is predicted to end, wait for its end, then report the turn drained. */
+/* The grant is closed: publish when the work is predicted to end, wait for its end, then report the turn drained.
+ * Returns early if a thread has entered the next turn, or if some work cannot be marked: then the keeper's next round
+ * drains again. */
 static void drain(struct sp_device *device, uint32_t turn) {
   if (!leave_turn(device))
     return;
@@ -253,8 +264,8 @@ static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launch
   }
 }
 
-/* The same; `asks`: the driver may be asked whether work stands. For that another context becomes current, so a thread
- * of the program that goes on must not ask. */
+/* Call park_locked with the lock. `asks`: the driver may be asked whether work stands. For that another context becomes
+ * current, so a thread of the program that goes on must not ask. */
 static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended, bool asks) {
   bool stands = asks && sp_stands(device);
   pthread_mutex_lock(&device->turn_lock);
@@ -262,8 +273,8 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
   pthread_mutex_unlock(&device->turn_lock);
 }
 
-/* The process ends: publish its last counts and return its turn. Else it would be billed for the time in which the
- * kernel takes it apart. A thread that still runs may hold the lock for ever: then the last report stays. */
+/* Runs at the end of the process: publish its last counts and return its turns. Else it would be billed for the time in
+ * which the kernel takes it apart. A thread that still runs may hold the lock for ever: then the last report stays. */
 __attribute__((destructor)) static void say_last(void) {
   if (!sp_load(&sp_this_process.attached) || sp_this_process.region.slot->pid != (int32_t)getpid())
     return; /* a child that was cloned without our fork handler: the slot belongs to its parent */
@@ -298,8 +309,8 @@ static bool will_pause(const struct sp_device *device) {
 }
 
 /* How long an idle turn is kept for the program's next launch: twice its usual pause, within bounds. If its pauses are
- * longer than the bounds, the turn is kept for the least time; or not at all, if others wait and the program will
- * pause. */
+ * longer than the upper bound, the turn is kept for the least time; or not at all, if others wait (`contended`) and the
+ * program will pause. */
 static uint64_t linger_ns(const struct sp_device *device, bool contended) {
   uint64_t gap_ns = sp_load(&device->gap_ns), linger = 2 * gap_ns;
   if (gap_ns > LINGER_MAX_NS)
@@ -307,8 +318,8 @@ static uint64_t linger_ns(const struct sp_device *device, bool contended) {
   return linger < LINGER_MIN_NS ? LINGER_MIN_NS : linger > LINGER_MAX_NS ? LINGER_MAX_NS : linger;
 }
 
-/* A thread has waited for its work. If the program will pause, this thread returns the turn itself; else the keeper
- * looks. */
+/* A thread has come back from waiting for its work, and idle time counts. If others wait (`contended`) and the program
+ * will pause, this thread returns the turn itself; else the keeper looks. */
 void sp_keeper_synced(struct sp_device *device, bool contended) {
   SP_UNCANCELLED;
   int saved = errno;
@@ -325,7 +336,8 @@ void sp_keeper_synced(struct sp_device *device, bool contended) {
   errno = saved;
 }
 
-/* The keeper's thread. Each round finishes a marker, drains a closed turn, returns an idle one, or sleeps. */
+/* The keeper's thread for the device `argument`, until the process is not attached any more. Each round finishes a
+ * marker, drains a closed turn, returns an idle one, or sleeps. */
 void *sp_keeper_run(void *argument) {
   struct sp_device *device = argument;
   const struct sp_driver *driver = sp_driver();
@@ -334,6 +346,8 @@ void *sp_keeper_run(void *argument) {
   int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
   if (driver->cuThreadExchangeStreamCaptureMode)
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
+  /* The launches at the last look, and the sleep after it; since when the process is idle (0: it is not); when the
+   * slot's lock was last refreshed, the report published and work with pauses marked; beside_ns as last rung for. */
   uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), told_ns = 0,
            beside_told_ns = 0, marked_ns = 0;
   bool believed = false; /* that the program pauses: believed once for each piece of work */

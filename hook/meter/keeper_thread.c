@@ -16,6 +16,7 @@
 
 static uint32_t keepers; /* how many run */
 
+/* The thread's function: be the device's keeper, and be counted meanwhile. */
 static void *run(void *device) {
   __atomic_fetch_add(&keepers, 1, __ATOMIC_RELAXED);
   sp_keeper_run(device);
@@ -23,7 +24,7 @@ static void *run(void *device) {
   return NULL;
 }
 
-/* Start the thread; it inherits the blocked signals. Returns 0 or an errno. */
+/* Start the keeper's thread, detached; it inherits the blocked signals. Returns 0 or an errno. */
 static int start(struct sp_device *device) {
   pthread_attr_t attributes;
   pthread_t keeper;
@@ -44,7 +45,8 @@ static void block_signals(sigset_t *before) {
   pthread_sigmask(SIG_BLOCK, &all, before);
 }
 
-/* Start the keeper if no thread does so at this moment. The caller has blocked signals. */
+/* Start the keeper if no thread does so at this moment. Returns the keeper's state, which is STARTS if another thread
+ * does. The caller has blocked signals. */
 static enum sp_keeper_state start_once(struct sp_device *device) {
   SP_UNCANCELLED;
   uint32_t none = SP_KEEPER_NONE;
@@ -60,7 +62,8 @@ static enum sp_keeper_state start_once(struct sp_device *device) {
   return state;
 }
 
-/* Start the device's keeper if there is none. False: it cannot be started now, and the launch passes unmetered. */
+/* Start the device's keeper if there is none. False: it cannot be started now, and the launch passes unmetered; for a
+ * second after a failure it is not tried again. */
 bool sp_keeper_start(struct sp_device *device) {
   uint64_t tried_ns = sp_load(&device->keeper_tried_ns), now_ns = sp_now_ns();
   if (tried_ns && now_ns - tried_ns < RETRY_NS)
@@ -108,6 +111,8 @@ static uint32_t count_threads(void) {
   return count;
 }
 
+/* A keeper calls this from time to time: end the process if only keepers are left of its threads. libc counts them, so
+ * the process would never end. */
 void sp_keeper_last(void) {
   if (first_has_ended() && count_threads() <= __atomic_load_n(&keepers, __ATOMIC_RELAXED) + 1)
     exit(0); /* the keepers and the first are left: libc does the same when the last thread has ended */

@@ -1,5 +1,10 @@
 /*
- * Evaluates a finished marker: when did the device run that work, and how long does a unit take?
+ * Evaluates a finished marker, an event that was recorded behind work in a stream: when did the device run that work,
+ * and how long does a unit (the work of one launch) take? Only the keeper, the device's helper thread, runs this.
+ *
+ * Times are on a scale of the device's clock (clock.c) unless they say otherwise. Work that stands is behind a wait of
+ * its stream (for the host, a word, an event) and does not run. An edge is a marker that a thread records just before a
+ * launch. The account of a turn is its spans: when the device had work of ours (busy_intervals.c).
  *
  * An event's time is the end of the work in front of it, unless it was recorded after that end. The beginning of the
  * work is not known: an event in front of it would be stamped before the launch arrives, and short work takes less time
@@ -34,25 +39,30 @@ struct sp_bounds {
   bool dense;      /* the stream has not run empty since the last end: so the length is exact */
 };
 
-/* Is the length of the work known exactly? */
+/* Is marker->work_ns the length of the work exactly? It is if all of it is of one unit that was measured alone, and
+ * predictions are not stretched. */
 static bool is_exact(const struct sp_marker *marker) {
   return marker->profile && !marker->stretch && sp_profile_is_exact(marker->profile);
 }
 
-/* Is the shortest time known that such work has taken, though perhaps not its exact length? */
+/* Is marker->work_ns measured: about the shortest time that such work has taken, though perhaps not its exact
+ * length? */
 static bool is_seen(const struct sp_marker *marker) {
   return marker->profile && !marker->stretch && !marker->guessed;
 }
 
+/* The value, moved into the range from `least` to `most` if it is outside. */
 static int64_t within(int64_t value, int64_t least, int64_t most) {
   return value < least ? least : value > most ? most : value;
 }
 
-/* What is known of the work in front of a marker that has just finished. */
+/* What is known of the work in front of a marker that has just finished. clock->device_ns is its end (sp_clock_finish);
+ * state->ended_ns still is the end of the stream's marker before. */
 static struct sp_bounds bounds_of(const struct sp_device *device, const struct sp_marker *marker) {
   const struct sp_clock *clock = &device->clock;
   const struct sp_stream_state *state = marker->state;
   bool exact = is_exact(marker);
+  /* Two times of the host's clock, on the device's scale. */
   int64_t first_ns = (int64_t)marker->first_ns - clock->guess_ns;
   int64_t recorded_ns = (int64_t)marker->recorded_ns - clock->low_ns;
   struct sp_bounds bounds = {
@@ -77,8 +87,8 @@ static struct sp_bounds bounds_of(const struct sp_device *device, const struct s
   return bounds;
 }
 
-/* Add the work to the device's spans; `work_ns`: its predicted length. Returns what this adds to the device's idle
- * time. */
+/* Add the span of the work to the account; `work_ns`: its predicted length. Returns by how much the turn's idle time
+ * grows; negative: it shrinks. */
 static int64_t add(struct sp_busy_intervals *busy, const struct sp_bounds *bounds, int64_t work_ns) {
   int64_t from_ns = bounds->from_ns, end_ns = bounds->end_ns, launched_ns = end_ns - bounds->rest_ns;
   if (work_ns <= bounds->rest_ns) /* it took longer than predicted, or it waited for other work */
@@ -90,10 +100,11 @@ static int64_t add(struct sp_busy_intervals *busy, const struct sp_bounds *bound
   return sp_busy_add(busy, within(end_ns - work_ns, bounds->least_ns, end_ns), end_ns);
 }
 
-/* Find out until when the device ran another share's work (ours_ns), and let no work of ours begin before that. For a
- * turn may be granted before its predecessor's work has ended, and then its first work waits. If the length of our
- * first launch is known exactly, so is its beginning. Only a single launch shows this: several may have waited for
- * other streams in between. `fresh`: it is the first work since the turn was entered with an empty device. */
+/* Correct `bounds` by the time until which the device ran another share's work (device->ours_ns): no work of ours began
+ * before that. For a turn may be granted before its predecessor's work has ended, and then its first work waits. If the
+ * length of our first launch is known exactly, so is its beginning. Only a single launch shows this: several may have
+ * waited for other streams in between. `fresh`: it is the first work since the turn was entered with an empty
+ * device. */
 static void begin_as_ours(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                           bool fresh) {
   bool exact = is_exact(marker);
@@ -112,9 +123,9 @@ static void begin_as_ours(struct sp_device *device, const struct sp_marker *mark
 }
 
 /* Account work that stood behind a wait: until `back_ns`, when our next turn began, it ran beside another share's turn.
- * What ran later stays in `bounds`. If the work's length is known, the other share's slices in between do not count as
- * its own. But it may have taken longer, like a kernel that spins: beside one other share it had half of the time, give
- * or take a slice. */
+ * That time is reported in the slot, and what ran later stays in `bounds`. If the work's length is known, the other
+ * share's slices in between do not count as its own. But it may have taken longer, like a kernel that spins: beside one
+ * other share it had half of the time, give or take a slice. */
 static void account_beside(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                            int64_t back_ns) {
   struct sp_busy_intervals *busy = &device->busy;
@@ -145,7 +156,9 @@ static void account_put_off(struct sp_device *device, const struct sp_marker *ma
   sp_store(&device->slot->put_off_us, (uint32_t)(device->put_off_ns / 1000));
 }
 
-/* Add finished work to the account: its span, the idle time in front of it, and what ran beside other shares' turns. */
+/* Add finished work to the account: its span, the idle time in front of it, and what ran beside other shares' turns
+ * (`aside`, back_ns: struct sp_device). A change of the idle time is left in device->starved_ns for the next report,
+ * and the end of the work in device->ended_ns. */
 static void account(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds bounds) {
   struct sp_clock *clock = &device->clock;
   uint64_t fresh_ns = __atomic_exchange_n(&device->fresh_ns, 0, __ATOMIC_ACQUIRE);
@@ -189,8 +202,8 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
   sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
 }
 
-/* Learn how long a launch takes to arrive: if the length of work in an empty stream is known exactly, so is its
- * beginning. Not from a turn's first work, which may have waited for another share's. */
+/* Learn how long a launch takes to arrive, for the clock: if the length of work in an empty stream is known exactly, so
+ * is its beginning. Not from a turn's first work, which may have waited for another share's. */
 static void learn_arrival(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   struct sp_clock *clock = &device->clock;
   int64_t began_ns = bounds->end_ns - (int64_t)marker->work_ns, latency_ns = began_ns - bounds->from_ns;
@@ -199,9 +212,9 @@ static void learn_arrival(struct sp_device *device, const struct sp_marker *mark
     sp_clock_learn_arrival(clock, marker->first_ns, began_ns);
 }
 
-/* Learn a unit's length. Not if another thread than the launching one recorded a marker at either end: a launch that
- * was under way meanwhile may be in front of that marker but counted behind it, so the number of launches in between is
- * not known. */
+/* Learn the length of the unit that the marker's work is all of, and keep the longest one. Not if another thread than
+ * the launching one recorded a marker at either end: a launch that was under way meanwhile may be in front of that
+ * marker but counted behind it, so the number of launches in between is not known. */
 static void learn_unit(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   if (marker->foreign || marker->state->foreign)
     return;
@@ -213,7 +226,7 @@ static void learn_unit(struct sp_device *device, const struct sp_marker *marker,
   sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
 }
 
-/* Does any other stream have work in flight? */
+/* Does any stream of the device but this one have work in flight? */
 static bool others(const struct sp_device *device, const struct sp_stream_state *state) {
   uint32_t tail = __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE);
   for (uint32_t place = device->queue_head; place != tail; place++)
@@ -223,9 +236,9 @@ static bool others(const struct sp_device *device, const struct sp_stream_state 
 }
 
 /* If a unit's length depends on its data, its prediction comes from its short runs, so too much of it would be in
- * flight. So predictions are stretched by the ratio of what the work of a stream takes on average to what was
- * predicted. Only a stream that has the device to itself counts: beside another stream a kernel may spin until the
- * other's kernel has run, and a stretch from that would hold that kernel back. */
+ * flight. So predictions are stretched (device->stretch) by the ratio of what the work of a stream takes on average to
+ * what was predicted. Only a stream that has the device to itself counts (device->sole): beside another stream a kernel
+ * may spin until the other's kernel has run, and a stretch from that would hold that kernel back. */
 static void learn_stretch(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   const struct sp_stream_state *state = marker->state;
   bool sole = device->sole == state,
@@ -243,6 +256,7 @@ static void learn_stretch(struct sp_device *device, const struct sp_marker *mark
   /* It grows faster than it shrinks: too little work in flight costs less than a late drain. */
   uint64_t window_ns = longer ? STRETCH_NS / 4 : STRETCH_NS;
   uint64_t rest = took_ns < window_ns ? SP_STRETCH - took_ns * SP_STRETCH / window_ns : 0;
+  /* Both sums decay, so their ratio is an average over recent work. */
   device->took_ns = device->took_ns * rest / SP_STRETCH + took_ns;
   device->thought_ns = device->thought_ns * rest / SP_STRETCH + thought_ns;
   uint64_t stretch = device->thought_ns ? device->took_ns * SP_STRETCH / device->thought_ns : 0;
@@ -251,19 +265,20 @@ static void learn_stretch(struct sp_device *device, const struct sp_marker *mark
   sp_store(&device->stretch, (uint32_t)(stretch < STRETCH_MAX ? stretch : STRETCH_MAX) - SP_STRETCH);
 }
 
-/* Had the work in front of the marker ended when the marker was recorded, judged by its known length? */
+/* Had the work in front of the marker ended before the marker was recorded, judged by the work's known length? */
 static bool had_ended(const struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   int64_t recorded_ns = (int64_t)marker->recorded_ns - device->clock.guess_ns;
   return is_seen(marker) && bounds->from_ns + (int64_t)marker->work_ns <= recorded_ns;
 }
 
-/* Learn how long after its record an event in an empty stream is stamped. A launch takes at least as long to begin. */
+/* Learn that an event in an empty stream was stamped `took_ns` after its record. A launch takes at least as long to
+ * begin. */
 static void learn_record(struct sp_clock *clock, int64_t took_ns) {
   clock->record_ns += (took_ns - clock->record_ns) / 8;
 }
 
-/* Learn from an edge, an event without work in front of it. Behind another edge it shows how long an event takes on the
- * device, which is not work. */
+/* Learn from a marker without work in front of it, as edges can be: how long a record takes to be stamped. Behind
+ * another marker it shows how long an event takes on the device, which is not work. */
 static void learn_edge(struct sp_device *device, const struct sp_marker *marker) {
   struct sp_clock *clock = &device->clock;
   const struct sp_stream_state *state = marker->state;
@@ -277,15 +292,16 @@ static void learn_edge(struct sp_device *device, const struct sp_marker *marker)
     clock->event_ns = clock->event_ns ? clock->event_ns + (took_ns - clock->event_ns) / 8 : took_ns;
 }
 
-/* Learn for how long work stands: the marker shows when the wait in front of it was over. */
+/* Learn for how long work stands, as a moving average: the marker is an edge behind a wait, and shows when that wait
+ * was over. */
 static void learn_wait(struct sp_device *device, const struct sp_marker *marker) {
   int64_t over_ns = device->clock.device_ns + device->clock.guess_ns;
   uint64_t stood_ns = (uint64_t)within(over_ns - (int64_t)marker->recorded_ns, 0, STOOD_NS);
   device->stood_ns += stood_ns / 4 - device->stood_ns / 4;
 }
 
-/* The queue's head is finished: learn from it, and take it out. `waited`: its event has ended, else nothing is learned.
- * `blocked`: it had not ended when the wait began. */
+/* The keeper is through with the marker at the queue's head: learn from it, and take it out. `waited`: its event has
+ * ended, else nothing is learned. `blocked`: it had not ended when the wait began. Takes queue_lock. */
 void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_stream_state *state = marker.state;

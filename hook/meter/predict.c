@@ -1,6 +1,6 @@
-/* Predicts durations, with one row for each function and grid, or executable graph. Predictions bound the work in
- * flight and publish_drain_eta the end of a drain; they are never billed. Rows are read and written without a lock: a
- * torn or lost update costs one imprecise prediction. */
+/* Predicts how long a unit takes, the work of one launch: a row for each function with its grid, or executable graph.
+ * Predictions bound the work in flight, and publish_drain_eta the end of a drain; they are never billed. Rows are read
+ * and written without a lock: a torn or lost update costs one imprecise prediction. */
 #include "hook/gate/process.h"
 
 #define ROWS   16384u /* a power of two; 256 KiB, touched as used */
@@ -8,11 +8,13 @@
 
 static struct sp_work_profile rows[ROWS];
 
+/* The hash of a key; its low bits choose the first of the PROBES rows in which the key may be. */
 static inline uint64_t hash_of(uint64_t key) {
   return key * 0x9e3779b97f4a7c15u >> 40;
 }
 
-/* The row of the unit, which it gets now if it has none. Never NULL. */
+/* The row of the unit with this key (sp_work_key), which it gets now if it has none. Never NULL. Called at every
+ * launch. */
 struct sp_work_profile *sp_profile_find(uint64_t key) {
   uint64_t hash = hash_of(key);
   for (uint64_t probe = 0; probe < PROBES; probe++) {
@@ -35,7 +37,8 @@ struct sp_work_profile *sp_profile_find(uint64_t key) {
   return row;
 }
 
-/* The unit's work has changed, so its prediction is out of date; or the unit is `gone`, and so is its prediction. */
+/* The unit's work has changed, so its prediction is out of date, and is only a guess until the unit is measured again;
+ * or the unit is `gone`, and so is its prediction. */
 void sp_profile_changed(uint64_t key, bool gone) {
   uint64_t hash = hash_of(key);
   for (uint64_t probe = 0; probe < PROBES; probe++) {
@@ -52,7 +55,8 @@ void sp_profile_changed(uint64_t key, bool gone) {
   }
 }
 
-/* Learn from `launches` of the unit that took `elapsed_ns` in all; or at most that, if it is not `exact`. */
+/* Learn from `launches` of the unit in this `version`, one after the other, that took `elapsed_ns` in all; or at most
+ * that, if it is not `exact`. Nothing is learned if the unit has changed since. */
 void sp_profile_learn(struct sp_work_profile *profile, uint8_t version, uint32_t launches, uint64_t elapsed_ns,
                       bool exact) {
   if (launches == 0 || version != sp_load(&profile->version)) /* the unit has changed since it was launched */

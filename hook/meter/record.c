@@ -31,7 +31,7 @@ static bool reserve_place(struct sp_device *device) {
   return room;
 }
 
-/* Put the marker into a reserved place; NULL: give the place up. Returns the place + 1. */
+/* Put the marker into the reserved place, which is the queue's next; NULL: give the place up. Returns the place + 1. */
 static uint32_t use_place(struct sp_device *device, const struct sp_marker *marker) {
   pthread_mutex_lock(&device->queue_lock);
   device->queue_kept--;
@@ -101,8 +101,8 @@ static bool is_final(CUresult result) {
          (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
 }
 
-/* Record a marker, with the state locked. Returns the place in the queue + 1; 0: it was not recorded, and the work
- * stays pending, or is given up after a permanent error. */
+/* Record a marker; the caller has locked the state, and sp_stream_mark_by tells the parameters. Returns the place in
+ * the queue + 1; 0: it was not recorded, and the work stays pending, or is given up after a permanent error. */
 static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged) {
   const struct sp_driver *driver = sp_driver();
   struct sp_device *device = state->device;
@@ -134,8 +134,9 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
   return 0;
 }
 
-/* Record a marker. `edged`: another one was recorded just before the launch. Returns the marker's place in the queue +
- * 1; 0: another thread records there now, the stream may be full, or the driver has refused. */
+/* Record a marker behind the stream's pending work; the keeper is not woken. `recorder`: which thread the caller is.
+ * `edged`: it has recorded another marker just before its launch. Returns the marker's place in the queue + 1; 0:
+ * another thread records there now, no event is free, the stream may be full, or the driver has refused. */
 uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recorder, bool edged) {
   const struct sp_driver *driver = sp_driver();
   if (!driver->cuEventCreate || !driver->cuEventRecord)
@@ -150,8 +151,8 @@ uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recor
   return place;
 }
 
-/* Record a marker and wake the keeper. `launching`: the caller launches into the stream; `edged`: it has recorded
- * another marker just before that launch. False: none was recorded. */
+/* Record a marker behind the stream's pending work and wake the keeper. `launching`: the caller launches into the
+ * stream; `edged`: it has recorded another marker just before that launch. False: none was recorded. */
 bool sp_stream_mark(struct sp_stream_state *state, bool launching, bool edged) {
   bool marked = sp_stream_mark_by(state, launching ? SP_BY_LAUNCHER : SP_BY_CALLER, edged) != 0;
   if (marked)
@@ -159,13 +160,14 @@ bool sp_stream_mark(struct sp_stream_state *state, bool launching, bool edged) {
   return marked;
 }
 
-/* Record a marker as the launching thread, without waking the keeper. False: none was recorded. */
+/* Record a marker as the launching thread, to measure the work on one side of it, without waking the keeper. `edged`:
+ * it has recorded another marker just before its launch. False: none was recorded. */
 bool sp_stream_measure(struct sp_stream_state *state, bool edged) {
   return sp_stream_mark_by(state, SP_BY_LAUNCHER, edged) != 0;
 }
 
-/* Record the event that shows when the next launch began to run. device->start_state becomes its stream, or NULL if
- * none was recorded. */
+/* Before a turn is entered: record the event that shows when the next launch began to run, as the turn may be granted
+ * before its predecessor's work has ended. device->start_state becomes its stream, or NULL if none was recorded. */
 void sp_stream_start(struct sp_stream_state *state) {
   const struct sp_driver *driver = sp_driver();
   struct sp_device *device = state->device;

@@ -5,8 +5,8 @@
  */
 #include "hook/gate/process.h"
 
-/* Is the marker's wait over? The keeper asks instead of waiting in the driver, where it could not return the turn. The
- * marker's context becomes current. */
+/* Is the wait in front of this marker, an edge, over? The keeper asks instead of waiting in the driver, where it could
+ * not return the turn. True also if the driver cannot tell. The marker's context becomes current. */
 static bool is_over(const struct sp_marker *marker) {
   const struct sp_driver *driver = sp_driver();
   if (!driver->cuEventQuery || sp_load(&marker->state->dead))
@@ -16,6 +16,7 @@ static bool is_over(const struct sp_marker *marker) {
   return driver->cuEventQuery(marker->event) != CUDA_ERROR_NOT_READY;
 }
 
+/* The marker at this place; the queue is a ring. */
 static const struct sp_marker *marker_at(const struct sp_device *device, uint32_t place) {
   return &device->queue[place % SP_MARKERS_MAX];
 }

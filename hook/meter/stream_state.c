@@ -1,4 +1,9 @@
-/* Stream states: the state of each stream, from its first launch to the end of its context. */
+/*
+ * Stream states: the state of each stream, from its first launch to the end of its context. Launched work is pending
+ * until a marker, a timing event, is recorded behind it (record.c). The keeper, the device's helper thread, then waits
+ * for the marker; until it has finished, the marker is outstanding. The functions here also have markers recorded in
+ * several streams: at the end of a turn, before the program waits, and before a stream goes.
+ */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -17,13 +22,13 @@ static bool default_stream(const void *stream) {
   return (uintptr_t)stream <= 2;
 }
 
-/* Is it the calling thread's own stream? */
+/* Does the handle name the calling thread's own stream? `per_thread`: in this call NULL does. */
 static bool own_stream(const void *stream, bool per_thread) {
   return stream == CU_STREAM_PER_THREAD || (per_thread && stream == NULL);
 }
 
-/* Is it the state of that stream? `owner`: of a thread's own stream, its record's index + 1; else 0. A handle names one
- * stream, whatever the context; the default streams are each context's own. */
+/* Is it the state of the stream with this handle? `owner`: of a thread's own stream, its record's index + 1; else 0. A
+ * handle names one stream, whatever the context; the default streams are each context's own. */
 static bool state_matches(const struct sp_stream_state *state, const struct sp_device *device, const void *stream,
                           bool per_thread, uint32_t owner, const void *context) {
   if (!__atomic_load_n(&state->live, __ATOMIC_ACQUIRE))
@@ -37,14 +42,15 @@ static bool state_matches(const struct sp_stream_state *state, const struct sp_d
   return !default_stream(stream) || (state->context == context && state->per_thread == per_thread);
 }
 
-/* Drop the events of a dead context: they were destroyed with it. */
+/* Forget the events of a dead context: they were destroyed with it. */
 static void drop_events(struct sp_stream_state *state) {
   memset(state->events, 0, sizeof state->events);
   state->start_event = NULL;
 }
 
-/* A state to use for a stream of the context; NULL: none is free. A state of another living context cannot be taken:
- * its events belong to that context, and the keeper's clock may hold one. The caller holds table_lock. */
+/* A state to use for a stream of the context, new or left by a stream that is gone; NULL: none is free. A state of
+ * another living context cannot be taken: its events belong to that context, and the keeper's clock may hold one. The
+ * caller holds table_lock. */
 static struct sp_stream_state *free_state(const void *context) {
   for (uint32_t index = 0; index < SP_STREAMS_MAX; index++) {
     struct sp_stream_state *state = &states[index];
@@ -61,9 +67,9 @@ static struct sp_stream_state *free_state(const void *context) {
   return NULL;
 }
 
-/* Find a stream's own context and that context's device, where its work runs and its events are made. They may differ
- * from the current ones. If the driver does not tell, the arguments stay, which is right for the default streams.
- * *device becomes NULL if the share does not hold it. */
+/* Find a stream's own context and that context's device, where its work runs and its events are made. On entry *context
+ * and *device are the current ones. If the driver does not tell, they stay, which is right for the default streams.
+ * *device becomes NULL if the share does not hold the device. */
 static void find_home(void *stream, CUcontext *context, struct sp_device **device) {
   const struct sp_driver *driver = sp_driver();
   CUcontext own = NULL, current = *context;
@@ -78,8 +84,9 @@ static void find_home(void *stream, CUcontext *context, struct sp_device **devic
   *device = found;
 }
 
-/* The state of the stream, made at its first use. NULL: no state is free, or the share does not hold the stream's
- * device. */
+/* The state of the stream, made at its first use. `device`: of the current context; `thread`: the calling one;
+ * `per_thread`: NULL means its own stream. NULL: no state is free, or the share does not hold the stream's device. May
+ * take table_lock. */
 struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_thread *thread, void *stream,
                                        bool per_thread) {
   SP_UNCANCELLED;
@@ -180,7 +187,8 @@ bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns) {
 }
 
 /* Record a marker behind all pending work of the device, and wake the keeper. `context`: only in the streams of this
- * context, which is current; NULL: in all, and then the current context changes. */
+ * context, which is current; NULL: in all, and then the current context changes, so only a keeper may ask for that.
+ * `recorder`: which thread the caller is. */
 void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder) {
   const struct sp_driver *driver = sp_driver();
   uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
@@ -197,8 +205,9 @@ void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_record
   }
 }
 
-/* Has the stream pending work of this context, and may this thread record a marker there? Another thread's own stream
- * could be reached only through the legacy stream, for which all other streams would wait. */
+/* Has the stream pending work of this device and context, and may the thread with the record `owner` (its index + 1)
+ * record a marker there? Another thread's own stream could be reached only through the legacy stream, for which all
+ * other streams would wait. */
 static bool may_mark(struct sp_stream_state *state, const struct sp_device *device, const void *context,
                      uint32_t owner) {
   return sp_load(&state->pending_ns) && sp_load(&state->device) == device &&
@@ -206,8 +215,9 @@ static bool may_mark(struct sp_stream_state *state, const struct sp_device *devi
          (!state->owner_thread || state->owner_thread == owner);
 }
 
-/* Has the thread seen the end of all work in the stream, by waiting for an event behind it? False also while idle time
- * counts: a marker is needed then, from which the keeper learns at once that the work has ended. */
+/* Has the thread seen the end of all work in the stream, by waiting for an event behind it? Then no marker is needed.
+ * False also while idle time counts: then one is, from which the keeper learns at once that the work has ended. The
+ * driver is asked only if the thread has launched nothing since that wait. */
 bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread) {
   const struct sp_device *device = state->device;
   return thread->event_launches == thread->launches[device->index] + 1 && !state->owner_thread &&
@@ -215,8 +225,9 @@ bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread 
          sp_driver()->cuStreamQuery(state->stream) == CUDA_SUCCESS;
 }
 
-/* Before a synchronising call: record a marker behind the pending work of each stream that it waits for. thread->closed
- * names the one that has ended when the call returns; 0: none. */
+/* Before a synchronising call: record a marker behind the pending work of each stream that it waits for, as far as this
+ * thread may, and wake the keeper if its next look is too late. `sync` and `stream` say what the call waits for.
+ * thread->closed names the marker that has ended when the call returns, by its place in the queue + 1; 0: none. */
 void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
                       enum sp_sync sync) {
   SP_UNCANCELLED;
@@ -234,7 +245,7 @@ void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *
     if (!may_mark(state, device, context, owner))
       continue;
     if (sync == SP_SYNC_STREAM && !(own ? state->owner_thread != 0 : default_stream(stream) || state->stream == stream))
-      continue;
+      continue; /* another stream; the legacy stream waits for all streams */
     if (sync == SP_SYNC_EVENT && sp_load(&state->outstanding))
       continue; /* the stream seems to go on: it will be marked in its time */
     if (sp_stream_over(state, thread))
@@ -243,6 +254,7 @@ void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *
     if (!place)
       continue;
     marked = true;
+    /* Only these markers have certainly ended when the call returns. */
     bool all = sync == SP_SYNC_CONTEXT, this = own || state->stream == (default_stream(stream) ? NULL : stream);
     if (all || (sync == SP_SYNC_STREAM && this))
       thread->closed = place;
@@ -259,8 +271,9 @@ void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *
   sp_keeper_kick(device);
 }
 
-/* A synchronising call has returned: note when the thread saw the end of its marker, unless the keeper has seen it
- * before. */
+/* The synchronising call has returned: note for the marker in thread->closed that the thread saw its end now, unless
+ * the keeper has taken it out of the queue already. For sp_stream_over, note the thread's launches after a wait for an
+ * event. Takes queue_lock. */
 void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum sp_sync sync) {
   if (sync == SP_SYNC_EVENT)
     thread->event_launches = thread->launches[device->index] + 1;
@@ -275,7 +288,8 @@ void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum 
   thread->closed = 0;
 }
 
-/* Wait, for 100 ms at most, until the keeper is not inside the driver for this stream. */
+/* Before the stream's context goes: wait, for 100 ms at most, until the keeper is not inside the driver for a marker of
+ * this stream. */
 static void await_keeper(const struct sp_stream_state *state) {
   for (int look = 0; look < 2000; look++) {
     if (__atomic_load_n(&state->device->waiting_state, __ATOMIC_ACQUIRE) != state)
@@ -311,7 +325,7 @@ static bool lock_for_a_while(pthread_mutex_t *lock) {
 }
 
 /* A stream (`context` is NULL) or a context (`stream` is NULL) is about to be destroyed: record last markers and forget
- * the states. The waits for other threads are bounded. */
+ * the states. The waits for other threads are bounded. Takes the locks of the states and table_lock. */
 void sp_streams_forget(void *stream, void *context) {
   SP_UNCANCELLED;
   const struct sp_driver *driver = sp_driver();
@@ -357,7 +371,7 @@ void sp_streams_forget(void *stream, void *context) {
   }
 }
 
-/* A context is really gone, and so are the captures that were open in its streams. */
+/* A context is really gone, and so are the captures that were open in its streams: they count no more. */
 void sp_streams_gone(const void *context) {
   pthread_mutex_lock(&table_lock);
   for (uint32_t index = 0; index < state_count; index++)

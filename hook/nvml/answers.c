@@ -5,6 +5,9 @@
  *
  * The library never answers into the program's buffer: whether that is large enough must not depend on the processes of
  * other shares. So "how many are there" and "give them to me" count the same processes.
+ *
+ * A wrapper runs in the place of the library's function of its name, and calls that function as `real`, through
+ * SP_CALL. A view is what the share may see (share_view.c).
  */
 
 #include <errno.h>
@@ -26,7 +29,8 @@ struct memory_v2 {
   unsigned long long total, reserved, free, used;
 };
 
-/* Replace the device's figures by the share's. They stay if the process is in no share. */
+/* Replace the device's figures, in bytes, by the share's. They stay if the process is in no share, or if the share does
+ * not hold the device or has no cap. */
 static void show_share(void *device, unsigned long long *total, unsigned long long *used, unsigned long long *left) {
   struct sp_view view;
   char uuid[96];
@@ -70,7 +74,8 @@ struct layout {
   size_t bytes, pid_at;
 };
 
-/* Memory for the library's answer. Not from malloc, which may be the program's own. */
+/* Memory of `bytes` for the library's answer; NULL: there is none. Not from malloc, which may be the program's own.
+ * errno stays. */
 static void *take_room(size_t bytes) {
   int saved = errno;
   void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -78,13 +83,14 @@ static void *take_room(size_t bytes) {
   return room == MAP_FAILED ? NULL : room;
 }
 
+/* Give back what take_room has returned. errno stays. */
 static void give_room(void *room, size_t bytes) {
   int saved = errno;
   munmap(room, bytes);
   errno = saved;
 }
 
-/* Move the entries of the share's processes to the front. Returns how many there are. */
+/* Move the entries of the share's processes to the front, in their order. Returns how many there are. */
 static unsigned int keep_own(const struct sp_view *view, char *entries, unsigned int count, struct layout layout) {
   unsigned int kept = 0;
   for (unsigned int index = 0; index < count; index++) {
@@ -101,8 +107,9 @@ static unsigned int keep_own(const struct sp_view *view, char *entries, unsigned
  * return *count is how many the library has. */
 typedef int ask_function(const void *query, unsigned int *count, void *entries);
 
-/* Answer the program's query with the share's entries only. `count`: the program's room; on return, the number of
- * entries. Returns the library's result, NVML_ERROR_INSUFFICIENT_SIZE if they do not fit, or NVML_ERROR_MEMORY. */
+/* Answer the program's `query` with the share's entries only: ask the library by `ask`, with room of our own, and copy.
+ * `count`: the program's room in `entries`; on return, the number of entries. Returns the library's result,
+ * NVML_ERROR_INSUFFICIENT_SIZE if they do not fit, or NVML_ERROR_MEMORY. */
 static int answer(const struct sp_view *view, ask_function *ask, const void *query, struct layout layout,
                   unsigned int *count, void *entries) {
   unsigned int room = FIRST_ROOM, found = 0;
@@ -140,13 +147,14 @@ struct list_query {
   void *device;
 };
 
-/* The ask_function of plain lists. */
+/* The ask_function of plain lists; `query` is a struct list_query. */
 static int ask_list(const void *query, unsigned int *count, void *entries) {
   const struct list_query *list = query;
   return list->real(list->device, count, entries);
 }
 
-/* Answer a query for a plain list. In no share, the library's answer goes to the program unchanged. */
+/* Answer a query for a plain list of the device by `real`, the library's function. In no share, the library's answer
+ * goes to the program unchanged. Returns the wrapper's result. */
 static int list(list_function *real, void *device, unsigned int *count, void *entries, struct layout layout) {
   struct sp_view view;
   int result;
@@ -160,6 +168,8 @@ static int list(list_function *real, void *device, unsigned int *count, void *en
   return result;
 }
 
+/* The wrapper of a function that fills a plain list of processes, with entries of `entry_bytes` that begin with a
+ * pid. */
 #define LIST(name, entry_bytes)                                                                                        \
   NVML_WRAPPER(name, (void *device, unsigned int *count, void *entries), (device, count, entries)) {                   \
     return list(real, device, count, entries, (struct layout){.bytes = (entry_bytes)});                                \
@@ -194,7 +204,7 @@ struct details_query {
   unsigned int mode;
 };
 
-/* The ask_function of nvmlDeviceGetRunningProcessDetailList. */
+/* The ask_function of nvmlDeviceGetRunningProcessDetailList; `query` is a struct details_query. */
 static int ask_details(const void *query, unsigned int *count, void *entries) {
   const struct details_query *asked = query;
   struct process_details details = {PROCESS_DETAILS_V1, asked->mode, *count, entries};
@@ -203,6 +213,7 @@ static int ask_details(const void *query, unsigned int *count, void *entries) {
   return result;
 }
 
+/* The program gives its room in details->count, and gets the number of entries there. */
 NVML_WRAPPER(nvmlDeviceGetRunningProcessDetailList, (void *device, struct process_details *details),
              (device, details)) {
   struct sp_view view;
@@ -225,7 +236,8 @@ NVML_WRAPPER(nvmlDeviceGetRunningProcessDetailList, (void *device, struct proces
 /* The room that a share's program is told to have: a constant, so it tells nothing about other shares. */
 #define SAMPLES_ROOM SP_SLOTS_MAX
 
-/* The result after an answer was reduced: if only other shares' samples were there, none were found. */
+/* The result after an answer was reduced to `count` entries: if only other shares' samples were there, none were
+ * found. */
 static int none_found(int result, const unsigned int *count) {
   return result == NVML_SUCCESS && *count == 0 ? NVML_ERROR_NOT_FOUND : result;
 }
@@ -238,12 +250,13 @@ struct samples_query {
   unsigned long long last_seen_us;
 };
 
-/* The ask_function of nvmlDeviceGetProcessUtilization. */
+/* The ask_function of nvmlDeviceGetProcessUtilization; `query` is a struct samples_query. */
 static int ask_samples(const void *query, unsigned int *count, void *entries) {
   const struct samples_query *asked = query;
   return asked->real(asked->device, entries, count, asked->last_seen_us);
 }
 
+/* Without room for samples the program asks how many there may be: inside a share the answer is SAMPLES_ROOM. */
 NVML_WRAPPER(nvmlDeviceGetProcessUtilization,
              (void *device, void *samples, unsigned int *count, unsigned long long last_seen_us),
              (device, samples, count, last_seen_us)) {
@@ -280,7 +293,7 @@ struct utilizations_query {
   unsigned long long last_seen_us;
 };
 
-/* The ask_function of nvmlDeviceGetProcessesUtilizationInfo. */
+/* The ask_function of nvmlDeviceGetProcessesUtilizationInfo; `query` is a struct utilizations_query. */
 static int ask_utilizations(const void *query, unsigned int *count, void *entries) {
   const struct utilizations_query *asked = query;
   struct utilizations utilizations = {UTILIZATIONS_V1, *count, asked->last_seen_us, entries};
@@ -289,6 +302,7 @@ static int ask_utilizations(const void *query, unsigned int *count, void *entrie
   return result;
 }
 
+/* Without room for entries the program asks how many there may be: inside a share the answer is SAMPLES_ROOM. */
 NVML_WRAPPER(nvmlDeviceGetProcessesUtilizationInfo, (void *device, struct utilizations *utilizations),
              (device, utilizations)) {
   struct sp_view view;

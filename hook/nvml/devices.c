@@ -2,6 +2,9 @@
  * Wrappers of NVML that list and find devices. Inside a share they list only the share's devices, in CUDA's order. A
  * GPU with MIG instances of the share is listed once, and has only the share's instances. So a program that looks for a
  * free device finds none that it would use unmetered.
+ *
+ * A wrapper runs in the place of the library's function of its name, and calls that function as `real`, through
+ * SP_CALL. A view is what the share may see (share_view.c).
  */
 #include <string.h>
 
@@ -15,7 +18,8 @@ struct listed {
   int results[SP_DEVICES_MAX];
 };
 
-/* List the share's devices, each GPU once even if several of its instances are the share's. */
+/* List the share's devices, each GPU once even if several of its instances are the share's. Instances become the
+ * handles of their GPUs. */
 static void list_devices(const struct sp_view *view, struct listed *listed) {
   char uuid[SP_UUID_ROOM];
   listed->count = 0;
@@ -37,7 +41,7 @@ static void list_devices(const struct sp_view *view, struct listed *listed) {
   }
 }
 
-/* The place of a device in the list; the list's length if it is not in it. */
+/* The index of a device in the list; the list's length if it is not in it. */
 static unsigned int place_of(const struct listed *listed, const void *device) {
   unsigned int place = 0;
   while (place < listed->count && listed->devices[place] != device) {
@@ -46,7 +50,7 @@ static unsigned int place_of(const struct listed *listed, const void *device) {
   return place;
 }
 
-/* Does the share hold this device or instance? Its UUID tells. */
+/* Does the share hold this device or instance? Its UUID tells; without one: no. */
 static bool holds(const struct sp_view *view, void *device) {
   char own[SP_UUID_ROOM], uuid[SP_UUID_ROOM];
   int result;
@@ -59,6 +63,7 @@ static bool holds(const struct sp_view *view, void *device) {
   return false;
 }
 
+/* How many devices there are: inside a share, the listed ones. */
 #define COUNT(name)                                                                                                    \
   NVML_WRAPPER(name, (unsigned int *count), (count)) {                                                                 \
     struct sp_view view;                                                                                               \
@@ -75,6 +80,7 @@ static bool holds(const struct sp_view *view, void *device) {
 COUNT(nvmlDeviceGetCount)
 COUNT(nvmlDeviceGetCount_v2)
 
+/* The device at an index: inside a share, in the list, so NVML's own index is not asked. */
 #define BY_INDEX(name)                                                                                                 \
   NVML_WRAPPER(name, (unsigned int index, void **device), (index, device)) {                                           \
     struct sp_view view;                                                                                               \
@@ -95,7 +101,7 @@ COUNT(nvmlDeviceGetCount_v2)
 BY_INDEX(nvmlDeviceGetHandleByIndex)
 BY_INDEX(nvmlDeviceGetHandleByIndex_v2)
 
-/* Find a device by a name of it: a device outside the share is not found. */
+/* Find a device by its UUID, serial number or PCI address: a device outside the share is not found. */
 #define BY_NAME(name, parameter, argument)                                                                             \
   NVML_WRAPPER(name, (parameter, void **device), (argument, device)) {                                                 \
     struct sp_view view;                                                                                               \
@@ -118,6 +124,7 @@ BY_NAME(nvmlDeviceGetHandleBySerial, const char *serial, serial)
 BY_NAME(nvmlDeviceGetHandleByPciBusId, const char *address, address)
 BY_NAME(nvmlDeviceGetHandleByPciBusId_v2, const char *address, address)
 
+/* The reverse of BY_INDEX. The index of a device outside the list stays the library's. */
 NVML_WRAPPER(nvmlDeviceGetIndex, (void *device, unsigned int *index), (device, index)) {
   struct sp_view view;
   int result;
@@ -132,6 +139,7 @@ NVML_WRAPPER(nvmlDeviceGetIndex, (void *device, unsigned int *index), (device, i
   return result;
 }
 
+/* An instance of a GPU: one that the share does not hold is not found. */
 NVML_WRAPPER(nvmlDeviceGetMigDeviceHandleByIndex, (void *device, unsigned int index, void **instance),
              (device, index, instance)) {
   struct sp_view view;

@@ -63,12 +63,13 @@ static bool have_library(void) {
   return __atomic_load_n(&loaded, __ATOMIC_ACQUIRE) != 0;
 }
 
+/* The library's own export of this row; NULL: the library is not loaded, or lacks it. */
 void *sp_nvml_real(enum sp_nvml_row row) {
   return have_library() ? __atomic_load_n(&real[row], __ATOMIC_RELAXED) : NULL;
 }
 
-/* What the program would have found for this name without us; NULL: nothing. It is not remembered: these calls are
- * rare, and the library may be loaded in between. */
+/* What the program would have found for this row's name without us; NULL: nothing. It is not remembered: these calls
+ * are rare, and the library may be loaded in between. errno stays. */
 void *sp_nvml_next(enum sp_nvml_row row) {
   int saved = errno;
   sp_dlsym_function *lookup = sp_libc_dlsym();
@@ -77,17 +78,20 @@ void *sp_nvml_next(enum sp_nvml_row row) {
   return found != NULL ? found : sp_nvml_real(row);
 }
 
+/* The error of a wrapper that has nothing to call: the library lacks the function, or is not loaded. */
 int sp_nvml_unavailable(void) {
   return have_library() ? NVML_ERROR_FUNCTION_NOT_FOUND : NVML_ERROR_UNINITIALIZED;
 }
 
+/* The library's own nvmlDeviceGetUUID: write the device's UUID to `text`, which has `length` bytes. Returns
+ * NVML_SUCCESS or an error. */
 int sp_nvml_uuid(void *device, char *text, unsigned int length) {
   uuid_function *function = have_library() ? __atomic_load_n(&get_uuid, __ATOMIC_RELAXED) : NULL;
   return function != NULL ? function(device, text, length) : NVML_ERROR_FUNCTION_NOT_FOUND;
 }
 
-/* The library's handle of the device with this UUID. For a MIG instance that of its GPU, which is what the lists
- * show. */
+/* The library's handle of the device with this UUID, in *device. For a MIG instance that of its GPU, which is what the
+ * lists show. Returns NVML_SUCCESS or an error. */
 int sp_nvml_device(const char *uuid, void **device) {
   by_uuid_function *by_uuid = have_library() ? __atomic_load_n(&get_device, __ATOMIC_RELAXED) : NULL;
   gpu_function *gpu_of = __atomic_load_n(&get_gpu, __ATOMIC_RELAXED);

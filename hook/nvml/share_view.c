@@ -6,7 +6,7 @@
 #include "hook/nvml/nvml.h"
 
 /* View the region that this process is attached to, or else a copy of it. False: the process is in no share, or its
- * region cannot be used. */
+ * region cannot be used; then there is nothing to close. errno stays. */
 bool sp_view_open(struct sp_view *view) {
   if (__atomic_load_n(&sp_this_process.attached, __ATOMIC_ACQUIRE)) {
     view->region = &sp_this_process.region;
@@ -19,6 +19,7 @@ bool sp_view_open(struct sp_view *view) {
   return usable;
 }
 
+/* End the view; a copy is freed. errno stays. */
 void sp_view_close(struct sp_view *view) {
   if (view->region == &view->looked) {
     int saved = errno;
@@ -27,11 +28,13 @@ void sp_view_close(struct sp_view *view) {
   }
 }
 
+/* Does a process of the share have this pid, in the pid namespace of the share? */
 bool sp_view_has_pid(const struct sp_view *view, uint32_t pid) {
   return pid != 0 && sp_region_has_pid(view->region, (int32_t)pid);
 }
 
-/* The UUID of the share's device with that number. False: the share has fewer devices, or `room` is too small. */
+/* Write the UUID of the share's device with that number (its place in the region) to `uuid`. False: the share has fewer
+ * devices, or `room` is too small. */
 bool sp_view_uuid(const struct sp_view *view, uint32_t number, char *uuid, size_t room) {
   uint32_t count = sp_load(&view->region->header->grant_count); /* it may have changed since it was checked */
   if (number >= count || number >= SP_DEVICES_MAX || room <= sizeof view->region->grants->uuid)
@@ -41,7 +44,8 @@ bool sp_view_uuid(const struct sp_view *view, uint32_t number, char *uuid, size_
   return true;
 }
 
-/* Lower the figures of a device to the share's: its cap, what the share uses, and what is left of the cap. */
+/* Lower the library's figures of the device with this UUID to the share's: its cap, what the share uses, and what is
+ * left of the cap. Nothing changes if the share does not hold the device or has no cap. */
 void sp_view_memory(const struct sp_view *view, const char *uuid, uint64_t *total_bytes, uint64_t *used_bytes,
                     uint64_t *free_bytes) {
   uint32_t count = sp_load(&view->region->header->grant_count); /* it may have changed since it was checked */

@@ -5,6 +5,7 @@
 #include "hook/interpose/intercept.h"
 #include "hook/nvml/nvml.h"
 
+/* NVML_WRAPPER(name, (parameters), (arguments)) { body; `real` is the function to call, through SP_CALL } */
 #define NVML_WRAPPER(name, parameters, arguments)                                                                      \
   typedef int name##_function parameters;                                                                              \
   static int around_##name(name##_function *real, SP_BARE parameters);                                                 \

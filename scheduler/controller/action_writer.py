@@ -37,11 +37,13 @@ _STRATEGIC: Final = "application/strategic-merge-patch+json"
 _BUDGET: Final = "disruption budget"
 """Marks a 429 as the refusal of an eviction; any other 429 says that the API server is busy."""
 _DONE: Final = {200: "written", 201: "written", 404: "gone", 409: "conflict"}
-"""404, 409: the pod has gone, and another may have come."""
+"""The result, one of gate_metrics.RESULTS, by the status of an answer. 404, 409: the pod has gone, and another may have
+come."""
 _FAILED: Final = {
     0: "away", 401: "forbidden", 403: "forbidden", 400: "invalid", 409: "conflict", 410: "invalid", 422: "invalid",
 }  # fmt: skip
-"""By the status of ApiUnavailable: 0 if there was no answer; 409 if this replica does not decide any more."""
+"""The result by the status of ApiUnavailable: 0 if there was no answer; 409 if this replica does not decide any more.
+Any other status counts as `busy`."""
 _NEWS_MAX: Final = 128
 """A Released Event is dropped while more Events than this wait to be written: others matter more."""
 
@@ -61,7 +63,10 @@ class ActionWriter:
         self.counters = GateCounters()
 
     def write(self, actions: Iterable[Action]) -> None:
-        """Start to write actions; those that make room come first."""
+        """Start to write actions, each request in a task of its own; those that make room come first.
+
+        It waits for none of them. What a cycle has assumed for an action that is not written expires.
+        """
         rank = {Yield: 0, Evict: 1, Release: 2, Tell: 3}
         for action in sorted(actions, key=lambda action: rank[type(action)]):
             if isinstance(action, Tell):
@@ -78,11 +83,11 @@ class ActionWriter:
                     self._start("release", assumed.pod, self._release(assumed), done)
 
     def tell(self, pod: Pod, reason: str, text: str, *, warning: bool) -> None:
-        """Write an Event about a pod."""
+        """Have an Event about a pod written: `reason` is one word, `text` a line for users (EventWriter.tell)."""
         self.tell_of(Subject(pod.namespace, pod.name, pod.uid), reason, text, warning=warning)
 
     def tell_of(self, subject: Subject, reason: str, text: str, *, warning: bool) -> None:
-        """Write an Event about any object."""
+        """Have an Event about any object written, as `tell` does about a pod."""
         self._events.tell(subject, reason, text, warning=warning)
 
     async def stop(self) -> None:
@@ -92,7 +97,10 @@ class ActionWriter:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, kind: str, pod: Pod, work: Coroutine[None, None, Answer | None], done: Callable[[], None]) -> None:
-        """Start a request as a task of its own: `work` makes it, `done` is called after it was written."""
+        """Start a request about a pod as a task of its own: `work` makes it, `done` is called after it was written.
+
+        `kind`: one of gate_metrics.ORDERS.
+        """
         task = asyncio.create_task(self._finish(kind, pod, work, done), name=f"sharepod {kind} {pod.title}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -100,7 +108,10 @@ class ActionWriter:
     async def _finish(
         self, kind: str, pod: Pod, work: Coroutine[None, None, Answer | None], done: Callable[[], None]
     ) -> None:
-        """Wait for a request and count its result; call `done` if it was written, log why if it was not."""
+        """Await a request and count its result; call `done` if it was written, log why if it was not.
+
+        Arguments: as for `_start`. `work` returns None if a disruption budget keeps the pod.
+        """
         try:
             answer = await work
         except ApiUnavailable as error:
@@ -116,7 +127,10 @@ class ActionWriter:
             log.warning("order not written", extra=aside)
 
     def _after_release(self, action: Release, assumed: Assumed) -> None:
-        """Count a released pod; write one Event for all that were released together, unless too many Events wait."""
+        """Count a released pod (`assumed`), and write one Event for all that its action releases, at the first of them.
+
+        The Event is left out if too many Events wait.
+        """
         self.released(assumed.pod)
         if assumed is not action.places[0] or self._events.waiting > _NEWS_MAX:
             return
@@ -137,7 +151,10 @@ class ActionWriter:
         self.counters.yields[kind] += 1
 
     async def _release(self, assumed: Assumed) -> Answer | None:
-        """Name a pod's node and devices, and remove its gate, in one request. Raises ApiUnavailable."""
+        """Name a pod's node and devices, and remove its gate, in one request. Raises ApiUnavailable.
+
+        The node is named as a node selector, so that kube-scheduler binds the pod there and nowhere else.
+        """
         pod = assumed.pod
         node = self._cluster.node(assumed.node)
         if node is None or not node.hostname:
@@ -165,9 +182,9 @@ class ActionWriter:
         return await self._again(lambda: self._client.call("PATCH", path, body=body, media=media, timeout_s=CALL_S))
 
     async def _evict(self, action: Evict) -> Answer | None:
-        """Ask the API server to evict a pod; None: a disruption budget keeps it.
+        """Ask the API server to evict a pod, and return the answer; None: a disruption budget keeps the pod.
 
-        Then `refused` is called, and an Event is written. Raises ApiUnavailable.
+        In that case `refused` is called, and an Event is written. Raises ApiUnavailable for any other failure.
         """
         pod = action.pod
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
@@ -187,9 +204,10 @@ class ActionWriter:
             return None
 
     async def _again(self, call: Callable[[], Coroutine[None, None, Answer]]) -> Answer:
-        """Return the answer to a request; repeat it while the API server is away, for TRY_S at most.
+        """Return the answer to the request that `call` makes, repeated while the API server is away or busy.
 
-        Raises ApiUnavailable.
+        Raises ApiUnavailable after pauses of TRY_S together, and at once if this replica does not decide any more or if
+        another try would not help.
         """
         pause_s, waited_s = 0.2, 0.0
         while True:
@@ -206,6 +224,9 @@ class ActionWriter:
 
 
 def _result(answer: Answer) -> str:
-    """Return what became of an order: 422 about metadata.uid means that another pod has the name now."""
+    """Return what became of an order, one of gate_metrics.RESULTS.
+
+    A 422 about metadata.uid means that another pod has the name now.
+    """
     is_another = answer.status == 422 and "metadata.uid" in str(answer.body.get("message"))
     return "conflict" if is_another else _DONE.get(answer.status, "invalid")

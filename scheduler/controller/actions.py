@@ -26,6 +26,7 @@ class Yield:
     pod: Pod
     how: str
     why: str
+    """For users, in the pod's Event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Evict:
 
     pod: Pod
     why: str
+    """For users, in the pod's Event."""
     cause: str = "yield"
     """One of gate_metrics.EVICTIONS."""
 
@@ -44,6 +46,7 @@ class Tell:
 
     pod: Pod
     reason: str
+    """One word, such as `Waits`."""
     text: str
     warning: bool = True
 

@@ -1,8 +1,8 @@
 """Holds what scheduling cycles remember: the jobs, and since when a pod exists, runs, is paused and so on. Pure.
 
 It takes over only the changes of the cluster's view. So the cost of a cycle depends on what has changed and what waits,
-not on what runs. All times are of one clock that does not jump. A replica that starts anew notes the times that the API
-server has, and decides the same.
+not on what runs. All times, `now_s` too, are seconds of one clock that does not jump. A replica that starts anew notes
+the times that the API server has, and decides the same. Holders are pods that yield together (preemption_units.py).
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ class ControllerState:
         self.waits: dict[Key, Job] = {}
         """Jobs that have a waiting or paused pod, or that are refused."""
         self._kinds: dict[object, int] = {}
+        """The numbers that `_kind_of` has given."""
         self._last_kind = 0
         self.holders: dict[Key, tuple[PreemptionUnit, ...]] = {}
         """By job; only jobs that have released pods."""
         self._by_namespace: defaultdict[str, dict[Key, Job]] = defaultdict(dict)
+        """The jobs of each queue."""
         self._held: dict[tuple[str, int], Total] = {}
         """What `held` has computed; dropped when a job of the namespace is made anew."""
         self.ending: dict[str, Pod] = {}
@@ -107,7 +109,10 @@ class ControllerState:
         """What the nodes would take without pods, and the version of the nodes for which this holds (capacity.py)."""
 
     def note(self, pod: Pod, *, since_s: float, started_s: float | None = None) -> None:
-        """Note since when a pod exists and runs, according to the API server; times that are known already stay."""
+        """Note since when a pod exists and runs, according to the API server; times that are known already stay.
+
+        `started_s` is None if the pod does not run, or that time is not known. To be called before `look` sees the pod.
+        """
         self._since.setdefault(pod.uid, since_s)
         if started_s is not None:
             self._started.setdefault(pod.uid, started_s)
@@ -115,7 +120,8 @@ class ControllerState:
     def refused(self, pod: Pod, now_s: float) -> None:
         """Note that a pod was not evicted, as a disruption budget forbids it.
 
-        The pod is spared for SPARED_S, and the reservations of its node end.
+        The pod is spared for SPARED_S, and the reservations of its node end: its room will not become free there. At
+        the next `look` it belongs to its job again.
         """
         self.leaving.pop(pod.uid, None)
         self.spared[pod.uid] = now_s + SPARED_S
@@ -124,9 +130,10 @@ class ControllerState:
             del self.kept[key]
 
     def look(self, cluster: Cluster, busy: Iterable[str], now_s: float) -> None:
-        """Take over what has changed on the view, and forget what has expired.
+        """Take over what has changed on the view, make the changed jobs anew, and forget what has expired.
 
-        `busy`: uids of pods that use their devices.
+        Each cycle begins with it. `busy`: uids of pods that use their devices; they matter only if a queue has the rule
+        `idle`.
         """
         dirty, self._stale = self._stale, set()
         for uid in sorted(cluster.take_changed()):
@@ -159,7 +166,7 @@ class ControllerState:
                 self._busy[uid] = now_s
 
     def take_over(self, now_s: float) -> None:
-        """Begin to decide: pods that another replica has released get their whole timeout from now on."""
+        """Begin to decide: gangs and pods that another replica has released get their whole timeout from now on."""
         self.decides = True
         self.released = {key: now_s for key, job in self.jobs.items() if job.is_gang and job.starts}
         self.sent = {pod.uid: now_s for job in self.jobs.values() for pod in job.released if not pod.node}
@@ -199,7 +206,7 @@ class ControllerState:
             self.avoided[pod.controller, pod.place] = now_s + AVOID_S
 
     def yielded(self, pod: Pod, how: str, why: str, now_s: float) -> None:
-        """Note that a pod was made to yield, or to go on."""
+        """Note, for `sharepod explain`, that a pod was made to yield, and why; an empty `how`: it goes on."""
         if how:
             since_s = self.yields[pod.uid][0] if pod.uid in self.yields else now_s
             self.yields[pod.uid] = since_s, why
@@ -207,14 +214,14 @@ class ControllerState:
             self.yields.pop(pod.uid, None)
 
     def queues(self) -> list[str]:
-        """Return the queues that hold or wait for something."""
+        """Return the names of the queues that have jobs: they hold or wait for something."""
         return [name for name, jobs in self._by_namespace.items() if jobs]
 
     def held(self, namespace: str, device_mib: int) -> Total:
         """Return what the released pods of a namespace hold, without those that are paused or stranded.
 
-        `device_mib`: the memory of a device, for shares without a memory cap; 0: only the time of devices is of
-        interest.
+        `device_mib`: the memory of a device, by which shares without a memory cap count; 0: the caller wants only the
+        time of devices.
         """
         found = self._held.get((namespace, device_mib))
         if found is None:
@@ -238,9 +245,9 @@ class ControllerState:
             self._busy[pod.uid] = now_s  # while it was paused it could not be busy
 
     def _kind_of(self, kind: object) -> int:
-        """Return a number for a kind of job: equal kinds have equal numbers.
+        """Return a number for a kind of job: equal kinds have equal numbers, as long as there are few.
 
-        When too many are known, all begin anew.
+        When too many are known, all get new numbers: jobs of one kind may then have two, which only costs time.
         """
         if len(self._kinds) >= _KINDS_MAX:
             self._kinds.clear()
@@ -248,7 +255,10 @@ class ControllerState:
         return self._kinds.setdefault(kind, self._last_kind)
 
     def _make_job(self, key: Key, cluster: Cluster) -> None:
-        """Make a job anew from its members that stay, with its holders; forget it if none of them stays."""
+        """Make a job anew from its members that stay, with its holders; forget it if none of them stays.
+
+        Members that are being evicted or deleted do not stay. Call it when a member has changed, come or gone.
+        """
         for known in (self.jobs, self.waits, self.holders, self._by_namespace[key[0]]):
             known.pop(key, None)
         for noted in [noted for noted in self._held if noted[0] == key[0]]:
@@ -272,11 +282,11 @@ class ControllerState:
             self.waits[key] = job
 
     def since_s(self, pod: Pod) -> float:
-        """Return since when a pod waits: since it exists, or since it was paused for others."""
+        """Return since when a known pod waits: since it exists, or since it was paused for others."""
         return self._paused.get(pod.uid, self._since[pod.uid])
 
     def came_s(self, pod: Pod) -> float:
-        """Return since when a pod exists."""
+        """Return since when a known pod exists."""
         return self._since[pod.uid]
 
     def paused_s(self, uid: str) -> float | None:
@@ -289,15 +299,15 @@ class ControllerState:
         return None if since_s is None else max(0.0, now_s - since_s)
 
     def started_s(self, pod: Pod) -> float:
-        """Return since when a pod runs; if it does not run yet, since when it exists."""
+        """Return since when a known pod runs; if it does not run yet, since when it exists."""
         return self._started.get(pod.uid, self._since[pod.uid])
 
     def overruns(self, pod: Pod, queue: Queue, now_s: float) -> bool:
-        """Tell whether a pod has run for longer than its queue allows."""
+        """Tell whether a pod has run for longer than the rules of its queue (`longest-run`) allow."""
         started_s = self._started.get(pod.uid)
         return queue.longest_run_s is not None and started_s is not None and now_s - started_s > queue.longest_run_s
 
     def idles(self, pod: Pod, queue: Queue, now_s: float) -> bool:
-        """Tell whether a pod has used none of its devices for longer than its queue allows."""
+        """Tell whether a pod has used none of its devices for longer than the rules of its queue (`idle`) allow."""
         busy_s = self._busy.get(pod.uid)
         return queue.idle_s is not None and busy_s is not None and now_s - busy_s > queue.idle_s

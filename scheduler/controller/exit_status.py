@@ -25,13 +25,15 @@ log = logging.getLogger("sharepod.scheduler.endings")
 
 CALL_S: Final = 5.0
 LOOK_S: Final = 0.25
+"""The time between two looks whether there are questions."""
 AWAY_S: Final = 2.0
+"""The pause after a question without an answer."""
 ASKED_MAX: Final = 16
 """Pods that are asked about at a time."""
 
 
 class ExitStatuses:
-    """One replica's questions to the API server."""
+    """One replica's questions to the API server, about the pods that `restarts` wants to know of."""
 
     def __init__(self, client: Client, restarts: Restarts, lease: Lease) -> None:
         self._client, self._restarts, self._lease = client, restarts, lease
@@ -47,7 +49,7 @@ class ExitStatuses:
             await asyncio.sleep(LOOK_S if answered else AWAY_S)
 
     async def _ask(self, pod: Pod) -> bool:
-        """Ask how a pod ended; tell whether there was an answer."""
+        """Ask how a pod ended, and tell `restarts`; return whether there was an answer."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         try:
             answer = await self._client.call("GET", path, timeout_s=CALL_S)
@@ -63,7 +65,10 @@ class ExitStatuses:
 
 
 def how_ended(body: Object) -> tuple[str, str]:
-    """Return how a pod ended, and the cause in a few words; two empty texts: it lives."""
+    """Return how a pod ended (FAILED, GONE or SUCCEEDED), and the cause in a few words; two empty texts: it lives.
+
+    `body`: the pod's JSON, as the API server has it now.
+    """
     status = at(body, "status")
     if status.get("phase") == "Succeeded":
         return SUCCEEDED, "it has done its work"

@@ -18,7 +18,10 @@ def jain(values: Sequence[float]) -> float:
 
 
 def weighted_shares(state: ControllerState, queues: Queues) -> dict[str, float]:
-    """Return the dominant share, divided by its weight, of each queue that holds or waits for something."""
+    """Return the dominant share (job_order.py), divided by its weight, of each queue that holds or waits for something.
+
+    Empty: no cycle has run yet.
+    """
     if state.capacity is None:  # no cycle has run yet
         return {}
     capacity = state.capacity[1]

@@ -44,7 +44,10 @@ class Gang:
 
 
 def read_gang(annotations: Mapping[str, str]) -> Gang | None:
-    """Return the gang of a pod with these annotations; None: it belongs to none. Raises PlacementError."""
+    """Return the gang of a pod with these annotations; None: it belongs to none.
+
+    Raises PlacementError, with a text for the user, for annotations that are impossible or incomplete.
+    """
     given = {key: annotations[key] for key in (SIZE, LEAST, TIMEOUT, RESTART) if key in annotations}
     name = annotations.get(GANG)
     if name is None:
@@ -69,7 +72,7 @@ def read_gang(annotations: Mapping[str, str]) -> Gang | None:
 
 
 def _number(given: Mapping[str, str], key: str, most: int) -> int:
-    """Return the number in an annotation, from 1 to `most`. Raises PlacementError."""
+    """Return the number in the annotation `key`, from 1 to `most`. Raises PlacementError if it is no such number."""
     text = given[key]
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= most:
         raise PlacementError(f"{key} is {shown(text)}: give a whole number from 1 to {most}")

@@ -1,8 +1,9 @@
 """Finds places for pods that start together, on the view of the cluster: for all of them or for none.
 
-A place that is found is assumed on the view at once, so that the next job does not get the same room. Members go to as
-few nodes as can take them, within the smallest domain (rack, switch, zone) that has room for all. Within a cycle room
-only shrinks, unless others yield. So when pods do not fit, later pods that ask for the same are not tried.
+A place that is found is assumed on the view (state/cluster.py) at once: the pod counts there, so that the next job does
+not get the same room. Members go to as few nodes as can take them, within the smallest domain (rack, switch, zone) that
+has room for all. Within a cycle room only shrinks, unless others yield. So when pods do not fit, later pods that ask
+for the same are not tried. An area is a set of nodes, given by their indices in the snapshot.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class Placer:
     """Finds places in one cycle."""
 
     def __init__(self, cluster: Cluster, now_s: float, avoided: Iterable[tuple[str, str]] = ()) -> None:
-        """Look at the cluster as of now; `avoided`: controllers, each with a node to which none of its pods is sent."""
+        """Look at the cluster as of `now_s`; all nodes are open.
+
+        `avoided`: uids of pods' controllers, each with a node to which none of its pods is sent.
+        """
         cluster.advance(now_s)
         self._cluster, self._now_s = cluster, now_s
         self.closed: frozenset[str] = frozenset()
@@ -63,7 +67,7 @@ class Placer:
         self.reopened()
 
     def open_names(self, pod: Pod, more: Collection[str] = ()) -> list[str]:
-        """Return the nodes on which places for a pod are looked for, and those of `more` that it may be bound to."""
+        """Return the names of the nodes to which a pod may be bound: of the open ones and those in `more`."""
         node_index = self._cluster.node_index
         area = (
             np.union1d(self._open, np.array(node_index.find(sorted(more))[1], dtype=np.int32)) if more else self._open
@@ -93,18 +97,18 @@ class Placer:
         return rest if rest.size else found  # it avoids all: perhaps kube-scheduler was down, not the nodes
 
     def avoids(self, pod: Pod) -> bool:
-        """Tell whether there are nodes that a pod avoids, as another one of its controller was not bound there."""
+        """Tell whether there are nodes that a pod avoids (`_bindable`)."""
         return pod.controller in self._avoided
 
     def reopened(self) -> None:
-        """Try again from now on what did not fit, as there is more room than before."""
+        """Try again from now on what did not fit: there may be more room, as pods yield or other nodes are open."""
         self._unfit.clear()
         self.generation += 1
 
     def place(self, pods: Sequence[Pod], within: Sequence[str] = ()) -> list[Assumed] | None:
         """Assume all of these pods somewhere and return where; None: they do not fit together, and nothing is assumed.
 
-        `within`: only on these nodes, which may be closed to others.
+        They go to open nodes; with `within` only to these nodes (names), open or closed.
         """
         if within:
             return self._place_in(pods, np.array(self._cluster.node_index.find(within)[1], dtype=np.int32))
@@ -123,7 +127,10 @@ class Placer:
         return None
 
     def has_room(self, pod: Pod) -> bool:
-        """Tell whether a pod's devices have the time that is promised of them; False also if they are not known."""
+        """Tell whether the devices on which a pod counts are promised no more time than they have.
+
+        False also if its devices are not known.
+        """
         row = self._cluster.row(pod.place)
         if row is None or pod.uid not in row.places:
             return False
@@ -132,7 +139,7 @@ class Placer:
     def could_resume(self, pods: Sequence[Pod]) -> bool:
         """Tell, without a trial on the view, whether the devices of paused pods have room for all of them to go on.
 
-        False also if the devices of a pod are not known.
+        False also if the devices of a pod are not known. The trial that follows (`has_room`) costs more.
         """
         needed: dict[tuple[str, int], int] = {}
         for pod in pods:
@@ -165,13 +172,16 @@ class Placer:
         return placed
 
     def undo(self, placed: Sequence[Assumed]) -> None:
-        """Undo these assumptions."""
+        """Undo these assumptions on the view."""
         for assumed in placed:
             self._cluster.forget(assumed.pod.uid)
         self._cluster.advance(self._now_s)
 
     def _best(self, pod: Pod, area: Indices, wanted: int) -> int:
-        """Return the best node of an area for the first of `wanted` pods; -1: it fits on none."""
+        """Return the index of the best node of an area for `pod`, the first of `wanted` pods; -1: it fits on none.
+
+        Of several pods those nodes are preferred that take most of them, if they were alike; then the policy decides.
+        """
         cluster = self._cluster
         area = self._bindable(pod, area)
         allowed = cluster.allowed(pod, area)
@@ -189,7 +199,7 @@ class Placer:
         return int(area[best]) if best >= 0 else -1
 
     def _assume_on(self, pod: Pod, node: int) -> Assumed | None:
-        """Assume a pod on the cheapest devices of a node; None: it does not fit there, and nothing is assumed."""
+        """Assume a pod on the cheapest devices of the node at this index; None: it does not fit, nothing is assumed."""
         cluster = self._cluster
         one = np.array([node], dtype=np.int32)
         ranking = cluster.snapshot.rank_array(pod.request, cluster.policy.native, one, cluster.allowed(pod, one))
@@ -201,9 +211,10 @@ class Placer:
         return assumed
 
     def _areas(self, pods: Sequence[Pod]) -> Iterator[Indices]:
-        """Yield the sets of nodes to be tried: the smallest domains first, at last all open nodes.
+        """Yield the areas to be tried for these pods: the narrowest domains first, at last all open nodes.
 
-        A domain is tried if it has room for as many pods like the first one.
+        A single pod needs no domain. A domain is tried if it has room for as many pods like the first one; of each
+        level DOMAINS_TRIED at most, those that the pods would fill most.
         """
         if len(pods) > 1:
             area = self._bindable(pods[0], self._open)

@@ -62,16 +62,21 @@ class GateController:
         *,
         unix: Callable[[], float] = time.time,
     ) -> None:
-        """`not_ready` returns why nothing can be decided yet; `unix` is the wall clock, and may jump."""
+        """`not_ready` returns why nothing can be decided yet, empty: it can. `unix` is the wall clock, which may jump.
+
+        `lease` says whether this replica decides. The writer gets this object's callbacks and counters.
+        """
         self._cluster, self._writer, self._lease = cluster, writer, lease
         self._not_ready, self._unix = not_ready, unix
         self.state, self.queues = ControllerState(), Queues()
         self.rounds = 0
+        """How many cycles have succeeded."""
         self.last_s = 0.0
         """How long the last cycle took."""
         self.refusal = ""
         """Why the rules of queues are not those that were last given; empty: they are."""
         self._rules: Subject | None = None
+        """The ConfigMap with the rules of queues, for Events; None: none was seen."""
         self._news: list[tuple[str, str, bool]] = []
         """Events about queues, still to be written: reason, text, whether it is a warning."""
         self._dated = False
@@ -86,7 +91,7 @@ class GateController:
         writer.leads = lease.is_held
 
     async def follow_rules(self, client: Client, where: str) -> None:
-        """Take the rules of queues from the ConfigMap NAMESPACE/NAME as they change, for ever."""
+        """Take the rules of queues from the ConfigMap `where`, NAMESPACE/NAME, as they change, for ever."""
         namespace, _, name = where.partition("/")
         path, only = f"/api/v1/namespaces/{namespace}/configmaps", {"fieldSelector": f"metadata.name={name}"}
         source: Source[tuple[str, str, str]] = Source(path, only, _read_rules, lambda _: name)
@@ -96,7 +101,10 @@ class GateController:
                 self.set_rules({KEY: text} if kind == "set" else {})  # else it was deleted: the defaults hold
 
     def set_rules(self, data: Mapping[str, object]) -> None:
-        """Take the rules of queues, as a ConfigMap has them; rules that cannot be read change nothing."""
+        """Take the rules of queues from a ConfigMap's data; if they cannot be read, the former rules stay.
+
+        Then `refusal` says why. An Event says which of both happened, in either case.
+        """
         try:
             self.queues = read_queues(data)
         except PlacementError as error:
@@ -109,7 +117,10 @@ class GateController:
             log.info("rules of queues", extra={"queues": len(self.queues.by_name)})
 
     async def decide_for_ever(self) -> None:
-        """Decide, for ever, when the view has changed and when LOOK_S have passed."""
+        """Decide, for ever, when the view has changed and when LOOK_S have passed, at most every ROUND_S.
+
+        A cycle that fails is logged, and the next one follows after FAILED_S.
+        """
         decided_s, version = 0.0, -1
         while True:
             now_s = time.monotonic()
@@ -126,7 +137,11 @@ class GateController:
             await asyncio.sleep(ROUND_S)
 
     def look(self, now_s: float) -> bool:
-        """Decide once, if this replica holds the lease; tell whether there is more to decide at once."""
+        """Decide one cycle, and start to write its actions, if this replica holds the lease and knows enough.
+
+        Return whether the next cycle should follow at once: this one has placed as many pods as one may. If it does not
+        decide, it only follows the view. An error of the cycle is counted and raised.
+        """
         self._date(now_s)
         if self._not_ready() or not self._lease.is_held():
             self.state.look(self._cluster, (), now_s)  # so that it can take over at once
@@ -149,7 +164,7 @@ class GateController:
         return released >= PLACED
 
     def _date(self, now_s: float) -> None:
-        """Note since when the pods that have come or changed exist and run.
+        """Note in the state, on the monotonic clock, since when the pods that have come or changed exist and run.
 
         For pods that existed before this replica, other clocks say so: the API server's clock for the creation, the
         node's for the start. A start before the creation is not believed. Pods that come later are at most NEWS_S old,
@@ -166,7 +181,10 @@ class GateController:
         self._dated = self._dated or not self._not_ready()
 
     def _offset(self, shown_s: float) -> float:
-        """Return the wall clock's offset without its jumps; `shown_s` is the offset that it shows."""
+        """Return the wall clock's offset to the monotonic clock, without the jumps since the start, and note new jumps.
+
+        `shown_s` is the offset that the wall clock shows now.
+        """
         before_s, self._offset_s = self._offset_s, shown_s
         if before_s is not None and abs(shown_s - before_s) > JUMP_S:
             self._jumped_s += shown_s - before_s
@@ -185,7 +203,7 @@ class GateController:
             self.state.counters.released(urgent, pod.priority, waited_s)
 
     def _look_at_caps(self) -> None:
-        """Report queues that hold more than their caps; none of their pods is ended for that."""
+        """Report the queues that have come to hold more than their caps; none of their pods is ended for that."""
         over = {name: held for name, held, cap in overfull(self.state, self.queues)}
         for name in sorted(over.keys() - self._over)[:TOLD_MAX]:
             cap = self.queues.of(name).cap_milli or 0
@@ -198,7 +216,7 @@ class GateController:
         self._over = frozenset(over)
 
     def _tell_news(self) -> None:
-        """Write the Events about the rules of queues; without a ConfigMap they are dropped."""
+        """Have the Events about queues written, at the ConfigMap of their rules; without one they are dropped."""
         news, self._news = self._news, []
         if self._rules is not None:
             for reason, text, warning in news:
@@ -214,5 +232,8 @@ def _read_rules(item: object) -> tuple[str, str, str] | None:
 
 
 def _age(at_s: float, unix_s: float, most_s: float) -> float:
-    """Return how old something is that happened at `at_s`, from 0 to `most_s`; 0 too if `at_s` is 0: not known."""
+    """Return how many seconds ago, from 0 to `most_s`, something happened; 0 too if `at_s` is 0: not known.
+
+    `at_s`, when it happened, and `unix_s`, now, are seconds since 1970.
+    """
     return min(max(0.0, unix_s - at_s), most_s) if at_s else 0.0

@@ -1,4 +1,7 @@
-"""Defines a job: pods that are released together, a gang or one pod. Pure values, made of the API server's pods."""
+"""Defines a job: pods that are released together, a gang or one pod. Pure values, made of the API server's pods.
+
+A pod is released when its gate has gone or is being removed. Times are seconds of the controller's clock.
+"""
 
 from __future__ import annotations
 
@@ -63,17 +66,20 @@ class Job:
 
     @property
     def starts(self) -> bool:
-        """Tell whether all that it needs are released and some of them do not run yet."""
+        """Tell whether all the members that it needs are released, and some of these do not run yet."""
         return len(self.released) >= self.least > sum(pod.running for pod in self.released)
 
     @property
     def needed(self) -> tuple[Pod, ...]:
-        """Return the waiting members without which it does not run; empty: it runs without them."""
+        """Return the waiting members without which it does not run, the oldest first; empty: it runs without more.
+
+        A paused job needs all of its paused members.
+        """
         return self.waiting if self.resumes else self.waiting[: max(0, self.least - len(self.released))]
 
     @property
     def surplus(self) -> tuple[Pod, ...]:
-        """Return the waiting members that may follow one by one."""
+        """Return the waiting members beyond the least: they may follow one by one."""
         return self.waiting[max(0, self.least - len(self.released)) :]
 
 
@@ -89,10 +95,11 @@ def job_of(
     is_released: Callable[[Pod], bool],
     kind_of: Callable[[object], int],
 ) -> Job:
-    """Return the job of these members, at least one.
+    """Return the job of these members, at least one; it does not resume (`_Cycle._resuming` makes that).
 
     `since` tells since when a pod waits, on the caller's clock. `is_released` tells whether a pod's gate has gone or is
-    being removed. `kind_of` gives equal values equal numbers.
+    being removed. `kind_of` gives equal values equal numbers. Members of which the annotations differ or cannot be read
+    give a job with a refusal.
     """
     members = sorted(members, key=lambda pod: (pod.created, pod.uid))
     gangs: list[Gang] = sorted({pod.gang for pod in members if pod.gang}, key=lambda gang: (gang.size, gang.least))

@@ -40,7 +40,7 @@ class Total:
         )
 
     def dominant(self, whole: Total) -> float:
-        """Return the largest part of the whole that this is, among all resources that the whole has."""
+        """Return the largest part (1: all) that this is of the whole, among the resources that the whole has."""
         pairs = (
             (self.device_milli, whole.device_milli),
             (self.device_mib, whole.device_mib),
@@ -51,7 +51,10 @@ class Total:
 
 
 def total_of(pods: Iterable[Pod], device_mib: int) -> Total:
-    """Return what pods are promised. A share without a memory cap counts with its part of a device of `device_mib`."""
+    """Return what pods ask for together, promised or not.
+
+    `device_mib`: the memory of a device. A share without a memory cap counts with the same part of it as of the time.
+    """
     device_milli = memory = cpu_milli = memory_mib = 0
     for pod in pods:
         request = pod.request
@@ -69,7 +72,10 @@ class JobOrder:
     def __init__(
         self, jobs: Iterable[Job], held: dict[str, Total], whole: Total, device_mib: int, queues: Queues, now_s: float
     ) -> None:
-        """Order jobs; `held`: what each queue holds, `whole`: what the cluster has, `device_mib`: as in `total_of`."""
+        """Order jobs; `held`: what each queue holds now, `whole`: what the cluster has, `device_mib`: as in `total_of`.
+
+        `held` is copied, and grows here with each job that is taken.
+        """
         self._held = defaultdict(Total, held)
         self._whole, self._device_mib, self._queues = whole, device_mib, queues
         self._shares: dict[str, float] = {}
@@ -86,12 +92,12 @@ class JobOrder:
         self._levels = [by_priority[priority] for priority in sorted(by_priority, reverse=True)]
 
     def take(self, job: Job, pods: Sequence[Pod]) -> None:
-        """Count pods of a job as held by its queue from now on."""
+        """Count pods of a job as held by its queue from now on: its other jobs come later in the iteration."""
         self._held[job.namespace] = self._held[job.namespace].plus(total_of(pods, self._device_mib))
         self._shares.pop(job.namespace, None)
 
     def share(self, queue: str) -> float:
-        """Return the dominant share of a queue, divided by its weight."""
+        """Return the dominant share of a queue by now, divided by its weight."""
         found = self._shares.get(queue)
         if found is None:
             found = self._held[queue].dominant(self._whole) / self._queues.of(queue).weight
@@ -99,7 +105,7 @@ class JobOrder:
         return found
 
     def exceeds(self, job: Job, pods: Sequence[Pod]) -> bool:
-        """Tell whether a queue would hold more than its cap with these pods."""
+        """Tell whether a job's queue would hold more than its cap with these pods; False: it has no cap."""
         cap = self._queues.of(job.namespace).cap_milli
         return cap is not None and self._held[job.namespace].device_milli + sum(pod.request.milli for pod in pods) > cap
 
@@ -110,7 +116,10 @@ class JobOrder:
             yield from self._by_share(level)
 
     def _by_share(self, level: dict[str, list[Job]]) -> Iterator[Job]:
-        """Yield the jobs of one priority, always of the queue that holds the least, and of these the oldest."""
+        """Yield the jobs of one priority (`level`: by queue): always the oldest of the queue that holds the least.
+
+        Paused jobs come first. What a queue holds may grow between two jobs (`take`), so the heap is corrected lazily.
+        """
         # A paused job still holds memory, so it comes before waiting jobs of the same priority.
         yield from sorted((job for jobs in level.values() for job in jobs if job.resumes), key=_age)
         level = {queue: [job for job in jobs if not job.resumes] for queue, jobs in level.items()}

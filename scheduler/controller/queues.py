@@ -59,7 +59,10 @@ class Queues:
 
 
 def read_queues(data: Mapping[str, object]) -> Queues:
-    """Return the rules in a ConfigMap's data. Raises PlacementError."""
+    """Return the rules in a ConfigMap's data; without any text all queues have the built-in ones.
+
+    Raises PlacementError, with a text for the operator, if any rule cannot be read.
+    """
     text = data.get(KEY, "")
     if not isinstance(text, str) or len(text) > _TEXT_MAX:
         raise PlacementError(f"{KEY} is no text of at most {_TEXT_MAX} characters")
@@ -79,7 +82,10 @@ def read_queues(data: Mapping[str, object]) -> Queues:
 
 
 def _queue(name: str, rules: object, default: Queue) -> Queue:
-    """Return the rules of a queue; a rule that it does not give is as in `default`. Raises PlacementError."""
+    """Return the rules of a queue; a rule that it does not give is as in `default`.
+
+    `rules`: what the YAML has for it. Raises PlacementError for an unknown rule and for an impossible value.
+    """
     if rules is None:
         return default
     if not isinstance(rules, dict):
@@ -98,14 +104,17 @@ def _queue(name: str, rules: object, default: Queue) -> Queue:
 
 
 def _weight(value: object) -> float:
-    """Return a weight. Raises ValueError, with what to give."""
+    """Return the weight in a value of the YAML. Raises ValueError, with what to give."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _WEIGHT_MAX:
         raise ValueError("give a number above 0, at most 1000")
     return float(value)
 
 
 def _devices(value: object) -> int | None:
-    """Return a number of devices in milli; None: there is no cap. Raises ValueError, with what to give."""
+    """Return in milli the number of devices in a value of the YAML; None for "none": there is no cap.
+
+    Raises ValueError, with what to give.
+    """
     if value == "none":
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _DEVICES_MAX:

@@ -40,6 +40,7 @@ class Reservations:
         self._cluster, self._state, self._queues, self._now_s = cluster, state, queues, now_s
         self._placer, self._capacity = placer, capacity
         self._kept = state.kept
+        """By job: the nodes that are reserved for it, and until when."""
         self._closing: list[tuple[Key, Job, bool, bool, tuple[str, ...]]] = []
         """Each reservation's job, whether the job has aged twice, whether evicted pods are ending there, the nodes."""
         self.ending: frozenset[str] = frozenset()
@@ -60,11 +61,11 @@ class Reservations:
         return self._kept[job.key][0] if job.key in self._kept else ()
 
     def free(self, job: Job) -> tuple[str, ...]:
-        """Return the nodes reserved for a job on which the view is real: this cycle has evicted no pod there."""
+        """Return the nodes reserved for a job, but for those in `ending`: on these the view shows room too early."""
         return tuple(name for name in self.nodes(job) if name not in self.ending)
 
     def where(self, job: Job) -> str:
-        """Return the first three nodes that are reserved for a job, in words, with the verb."""
+        """Return the first three nodes that are reserved for a job, in words, with "is" or "are" after them."""
         names = self.nodes(job)
         if len(names) == 1:
             return f"node {names[0]} is"
@@ -72,17 +73,23 @@ class Reservations:
         return f"nodes {', '.join(names[:3])}{more} are"
 
     def is_waited_for(self, job: Job) -> bool:
-        """Tell whether evicted pods are still ending on the nodes that are reserved for a job."""
+        """Tell whether evicted pods are still ending on a node that is reserved for a job."""
         return not self._leaving().isdisjoint(self.nodes(job))
 
     def keep(self, job: Job, nodes: tuple[str, ...], ending: Collection[str] = ()) -> None:
-        """Reserve nodes for a job for the next minute; `ending`: nodes where pods end for it, or will be paused."""
+        """Reserve nodes for a job for LEAVE_S from now on, instead of those that are reserved for it already.
+
+        `ending`: nodes where in this cycle pods were evicted for it, or are to be paused for it later.
+        """
         self._kept[job.key] = nodes, self._now_s + LEAVE_S
         self.ending |= frozenset(ending)
         self._note()
 
     def keep_for_aged(self, job: Job) -> bool:
-        """Reserve nodes for a job that has waited too long, until it has its place; False: there are none for it."""
+        """Reserve nodes for a job that has waited too long, or reserve its nodes for longer; False: none may be.
+
+        Each cycle calls it until the job has its place. New ones are the nodes on which the least work has to end.
+        """
         nodes = self.nodes(job)
         if not nodes and self.may_begin:
             nodes = self._capacity.emptiest(job.needed, self._placer.open_names(job.needed[0]))
@@ -93,12 +100,15 @@ class Reservations:
         return bool(nodes)
 
     def end(self, job: Job) -> None:
-        """End a job's reservation."""
+        """End a job's reservation, if it has one."""
         if self._kept.pop(job.key, None):
             self._note()
 
     def open_for(self, job: Job) -> None:
-        """Open to a job all nodes but those reserved against it and those where victims of this cycle still run."""
+        """Have the placer look for a job's places on all nodes but those closed to it, before the job is tried.
+
+        Closed are nodes that are reserved for others, by the rules at the top of this file, and those in `ending`.
+        """
         closed = {
             name
             for key, other, aged_twice, ends, nodes in self._closing
@@ -110,7 +120,10 @@ class Reservations:
             self._placer.close(closed)
 
     def reserved(self, job: Job) -> frozenset[str]:
-        """Return the reserved nodes on which a job may have no more than what its own victims free."""
+        """Return the nodes, closed to a job by `open_for`, on which it may have what its own victims free, and no more.
+
+        They are reserved for a job of lower priority that has aged twice, and no evicted pod is ending there.
+        """
         shut = {
             name
             for key, other, _, ends, nodes in self._closing
@@ -121,7 +134,7 @@ class Reservations:
         return frozenset(aged - shut - self.ending - set(self.nodes(job)))
 
     def _note(self) -> None:
-        """Note of each reservation what decides for which jobs its nodes are closed."""
+        """Compute `_closing` anew: what decides for which jobs the nodes of each reservation are closed."""
         leaving = self._leaving()
         self._closing = []
         for key, (nodes, _) in self._kept.items():
@@ -135,7 +148,11 @@ class Reservations:
         return {pod.place for uid in self._state.leaving if (pod := self._cluster.pod(uid))}
 
     def _may_stand_empty(self, job: Job, nodes: Sequence[str]) -> bool:
-        """Tell whether nodes may stand empty for a job: even one is too much for a small job in a small cluster."""
+        """Tell whether nodes may be reserved for a job, beside those that are reserved for other jobs.
+
+        They may be KEPT_PART of all devices together. Beyond that, one job may have a reservation if none has: one that
+        asks for more than that part, or that has aged twice.
+        """
         kept = {name for own, _ in self._kept.values() for name in own}
         if self._capacity.part({*kept, *nodes}) <= KEPT_PART:
             return True

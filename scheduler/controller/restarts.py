@@ -3,7 +3,8 @@
 The watch says only that a pod no longer lives. exit_status.py asks the API server how it ended, and tells it here. If a
 member failed, all others are ended. If it was deleted or evicted, they are ended only where fewer than the gang's least
 are left. If it succeeded, they go on. A gang that starts anew again and again waits longer and longer before it is
-released, like containers in kubelet's back-off.
+released, like containers in kubelet's back-off. Times are seconds of the controller's clock. Only gangs with the
+annotation `gang-restart: whole` are concerned.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ class Restarts:
         """The gangs that lost a member before this replica decided were looked for."""
 
     def lose(self, pod: Pod, now_s: float) -> None:
-        """Note that a released pod no longer lives, if its gang starts anew as a whole; other pods are not noted."""
+        """Note that a pod no longer lives, if it was released and its gang starts anew as a whole; else do nothing.
+
+        A pod that was being deleted when it was last seen counts as GONE. Of any other the API server is asked.
+        """
         if pod.gang is not None and pod.gang.restart == "whole" and not pod.gated:
             self._lost[pod.uid] = Lost(pod, now_s, GONE if pod.deleting else "", "it was deleted")
             if len(self._lost) > KNOWN_MAX:
@@ -90,17 +94,20 @@ class Restarts:
         return [lost.pod for lost in self._lost.values() if not lost.how][:most]
 
     def found(self, uid: str, how: str, detail: str) -> None:
-        """Note how a pod ended; an empty `how`: it lives."""
+        """Note how a pod ended, as exit_status.py has been told; an empty `how`: it lives, and is not lost."""
         if (lost := self._lost.pop(uid, None)) is not None and how:
             self._lost[uid] = replace(lost, how=how, detail=detail)
 
     def emptied(self, key: Key) -> None:
-        """Note that no pod of a gang's last start is left to be ended, so its lost members matter no more."""
+        """Note that no released pod of a gang is left to be ended, so its lost members matter no more."""
         for uid in [uid for uid, lost in self._lost.items() if key_of(lost.pod) == key]:
             del self._lost[uid]
 
     def held_back(self, now_s: float) -> dict[Key, str]:
-        """Return the gangs that are not released yet because they have lost a member, each with the reason."""
+        """Return the gangs that are not to be released now because they have lost a member, each with the reason.
+
+        Delays that ended CALM_S ago are forgotten.
+        """
         found: dict[Key, str] = {}
         for key, delay in list(self._delays.items()):
             if now_s < delay.until_s:
@@ -117,7 +124,11 @@ class Restarts:
         return found
 
     def restart(self, cluster: Cluster, state: ControllerState, now_s: float) -> list[Action]:
-        """Return the actions that end the pods of gangs that start anew."""
+        """Return the actions that end the pods of gangs that start anew; each cycle calls it once.
+
+        The state notes the evictions. A pod that a disruption budget keeps is tried again when it is not spared any
+        more. A gang's end is over when no pod that came before the loss is left.
+        """
         actions: list[Action] = []
         if not self._looked:
             self._looked = True
@@ -145,7 +156,7 @@ class Restarts:
     def _begin(self, state: ControllerState, lost: Lost, now_s: float) -> list[Action]:
         """Let a gang start anew if it lost a member in a way that ends the others; return the Event about that.
 
-        Empty: the gang goes on, or it starts anew already.
+        It is noted in `_ending`; `restart` then ends the pods. Empty: the gang goes on, or it starts anew already.
         """
         key = key_of(lost.pod)
         job = state.jobs.get(key)
@@ -179,7 +190,10 @@ class Restarts:
         return delay
 
     def _find_lost(self, state: ControllerState, now_s: float) -> None:
-        """Find gangs that lost a member before this replica decided: a new one has come since the others started."""
+        """Note gangs that lost a member before this replica decided.
+
+        Such a gang has a waiting member that it needs and that came after the others had started.
+        """
         for job in state.waits.values():
             if job.restart == "whole" and not job.resumes and job.released and job.needed:
                 running = [state.started_s(pod) for pod in job.released if pod.running]

@@ -2,8 +2,9 @@
 
 Jobs are considered in their order (job_order.py). Each gets a place for all of its members, or other pods make room for
 it, or it waits. A waiting job does not hold up the jobs behind it. When it has waited too long, nodes are reserved for
-it; after twice that time they are closed to higher priorities too. Each decision counts in the view of the cluster at
-once.
+it; after twice that time they are closed to higher priorities too. Each decision counts at once in the view (what is
+known of the cluster, with all that is assumed: state/cluster.py). Holders are pods that yield together, by themselves
+or as a gang (preemption_units.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ OVERRUN: Final = -(2**31)
 
 
 def decide(cluster: Cluster, state: ControllerState, queues: Queues, now_s: float) -> list[Action]:
-    """Return the actions of one cycle. They count on the view and in the state at once."""
+    """Return the actions of one cycle, for the caller to write. They count on the view and in the state at once.
+
+    `now_s` is of a monotonic clock. Measured contention comes first, then gangs that start anew, then the waiting jobs.
+    """
     cluster.advance(now_s)
     rules = (queues.default, *queues.by_name.values())
     state.look(cluster, _busy(cluster) if any(queue.idle_s is not None for queue in rules) else (), now_s)
@@ -86,6 +90,7 @@ class _Cycle:
         self._holders: list[PreemptionUnit] | None = None
         """All holders of shares; None: no job has needed victims yet."""
         self._yielding: Preemption | None = None
+        """The search for victims; None: no job has got so far."""
         self._vain: dict[object, tuple[int, int, str]] = {}
         """By kind of job: the placer's generation, the highest priority for which it was tried in vain, and why."""
         self._lowest = LAST
@@ -99,7 +104,10 @@ class _Cycle:
         """Jobs for which victims were searched in vain."""
 
     def run(self) -> list[Action]:
-        """Try the waiting jobs in their order, then the members beyond the least; return the actions."""
+        """Try the waiting jobs in their order, then their members beyond the least; return the actions.
+
+        Before that, note the jobs that cannot be tried, and give up what has run, or has waited to start, for too long.
+        """
         for job in self._waiting:
             if job.refusal:
                 self._wait(job, job.refusal, "GateRefused")
@@ -129,7 +137,7 @@ class _Cycle:
         return self._actions
 
     def _in_order(self) -> Iterator[Job]:
-        """Yield the jobs for which nodes are reserved, then all others."""
+        """Yield the jobs that can be tried: those for which nodes are reserved, then all others in their order."""
         kept = [job for job in self._job_order.jobs if job in self._reservations]
         yield from sorted(kept, key=lambda job: (-job.priority, job.since_s, job.key))
         first = {job.key for job in kept}
@@ -138,7 +146,11 @@ class _Cycle:
                 yield job
 
     def _try(self, job: Job) -> bool:
-        """Release a job, or note why not; tell whether all that it needs was released."""
+        """Release the members that a job needs, or note why not; tell whether they were released.
+
+        It takes free room first: the job's reserved nodes, then open ones. Then others have to yield. If the job still
+        waits, nodes may be reserved for it. `_vain`: a job like one that was tried in vain is not tried again.
+        """
         needed = job.needed
         if job.resumes:
             return self._resume(job)
@@ -182,7 +194,10 @@ class _Cycle:
         return False
 
     def _release(self, job: Job, pods: Sequence[Pod], places: Sequence[Assumed]) -> None:
-        """Order the release of pods of a job to their places; count them, and end the job's reservation."""
+        """Order the release of pods of a job to their places, which are assumed; end the job's reservation.
+
+        They count in the metrics, and in the order of the jobs as held by their queue.
+        """
         self._actions.append(Release(job, tuple(places)))
         self._state.sent |= {pod.uid: self._now_s for pod in pods}
         if job.is_gang and pods == job.needed:  # not members beyond the least
@@ -197,9 +212,9 @@ class _Cycle:
         self._placed += len(pods)
 
     def _resume(self, job: Job) -> bool:
-        """Let a paused job run again where it is, if all of its devices have room; return False in any case.
+        """Let a paused job run again where it is, if all of its devices have room; else note why it waits.
 
-        So its members beyond the least have to wait for the next cycle.
+        Return False in any case: so its members beyond the least have to wait for the next cycle.
         """
         if any(pod.uid in self._state.pressed for pod in job.waiting):
             self._wait(job, "is paused until those of higher priority beside it wait no more")
@@ -208,7 +223,7 @@ class _Cycle:
         if ending or not self._placer.could_resume(job.waiting):
             self._wait(job, "is paused until its devices have room again")
             return False
-        for pod in job.waiting:
+        for pod in job.waiting:  # a trial on the view: if it fails, they are paused there again
             self._cluster.presume(pod.uid, "", self._now_s)
         self._cluster.advance(self._now_s)
         if all(map(self._placer.has_room, job.waiting)):
@@ -222,9 +237,10 @@ class _Cycle:
         return False
 
     def _have_yield(self, job: Job) -> list[Assumed] | None:
-        """Make other pods yield for a job and return its places; None: there is no room, or pods have to end first.
+        """Order other pods to yield for a job and return its places; None: there is no room, or pods have to end first.
 
-        If pods have to end first, their nodes are reserved for the job.
+        Victims are paused at once where that is enough. If some have to be evicted, it orders that, and reserves the
+        nodes for the job; a later cycle places it there. Only `_plan_limit` jobs of a cycle get a search for victims.
         """
         if not all(pod.preempts for pod in job.needed):
             return None
@@ -266,7 +282,10 @@ class _Cycle:
         return self._plans_most // 2 if job.key in self._aged else self._plans_most
 
     def _limit_beside(self, job: Job, placed: Sequence[Assumed], why: str) -> None:
-        """Limit the pods of lower priority on the preemptor's devices to their requests, for a start."""
+        """Limit the pods of lower priority on the devices of `placed`, the job's places, to their requests.
+
+        That lasts for CALM_S, and longer only while contention.py measures that the job's pods wait. `why`: for users.
+        """
         for assumed in placed:
             devices = {device for share in assumed.devices for device in share}
             for other in self._cluster.pods_on(assumed.node):
@@ -289,7 +308,7 @@ class _Cycle:
         ]
 
     def _tell_shrunk(self, evicted: Sequence[Pod], why: str) -> None:
-        """Write an Event about each elastic gang that goes on without some of its members."""
+        """Write an Event about each elastic gang that goes on without those of its members that are `evicted`."""
         for key in sorted({key_of(pod) for pod in evicted if pod.gang}):
             job = self._state.jobs.get(key)
             if job is not None and len(job.released) >= job.least:
@@ -299,7 +318,10 @@ class _Cycle:
                 self._actions.append(Tell(job.released[0], "GangShrunk", text, warning=False))
 
     def _grow(self, job: Job) -> None:
-        """Release members that an elastic gang can have beyond its least, one by one."""
+        """Release members of an elastic gang beyond its least, one by one, as long as there is free room.
+
+        No pod yields for them. It stops at the first one that has no place, or when the cycle has placed enough pods.
+        """
         grown: list[Pod] = []
         for pod in job.surplus:
             if self._has_yielded(job) or self._job_order.exceeds(job, [pod]) or self._placed >= PLACED:
@@ -316,7 +338,7 @@ class _Cycle:
             self._actions.append(Tell(grown[0], "GangGrown", text, warning=False))
 
     def _has_yielded(self, job: Job) -> bool:
-        """Tell whether a job has been made to yield in this cycle."""
+        """Tell whether a released member of a job is paused or being evicted: then no other one is released now."""
         return any(self._cluster.yields(pod) == "pause" or pod.uid in self._state.leaving for pod in job.released)
 
     def _end_overruns(self) -> None:
@@ -330,14 +352,20 @@ class _Cycle:
                 self._evict(job.released, why, "overrun")
 
     def _evict(self, pods: Sequence[Pod], why: str, cause: str = "yield") -> None:
-        """Order the eviction of pods; from now on they belong to no job. `cause`: one of gate_metrics.EVICTIONS."""
+        """Order the eviction of pods; from now on they belong to no job, and their end is awaited.
+
+        `why`: for users. `cause`: one of gate_metrics.EVICTIONS.
+        """
         for pod in pods:
             if pod.uid not in self._state.ending:  # else it ends anyway: waiting for it spares other pods
                 self._actions.append(Evict(pod, why, cause))
             self._state.evicted(pod, self._now_s, self._cluster)
 
     def _expire(self) -> None:
-        """Start anew gangs that did not run in time after their release."""
+        """Evict the released members of gangs that did not all run in time after their release: they start anew.
+
+        Where all run, or there is nothing more to wait for, stop watching the time.
+        """
         for key, released_s in list(self._state.released.items()):
             job = self._state.jobs.get(key)
             running = sum(pod.running for pod in job.released) if job else 0
@@ -357,7 +385,10 @@ class _Cycle:
                 self._counters.gangs["timed_out"] += 1
 
     def _give_up_unbound(self) -> None:
-        """Give up pods that kube-scheduler did not bind in time; in a gang that starts, its own timeout counts."""
+        """Give up released pods that kube-scheduler did not bind within BIND_S.
+
+        In a gang that starts, its own timeout counts instead (`_expire`).
+        """
         for uid, sent_s in list(self._state.sent.items()):
             sent = self._cluster.pod(uid)
             if sent is None or sent.deleting or uid in self._state.leaving:
@@ -368,9 +399,10 @@ class _Cycle:
                     self._give_up(sent)
 
     def _give_up(self, pod: Pod) -> None:
-        """Free the room of a pod that kube-scheduler does not bind; it is evicted if its controller makes another.
+        """Free the room of a pod that kube-scheduler does not bind, and write an Event about it.
 
-        If it is still there after the same time, its eviction is tried again.
+        It is evicted if its controller makes another; if it is still there after BIND_S, that is tried again. A pod
+        without a controller is left alone, and counts nowhere until it is bound after all.
         """
         text = f"kube-scheduler has not bound it to {pod.place} for {BIND_S:g} s (`kubectl describe pod` says why)"
         if pod.controller:
@@ -392,7 +424,10 @@ class _Cycle:
         self._wait(job, f"{there} of {job.least} members of the gang are there", "GangIncomplete")
 
     def _wait(self, job: Job, why: str, reason: str = "Waits") -> None:
-        """Note why a job waits; write an Event if `reason` is new and the job is not paused."""
+        """Note why a job waits, in words (`why`), and write an Event if `reason` is new and the job is not paused.
+
+        `reason`: the Event's, one word.
+        """
         self._waits.append((job, why))
         # The details change with every cycle: `sharepod queue` shows them. The Event only says that the job waits.
         if self._state.told.get(job.key) != reason and not job.resumes:
@@ -401,7 +436,10 @@ class _Cycle:
             self._actions.append(Tell(pod, reason, why, warning=reason != "Waits"))
 
     def _resuming(self, job: Job) -> Job:
-        """Return a job that has paused pods as one that waits to go on; return any other job unchanged."""
+        """Return a job that has paused pods as one that waits to go on: it resumes, and `waiting` are its paused pods.
+
+        It has waited since the first pause. Any other job is returned unchanged.
+        """
         paused = tuple(pod for pod in job.released if pod.yields == "pause")
         if not paused:
             return job
@@ -428,7 +466,7 @@ def _busy(cluster: Cluster) -> Iterator[str]:
 
 
 def _shown(pods: Sequence[Pod]) -> str:
-    """Return what pods ask for, in words; those that differ count as the one that asks for the most."""
+    """Return what pods ask for, in words for users; those that differ count as the one that asks for the most."""
     most = max(pods, key=lambda pod: pod.request.milli)
     each = " and ".join(
         (f"{share.devices} x " if share.devices > 1 else "") + f"{share.milli / 10:g} percent"

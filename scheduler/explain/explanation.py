@@ -40,7 +40,7 @@ class Held:
 
     container: str
     devices: tuple[tuple[int, str], ...]
-    """Index and UUID."""
+    """Index on the node and UUID of each, in the order of the indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,10 @@ class Explanation:
 
 
 def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | None = None) -> Explanation:
-    """Explain a pod, on a view that is up to date (`Cluster.advance`).
+    """Explain a pod of the view, which is up to date (`Cluster.advance`). Nothing changes by it.
 
-    `incomplete`: why not everything is known yet. `turn`: what the controller knows of the pod.
+    `incomplete`: why not everything is known yet; empty: it is. `turn`: what the controller knows of the pod; None: as
+    in Explanation.
     """
     assumed = cluster.assumed(pod.uid)
     node = pod.place or (assumed.node if assumed else "")
@@ -167,7 +168,7 @@ def find(cluster: Cluster, namespace: str, name: str) -> Pod | None:
 
 
 def _yield_text(cluster: Cluster, pod: Pod) -> str:
-    """Say how a bound pod makes room, by its annotation and by what its agent reports; empty: it makes none."""
+    """Return in words how a pod makes room, by its annotation and by what its agent reports; empty: it makes none."""
     use = cluster.use(pod.node)
     shares = [one.terms for device in use.devices for one in device.shares] if use else []
     is_paused = any(terms.yielding for terms in shares if terms.pod_uid == pod.uid)
@@ -181,12 +182,12 @@ def _yield_text(cluster: Cluster, pod: Pod) -> str:
 
 
 def _deletion_text(pod: Pod) -> str:
-    """Say that a pod is being deleted; empty: it is not."""
+    """Return in words that a pod is being deleted; empty: it is not."""
     return "; it is being deleted" if pod.deleting else ""
 
 
 def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
-    """Return the source of a pod's place on a node, as in Explanation.known_by."""
+    """Return the source of a pod's place on the node where it counts, as in Explanation.known_by."""
     row, use = cluster.row(node), cluster.use(node)
     if row is None or use is None or not pod.request.shares:
         return ""
@@ -201,7 +202,7 @@ def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
 
 
 def _place_text(cluster: Cluster, pod: Pod, node: str, known_by: str) -> str:
-    """Say where a pod is, and by what that is known (`known_by`)."""
+    """Return in words where a pod is (`node`), and by what that is known (`known_by`, as in Explanation)."""
     if not pod.request.shares:
         return "it asks for no share of a device"
     if cluster.row(node) is None:
@@ -216,7 +217,7 @@ def _place_text(cluster: Cluster, pod: Pod, node: str, known_by: str) -> str:
 
 
 def _held(cluster: Cluster, pod: Pod, node: str) -> tuple[Held, ...]:
-    """Return the devices on which each container of a pod has its share; empty: they are not known."""
+    """Return the devices on which each container of a pod has its share on its node; empty: they are not known."""
     row, as_counted = cluster.row(node), counted(cluster, node, pod.uid)
     if row is None or as_counted is None or pod.uid not in row.places:
         return ()
@@ -247,9 +248,10 @@ def _fitting(cluster: Cluster, judgement: Judgement) -> tuple[tuple[Fit, ...], i
 
 
 def _uses(cluster: Cluster, judgement: Judgement, ranking: Ranking, positions: Sequence[int]) -> list[int]:
-    """Return the part of each place's cost that is for measured use, promises and links.
+    """Return the part of each place's cost, in the policy's steps, that is for measured use, promises and links.
 
-    It is the difference to the cost of the same devices when all of these weigh nothing.
+    `positions`: in the judgement. The part is the difference to the cost of the same devices, as the only ones that are
+    allowed, when measured use, promises and links weigh nothing.
     """
     chosen = [sum({1 << device for share in ranking.devices(at) for device in share}) for at in positions]
     _, indices = cluster.node_index.find([judgement.names[position] for position in positions])
@@ -262,7 +264,10 @@ def _uses(cluster: Cluster, judgement: Judgement, ranking: Ranking, positions: S
 
 
 def _refused(cluster: Cluster, judgement: Judgement) -> tuple[Refused, ...]:
-    """Return the nodes that cannot take the pod, by reason, the most frequent reason first."""
+    """Return the nodes that cannot take the pod, by reason, the most frequent reason first.
+
+    Nodes that are not in the judgement, as they take no shares, are among them.
+    """
     reasons: dict[str, list[str]] = {}
     if judgement.ranking is not None:
         for name, verdict in zip(judgement.names, judgement.ranking.verdict.tolist(), strict=True):
@@ -278,9 +283,9 @@ def _refused(cluster: Cluster, judgement: Judgement) -> tuple[Refused, ...]:
 
 
 def _left(cluster: Cluster, name: str, pod: Pod | None = None) -> Left:
-    """Return what is left of a node; for a pod that is to go there, with the devices that its affinity closes.
+    """Return what is left of a node; with `pod`, one that is to go there, which devices its device affinity closes.
 
-    The numbers are 0 if the node takes no shares.
+    The numbers are 0, and there are no devices, if the node takes no shares.
     """
     row, use = cluster.row(name), cluster.use(name)
     if row is None or use is None:
@@ -293,7 +298,7 @@ def _left(cluster: Cluster, name: str, pod: Pod | None = None) -> Left:
 
 
 def _device(row: Row, index: int, facts: DeviceFacts, allowed: int) -> Device:
-    """Return one device of a node; `allowed`: a bit for each device that the pod may have."""
+    """Return the device of a node at this index; `allowed`: a bit for each device that the pod may have."""
     closed, strain = "", row.strains[index]
     if not facts.healthy:
         closed = f"not healthy: {facts.health_reason or 'its agent does not say why'}"

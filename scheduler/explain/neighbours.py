@@ -43,7 +43,10 @@ class Neighbours:
 
 
 def counted(cluster: Cluster, node: str, uid: str) -> Pod | None:
-    """Return a pod as it counts on a node: bound or released to it, else as it was when the node was chosen for it."""
+    """Return the pod with this uid as it counts on a node: bound or released to it, else as when it was chosen for it.
+
+    None: it does not count there.
+    """
     pod, assumed = cluster.pod(uid), cluster.assumed(uid)
     if pod is not None and pod.place == node:
         return pod
@@ -51,7 +54,7 @@ def counted(cluster: Cluster, node: str, uid: str) -> Pod | None:
 
 
 def neighbours(cluster: Cluster, pod: Pod, node: str) -> tuple[Neighbours, ...]:
-    """Return the other shares on each of the devices where a pod counts."""
+    """Return the other shares on each of the devices of `node` where a pod counts; empty: they are not known."""
     row, use = cluster.row(node), cluster.use(node)
     if row is None or use is None:
         return ()
@@ -73,10 +76,10 @@ def neighbours(cluster: Cluster, pod: Pod, node: str) -> tuple[Neighbours, ...]:
 def _on(
     index: int, device: DeviceUse, own: str, expected: dict[str, list[Neighbour]], yields: dict[str, str]
 ) -> Neighbours:
-    """Return a device's neighbours: the shares that the agent reports, and expected pods that it does not report.
+    """Return a device's neighbours: the shares that the agent reports, and those of pods that it does not report yet.
 
-    `own`: the uid of the pod itself. `expected`: by uid, the shares that count on the device. `yields`: by uid, what a
-    pod yields.
+    `index`: the device's. `own`: the uid of the pod itself. `expected`: by uid, the shares that count on the device.
+    `yields`: by uid, how a pod yields (Pod.yields).
     """
     reported = [share for share in device.shares if share.terms.pod_uid != own]
     uids = {share.terms.pod_uid for share in reported}
@@ -87,7 +90,7 @@ def _on(
 
 
 def _neighbour_of(share: ShareUse, yields: dict[str, str]) -> Neighbour:
-    """Return a share that the agent reports as a neighbour; `yields`: by uid, what a pod yields."""
+    """Return a share that the agent reports as a neighbour; `yields`: by uid, how a pod yields (Pod.yields)."""
     terms = share.terms
     return Neighbour(
         f"{terms.namespace}/{terms.pod}" if terms.pod_uid else "",

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 LISTED: Final = 5
 """Jobs before the pod's that are listed one by one."""
 WAYS: Final = 3
+"""Nodes of which the victims are listed: the cheapest ones."""
 CANDIDATES: Final = 32
 """Nodes on which victims are searched: those where pods of lower priority hold the most."""
 EXAMPLES: Final = 3
+"""Nodes that are named for each reason that closes some."""
 NAMED: Final = 8
 """The most pods that are named in one list."""
 NOBODY: Final = "no pod of lower priority holds shares, and equals do not yield to each other"
@@ -127,9 +129,10 @@ class Turn:
 def turn_of(
     cluster: Cluster, state: ControllerState, queues: Queues, pod: Pod, now_s: float, *, decides: bool
 ) -> Turn | None:
-    """Return what a cycle knows of a pod that waits or yields; None: the pod does neither.
+    """Return what the last cycle knew of a pod that waits or yields; None: the pod does neither.
 
-    `decides`: this replica decides; else the order of the jobs and the possible victims are left out.
+    `decides`: this replica decides; else the order of the jobs and the possible victims are left out, as it does not
+    know them. `queues`: the rules.
     """
     job, waits = state.jobs.get(key_of(pod)), pod.gated and cluster.assumed(pod.uid) is None
     if job is None or not (waits or pod.yields):
@@ -159,10 +162,10 @@ def turn_of(
 
 
 def _in_line(state: ControllerState, now_s: float) -> list[Job]:
-    """Return the jobs in the line, in the order of the last cycle.
+    """Return the jobs that wait only for their place, in the order in which the last cycle tried them.
 
-    A refused job is not in it, and neither is a job that lacks members. A job that is held back because its gang has
-    lost a member is in it only if it resumes: then its waiting pods are on their nodes and paused.
+    A refused job is not among them, and neither is a job that lacks members. A job that is held back because its gang
+    has lost a member is among them only if it resumes: then its waiting pods are on their nodes and paused.
     """
     held = state.restarts.held_back(now_s)
     return [
@@ -173,10 +176,10 @@ def _in_line(state: ControllerState, now_s: float) -> list[Job]:
 def _before(
     other: Job, job: Job, state: ControllerState, queues: Queues, shares: dict[str, float], now_s: float
 ) -> Before:
-    """Return a job that is tried before `job`, with the rule that puts it there: the first one that tells them apart.
+    """Return `other`, which is tried before `job`, with the rule that puts it there: the first that tells them apart.
 
     The rules come in the order of a cycle: reservations, age, priority, a pause, the queues' shares, the time of
-    arrival. `shares`: by queue, the weighted dominant share.
+    arrival. `shares`: by queue, the dominant share divided by its weight. `queues`: the rules.
     """
 
     def aged(one: Job) -> bool:
@@ -203,7 +206,7 @@ def _before(
 
 
 def _standing(state: ControllerState, queues: Queues, name: str, shares: dict[str, float]) -> Standing:
-    """Return the state of a queue; `shares`: by queue, the weighted dominant share."""
+    """Return the state of the queue `name`; `shares`: by queue, the dominant share divided by its weight."""
     rules = queues.of(name)
     cap = None if rules.cap_milli is None else rules.cap_milli / DEVICE_MILLI
     held = state.held(name, device_mib=0).device_milli / DEVICE_MILLI
@@ -211,14 +214,17 @@ def _standing(state: ControllerState, queues: Queues, name: str, shares: dict[st
 
 
 def _members(job: Job, pod: Pod) -> Members | None:
-    """Return the state of a pod's gang; None: the pod has none."""
+    """Return the state of a pod's gang, of which `job` is made; None: the pod has none."""
     if pod.gang is None:
         return None
     return Members(pod.gang.size, job.least, len(job.waiting), len(job.released), job.missing)
 
 
 def _barred(cluster: Cluster, state: ControllerState, job: Job, pod: Pod) -> Iterator[Barred]:
-    """Yield the nodes that are closed to a pod of a job, by reason, the most frequent reason first."""
+    """Yield the nodes that are closed to a pod of a job, by the first reason of each, the most frequent reason first.
+
+    All nodes that are reserved for other jobs count, also those that are closed only to lower and equal priorities.
+    """
     kept = {
         name: key[1].partition("/")[2] for key, (nodes, _) in state.kept.items() if key != job.key for name in nodes
     }
@@ -240,9 +246,10 @@ def _barred(cluster: Cluster, state: ControllerState, job: Job, pod: Pod) -> Ite
 def _ways(
     cluster: Cluster, state: ControllerState, queues: Queues, job: Job, now_s: float
 ) -> tuple[str, tuple[Way, ...]]:
-    """Return why no pods would yield for a pod of a job, or the pods that would, the cheapest first.
+    """Return why no pods would yield for the largest pod of a job, or, by node, those that would, the cheapest first.
 
-    Both are empty if the job needs no place, or waits for something else.
+    One of both is empty; both are if the job needs no place, or waits for something else. The search is that of a
+    cycle, on at most CANDIDATES nodes.
     """
     needed = job.needed
     if not needed or job.refusal or job.missing:
@@ -284,7 +291,10 @@ def _as_judged(holder: PreemptionUnit, state: ControllerState, queues: Queues, n
 def _search(
     cluster: Cluster, state: ControllerState, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float
 ) -> VictimSearch | None:
-    """Return the cheapest victims on a node, evicted only if pauses do not suffice; None: the pod would not fit."""
+    """Return the cheapest victims on a node, evicted only if pauses do not suffice; None: the pod would not fit.
+
+    `lower`: the holders there that may yield to the pod.
+    """
     candidate = candidate_of(cluster, pod, node, lower, now_s)
     if candidate is None:
         return None
@@ -293,7 +303,7 @@ def _search(
 
 
 def _way(search: VictimSearch) -> Way:
-    """Return victims by name, at most NAMED of the paused and of the evicted."""
+    """Return the victims on a node by name, at most NAMED of the paused and NAMED of the evicted."""
     paused = [pod.title for holder in search.paused for pod in holder.pods]
     evicted = [pod.title for holder in search.evicted for pod in holder.pods]
     more = max(0, len(paused) - NAMED) + max(0, len(evicted) - NAMED)

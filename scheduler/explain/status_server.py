@@ -60,7 +60,7 @@ class StatusServer:
         )
 
     async def start(self, address: str, context: ssl.SSLContext | None) -> int:
-        """Listen at HOST:PORT; return the port. Raises OSError."""
+        """Listen at `address`, HOST:PORT; return the port. `context`: for TLS; None: without. Raises OSError."""
         host, _, port = address.rpartition(":")
         await self._runner.setup()
         site = web.TCPSite(self._runner, host.strip("[]"), int(port), ssl_context=context, reuse_address=True)
@@ -76,7 +76,10 @@ class StatusServer:
         return web.json_response(self._queue_at(time.monotonic()))
 
     async def _explain(self, request: web.Request) -> web.Response:
-        """Answer GET /explain/NAMESPACE/POD; 404: the pod is not known, 503: it may not be known yet."""
+        """Answer GET /explain/NAMESPACE/POD with an Explanation as JSON, on a view that is brought up to date.
+
+        404: the pod is not known. 503: it may not be known yet.
+        """
         cluster, why, now_s = self._cluster, self._not_ready(), time.monotonic()
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         pod = find(cluster, namespace, name)
@@ -88,7 +91,10 @@ class StatusServer:
 
 
 def _unknown(cluster: Cluster, namespace: str, name: str) -> str:
-    """Return one line about a pod that is not known; its name is compared with at most COMPARED others."""
+    """Return one line for users about a pod that is not known, with a similar name if there is one.
+
+    The name is compared with at most COMPARED others of the namespace.
+    """
     what = f"pod {ascii(f'{namespace}/{name}'[: 2 * NAME_MAX])[1:-1]} is not known"
     if len(name) > NAME_MAX:
         return f"{what}: a pod's name has at most {NAME_MAX} characters"

@@ -25,7 +25,10 @@ def summarise(
     streams: int,
     stream_ends: Mapping[str, int],
 ) -> Look:
-    """Return the numbers of this moment, after the view was brought up to `now_s`."""
+    """Return the numbers of this moment for the metrics; the view is brought up to `now_s` first.
+
+    `ready`: pods can be placed. `streams`, `stream_ends`: as in Look.
+    """
     cluster.advance(now_s)
     ages = {name: book.silent_s(name, now_s) or 0.0 for name in book.names()}
     fresh = [age for name, age in ages.items() if book.is_fresh(name, now_s)]

@@ -17,7 +17,7 @@ _ARENA_MAX: Final = -8
 
 
 def tune() -> None:
-    """Have the collector look at young objects only, and keep memory in one heap.
+    """Have the collector nearly always look at young objects only (COLLECTION), and malloc keep memory in one heap.
 
     Call it before the first thread starts. Otherwise each thread gets a heap of its own, and no other thread uses the
     free memory of that heap.

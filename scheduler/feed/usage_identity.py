@@ -61,6 +61,8 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    """What is remembered of a token."""
+
     until_s: float
     node: str
     """Empty: refused."""
@@ -79,13 +81,17 @@ class Identities:
         user: str = AGENT_USER,
         audience: str = AUDIENCE,
     ) -> None:
-        """Ask `api`, which raises `unavailable`; `clock` is monotonic, in seconds."""
+        """Ask `api`, which raises `unavailable` if it has no answer; `clock` is monotonic, in seconds.
+
+        `user`: the service account that all agents have. `audience`: what their tokens have to be made for.
+        """
         self._api = api
         self._unavailable = unavailable
         self._clock = clock
         self._user = user
         self._audience = audience
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        """By the hash of a token, the oldest answer first."""
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def node_of(self, token: str) -> str:
@@ -106,7 +112,10 @@ class Identities:
         return known.node
 
     async def _ask(self, token: str) -> _Known:
-        """Return what is remembered of a token from now on: its node, or why it is refused. Raises Unanswered."""
+        """Ask about a token; return what is to be remembered of it: its node, or why it is refused.
+
+        Raises Unanswered if there is no answer: that is not remembered.
+        """
         try:
             node = await self._review(token)
         except self._unavailable as error:
@@ -116,7 +125,11 @@ class Identities:
         return _Known(self._clock() + REMEMBER_S, node)
 
     async def _review(self, token: str) -> str:
-        """Ask for the node of the agent that has the token. Raises NotAnAgent, Unanswered or `unavailable`."""
+        """Ask the API server for the node of the agent that has the token, by a TokenReview.
+
+        Raises NotAnAgent if the token is not an agent's, Unanswered if the review fails, `unavailable` if there is no
+        answer.
+        """
         body: Object = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",

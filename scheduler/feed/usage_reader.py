@@ -44,7 +44,7 @@ _NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 """As in the agent's setting; a node with a token always has a Kubernetes name."""
 _SHARED_MAX: Final = 4096
 _percent: Final = {millipercent: millipercent for millipercent in range(0, WHOLE_MILLIPERCENT + 1, 1000)}.get
-"""Whole percentages, as objects that all nodes share: `_percent(x, x)`."""
+"""`_percent(x, x)` is x; for a whole percentage it is one object that all nodes share, which saves memory."""
 _CLASSES: Final = {
     pb.SHARE_CLASS_LATENCY: ShareClass.LATENCY,
     pb.SHARE_CLASS_STANDARD: ShareClass.STANDARD,
@@ -53,7 +53,10 @@ _CLASSES: Final = {
 
 
 def read_report(data: bytes) -> Report:
-    """Return what a message says. Raises UsageRefused."""
+    """Return what a message, a serialised ReportUsageRequest, says. Raises UsageRefused if any of it is impossible.
+
+    Whether it fits what the node reported before is for UsageBook to find out.
+    """
     if len(data) > MESSAGE_MAX:
         raise UsageRefused(f"a message of {len(data)} bytes: at most {MESSAGE_MAX} are taken")
     try:

@@ -70,6 +70,7 @@ _OPTIONS: Final = (
 
 
 ENDS: Final = ("unauthenticated", "unanswered", "lie", "malformed", "flood", "replaced", "quiet", "old", "full")
+"""Why this server ends a stream; `lie`: it reports a node that is not its token's. _CODES: each one's gRPC status."""
 _CODES: Final = dict(
     zip(
         ENDS,
@@ -102,9 +103,10 @@ class _End(Exception):
 
 
 class _Stream:
-    """One stream that was let in. `left`: messages that it may send now; `old_s`: when it is ended for its age.
+    """One stream that was let in. `task` serves it; `heard_s`: when its last message came, or it was let in.
 
-    `end`: why another task ends it; None: no task does.
+    `left`: messages that it may send now. `old_s`: when it is ended for its age. `end`: why another task ends it; None:
+    no task does.
     """
 
     __slots__ = ("end", "heard_s", "left", "node", "old_s", "task")
@@ -118,13 +120,19 @@ class _Stream:
         self.end: _End | None = None
 
     def stop(self, why: str, text: str) -> None:
-        """End the stream from another task; only the first call counts."""
+        """End the stream from another task: `why` is one of ENDS, `text` says it to the agent.
+
+        Only the first call counts. The task that serves the stream is cancelled, and then sends the status (`_serve`).
+        """
         if self.end is None:
             self.end = _End(why, text)
             self.task.cancel()
 
     def pay(self, now_s: float, size: int) -> None:
-        """Count a message of `size` bytes; a large one counts for several. Raises _End when there are too many."""
+        """Count a message of `size` bytes that came at `now_s`; a large one counts for several.
+
+        What the stream may send grows by PACE a second, up to BURST. Raises _End if it has sent more.
+        """
         self.left = min(BURST, self.left + (now_s - self.heard_s) * PACE) - 1 - size / COUNTED_BYTES
         self.heard_s = now_s
         if self.left < 0:
@@ -140,7 +148,10 @@ class UsageServer:
         node_of: Callable[[str], Awaitable[str]] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`node_of` returns a token's node (`Identities`); None: the node in a report is believed, on loopback only."""
+        """`node_of` returns a token's node (Identities.node_of); None: the node in a report is believed.
+
+        None is for a server on the loopback only. `clock` is monotonic, in seconds.
+        """
         self._book = book
         self._node_of = node_of
         self._clock = clock
@@ -150,13 +161,17 @@ class UsageServer:
         self._of_node: dict[str, _Stream] = {}
         """By node: the stream that has reported it."""
         self._arriving = 0
+        """Streams that wait to be let in: their tokens are being checked."""
         self._complaints = float(_COMPLAINTS)
         """How many lines about ended streams may be logged now."""
         self._complained_s = clock()
         self.counters: Final = Counters()
 
     async def start(self, address: str, credentials: Credentials | None) -> int:
-        """Listen on host:port; return the port. Raises SettingsError."""
+        """Listen on `address`, HOST:PORT; return the port. `credentials`: for TLS; None: without, on the loopback only.
+
+        Raises SettingsError if the address would be open to others, or cannot be used.
+        """
         if (credentials is None or self._node_of is None) and not _on_loopback(address):
             raise SettingsError(
                 f"usage feed on {address}: beyond the loopback it needs a certificate and the API server: give both"
@@ -178,7 +193,7 @@ class UsageServer:
         return port
 
     async def stop(self) -> None:
-        """End all streams and close."""
+        """End all streams at once, and close; also if `start` failed."""
         if self._aging is not None:
             self._aging.cancel()
         if self._server is not None:
@@ -191,7 +206,7 @@ class UsageServer:
             self.age()
 
     def age(self) -> None:
-        """Find silent nodes, and end the streams that are quiet or old."""
+        """Have the book find silent nodes, and end the streams that are quiet or old."""
         now_s = self._clock()
         self._book.age(now_s)
         for stream in list(self._open):
@@ -201,7 +216,7 @@ class UsageServer:
                 stream.stop("old", "the stream is old: connect again, with the token as it is now")
 
     async def _serve(self, _: object, context: Context) -> None:
-        """Serve one stream until it ends. A stream that this server ends gets a status with the reason."""
+        """Serve one stream until it ends; gRPC calls it. If this server ends it, it gets a status with the reason."""
         self.counters.streams += 1
         stream: _Stream | None = None
         try:
@@ -244,7 +259,10 @@ class UsageServer:
         return stream
 
     async def _take_all(self, stream: _Stream, context: Context) -> None:
-        """Take the messages of a stream until it ends. Raises _End."""
+        """Take the messages of a stream into the book until the agent ends it, with an answer every ANSWER_S.
+
+        Raises _End for a message that is refused, for one of another node, and for too many.
+        """
         taken, answered_s = 0, -ANSWER_S
         read, clock, apply = context.read, self._clock, self._book.apply
         while (data := await read()) is not grpc.aio.EOF:
@@ -279,7 +297,7 @@ class UsageServer:
             raise _End("lie", f"the report is of node {name}, the token of one on {stream.node}: tell of that")
 
     def _enter(self, stream: _Stream) -> None:
-        """Make a stream the only one of its node."""
+        """Make a stream the only one of its node: an earlier one is ended, as its agent has connected again."""
         before = self._of_node.get(stream.node)
         self._of_node[stream.node] = stream
         if before is not None:

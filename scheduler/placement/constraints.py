@@ -27,7 +27,10 @@ class Requirement:
     values: tuple[str, ...] = ()
 
     def holds(self, there: Mapping[str, str]) -> bool:
-        """Tell whether labels fulfil the condition; an unknown operator is never fulfilled."""
+        """Tell whether a node fulfils the condition; `there`: its labels, or for its name {"metadata.name": name}.
+
+        The operators are those of Kubernetes. An unknown one is never fulfilled.
+        """
         value = there.get(self.key)
         if self.operator in ("In", "Exists"):
             return value is not None and (self.operator == "Exists" or value in self.values)
@@ -47,7 +50,7 @@ class Term:
     fields: tuple[Requirement, ...] = ()
 
     def holds(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Tell whether a node fulfils the term."""
+        """Tell whether a node of that name, with these labels, fulfils the term."""
         if not (self.labels or self.fields):
             return False
         return all(one.holds(labels) for one in self.labels) and all(
@@ -79,6 +82,7 @@ class Toleration:
         """Tell whether this tolerates a taint."""
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
+        # Without a key only Exists tolerates anything, as in Kubernetes.
         return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
 
 
@@ -113,7 +117,7 @@ class Traits:
 
 
 def read_constraints(spec: Object) -> Constraints:
-    """Return the demands in a pod's spec."""
+    """Return the constraints in the spec of a pod, given as JSON."""
     selector = tuple(sorted((str(key), str(value)) for key, value in at(spec, "nodeSelector").items()))
     required = at(at(at(spec, "affinity"), "nodeAffinity"), "requiredDuringSchedulingIgnoredDuringExecution")
     terms = None
@@ -131,7 +135,7 @@ def read_constraints(spec: Object) -> Constraints:
 
 
 def read_traits(item: Object) -> Traits:
-    """Return the traits of a node's object."""
+    """Return the traits of a node, of which `item` is the JSON."""
     labels = {str(key): str(value) for key, value in at(at(item, "metadata"), "labels").items()}
     taints = [
         Taint(*(str(one.get(key) or "") for key in ("key", "value", "effect")))

@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 _STEPS: Final = DEVICE_MILLI // STEP_MILLI
 _ENOUGH: Final = 1e-7
+"""Prices that differ by less, in devices, count as equal."""
 _ROUNDS_MAX: Final = 1000
 """The most rounds. Each adds a way to fill a device; only a few dozen matter. After that prices are near enough."""
 
 
 def effective_sizes(demand: Mapping[int, float]) -> dict[int, float]:
-    """Return for each size of share, in milli, its size in effect, 0 to 1 devices; `demand`: how often each comes."""
+    """Return for each size of share, in milli, its size in effect, 0 to 1 devices.
+
+    `demand`: how often each size comes, in any unit. Raises PlacementError if the linear programme is not solved, which
+    should not happen.
+    """
     wanted: dict[int, float] = {}
     for size, part in demand.items():
         wanted[_step(size)] = wanted.get(_step(size), 0.0) + part / sum(demand.values())
@@ -40,10 +45,11 @@ def _step(size: int) -> int:
 
 
 def _prices(wanted: Mapping[int, float]) -> dict[int, float]:
-    """Return the price of a share by its size in steps; `wanted`: how often each size comes.
+    """Return the price of a share, 0 to 1 devices, by its size in steps; `wanted`: the part of all shares of that size.
 
-    The prices are the dual prices of column generation: the knapsack finds the fill of a device that breaks them most,
-    until no fill costs more than a device.
+    A fill says how many shares of each size are on one device together. The prices are the highest ones, weighted by
+    `wanted`, with which no known fill costs more than 1 (the dual programme). A knapsack then finds the dearest of all
+    fills, which becomes known; the end is when that one costs at most 1, too (column generation).
     """
     steps = [*wanted]
     fills = [[_STEPS // step if row == column else 0 for row in range(len(steps))] for column, step in enumerate(steps)]
@@ -65,9 +71,12 @@ def _prices(wanted: Mapping[int, float]) -> dict[int, float]:
 
 
 def _fullest(steps: Sequence[int], prices: Sequence[float]) -> tuple[float, list[int]]:
-    """Return the highest price for which a device can be filled, and how many of each size fill it (a knapsack)."""
-    best = [0.0] * (_STEPS + 1)
-    last = [-1] * (_STEPS + 1)
+    """Return the highest price for which a device can be filled, and how many of each size fill it (a knapsack).
+
+    `steps`: the sizes, in steps; `prices`: of a share of each size.
+    """
+    best = [0.0] * (_STEPS + 1)  # by the room in steps: the highest price for which it can be filled
+    last = [-1] * (_STEPS + 1)  # by the room: the index of the last size put in; -1: its last step stays empty
     for room in range(1, _STEPS + 1):
         best[room] = best[room - 1]
         for index, step in enumerate(steps):

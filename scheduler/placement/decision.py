@@ -35,7 +35,10 @@ class Judgement:
 
 
 def judge(cluster: Cluster, pod: Pod, names: Sequence[str]) -> Judgement:
-    """Judge nodes for a pod. Nodes that take no shares are left out, unless the pod asks for none."""
+    """Judge the nodes `names` for a pod, by the cluster's policy and the devices that the pod may have there.
+
+    Nodes that take no shares are left out, unless the pod asks for none.
+    """
     if not pod.request.shares:
         return Judgement(pod, list(names), None)
     known, indices = cluster.node_index.find(names)
@@ -47,7 +50,10 @@ def judge(cluster: Cluster, pod: Pod, names: Sequence[str]) -> Judgement:
 
 
 def refusal_text(pod: Pod, verdict: Verdict) -> str:
-    """Return why a node cannot take a pod; `verdict` is any but FITS and NO_NODE."""
+    """Return, in words for users, why a node cannot take a pod; `verdict`: the node's, any but FITS and NO_NODE.
+
+    Where the text is about one of several shares, that is the one on the most devices.
+    """
     shares = pod.request.shares
     most = max(shares, key=lambda share: (share.devices, share.milli))
     time = f"{most.milli // 10} percent" if most.milli < 1000 else "whole"

@@ -1,4 +1,7 @@
-"""Lists the pods that want to be on one device with each other, or apart, by the words that they give. Pure."""
+"""Lists the pods that want to be on one device with each other, or apart, by the words that they give. Pure.
+
+A word is the value of a pod's annotation `device-affinity` or `device-anti-affinity`; it counts within a namespace.
+"""
 
 from __future__ import annotations
 

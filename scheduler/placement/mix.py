@@ -44,7 +44,7 @@ class Mix:
 
     @classmethod
     def counted(cls, counts: Mapping[Kind, float]) -> Self:
-        """Return the mix of kinds with these counts."""
+        """Return the mix of kinds with these counts, or parts; a kind with 0 is left out."""
         total = sum(counts.values())
         return cls(tuple((kind, count / total) for kind, count in sorted(counts.items()) if count > 0))
 
@@ -53,7 +53,7 @@ class Mix:
         return Mix.counted({kind: part for kind, part in self.parts if kind.devices})
 
     def most_frequent(self, part: float) -> Mix:
-        """Return the mix of the fewest, most frequent kinds that together make up at least this part."""
+        """Return the mix of the fewest, most frequent kinds that together make up at least `part` (0 to 1) of this."""
         chosen: dict[Kind, float] = {}
         for kind, own in sorted(self.parts, key=lambda item: (-item[1], item[0])):
             if sum(chosen.values()) >= part:
@@ -62,7 +62,10 @@ class Mix:
         return Mix.counted(chosen)
 
     def demand(self) -> dict[int, float]:
-        """Return how often each size of share comes; a share on several devices counts as that many whole devices."""
+        """Return how often shares of each size (in milli) come, in any unit.
+
+        A share on several devices counts as that many shares of a whole device.
+        """
         sizes: defaultdict[int, float] = defaultdict(float)
         for kind, part in self.parts:
             if kind.devices:
@@ -87,7 +90,7 @@ class Census:
             self._counts.subtract(kinds_of(pod))
 
     def expected(self) -> Mix:
-        """Return the expected mix of the pods to come."""
+        """Return the mix that is expected of the pods to come: that of the pods that exist and of _UNKNOWN together."""
         counts = Counter(self._counts)
         for request in _UNKNOWN:
             counts.update(kinds_of(request))
@@ -95,7 +98,7 @@ class Census:
 
 
 def kinds_of(pod: PodRequest) -> list[Kind]:
-    """Return the kinds that a pod counts as."""
+    """Return the kinds that a pod counts as: one for each share, each with an equal part of the pod's processors."""
     models = tuple(sorted(pod.models))
     if not pod.shares:
         return [Kind(0, 0, pod.cpu_milli, ())]

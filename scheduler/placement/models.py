@@ -27,10 +27,10 @@ class Models:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """Return the index of a model of the cluster."""
+        """Return the index of a model, which is its bit's number. Raises KeyError for one that the cluster has not."""
         return self._index[name]
 
     def mask(self, names: Iterable[str]) -> int:
-        """Return the bits of those models that the cluster has; all bits if no name is given."""
+        """Return the bits of those models that the cluster has; all bits if no name is given: any will do."""
         wanted = tuple(names)
         return sum(1 << self._index[name] for name in wanted if name in self._index) if wanted else _ANY_MODEL

@@ -1,6 +1,7 @@
 """Holds the cluster's nodes and what is left of them in C, and calls the C kernels on them.
 
-A snapshot and its policies belong to one thread.
+A snapshot has an index for each node. Time is in thousandths of a device or a processor ("milli"), memory in MiB. A
+set of devices of a node is an integer with bit i for device i. A snapshot and its policies belong to one thread.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Ranking:
     cost: NDArray[np.int64]
     """The least is the best; comparable only within one ranking, among the candidates that fit."""
     _masks: NDArray[np.uint16]
+    """Of each candidate and share, the set of devices."""
     _shares: int
     _best: int
 
@@ -90,14 +92,18 @@ class Ranking:
         return self._best
 
     def devices(self, position: int) -> tuple[tuple[int, ...], ...]:
-        """Return for each share the indices of its devices, ascending; empty where the pod does not fit."""
+        """Return for each share the indices of its devices, ascending, at the candidate in this position.
+
+        They are empty where the pod does not fit.
+        """
         return tuple(_bits(int(mask)) for mask in self._masks[position, : self._shares])
 
     def place(self, position: int) -> Place:
-        """Return where the pod would go."""
+        """Return where the pod would go, at the candidate in this position, which fits."""
         return Place(int(self.nodes[position]), self.devices(position))
 
 
+# The numbers and the layout that Python and C share must be the same in the module that was built.
 for _ours, _theirs in (
     (DEVICE_MILLI, lib.SP_DEVICE_MILLI),
     (NODE_DEVICES_MAX, lib.SP_NODE_DEVICES),
@@ -115,9 +121,10 @@ class Snapshot:
     """What is left of each node. Nodes may come, change and go while the snapshot lives; its models are fixed."""
 
     def __init__(self, nodes: Sequence[NodeSpec], capacity: int = 0, models: Iterable[str] = ()) -> None:
-        """Take the first nodes, the number of nodes that there may be in all, and models that later nodes may have.
+        """Put the first nodes at the indices from 0 on. Raises PlacementError for more than MODELS_MAX models.
 
-        Raises PlacementError for more than MODELS_MAX models.
+        `capacity`: how many nodes there may be in all, if that is more than the first ones. `models`: those that later
+        nodes may have beside the models of the first ones.
         """
         rows = max(len(nodes), capacity)
         self._specs: list[NodeSpec | None] = [None] * rows
@@ -227,7 +234,9 @@ class Snapshot:
         lib.sp_set_uses(self._nodes + index, self._device_facts + index, values)
 
     def set_links(self, index: int, masks: Sequence[int], numa: Sequence[int] = ()) -> None:
-        """Set for each device the bits of those that it has a fast link to, and its memory node; empty: all on one.
+        """Set for each device `masks`, the bits of those that it has a fast link to, and `numa`, its memory node.
+
+        A memory node is -1 if it is not known. Without `numa` all devices are on one.
 
         Raises PlacementError, and changes nothing, where there is no node, for another number of devices, and for a
         link that only one of its two devices has.
@@ -244,11 +253,15 @@ class Snapshot:
                 )
         facts = self._device_facts[index]
         facts.linked[0 : spec.devices] = list(masks)
+        # C only compares the low eight bits; -1 (not known) becomes 255.
         facts.numa[0 : spec.devices] = [node & 0xFF for node in numa or [0] * spec.devices]
         self._nodes[index].known |= lib.SP_LINKS_KNOWN
 
     def best(self, request: PodRequest, policy: NativePolicy) -> Place | None:
-        """Return where a pod goes among all nodes, the first of equal ones; None: it fits nowhere."""
+        """Return where a pod goes among all nodes, the first of equal ones; None: it fits nowhere.
+
+        It takes nothing from what is left. Raises PlacementError for a policy that was made for other models.
+        """
         self._check_policy(policy)
         rows = len(self._specs)
         lib.sp_rank(
@@ -267,7 +280,11 @@ class Snapshot:
     def rank(
         self, request: PodRequest, policy: NativePolicy, candidates: Sequence[int], allowed: Sequence[int] | None = None
     ) -> list[Judged]:
-        """Judge nodes, in their order; `allowed`: for each the bits of the devices that the pod may have, None: all."""
+        """Return the verdicts on the nodes at the indices `candidates`, in that order.
+
+        `allowed`: for each of them the bits of the devices that the pod may have; None: all. Raises PlacementError as
+        `rank_array` does.
+        """
         ranking = self.rank_array(request, policy, candidates, allowed)
         return [
             Judged(node, Verdict(verdict), cost, ranking.devices(position))
@@ -285,7 +302,8 @@ class Snapshot:
     ) -> Ranking:
         """Judge nodes as `rank` does, without work in Python for each; `allowed` and `candidates` are only read.
 
-        Raises PlacementError for a candidate beyond the capacity; one that is not there is judged NO_NODE.
+        An index without a node is judged NO_NODE. Raises PlacementError for an index beyond the capacity, and for a
+        policy that was made for other models.
         """
         self._check_policy(policy)
         nodes, masks = self._candidates(candidates, allowed)
@@ -304,7 +322,10 @@ class Snapshot:
         candidates: NDArray[np.int32] | Sequence[int],
         allowed: NDArray[np.uint16] | Sequence[int] | None = None,
     ) -> NDArray[np.int32]:
-        """Return the verdicts that `rank_array` has under any policy, for a small part of its cost."""
+        """Return a Verdict for each candidate, the same as `rank_array` under any policy, for a small part of its cost.
+
+        Raises PlacementError for an index beyond the capacity.
+        """
         nodes, masks = self._candidates(candidates, allowed)
         verdicts = np.empty(len(nodes), np.int32)
         indices, into = ffi.from_buffer("int32_t[]", nodes), ffi.from_buffer("int32_t[]", verdicts, True)
@@ -317,7 +338,10 @@ class Snapshot:
         candidates: NDArray[np.int32] | Sequence[int],
         allowed: NDArray[np.uint16] | Sequence[int] | None = None,
     ) -> NDArray[np.int32]:
-        """Return how many such pods each node takes; for pods of several shares it is an upper bound (copies.c)."""
+        """Return how many pods with this request each node takes, by what is left; `allowed` as in `rank`.
+
+        For pods of several shares it is an upper bound (copies.c).
+        """
         nodes, masks = self._candidates(candidates, allowed)
         copies = np.empty(len(nodes), np.int32)
         indices, into = ffi.from_buffer("int32_t[]", nodes), ffi.from_buffer("int32_t[]", copies, True)
@@ -332,7 +356,7 @@ class Snapshot:
         self._count(place, -request.milli)
 
     def give_back(self, request: PodRequest, place: Place) -> None:
-        """Undo `take`. Raises PlacementError, and gives nothing back, when more would be left than there is."""
+        """Undo `take`. Raises PlacementError, and gives nothing back, if a device would have more left than it has."""
         self._check_place(request, place)
         if not lib.sp_give_back(self._nodes + place.node, self._request(request), _masks(place)):
             raise PlacementError(f"{self._spec(place.node).name} had not given that to the pod: look at it again")
@@ -348,18 +372,21 @@ class Snapshot:
         return native.cpu_milli, native.memory_mib, tuple(native.free_milli[0 : native.devices])
 
     def fragmentation(self, policy: NativePolicy) -> float:
-        """Return the part of what is left that the expected pods could not use, in milli (rule.c)."""
+        """Return how much of the time left on all nodes the policy's expected pods could not use, in milli (rule.c)."""
         return float(lib.sp_fragmentation(self._nodes, len(self._specs), policy.native.kind, policy.native.kinds))
 
     def rooms(self, policy: NativePolicy) -> list[int]:
-        """Return how many pods of each kind would fit alone; 0 for kinds that take one device or none."""
+        """Return how many pods of each of the policy's kinds would fit if no other kind came.
+
+        It is 0 for kinds that take one device or none.
+        """
         rooms = ffi.new("int64_t[]", max(1, policy.native.kinds))
         lib.sp_rooms(self._nodes, len(self._specs), policy.native.kind, policy.native.kinds, rooms)
         return list(rooms)
 
     def _count(self, place: Place, milli: int) -> None:
-        """Add to the time that is left of all devices of the place's model; a node without devices has no model."""
-        if milli:
+        """Add `milli` to the time that is left of all devices of the model that the place's node has."""
+        if milli:  # 0 for a pod without shares: its node may have no model
             self.free_milli[self._spec(place.node).model] += milli
 
     def _candidates(
@@ -401,7 +428,10 @@ class Snapshot:
             raise PlacementError("the policy is another snapshot's: make one for this snapshot")
 
     def _check_place(self, request: PodRequest, place: Place) -> None:
-        """Raise PlacementError for values that C would not check."""
+        """Raise PlacementError if a place has no node, or another number of shares or devices than the request.
+
+        Also if it has a device that the node lacks: C checks none of this.
+        """
         node = self._specs[place.node] if 0 <= place.node < len(self._specs) else None
         counts = [len(set(devices)) for devices in place.devices]
         if node is None or counts != [share.devices for share in request.shares]:

@@ -35,14 +35,17 @@ GRAIN_MILLI: Final = 20.0
 """The steps in which losses are counted. Of nodes with equal losses the earlier one gets the pod. So nodes are filled
 one after another with pods that go together, and no node is preferred for a small difference."""
 CROWDING_WEIGHT: Final = 1.0
+"""What a taken milli of a model costs at a load of 1 (`_crowding`), in milli; below that the power makes it less."""
 CROWDING_POWER: Final = 4
 WIDE_WEIGHT: Final = 0.1
+"""What a lost milli of room for a kind on several devices costs at a scarcity of 1 (`_scarcities`), in milli."""
 DEAREST: Final = 7.0
 """The highest price of processors: in devices, for as many processors as the cluster has for each device."""
 TYPICAL: Final = 0.95
 """The part of the mix that FGD looks at: its most frequent kinds, those without devices among them, as its authors'
 simulator does. With all kinds it misses the published figures where there are many kinds (gpuspec25, +0.8 pp)."""
 PRICE_STEP: Final = 0.8
+"""The ratio of a price of processors to the next higher one (`_prices`)."""
 _ROOM_LEAST: Final = DEVICE_MILLI
 """The least room that is counted, so that nothing is infinitely scarce."""
 
@@ -86,7 +89,7 @@ class Outline:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Self:
-        """Return the outline of the nodes that are there."""
+        """Return the outline of the nodes in the snapshot that have devices."""
         nodes = [node for node in snapshot.nodes if node.devices]
         return cls(snapshot.models.names, sum(node.devices for node in nodes), sum(node.cpu_milli for node in nodes))
 
@@ -98,14 +101,18 @@ class Numbers:
     name: str
     models: tuple[str, ...]
     kinds: tuple[tuple[Kind, float, float], ...]
-    """Each kind with its part of the mix and its worth in milli."""
+    """Each kind with its part of the mix and its worth in milli: its size in effect; 0 where the rule needs none."""
     prices: tuple[float, ...]
+    """The prices of a processor, as `_prices` returns them; empty for a rule that needs none."""
     tables: NDArray[np.float32] | None
-    """None for a rule that needs none."""
+    """What `worth_tables` returns; None for a rule that needs none."""
 
     @classmethod
     def of(cls, name: str, outline: Outline, mix: Mix) -> Self:
-        """Compute the numbers of a policy. Raises PlacementError for an unknown name."""
+        """Compute the numbers of the policy `name` of ROWS. Raises PlacementError for an unknown name.
+
+        It takes up to half a second for the rule WORTH, and needs no snapshot: it may run in another thread.
+        """
         if name not in ROWS:
             raise PlacementError(f"policy {name!r} is not known: choose one of {', '.join(ROWS)}")
         if ROWS[name] is not Rule.WORTH:
@@ -152,14 +159,17 @@ class Policy:
         self.refresh()
 
     def refresh(self) -> None:
-        """Compute anew what is scarce in the cluster, by what is left of it now; only the rule WORTH needs it."""
+        """Compute anew what is scarce in the cluster, by what is left of it now, and give it to C.
+
+        To be called when the snapshot has changed. Only the rule WORTH needs it; under others nothing happens.
+        """
         if ROWS[self.name] is not Rule.WORTH:
             return
         self.native.set_crowding(self._crowding())
         self.native.set_wanted({index: WIDE_WEIGHT * scarcity for index, scarcity in self._scarcities().items()})
 
     def _crowding(self) -> dict[str, float]:
-        """Return for each model what a taken milli costs the pods that insist on it: the likelier their need, the more.
+        """Return for each model what a taken milli costs the pods that insist on it, 0 to CROWDING_WEIGHT milli.
 
         Suppose that pods of the mix come until they have asked for all that is left. The load on a model is the part of
         its rest that pods which insist on models then ask for, spread evenly over the models that each takes. From a
@@ -198,9 +208,10 @@ class Policy:
 
 
 def _prices(outline: Outline) -> tuple[float, ...]:
-    """Return prices of a milli of a processor in milli of a device: 0, then in equal ratios up to DEAREST even prices.
+    """Return the PRICES prices of a milli of a processor, in milli of a device, the lowest first.
 
-    At the even price all processors of the cluster would cost as much as all its devices.
+    The first is 0, the last is DEAREST even prices; between them the ratios are equal. At the even price all processors
+    of the cluster would cost as much as all its devices.
     """
     even = outline.devices * DEVICE_MILLI / outline.cpu_milli if outline.cpu_milli else 0.0
     return (0.0, *(even * DEAREST * PRICE_STEP ** (PRICES - 2 - step) for step in range(PRICES - 1)))

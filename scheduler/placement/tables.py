@@ -40,9 +40,10 @@ class Rule(IntEnum):
 def worth_tables(
     models: Models, kinds: Sequence[tuple[Kind, float, float]], prices: Sequence[float], offers: int
 ) -> NDArray[np.float32]:
-    """Compute the worth of a device to which `offers` pods are offered, by model, step of what is left, and price.
+    """Return the worth of a device, in milli, by model, step of what is left (10 milli each), and price of processors.
 
-    Kinds are given as to `NativePolicy`. The C function runs without the GIL.
+    To the device `offers` pods of these kinds are offered one by one (policy.py). `prices`: PRICES of them. Kinds are
+    given as to `NativePolicy`. It takes long, and other threads run meanwhile: C is called without the GIL.
     """
     tables = np.empty((max(1, len(models)), STEPS, PRICES), np.float32)
     into = ffi.from_buffer("float[]", tables, require_writable=True)
@@ -51,7 +52,7 @@ def worth_tables(
 
 
 def _kinds(models: Models, kinds: Sequence[tuple[Kind, float, float]]) -> Any:
-    """Return kinds, each with its part and its worth, as C reads them (`struct sp_kind`)."""
+    """Return kinds, given as to `NativePolicy`, as C reads them: an array of `struct sp_kind`."""
     found = ffi.new("struct sp_kind[]", max(1, len(kinds)))
     for native, (kind, part, worth) in zip(found, kinds, strict=False):
         native.part, native.worth, native.wanted = part, worth, 0.0
@@ -71,7 +72,11 @@ class NativePolicy:
         grain_milli: float,
         weights: Mapping[str, float],
     ) -> None:
-        """Take kinds with their part and their worth in milli, and the weights of `struct sp_weights` by name."""
+        """Make `struct sp_policy`. `kinds`: each with its part of the mix and its worth in milli.
+
+        `grain_milli`: the step in which losses are counted. `weights`: the fields of `struct sp_weights`. Devices are
+        worth nothing until `set_worth`.
+        """
         self.models = models
         self._kinds = _kinds(models, kinds)
         rows = max(1, len(kinds) * len(models))
@@ -85,7 +90,7 @@ class NativePolicy:
             setattr(self.native.weights, name, weight)
 
     def set_worth(self, prices: Sequence[float], tables: NDArray[np.float32]) -> None:
-        """Set what devices are worth at each price of a processor: what `worth_tables` computed."""
+        """Set `prices` of a processor, and what devices are worth at each: what `worth_tables` returned for them."""
         self.native.price = list(prices)
         self._tables = tables  # C reads it as long as this policy lives
         self.native.worth = ffi.from_buffer("float[]", tables)
@@ -101,12 +106,15 @@ class NativePolicy:
             self.native.weights = kept[0]
 
     def set_crowding(self, milli_per_milli: Mapping[str, float]) -> None:
-        """Set what a milli of a device of each model costs on top of its worth."""
+        """Set by model what a taken milli of its devices costs on top of the worth that is lost, in milli."""
         for name, cost in milli_per_milli.items():
             self.native.crowding[self.models.index(name)] = cost
 
     def set_wanted(self, milli_per_milli: Mapping[int, float]) -> None:
-        """Set what a lost milli of room for a kind costs, by the kind's index; C then gathers these kinds by model."""
+        """Set by a kind's index what a lost milli of room for it costs, in milli; others stay as they were.
+
+        Then C gathers these kinds by model (expected_value.c).
+        """
         for index, wanted in milli_per_milli.items():
             self._kinds[index].wanted = wanted
         lib.sp_gather_wide(self.native, len(self.models), self._wide, self._widths)

@@ -4,7 +4,8 @@ All requests fit there, and the arbiter gives each share its request whatever th
 shares make it wait: their turns have to end, and caches are cold. So where a share of higher priority waits for a
 device, the lower shares there are first limited to their requests. If that is not enough, they are paused one after the
 other. When the higher share has not waited for some time, they go back by the same steps. A paused pod goes on as soon
-as there is room for it (scheduling_cycle.py); all of them go on when the higher pod has left.
+as there is room for it (scheduling_cycle.py); all of them go on when the higher pod has left. How a pod yields
+(Pod.yields) is "limit", "pause", or "" for not at all. `state.pressed` says until when it yields, and for which pod.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ CALM_S: Final = 120.0
 
 
 def relieve(cluster: Cluster, state: ControllerState, now_s: float) -> list[Action]:
-    """Return actions for pods that yield because of the measurement, or yield no more.
+    """Return the actions for pods that have to yield because of the measurement, or yield no more.
 
-    They count on the view and in the state at once.
+    Each cycle begins with it. On each device on which a pod waits too long it takes the next step, at most every
+    STEP_S. Then it lets those go on that need not yield any more. They count on the view and in the state at once.
     """
     actions: list[Action] = []
     for name, device in _contended_devices(cluster):
@@ -70,7 +72,7 @@ def relieve(cluster: Cluster, state: ControllerState, now_s: float) -> list[Acti
 
 
 def _contended_devices(cluster: Cluster) -> Iterator[tuple[str, DeviceUse]]:
-    """Yield the devices that several shares hold and on which they wait for too long, each with its node."""
+    """Yield the name of the node and the device for each device with several shares that together wait for too long."""
     for name in cluster.contended():
         use = cluster.use(name)
         for device in use.devices if use else ():
@@ -79,15 +81,15 @@ def _contended_devices(cluster: Cluster) -> Iterator[tuple[str, DeviceUse]]:
 
 
 def _pods_on(cluster: Cluster, device: DeviceUse) -> dict[str, Pod]:
-    """Return the pods that have a share on a device, by uid."""
+    """Return the pods that have a share on a device, by uid, as far as the API server shows them."""
     found = {share.terms.pod_uid: cluster.pod(share.terms.pod_uid) for share in device.shares if share.terms.pod_uid}
     return {uid: pod for uid, pod in found.items() if pod is not None}
 
 
 def _waiter(device: DeviceUse, pods: dict[str, Pod]) -> Pod | None:
-    """Return the pod of highest priority that waits too long, uses no more than its request and does not yield.
+    """Return the pod that waits too long for a device although it uses no more than its request and does not yield.
 
-    None: there is no such pod.
+    Of several it is the one of highest priority; None: there is none. `pods`: those of the device, by uid.
     """
     waiting = [
         pods[share.terms.pod_uid]
@@ -101,9 +103,10 @@ def _waiter(device: DeviceUse, pods: dict[str, Pod]) -> Pod | None:
 
 
 def _next_step(lower: list[Pod]) -> list[tuple[Pod, str]]:
-    """Return the next step for the lower pods: all are limited, then one is paused; empty: no step is left.
+    """Return the next step for the pods of lower priority on a device: which yield, and how; empty: no step is left.
 
-    The least important pod is paused: the lowest priority, then the last class, then the largest request.
+    First all that may use more than their requests are limited. Then one pod is paused, the least important: the one
+    with the lowest priority, then the least urgent class, then the largest request.
     """
     if bursting := [pod for pod in lower if not pod.yields and may_burst(pod)]:
         return [(pod, "limit") for pod in bursting]
@@ -114,7 +117,7 @@ def _next_step(lower: list[Pod]) -> list[tuple[Pod, str]]:
 
 
 def may_burst(pod: Pod) -> bool:
-    """Tell whether a pod may use more of its devices than it is promised."""
+    """Tell whether a pod may use more of its devices than it is promised, so that a limit would change something."""
     return any(share.limit_milli is not None and share.limit_milli > share.milli for share in pod.request.shares)
 
 

@@ -1,8 +1,8 @@
 """Groups a job's pods into holders, which yield together, with their priority and the work that this loses. Pure.
 
-A gang that is short of one member does not run, so its members yield together. Members beyond the least of an elastic
-gang yield one by one, the youngest first. They yield to jobs of the same priority, too: they run on room that no other
-job wanted.
+A holder (a PreemptionUnit) is one pod with shares, or several of a gang. A gang that is short of one member does not
+run, so its members yield together. Members beyond the least of an elastic gang are spare: they yield one by one, the
+youngest first. They yield to jobs of the same priority, too: they run on room that no other job wanted.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ class PreemptionUnit:
 
     @property
     def milli(self) -> int:
-        """Return the time of devices that pausing it would free."""
+        """Return the time of devices that pausing it would free, in milli; pods that are paused already free none."""
         return sum(pod.request.milli for pod in self.pods if pod.yields != "pause")
 
     def lost_ms(self, now_s: float) -> int:
-        """Return the work that its eviction loses, in milliseconds of whole devices."""
+        """Return the work that its eviction at `now_s` loses, in milliseconds of whole devices.
+
+        A spare pod loses only RESTART_S: the gang keeps its work.
+        """
         if self.ends:
             return 0
         pairs = zip(self.pods, self.started_s or [now_s] * len(self.pods), strict=True)
@@ -55,9 +58,10 @@ class PreemptionUnit:
 
 
 def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[PreemptionUnit, ...]:
-    """Return the holders of a job's released pods, none if it has none; `started` tells since when a pod runs.
+    """Return the holders of a job's released pods, none if it has none.
 
-    A spare member is in two holders: in that of the whole gang, and in one of its own.
+    A spare member is in two holders: in that of the whole gang, and in one of its own. `started` tells since when a pod
+    runs, on the controller's clock.
     """
     if len(job.released) <= job.least:
         if not job.released:
@@ -72,5 +76,8 @@ def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[PreemptionUni
 
 
 def lost_work_ms(pod: Pod, ran_s: float) -> int:
-    """Return the work that evicting a pod loses, in milliseconds of whole devices."""
+    """Return the work that evicting a pod that ran for `ran_s` loses, in milliseconds of whole devices.
+
+    It counts as if the pod had used its whole request; RESTART_S come on top.
+    """
     return round(pod.request.milli * (max(0.0, ran_s) + RESTART_S) * 1000 / DEVICE_MILLI)

@@ -2,7 +2,8 @@
 
 It searches the least loss: with pauses the fewest milli of devices, with evictions the least work. Members of a gang
 are distributed over nodes so that the whole costs least, as far as each holder is on one node only. A pod yields only
-to pods of a higher priority.
+to pods of a higher priority. Holders are pods that yield together (preemption_units.py). What was found is tried on the
+view (state/cluster.py): victims count as yielding there, then the placer looks for places as always.
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ class Preemption:
         reserved: frozenset[str] = frozenset(),
         ending: frozenset[str] = frozenset(),
     ) -> Plan | None:
-        """Make others yield so that all of these pods fit; None: there is no way, and nothing has changed.
+        """Make holders below `priority` yield so that all of these pods fit; None: no way, and nothing has changed.
 
         `reserved`: closed nodes on which the pods may have what their victims free, but nothing that is free already.
         `ending`: closed nodes where earlier victims still run, so there is room on the view only.
 
-        On the view all victims yield at once, and the pods are assumed. If pods have to end first, the plan has no
-        places, and this state of the view lasts until `undo`.
+        On the view all victims yield at once, and the pods are assumed. The caller orders what the plan says. If pods
+        have to end first, the plan has no places, and this state of the view lasts until `undo`.
         """
         self._reserved, self._ending = reserved, ending
         key = (
@@ -103,12 +104,12 @@ class Preemption:
         return plan
 
     def undo(self) -> None:
-        """Undo on the view the plans that wait for pods to end, as these pods have not gone yet."""
+        """Undo on the view, at the end of a cycle, the plans that wait for pods to end: these have not gone yet."""
         while self._pending:
             self._pending.pop().undo()
 
     def _plan(self, trial: _Trial) -> Plan:
-        """Return a trial as a plan. What the trial has changed stays on the view.
+        """Return a trial that has succeeded as a plan. What the trial has changed stays on the view.
 
         A plan without places waits for other pods to end: `undo` takes its trial off the view again.
         """
@@ -135,9 +136,9 @@ class Preemption:
         return self._plan(trial)
 
     def _try_together(self, pods: Sequence[Pod], priority: int) -> Plan | None:
-        """Distribute pods that are alike over the nodes where that costs least; evict only if pauses do not suffice.
+        """Distribute pods that are alike (`_are_alike`) over the nodes where that costs least; return the plan.
 
-        None: they do not all fit, and nothing has changed.
+        It evicts only if pauses do not suffice. None: they do not all fit, and nothing has changed.
         """
         for evict in (False, True):
             searches = self._cheapest_together(pods[0], len(pods), priority, evict=evict)
@@ -154,14 +155,14 @@ class Preemption:
         return None
 
     def _lower(self, node: str, priority: int) -> list[PreemptionUnit]:
-        """Return the holders on a node that yield to this priority."""
+        """Return the holders on a node that yield to this priority: those below it."""
         return [holder for holder in self._on.get(node, ()) if holder.priority < priority]
 
     def _candidates(self, pod: Pod, priority: int, *, evict: bool) -> Iterator[Candidate]:
         """Yield, as candidates, the nodes to which a pod may be bound: the open ones and those in `_reserved`.
 
         With `evict` also those in `_ending`, where earlier victims still run. Of the time of a reserved node's devices
-        only what victims free counts, not what is free already.
+        only what victims free counts, not what is free already. Holders below `priority` may yield.
         """
         for node in self._placer.open_names(pod, self._reserved | self._ending if evict else self._reserved):
             candidate = candidate_of(self._cluster, pod, node, self._lower(node, priority), self._now_s)
@@ -172,9 +173,9 @@ class Preemption:
                 yield candidate
 
     def _nodes_if_enough(self, pod: Pod, wanted: int, priority: int, *, evict: bool) -> list[Candidate]:
-        """Return the nodes to which a pod with one share may go; empty: they have no room for `wanted` such pods.
+        """Return the candidates for a pod with one share; empty: together they have no room for `wanted` such pods.
 
-        Their room is counted as if all holders there that may yield did so.
+        Their room is counted as if all holders that may yield there did so: a cheap check before the search.
         """
         candidates = list(self._candidates(pod, priority, evict=evict))
         most = sum(most_copies(self._cluster, candidate, pod, self._spared, evict=evict) for candidate in candidates)
@@ -190,9 +191,10 @@ class Preemption:
         return found
 
     def _cheapest(self, pod: Pod, priority: int) -> VictimSearch | None:
-        """Return the cheapest victims on one node with which a pod fits there; None: it fits nowhere.
+        """Return the cheapest victims, all on one node, with which a pod fits there; None: it fits nowhere.
 
-        It evicts only if pauses do not suffice.
+        It evicts only if pauses do not suffice. The search begins with the candidates that might be cheapest, and ends
+        after SITES_SEARCHED that have a solution.
         """
         candidates: list[Candidate] = []
         for evict in (False, True):
@@ -218,9 +220,10 @@ class Preemption:
     def _cheapest_together(
         self, pod: Pod, wanted: int, priority: int, *, evict: bool
     ) -> list[tuple[VictimSearch, int]] | None:
-        """Return the victims on each node, and how many pods go there, so that `wanted` pods fit at the least cost.
+        """Return the victims on each node, and how many pods go there, so that `wanted` pods like `pod` fit.
 
-        None: they do not fit.
+        Of all ways, over the nodes that were searched, it is the one that costs least; None: they do not fit. For each
+        number of pods up to `wanted` it keeps the cheapest way so far, and each node offers ways to take some more.
         """
         offers: list[tuple[float, list[tuple[VictimSearch, int]]]] = []
         for candidate in self._nodes_if_enough(pod, wanted, priority, evict=evict):
@@ -250,7 +253,10 @@ class Preemption:
         return list(found[1]) if found else None
 
     def _offers(self, candidate: Candidate, pod: Pod, wanted: int, *, evict: bool) -> list[tuple[VictimSearch, int]]:
-        """Return the victims on a node that make room for one pod, for two, and so on, as many as would fit."""
+        """Return the victims on a node that make room for one pod, for two, and so on, at most for `wanted`.
+
+        Each has the number of pods with it. Of offers of equal cost only the one for the most pods is returned.
+        """
         found: list[tuple[VictimSearch, int]] = []
         for copies in range(1, wanted + 1):
             search = least_search(self._cluster, candidate, pod, self._spared, self._now_s, evict=evict, copies=copies)
@@ -263,7 +269,7 @@ class Preemption:
 
 
 class _Trial:
-    """A trial on the view: it becomes a plan or is undone."""
+    """A trial on the view: victims yield there and pods are assumed; it becomes a plan or is undone."""
 
     def __init__(self, cluster: Cluster, placer: Placer, now_s: float) -> None:
         self._cluster, self._placer, self._now_s = cluster, placer, now_s
@@ -272,6 +278,7 @@ class _Trial:
         self._victims: dict[str, list[Pod]] = {GONE: [], "pause": []}
         """The pods that this trial makes yield, by what they yield."""
         self.placed: list[Assumed] = []
+        """The places that the caller has found after the victims yielded."""
 
     def have_yield(self, searches: Sequence[VictimSearch]) -> None:
         """Make the victims of these searches yield on the view, as far as they do not yet.
@@ -299,7 +306,7 @@ class _Trial:
     def plan(self, ending: frozenset[str]) -> Plan:
         """Return the trial as a plan. If pods have to end before there is room, the plan has no places and pauses none.
 
-        `ending`: nodes on which there is room on the view only.
+        `ending`: nodes where earlier victims still run, so that there is room on the view only.
         """
         nodes = tuple(sorted({assumed.node for assumed in self.placed}))
         if self._victims[GONE] or not ending.isdisjoint(nodes):

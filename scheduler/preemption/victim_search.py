@@ -1,7 +1,8 @@
 """Finds the victims on one node with which a pod, or several of a gang, fit there, and their cost. Pure.
 
 Pausing frees the time of devices. Evicting frees everything, but loses work: it is used where memory, processors or the
-units that kubelet counts are short. If the holders are few, every set of them is tried (victims.py).
+units that kubelet counts are short. If the holders are few, every set of them is tried (victims.py). A holder is pods
+that yield together (preemption_units.py); a unit of kubelet is 1 % of a device.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Candidate:
     """For sorting: the least work that an eviction loses on the device; for a whole node, the work of all holders."""
 
     def here(self, holders: Sequence[PreemptionUnit], but: Sequence[PreemptionUnit] = ()) -> list[Running]:
-        """Return the pods of holders that are on the node, without the pods of the holders in `but`."""
+        """Return the pods of holders that are on this node, each once, without the pods of the holders in `but`."""
         others = {one.uid for holder in but for one in holder.pods}
         uids = {one.uid: None for holder in holders for one in holder.pods}
         return [self.there[uid] for uid in uids if uid in self.there and uid not in others]
@@ -65,7 +66,10 @@ class Candidate:
 def candidate_of(
     cluster: Cluster, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float
 ) -> Candidate | None:
-    """Return a node as a candidate for a pod; None: it takes no shares. `lower`: the holders there that may yield."""
+    """Return the whole node `node` as a candidate for a pod; None: it takes no shares.
+
+    `lower`: the holders there of lower priority, which may yield to the pod.
+    """
     found, row = cluster.rest(pod, node), cluster.row(node)
     if found is None or row is None:
         return None
@@ -75,9 +79,10 @@ def candidate_of(
 
 
 def devices_of(candidate: Candidate, pod: Pod, now_s: float) -> list[Candidate]:
-    """Return, as candidates, the devices of a node that a pod may have and that a holder there could free.
+    """Return, as candidates of their own, the devices of a node that a pod may have and on which a holder could yield.
 
-    It returns none for a pod that needs several devices.
+    `candidate` is the whole node. On each only the holders with a share there are compared. There are none
+    for a pod that needs several devices.
     """
     if [share.devices for share in pod.request.shares] != [1]:
         return []
@@ -102,9 +107,9 @@ def devices_of(candidate: Candidate, pod: Pod, now_s: float) -> list[Candidate]:
 
 
 def most_copies(cluster: Cluster, candidate: Candidate, pod: Pod, spared: Collection[str], *, evict: bool) -> int:
-    """Return how many such pods with one share fit on a candidate if all holders there that may yield do so.
+    """Return how many pods like `pod`, with one share, fit on a candidate if all holders that may yield there do so.
 
-    Without `evict` no pod is evicted; with it the `spared` pods (uids) are not.
+    Without `evict` they are paused. With it they are evicted, but holders with a pod in `spared` (uids) only paused.
     """
     may_go = _may_go(candidate, spared) if evict else []
     copies = Room(candidate.rest, pod.request).copies(
@@ -123,10 +128,10 @@ def least_search(
     evict: bool,
     copies: int = 1,
 ) -> VictimSearch | None:
-    """Return the cheapest victims on a candidate with which `copies` such pods fit; None: they do not fit.
+    """Return the cheapest victims on a candidate with which `copies` pods like `pod` fit; None: they do not fit.
 
-    Without `evict` no pod is evicted; with it the `spared` pods (uids) are not. First the holders to evict are chosen,
-    as if all others were paused; then, among the others, those to pause.
+    Without `evict` no pod is evicted; with it none of those in `spared` (uids). First the holders to evict are chosen,
+    as if all others were paused; then, among the others, those to pause. Several copies: the pod has one share.
     """
     room, here = Room(candidate.rest, pod.request, copies), candidate.here
     may_pause = _may_pause(cluster, candidate)
@@ -162,5 +167,5 @@ def _may_pause(cluster: Cluster, candidate: Candidate) -> list[PreemptionUnit]:
 
 
 def _may_go(candidate: Candidate, spared: Collection[str]) -> list[PreemptionUnit]:
-    """Return the holders on a candidate that may be evicted: none of their pods is spared."""
+    """Return the holders on a candidate that may be evicted: none of their pods is in `spared` (uids)."""
     return [holder for holder in candidate.lower if not any(one.uid in spared for one in holder.pods)]

@@ -1,6 +1,7 @@
 """Tests whether a pod fits on a node without some others, and finds the least set of victims. Values in, values out.
 
-Sums over a node do not say on which device room is made; here the devices of each pod are known.
+Sums over a node do not say on which device room is made; here the devices of each pod are known. A paused pod keeps its
+memory, its processors and kubelet's units, and gives up the time of its devices.
 """
 
 from __future__ import annotations
@@ -54,18 +55,22 @@ class Room:
     """A test whether a pod, or several copies of a pod with one share, fit on a node without some others."""
 
     def __init__(self, rest: Rest, request: PodRequest, copies: int = 1) -> None:
+        """`rest`: what is left of the node now, with all pods there. More than one copy: the pod has one share."""
         self._rest, self._request, self._copies = rest, request, copies
         self._snapshot = Snapshot([rest.spec])
 
     def is_made_by(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> bool:
-        """Tell whether the pod fits once the pods in `gone` have ended and those in `paused` hold no device time."""
+        """Tell whether all copies fit once the pods in `gone` have ended and those in `paused` are paused.
+
+        No pod is in both; those in `paused` run now.
+        """
         self._set_left(gone, paused)
         if self._copies > 1:
             return self._count_copies() >= self._copies
         return bool(self._snapshot.fit_array(self._request, [0], [self._rest.allowed])[0] == Verdict.FITS)
 
     def copies(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> int:
-        """Return how many such pods with one share fit then (see `is_made_by`)."""
+        """Return how many pods like this one, which has one share, would fit then (see `is_made_by`)."""
         self._set_left(gone, paused)
         return self._count_copies()
 
@@ -98,10 +103,11 @@ def least_set(
     weights: Sequence[int],
     looks_max: int,
 ) -> list[One]:
-    """Return the set of least weight that suffices; all candidates together have to suffice.
+    """Return the subset of `candidates` of least weight for which `suffices` is true; for all together it has to be.
 
-    With more than EXACT candidates it returns a set of which none can be spared. After `looks_max` tries it returns the
-    best set so far.
+    `weights`: of each candidate, from 0 on. First it leaves out one candidate after the other, the heaviest first. With
+    more than EXACT candidates that is the answer: none of the set can be spared. With fewer it then tries every lighter
+    set, the lightest first; after `looks_max` tries in all it returns the best set so far.
     """
     looks = 0
 
@@ -118,7 +124,7 @@ def least_set(
     found = [candidates[index] for index in sorted(needed)]
     if len(candidates) > EXACT:
         return found
-    sums = [0]
+    sums = [0]  # by the bits of a set: its weight
     for weight in weights:
         sums += [total + weight for total in sums]
     most = sum(weights[index] for index in needed)

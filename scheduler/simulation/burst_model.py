@@ -42,7 +42,7 @@ class BurstModel:
         """Devices on which a pod has come or gone since the last call of `speeds`."""
 
     def run(self, pod: Pod) -> None:
-        """Note that a pod runs; what was noted of it before is forgotten.
+        """Note that a pod runs on its chosen devices (Pod.chosen); what was noted of it before is forgotten.
 
         A limited pod gets no more than its requests.
         """
@@ -55,13 +55,16 @@ class BurstModel:
         self._stirred.update(self._devices[pod.uid])
 
     def stop(self, uid: str) -> None:
-        """Note that a pod does not run, or runs no more; an unknown pod is left alone."""
+        """Note that a pod does not run, or runs no more; an unknown uid changes nothing."""
         for device in self._devices.pop(uid, ()):
             self._parts[device] = [part for part in self._parts[device] if part.uid != uid]
             self._stirred.add(device)
 
     def speeds(self) -> dict[str, float]:
-        """Return the speeds of the pods for which they may have changed since the last call: 1 is at their requests."""
+        """Return, by uid, the speeds of the pods for which they may have changed since the last call.
+
+        These are the pods on devices on which one has come or gone. A speed of 1 is that of a pod with its requests.
+        """
         uids = dict.fromkeys(part.uid for device in sorted(self._stirred) for part in self._parts[device])
         self._stirred.clear()
         given = {device: shared_out(self._parts[device]) for uid in uids for device in self._devices[uid]}
@@ -77,10 +80,10 @@ class BurstModel:
 
 
 def shared_out(parts: Sequence[Part]) -> list[float]:
-    """Return for each part what it gets of the device, in milli: at least what it asks for, at most `most_milli`.
+    """Return for each part of one device what it gets of it, in milli: at least its request, at most `most_milli`.
 
     What is left is divided in proportion to the requests. If some parts reach their most by that, only these are
-    filled, and the rest is divided anew. Batch shares come after all others.
+    filled, and the rest is divided anew among the others. Batch shares come after all others.
     """
     got = [float(part.milli) for part in parts]
     left = DEVICE_MILLI - sum(got)

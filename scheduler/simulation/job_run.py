@@ -23,7 +23,9 @@ class Task:
     run_s: float
     """How long its work takes while all of its pods run with what they ask for."""
     size: int = 1
+    """How many pods it has."""
     least: int = 1
+    """How many of them have to run so that it does any work."""
 
     @property
     def milli(self) -> int:
@@ -55,9 +57,9 @@ class JobRun:
     evicted: int = 0
     """How many of its pods were evicted."""
     lost_s: float = 0.0
-    """Work of all its pods together that was lost."""
+    """Work that evictions have lost, counted as `done_s`."""
     done_s: float = 0.0
-    """Work that is done, of run_s."""
+    """Work that is done, of Task.run_s: seconds at a pace of 1."""
     active: dict[str, float] = field(default_factory=dict)
     """By uid, the pods that are released, and how fast they run: 1 with what they ask for, 0 while they are paused."""
     steps: list[Step] = field(default_factory=list)
@@ -68,7 +70,7 @@ class JobRun:
 
     @property
     def running(self) -> int:
-        """Return how many of its pods run."""
+        """Return how many of its pods run now."""
         return sum(speed > 0 for speed in self.active.values())
 
     @property

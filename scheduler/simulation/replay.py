@@ -78,7 +78,10 @@ class Outcome:
 
 
 def check_lists(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod], arrive: float | None) -> None:
-    """Raise PlacementError when nothing can be placed, or when too many pods would have to come."""
+    """Raise PlacementError when nothing can be placed, or when too many pods would have to come.
+
+    `arrive`: as for `replay`.
+    """
     check_nodes(nodes)
     if not any(pod.request.milli for pod in pods):
         raise PlacementError("no pod of the list asks for a device: there is nothing to place")
@@ -91,7 +94,7 @@ def check_lists(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod], arrive: flo
 
 
 def check_nodes(nodes: Sequence[NodeSpec]) -> None:
-    """Raise PlacementError when nothing can be placed on them."""
+    """Raise PlacementError when nothing can be placed on these nodes, or they have too many models."""
     if not any(node.devices for node in nodes):
         raise PlacementError("no node of the list has a device: there is nothing to place on")
     Snapshot(nodes)  # it raises the error for too many models
@@ -104,7 +107,10 @@ def unknown_models(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> list[
 
 
 def arrivals(pods: Sequence[NamedPod], wanted_milli: float | None, seed: int) -> Iterator[NamedPod]:
-    """Yield pods until they have asked for `wanted_milli`; None: each of them once."""
+    """Yield pods of the list until they have asked for `wanted_milli` of devices' time; None: each of them once.
+
+    First each comes once, in an order that the seed shuffles, then pods drawn from the list by chance.
+    """
     chance = random.Random(seed)  # noqa: S311 - no secret
     order = list(pods)
     chance.shuffle(order)
@@ -127,9 +133,10 @@ def replay(
     seed: int,
     tell: Callable[[Placed], None] = lambda _: None,
 ) -> Outcome:
-    """Replay lists that were checked; `tell` is called for every pod in turn, share by share.
+    """Replay lists that `check_lists` has checked, under one policy; `tell` is called for each pod, share by share.
 
-    `arrive` is a part of all devices; None: each pod of the list comes once. Raises PlacementError for the policy.
+    `arrive`: what the pods that come ask for in all, as a part of all devices (1.3 is 130 %); None: each pod of the
+    list comes once. Raises PlacementError for an unknown policy.
     """
     order = list(nodes)
     random.Random(f"nodes {seed}").shuffle(order)  # noqa: S311 - no secret
@@ -163,6 +170,7 @@ def replay(
             given += pod.request.milli
         for one in _outcome_of(pod, place, order):
             tell(one)
+        # A large pod may pass several hundredths of the devices at once: each gets a point.
         if asked * POINTS >= (len(points) + 1) * capacity:
             points += [point()] * (asked * POINTS // capacity - len(points))
     if arrive is None or not points:
@@ -179,7 +187,10 @@ def _take_best(snapshot: Snapshot, policy: Policy, pod: NamedPod) -> Place | Non
 
 
 def _outcome_of(pod: NamedPod, place: Place | None, nodes: Sequence[NodeSpec]) -> list[Placed]:
-    """Return what became of a pod: a row for each share; one row if it has no share or failed."""
+    """Return what became of a pod: a row for each share; one row if it has no share or failed (`place` is None).
+
+    `nodes`: those of the snapshot, by index.
+    """
     if place is None:
         return [Placed(pod.name, "", (), 0)]
     name = nodes[place.node].name

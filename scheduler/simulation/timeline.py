@@ -3,7 +3,7 @@
 The cycles are those of a live cluster, on the same view of it. Everything else is as simple as possible: a pod runs as
 soon as it is released, and does not run while it is paused. The work of an evicted pod starts from the beginning, in a
 new pod. A gang works in proportion to its running members, if these are at least its least. A share with a limit above
-its request also gets a part of what is left of its devices (burst_model.py).
+its request also gets a part of what is left of its devices (burst_model.py). `sharepod simulate --times` runs it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,18 @@ class Timeline:
     """One play."""
 
     def __init__(self, nodes: Sequence[NodeSpec], queues: Queues, policy: str = "worth") -> None:
-        """Raises PlacementError for impossible nodes and unknown policies."""
+        """Begin at time 0 with these nodes, no pods, and the rules of `queues`.
+
+        Raises PlacementError for impossible nodes and unknown policies.
+        """
         self.cluster = Cluster(policy)
         self.state, self.queues = ControllerState(), queues
         self.job_runs: dict[str, JobRun] = {}
+        """By the task's name, in the order in which they came."""
         self.rounds = 0
+        """How many cycles there were."""
         self._serial = 0
+        """How many pods there were: it makes uids unique, and says which of two pods is older."""
         self._burst_model = BurstModel()
         self.now_s = 0.0
         self._tasks: dict[str, str] = {}
@@ -77,7 +83,7 @@ class Timeline:
             self.cluster.set_use(spec.name, _use(spec))
 
     def expect(self, tasks: Iterable[Task]) -> None:
-        """Judge places by the mix of these tasks."""
+        """Have places judged by the mix of these tasks' pods from now on; to be called before `play`."""
         mix = Mix.of(task.request for task in tasks for _ in range(task.size))
         self.cluster.advance(self.now_s)
         self.cluster.renew(Policy(self.cluster.policy.name, self.cluster.snapshot, mix), mix)
@@ -85,9 +91,9 @@ class Timeline:
     def play(
         self, tasks: Iterable[Task], until_s: float, each_round: Callable[[float], None] = lambda _: None
     ) -> list[JobRun]:
-        """Let tasks come, given in any order; return their runs at `until_s`, or when nothing happens any more.
+        """Let tasks come, given in any order; return the runs at `until_s`, or when nothing happens any more.
 
-        `each_round` is called after each cycle, with its time.
+        `each_round` is called after each cycle, with its time. Times are seconds of the play.
         """
         coming = sorted(tasks, key=lambda task: (task.arrive_s, task.name), reverse=True)
         round_s, did = -ROUND_S, False
@@ -111,10 +117,11 @@ class Timeline:
         return list(self.job_runs.values())
 
     def _next_s(self, round_s: float, comes_s: float, *, did: bool) -> float:
-        """Return when something happens next; infinity: never.
+        """Return when something happens next: a task comes or ends, or a cycle is due; infinity: never.
 
-        The next cycle decides what has happened since the last one. `round_s`: when the last cycle was. `comes_s`: when
-        the next task comes. `did`: something has happened since that cycle, or in it.
+        A cycle is due after ROUND_S if something happened, after LOOK_S if a reservation has to be renewed, and when a
+        pod has waited or run for too long. `round_s`: when the last cycle was. `comes_s`: when the next task comes.
+        `did`: something has happened since that cycle, or in it.
         """
         while self._ends and self._ends[0][3] != self.job_runs[self._ends[0][2]].turn:
             heapq.heappop(self._ends)
@@ -132,19 +139,19 @@ class Timeline:
         return (self.job_runs[name] for name in self._wants)
 
     def fits(self, task: Task) -> bool:
-        """Tell whether a task would fit into the cluster if it were empty."""
+        """Tell whether the pods that a task needs to run would fit into the cluster if it were empty."""
         self.cluster.advance(self.now_s)
         return capacity_of(self.cluster, self.state).holds(task.request, ANY_NODE, task.least)
 
     def come(self, task: Task) -> None:
-        """Let a task come now."""
+        """Let a task come now, with all its pods."""
         self.job_runs[task.name] = JobRun(task, since_s=self.now_s)
         self._wants.add(task.name)
         for number in range(task.size):
             self._add_pod(task, number, task.arrive_s)
 
     def _add_pod(self, task: Task, number: int, since_s: float) -> None:
-        """Let one pod of a task come, with its gate; it has waited since `since_s`."""
+        """Let the pod `number` (from 0) of a task come, with its gate; it has waited since `since_s`."""
         self._serial += 1
         uid = f"{task.name}-{number}-{self._serial}"
         gang = Gang(task.name, task.size, task.least, 0) if task.size > 1 else None
@@ -166,7 +173,7 @@ class Timeline:
         return self.obey(decide(self.cluster, self.state, self.queues, self.now_s))
 
     def obey(self, actions: Iterable[Action]) -> bool:
-        """Carry out what a cycle has decided; tell whether there was anything to do."""
+        """Carry out what a cycle has decided, at once and without failure; tell whether there was anything to do."""
         touched: set[str] = set()
         for action in actions:
             if isinstance(action, Release):
@@ -190,7 +197,7 @@ class Timeline:
         return found
 
     def _set_running(self, uid: str, runs: bool) -> str:
-        """Let a pod run, or not run, from now on; return its task."""
+        """Let a pod run, or not run, from now on; return its task's name. `_go_on` then computes speeds anew."""
         job_run = self.job_runs[self._tasks[uid]]
         self._count(job_run)
         job_run.active[uid] = float(runs)
@@ -210,7 +217,10 @@ class Timeline:
         return job_run.task.name
 
     def _go_on(self, changed: set[str]) -> None:
-        """Update the speed and the end of these tasks, and of the tasks beside them, which it adds to `changed`."""
+        """Update speeds, steps and ends after these tasks (names) have changed.
+
+        It adds to `changed` the tasks that have other speeds now because they share a device with one of these.
+        """
         for uid, speed in self._burst_model.speeds().items():
             job_run = self.job_runs[self._tasks[uid]]
             if job_run.active[uid] != speed:
@@ -222,7 +232,10 @@ class Timeline:
             self._schedule(self.job_runs[name])
 
     def _note_step(self, job_run: JobRun) -> None:
-        """Note the state of a task from now on; only the last one at each moment is kept."""
+        """Note the state of a task from now on as a step, and whether it has pods that do not run.
+
+        Of several steps at one moment only the last is kept.
+        """
         if job_run.steps and job_run.steps[-1].at_s == self.now_s:
             job_run.steps.pop()
         milli = job_run.task.request.milli * sum(job_run.active.values())
@@ -230,7 +243,7 @@ class Timeline:
         (self._wants.add if job_run.running < job_run.task.size else self._wants.discard)(job_run.task.name)
 
     def _evict(self, pod: Pod) -> str:
-        """End a pod, and let another come in its place; return its task.
+        """End a pod, and let another come in its place; return its task's name.
 
         The task's work is lost if too few of its pods are left.
         """
@@ -246,24 +259,24 @@ class Timeline:
         return job_run.task.name
 
     def _count(self, job_run: JobRun) -> None:
-        """Count the work that was done since it was last counted."""
+        """Count the work that was done since it was last counted; to be called before the pace of a run changes."""
         job_run.done_s += (self.now_s - job_run.since_s) * job_run.pace
         job_run.since_s = self.now_s
 
     def _schedule(self, job_run: JobRun) -> None:
-        """Note when a task will have ended at its present pace."""
+        """Note when a task will have ended at its present pace; what was noted before is out of date from now on."""
         job_run.turn += 1
         if job_run.pace:
             ends_s = self.now_s + max(0.0, job_run.task.run_s - job_run.done_s) / job_run.pace
             heapq.heappush(self._ends, (ends_s, self._serial, job_run.task.name, job_run.turn))
 
     def _end_if_due(self, event: tuple[float, int, str, int]) -> None:
-        """Let a task end as it was scheduled, unless its pace has changed since then."""
+        """Let a task end as it was scheduled (an entry of `_ends`), unless its pace has changed since then."""
         if event[3] == self.job_runs[event[2]].turn:
             self.end(event[2])
 
     def end(self, name: str) -> None:
-        """Let a task end now, whatever it has done."""
+        """Let the task `name` end now, whatever it has done; its pods are gone, and others beside them may speed up."""
         job_run = self.job_runs[name]
         job_run.turn += 1
         self._count(job_run)

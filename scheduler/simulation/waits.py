@@ -1,6 +1,7 @@
 """Sums up the runs of a simulation: how long tasks waited, what yielded, how much was used. Pure.
 
-All of it follows from the steps of the runs: between two steps nothing changes, so the sums over time are exact.
+All of it follows from the steps of the runs: between two steps nothing changes, so the sums over time are exact. Times
+are seconds of the play. `end_s`: when the play ended, for tasks that had not begun or ended by then.
 """
 
 from __future__ import annotations
@@ -47,12 +48,15 @@ class Waits:
 
 
 def wait_s(run: JobRun, end_s: float) -> float:
-    """Return how long a task waited until it began, at the end of the play if it never did."""
+    """Return how long a task waited until its work first began; until the end of the play if it never did."""
     return max(0.0, (end_s if run.started_s is None else run.started_s) - run.task.arrive_s)
 
 
 def stopped_s(run: JobRun, end_s: float) -> float:
-    """Return the longest stretch of time in which a task that had begun did not run, until it or the play ended."""
+    """Return the longest time for which a task that had begun did not run, until it or the play ended.
+
+    It does not run while fewer than its least of pods do.
+    """
     longest, since_s = 0.0, None
     last_s = end_s if run.ended_s is None else run.ended_s
     # At its end a task counts as running: that ends the last stretch.
@@ -87,8 +91,8 @@ def _of_priority(priority: int, runs: Sequence[JobRun], end_s: float) -> Waits:
 def used_part(runs: Sequence[JobRun], devices: int, end_s: float) -> float:
     """Return how much of the devices' time was used, 0..1, from the first task's coming to the last one's.
 
-    `end_s` is when the play ended; a task that has not ended is taken to run until then. Returns 0 if all tasks came at
-    once.
+    `devices`: how many the cluster has. A task that has not ended is taken to run until `end_s`. Returns 0 if all tasks
+    came at once.
     """
     arrivals = [run.task.arrive_s for run in runs]
     span_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
@@ -98,7 +102,7 @@ def used_part(runs: Sequence[JobRun], devices: int, end_s: float) -> float:
 def device_s(run: JobRun, end_s: float, until_s: float = math.inf) -> float:
     """Return the device time that a task has used by `until_s`, in seconds of one whole device.
 
-    `end_s` ends a task that still runs.
+    A task that has not ended is taken to run until `end_s`.
     """
     last_s = end_s if run.ended_s is None else run.ended_s
     steps = [*((step.at_s, step.milli) for step in run.steps), (last_s, 0.0)]

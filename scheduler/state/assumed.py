@@ -1,4 +1,8 @@
-"""Remembers how pods have been told to yield, until the API server shows that they do. Pure."""
+"""Remembers how pods have been told to yield, until the API server shows that they do. Pure.
+
+How a pod yields is a text, Pod.yields: "limit", "pause", or empty for a pod that does not yield. Times are seconds of
+one monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Assumed:
-    """How a pod has been told to yield."""
+    """How a pod has been told to yield, until when that counts, and what counts after it."""
 
     yields: str
     shown: str
@@ -27,9 +31,10 @@ class AssumedYields:
         """In the order in which they were made."""
 
     def put(self, pod: Pod, yields: str, until_s: float) -> Pod:
-        """Assume that a pod, as it counts now, yields this way (Pod.yields); return it as the API server shows it.
+        """Assume until `until_s` that a pod, given as it counts now, yields this way, whatever was assumed before.
 
-        Nothing is assumed if the API server shows it already.
+        Return the pod as the API server shows it: `applied` makes of it the pod as it counts. Nothing is assumed if the
+        API server shows `yields` already.
         """
         before = self._assumed.pop(pod.uid, None)
         shown = before.shown if before else pod.yields
@@ -38,11 +43,14 @@ class AssumedYields:
         return replace(pod, yields=shown)
 
     def drop(self, uid: str) -> None:
-        """Drop what is assumed of a pod."""
+        """Drop what is assumed of a pod, if anything is."""
         self._assumed.pop(uid, None)
 
     def applied(self, pod: Pod) -> Pod:
-        """Return a pod of the API server as it counts; an assumption that the API server shows is dropped."""
+        """Return a pod that the API server shows as it counts: with what is assumed of it.
+
+        An assumption that the API server shows by now is dropped.
+        """
         assumed = self._assumed.get(pod.uid)
         if assumed is None or assumed.yields == pod.yields:
             self.drop(pod.uid)
@@ -50,7 +58,7 @@ class AssumedYields:
         return replace(pod, yields=assumed.yields)
 
     def expire(self, now_s: float) -> list[tuple[str, str]]:
-        """Drop assumptions that were not seen in time; return their uids with what the API server shows instead."""
+        """Drop what the API server did not show in time; return the pods' uids, each with what it shows instead."""
         found = []
         for uid, assumed in self._assumed.items():
             if assumed.until_s > now_s:

@@ -1,4 +1,7 @@
-"""Computes what a cluster's nodes would take if empty: what can never fit, and where the least has to end. Pure."""
+"""Computes what a cluster's nodes would take without pods: so which job can never fit, even if all others end.
+
+Also which nodes to reserve for a job: those on which the least running work has to end for it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _KNOWN_MAX: Final = 65_536
 
 
 def capacity_of(cluster: Cluster, state: ControllerState) -> Capacity:
-    """Return what the nodes would take; it is computed anew only when the nodes have changed."""
+    """Return what the nodes would take. It is kept in `state`, and computed anew only when the nodes have changed."""
     known, version = state.capacity, (cluster.node_index, cluster.node_index.generation, cluster.nodes_version)
     if known is None or known[0] != version:
         known = state.capacity = version, Capacity(cluster)
@@ -32,7 +35,7 @@ def capacity_of(cluster: Cluster, state: ControllerState) -> Capacity:
 
 
 class Capacity:
-    """The nodes of a cluster, as long as they are the same."""
+    """What the nodes of a cluster would take without pods; `capacity_of` replaces it when the nodes change."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -51,16 +54,21 @@ class Capacity:
         """Nodes that offer devices but have no agent that reports: what they would take is not counted."""
         self._snapshot: Snapshot | None = None
         self._can_hold: dict[object, int] = {}
+        """By request and constraints: how many such pods the empty nodes would take."""
 
     def can_hold(self, pods: Sequence[Pod]) -> bool:
-        """Tell whether pods would fit together on the empty nodes; of several kinds, each kind alone."""
+        """Tell whether pods would fit together on the empty nodes; False: they never fit.
+
+        Pods that ask for different things are looked at kind by kind, so True may be wrong for these.
+        """
         counts = Counter((pod.request, pod.constraints) for pod in pods)
         return all(self.holds(request, constraints, count) for (request, constraints), count in counts.items())
 
     def emptiest(self, pods: Sequence[Pod], names: Sequence[str]) -> tuple[str, ...]:
-        """Return those of the nodes `names` on which the least has to end so that all of these pods fit on them.
+        """Return those of the nodes `names` on which the least work has to end so that all of these pods fit on them.
 
-        Empty: even all these nodes do not suffice. Each pod counts like the largest of them.
+        They are the nodes with the least device time in use for each pod that fits there once they are empty. Empty:
+        even all these nodes do not suffice. Each pod counts like the largest of them.
         """
         request = max(pods, key=lambda pod: pod.request.milli).request
         copies = dict(zip(self._specs, self._copies(request).tolist(), strict=True))
@@ -80,12 +88,12 @@ class Capacity:
         return tuple(chosen) if room >= len(pods) else ()
 
     def part(self, names: Collection[str]) -> float:
-        """Return the part of all devices that is on these nodes."""
+        """Return the part of all devices, 0 to 1, that is on these nodes."""
         devices = sum(spec.devices for name in names if (spec := self._specs.get(name)))
         return devices * DEVICE_MILLI / max(1, self.total.device_milli)
 
     def holds(self, request: PodRequest, constraints: Constraints, count: int) -> bool:
-        """Tell whether `count` pods that ask for the same would fit together on the empty nodes."""
+        """Tell whether `count` pods with this request would fit together on the empty nodes that suit `constraints`."""
         key = request, constraints
         if len(self._can_hold) >= _KNOWN_MAX:
             self._can_hold.clear()
@@ -96,7 +104,7 @@ class Capacity:
         return self._can_hold[key] >= count
 
     def _copies(self, request: PodRequest) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """Return how many such pods each node would take if it were empty, in the order of the nodes' names."""
+        """Return how many pods with this request each node would take if empty, in the order of the nodes' names."""
         if self._snapshot is None:
             self._snapshot = Snapshot(tuple(self._specs.values()))
         return self._snapshot.copies_array(request, range(len(self._specs)))

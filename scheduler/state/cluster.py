@@ -1,8 +1,9 @@
-"""Holds what is known of the cluster, and the snapshot that follows from it. Pure: the observer tells it what it sees.
+"""Holds the view: what is known of the cluster, and the snapshot that follows from it. Pure: the observer tells it.
 
 A row of the snapshot is a function of what is known of that node: the node and its pods as the API server has them, the
-devices and shares that its agent reports, and what is assumed. So the order of the news does not matter, and a replica
-that starts anew comes to the same snapshot.
+devices and shares that its agent reports, and what is assumed: decisions of this replica that the API server does not
+show yet. So the order of the news does not matter, and a replica that starts anew comes to the same snapshot. News
+count in the snapshot from the next `advance` on. `now_s` is always of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Assumed:
     node: str
     devices: Names
     until_s: float
+    """After this time the pod counts there no more, unless it is seen there."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class _Facts:
     use: NodeUse | None = None
     """None: its agent does not report."""
     pods: dict[str, Pod] = field(default_factory=dict)
-    """By uid, the pods that are bound there and have not ended."""
+    """By uid, the pods that are bound or released to it and have not ended."""
     assumed: dict[str, Assumed] = field(default_factory=dict)
     """By the pod's uid."""
     gone: set[str] = field(default_factory=set)
@@ -75,6 +77,7 @@ class Cluster:
         self._pods: dict[str, Pod] = {}
         """By uid, all pods that have not ended."""
         self._assumed: dict[str, Assumed] = {}
+        """By the pod's uid, in the order in which they were assumed: all last for the same time."""
         self._assumed_yields = AssumedYields()
         self._device_affinity = DeviceAffinity()
         self._census = Census()
@@ -104,7 +107,7 @@ class Cluster:
     # What the observer tells.
 
     def set_node(self, node: Node) -> None:
-        """Take a node as the API server has it."""
+        """Take a node as the API server has it, new or changed."""
         self.nodes_version += self._facts[node.name].node != node
         self._facts[node.name].node = node
         self._dirty.add(node.name)
@@ -116,15 +119,15 @@ class Cluster:
         self._dirty.add(name)
 
     def set_use(self, name: str, use: NodeUse | None) -> None:
-        """Take what an agent reports; None: it has been silent for too long."""
+        """Take what the agent of node `name` reports; None: it is silent, and its node gets no pods."""
         facts = self._facts[name]
         facts.use = use
         self._note_waits(name, use)
-        facts.gone &= use.pod_uids() if use else set()
+        facts.gone &= use.pod_uids() if use else set()  # of the others the agent has released the shares
         self._dirty.add(name)
 
     def measure(self, name: str, use: NodeUse) -> None:
-        """Take an agent's report in which only the numbers have changed. It counts at once."""
+        """Take the report of a node's agent in which only the numbers have changed. It counts without `advance`."""
         facts = self._facts[name]
         facts.use = use
         self._note_waits(name, use)
@@ -136,14 +139,14 @@ class Cluster:
                 self.node_index.put_strains(name, row)
 
     def _note_waits(self, name: str, use: NodeUse | None) -> None:
-        """Note whether a share has waited for a device of the node in the last minute."""
+        """Note for `contended` whether a share has waited for a device of the node in the last minute."""
         if use and any(device.numbers.waited_1m_millipercent for device in use.devices):
             self._contended.add(name)
         else:
             self._contended.discard(name)
 
     def set_pod(self, pod: Pod) -> None:
-        """Take a pod as the API server has it."""
+        """Take a pod as the API server has it, new or changed; what it shows is not assumed any more."""
         if pod.ended:
             self.remove_pod(pod.uid)
             return
@@ -163,7 +166,7 @@ class Cluster:
                 self.forget(pod.uid)  # its annotation names its devices
 
     def remove_pod(self, uid: str) -> None:
-        """Note that the API server has a pod no more, or that the pod has ended."""
+        """Note that the API server has a pod no more, or that the pod has ended. An unknown uid is no error."""
         pod = self._pods.pop(uid, None)
         if pod is not None:
             self._drop(pod)
@@ -189,7 +192,10 @@ class Cluster:
             self._dirty.add(pod.place)
 
     def assume(self, pod: Pod, node: str, devices: Names, now_s: float) -> Assumed:
-        """Count a pod where it was chosen to go, until it is seen there, or elsewhere, or ASSUMED_S have passed."""
+        """Count a pod where it was chosen to go, until it is seen there, or elsewhere, or ASSUMED_S have passed.
+
+        `devices`: of each share, the UUIDs of its devices. An earlier choice for the pod is forgotten.
+        """
         self.forget(pod.uid)
         assumed = Assumed(pod, node, devices, now_s + ASSUMED_S)
         self._assumed[pod.uid] = assumed
@@ -208,18 +214,21 @@ class Cluster:
             self._note_change(uid)
 
     def is_stranded(self, uid: str) -> bool:
-        """Tell whether a pod is not counted on the node to which it was sent."""
+        """Tell whether `strand` was called for a pod, and it is not bound yet."""
         return uid in self._stranded
 
     def strand(self, pod: Pod) -> None:
-        """Count a pod no more on the node to which it was sent, until it is bound there after all."""
+        """Count a pod no more on the node to which it was sent, until it is bound there after all.
+
+        The controller calls it for a pod that kube-scheduler does not bind.
+        """
         self.forget(pod.uid)
         self._stranded.add(pod.uid)
         self._dirty.add(pod.place)
         self._note_change(pod.uid)
 
     def presume(self, uid: str, yields: str, now_s: float) -> None:
-        """Count a pod as yielding this way (Pod.yields), until it is seen to do so or ASSUMED_S have passed."""
+        """Count a known pod as yielding this way (Pod.yields), until it is seen to do so or ASSUMED_S have passed."""
         pod = self._pods[uid]
         if pod.yields != yields:
             self.set_pod(self._assumed_yields.put(pod, yields, now_s + ASSUMED_S))  # set_pod applies what is assumed
@@ -229,7 +238,8 @@ class Cluster:
     def advance(self, now_s: float) -> None:
         """Bring the snapshot up to what is known at this time; what was assumed for too long is dropped.
 
-        If the snapshot has no place for a new node, another one is made, with another policy.
+        To be called before a decision. If the snapshot has no place for a new node, or does not know its model, another
+        snapshot is made, with another policy.
         """
         while self._assumed:  # in the order in which they were assumed
             first = next(iter(self._assumed.values()))
@@ -269,7 +279,7 @@ class Cluster:
         return facts.node if facts else None
 
     def names(self) -> list[str]:
-        """Return the names of the nodes that offer devices to pods, or that have an agent that reports."""
+        """Return the names of the API server's nodes that offer devices to pods, or that have an agent that reports."""
         return [
             name for name, facts in self._facts.items() if facts.node and (facts.use is not None or facts.node.units)
         ]
@@ -284,7 +294,7 @@ class Cluster:
         return facts.row if facts else None
 
     def named(self, name: str, devices: Devices) -> Names:
-        """Return the UUIDs of devices of a node, by their indices; empty: the node takes no shares."""
+        """Return, of each share, the UUIDs of devices given by their indices on a node; empty: it takes no shares."""
         row = self._facts[name].row
         return row.named(devices) if row else ()
 
@@ -298,7 +308,7 @@ class Cluster:
         return self._pods.get(uid)
 
     def yields(self, pod: Pod) -> str:
-        """Return what a pod yields now (Pod.yields)."""
+        """Return how a pod yields now (Pod.yields), with what is assumed; of an unknown pod, what the value says."""
         return self._pods.get(pod.uid, pod).yields
 
     def pods(self) -> Iterable[Pod]:
@@ -326,7 +336,7 @@ class Cluster:
             self._changed.add(uid)
 
     def pods_on(self, name: str) -> Sequence[Pod]:
-        """Return the pods that are bound to a node and have not ended."""
+        """Return the pods that are bound or released to a node and have not ended."""
         facts = self._facts.get(name)
         return tuple(facts.pods.values()) if facts else ()
 
@@ -335,7 +345,11 @@ class Cluster:
         return self._assumed.get(uid)
 
     def rest(self, pod: Pod, name: str) -> tuple[Rest, list[Running]] | None:
-        """Return what is left of a node for a pod, and the pods with shares there; None: it takes no shares."""
+        """Return what is left of a node for a pod, and the pods that are there; None: the node takes no shares.
+
+        The pods are those that are bound or released to it and have known devices. The victim search (preemption/)
+        tries on these values which of them have to go.
+        """
         facts = self._facts.get(name)
         spec = self.node_index.spec(name)
         if facts is None or facts.row is None or spec is None:
@@ -350,7 +364,10 @@ class Cluster:
         return rest, running
 
     def allowed(self, pod: Pod, indices: NDArray[np.int32]) -> NDArray[np.uint16]:
-        """Return for each of these nodes a bit for each device that the pod may have."""
+        """Return for each of these nodes of the snapshot (`indices`) a bit for each device that the pod may have.
+
+        It may have the devices that take shares, as far as its device affinity and anti-affinity leave them.
+        """
         masks = self.node_index.usable(indices)
         if pod.affinity:
             there = self._devices_of(self._device_affinity.uids(pod.namespace, WITH, pod.affinity), pod)
@@ -362,7 +379,7 @@ class Cluster:
         return masks
 
     def _devices_of(self, uids: Iterable[str], but: Pod) -> dict[int, int]:
-        """Return the bits of the devices of these pods, except of the pod `but`, by the index of their node."""
+        """Return by the index of a node the bits of the devices on which these pods count, but for the pod `but`."""
         found: defaultdict[int, int] = defaultdict(int)
         for uid in uids:
             pod, assumed = self._pods[uid], self._assumed.get(uid)
@@ -375,7 +392,7 @@ class Cluster:
     # The snapshot.
 
     def _spec(self, name: str) -> NodeSpec | None:
-        """Return a node as the snapshot has it; None: it takes no shares."""
+        """Return a node as the snapshot has it, without its pods; None: it takes no shares, or is not known."""
         facts = self._facts[name]
         return spec_of(facts.node, facts.use) if facts.node and facts.use else None
 

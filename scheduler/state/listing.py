@@ -43,7 +43,10 @@ _AGAIN: Final = "get it again with kubectl get {} -o json"
 
 
 def read_nodes(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[NodeSpec]:
-    """Return the nodes of a file; `tell` gets a line about each with too many devices to count. Raises TraceError."""
+    """Return the nodes of a file of either kind; `tell` gets a line about each with more devices than can count.
+
+    Raises TraceError if the file cannot be read, has nodes of one name, or, as JSON, has no node with devices.
+    """
     text = trace.load(path)
     items = _items(path, text, "Node")
     if items is None:
@@ -56,7 +59,10 @@ def read_nodes(path: Path, tell: Callable[[str], None] = lambda _: None) -> list
 
 
 def read_pods(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[NamedPod]:
-    """Return the pods of a file; `tell` gets a line about each that asks for the impossible. Raises TraceError."""
+    """Return the pods of a file of either kind; `tell` gets a line about each that asks for the impossible.
+
+    Such pods, and pods that have ended, are left out. Raises TraceError if the file cannot be read, or none is left.
+    """
     text = trace.load(path)
     items = _items(path, text, "Pod")
     if items is None:
@@ -74,7 +80,10 @@ def read_pods(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[
 
 
 def _items(path: Path, text: str, kind: str) -> list[Object] | None:
-    """Return the objects of a list, or the single object; None: the text is CSV. Raises TraceError."""
+    """Return the objects in a file's text, a list's or the single one; None: the text may be CSV.
+
+    `kind`: Node or Pod. Raises TraceError for YAML, a table, broken JSON, objects of another kind, and an empty list.
+    """
     again = _AGAIN.format("nodes" if kind == "Node" else "pods -A")
     begin = text.lstrip()[:16]
     if begin.startswith(("apiVersion:", "kind:", "items:", "---", "NAME ", "NAMESPACE ")):
@@ -119,7 +128,10 @@ def _node(path: Path, item: Object, tell: Callable[[str], None]) -> NodeSpec:
 
 
 def _pod(path: Path, item: Object) -> NamedPod | str | None:
-    """Return a pod, or why it cannot be placed; None: it has ended. Raises TraceError."""
+    """Return the pod of an object, or a line that says why it cannot be placed; None: it has ended.
+
+    Raises TraceError if the object is no pod.
+    """
     pod = read_pod(item, RESOURCE)
     if pod is None:
         raise TraceError(f"{path}: a pod without name, namespace or uid: {_AGAIN.format('pods -A')}")
@@ -134,7 +146,7 @@ def _pod(path: Path, item: Object) -> NamedPod | str | None:
 
 
 def _with_whole(request: PodRequest, pod: Pod) -> PodRequest:
-    """Return what a pod asks for, including its whole devices. Raises PlacementError.
+    """Return `request` with the pod's whole devices (units of `pod` are WHOLE) as more shares. Raises PlacementError.
 
     Init containers that end before the others begin have their devices earlier: they count only if they need more.
     """
@@ -148,7 +160,7 @@ def _with_whole(request: PodRequest, pod: Pod) -> PodRequest:
 
 
 def _count(value: object) -> int:
-    """Return the number in a quantity or a label; 0: it is no whole number."""
+    """Return the number in a quantity or a label; 0: it is no whole number of less than ten digits."""
     text = str(value or "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 

@@ -30,14 +30,15 @@ class Node:
     """Its rack, switch, zone and so on, as its labels say, the narrowest first; "": it has no such label."""
 
     def suits(self, constraints: Constraints) -> bool:
-        """Tell whether pods that demand this may be bound to it."""
+        """Tell whether pods with these constraints may be bound to it, whatever is left of it."""
         return constraints.suit(self.name, self.traits.labels, self.traits.taints)
 
 
 def read_node(item: object, resource: str = RESOURCE, domains: tuple[str, ...] = ()) -> Node | None:
     """Return the node in an object from the API server; None: the object is no node.
 
-    `domains`: the labels that name what a node shares with its neighbours, the narrowest first.
+    `resource`: the one of which the device plugin offers percents of devices. `domains`: the labels that name a node's
+    rack, switch, zone and so on, the narrowest first (Node.domains).
     """
     if not isinstance(item, dict):
         return None

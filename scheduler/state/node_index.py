@@ -40,23 +40,26 @@ class NodeIndex:
         self._free = list(range(capacity))[::-1]
         self._by_name: dict[str, int] = {}
         self._placed: dict[str, tuple[NodeSpec, tuple[DeviceFacts, ...]]] = {}
-        """The nodes as they are in the snapshot."""
+        """By name: the nodes as they are in the snapshot, with the facts of their devices."""
         self.generation = 0
         """Grows whenever a node comes, goes or has other devices."""
         self._usable = np.zeros(capacity, dtype=np.uint16)
+        """By index: Row.usable of the node there, a bit for each device that takes shares."""
         self._units = np.zeros(capacity, dtype=np.int64)
+        """By index: Row.units, the percents of devices that kubelet has left to count; below 0 if over-promised."""
 
     def have_place(self, specs: Mapping[str, NodeSpec]) -> bool:
-        """Tell whether this snapshot has a place for these nodes; False: only a new snapshot would have one."""
+        """Tell whether this snapshot has a place for these nodes, known or new; False: a new snapshot is needed."""
         known = self.snapshot.models.names
         if any(spec.devices and spec.model not in known for spec in specs.values()) and len(known) < MODELS_MAX:
-            return False  # unless all models are taken: a new snapshot would not help, `put` refuses the node
+            return False  # but not if all models are taken: a new snapshot would not help, and `put` refuses the node
         return sum(name not in self._by_name for name in specs) <= len(self._free)
 
     def put(self, name: str, spec: NodeSpec, devices: Sequence[DeviceFacts], row: Row) -> bool:
-        """Put a node in the snapshot; False: its model is one more than can be told apart, so it takes no shares.
+        """Put a node in the snapshot, new or changed, with what `row` says is left of it and of its `devices`.
 
-        `have_place` has said that there is a place.
+        `have_place` has said that there is a place. Return False, and remove the node, if its model is one more than
+        can be told apart: then it takes no shares.
         """
         if spec.devices and spec.model not in self.snapshot.models.names:
             self.remove(name)
@@ -77,7 +80,7 @@ class NodeIndex:
         return True
 
     def put_strains(self, name: str, row: Row) -> None:
-        """Put the strains of a node's devices into the snapshot, which has the node."""
+        """Put the strains of a node's devices (Row.strains) into the snapshot, which has the node."""
         uses = [(use.busy_milli, use.waited_milli, use.latency_milli, use.limits_milli) for use in row.strains]
         self.snapshot.set_uses(self._by_name[name], uses)
 
@@ -101,11 +104,11 @@ class NodeIndex:
         return sorted(self._by_name)
 
     def name(self, index: int) -> str:
-        """Return the name of a node in the snapshot."""
+        """Return the name of the node at an index of the snapshot; empty: there is none."""
         return self._names[index]
 
     def index(self, name: str) -> int:
-        """Return the index of a node that is in the snapshot."""
+        """Return the index of a node in the snapshot. Raises KeyError if it is not there."""
         return self._by_name[name]
 
     def spec(self, name: str) -> NodeSpec | None:
@@ -126,16 +129,16 @@ class NodeIndex:
         return [name for name, _ in pairs], [index for _, index in pairs]
 
     def indices(self, names: Collection[str] | None = None) -> NDArray[np.int32]:
-        """Return the indices of these nodes, as far as they are in the snapshot, sorted; None: of all."""
+        """Return the indices, sorted, of those of these nodes that are in the snapshot; None: of all in it."""
         found: Iterable[int] = self._by_name.values() if names is None else self.find(list(names))[1]
         return np.sort(np.fromiter(found, np.int32))
 
     def usable(self, indices: NDArray[np.int32]) -> NDArray[np.uint16]:
-        """Return for each of these nodes a bit for each device that takes shares."""
+        """Return for each of the nodes at these indices a bit for each device that takes shares. It is a copy."""
         found: NDArray[np.uint16] = self._usable[indices]
         return found
 
     def units(self, indices: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return how many percents of devices kubelet has left to count on these nodes."""
+        """Return how many percents of devices kubelet has left to count on the nodes at these indices."""
         found: NDArray[np.int64] = self._units[indices]
         return found

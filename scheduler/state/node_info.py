@@ -3,7 +3,7 @@
 A share counts on the devices that the agent reports. Until it reports the share, the share counts on the devices that
 were chosen for it: in the annotation of its pod, or by what is assumed. If none were chosen, it counts where the agent
 would put it: on the fullest device that has room. The annotation of the pod says whether a share yields its time. It
-does not matter that the agent has not paused or resumed it yet.
+does not matter that the agent has not paused or resumed it yet: the row says what is promised.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Row:
     free_milli: tuple[int, ...]
     free_mib: tuple[int, ...]
     usable: int
-    """A bit for each device that takes shares."""
+    """A bit for each device that takes shares: it is healthy and offered."""
     strains: tuple[Strain, ...]
     places: Mapping[str, Devices]
     """By the pod's uid."""
@@ -72,11 +72,11 @@ class Row:
     """Percents of devices that kubelet has left to count: a paused pod holds its percents like any other."""
 
     def bits_of(self, uid: str) -> int:
-        """Return a bit for each device that a pod has."""
+        """Return a bit for each device that a pod has on the node; 0: it has none, or they are not known."""
         return sum(1 << device for device in {device for share in self.places.get(uid, ()) for device in share})
 
     def named(self, devices: Devices) -> Names:
-        """Return the UUIDs of devices."""
+        """Return the UUIDs of devices that are given by their indices, of each share."""
         return tuple(tuple(self.uuids[index] for index in share) for share in devices)
 
     def measured(self, use: NodeUse) -> Row:
@@ -92,7 +92,10 @@ class Row:
 
 
 class _Tally:
-    """The sums of a node's devices, from which shares are taken."""
+    """What is left of each device of a node, and what is promised there, while `row_of` takes one share after another.
+
+    Lists have an entry for each device. What is left may fall below 0.
+    """
 
     def __init__(self, device_mib: int, devices: int) -> None:
         self._device_mib = device_mib
@@ -100,7 +103,7 @@ class _Tally:
         self.latency_milli, self.limits_milli = [0] * devices, [0] * devices
 
     def take(self, share: ShareRequest, devices: Iterable[int], yields: str) -> None:
-        """Take a share that the agent does not report yet, on the devices where it is expected.
+        """Take a share that the agent does not report yet from the devices (indices) where it is expected.
 
         `yields`: how its pod makes room (Pod.yields): limit, pause or empty.
         """
@@ -110,23 +113,25 @@ class _Tally:
             self._subtract(device, share.milli, mib, limit, share.share_class, yields)
 
     def take_reported(self, share: ShareUse, device: int, yields: str) -> None:
-        """Take a share that the agent reports on a device; `yields`: as in `take`."""
+        """Take a share from the device (an index) on which the agent reports it; `yields`: as in `take`."""
         terms = share.terms
         mib = -(-terms.memory_limit_bytes // MIB)
         milli, limit = terms.request_millipercent // MILLIPERCENT, terms.limit_millipercent // MILLIPERCENT
         self._subtract(device, milli, mib, limit, terms.share_class.name.lower(), yields)
 
     def put(self, pod: Pod, found: list[tuple[int, ...]], missing: Sequence[int], usable: int) -> bool:
-        """Take a pod's missing shares where the agent would put them, and note it in `found`; False: there is no room.
+        """Take a pod's missing shares where the agent would put them: on the fullest devices that have room.
 
-        `missing`: indices of shares. `usable`: a bit for each device that may be used. If there is no room, nothing is
-        taken, and `found` is of no use.
+        `missing`: their indices. `found`: of each share its devices; those of the missing ones are filled in. `usable`:
+        a bit for each device that may be used. Return False if there is no room: then nothing is taken, and `found` is
+        of no use.
         """
         shares = pod.request.shares
         sums = self.free_milli, self.free_mib, self.latency_milli, self.limits_milli
         before = [list(one) for one in sums]
         for index in missing:
             share = shares[index]
+            # A paused pod needs only memory.
             milli, mib = 0 if pod.yields == "pause" else share.milli, share.mib_of(self._device_mib)
             fitting = [
                 device
@@ -180,12 +185,11 @@ def row_of(
     gone: Collection[str] = (),
     units: int = 0,
 ) -> Row:
-    """Return a node's row. `pods` are bound there; `assumed` (by uid) are sent there or have no devices annotated yet.
+    """Return a node's row. `use`: what its agent reports. `pods` count there: they are bound or released to it.
 
-    `units`: percents of devices that kubelet counts, taken or not.
-
-    Shares of pods that are `gone` (uids) count no more: the pod that comes in their place waits on the node until the
-    agent has released them.
+    `assumed`: by uid, pods that were sent there, with their devices; the API server does not show all of that yet. Pods
+    that are `gone` (uids) count no more, even if the agent reports their shares: the pod that comes in their place
+    waits on the node until the agent has released them. `units`: percents of devices that kubelet counts, taken or not.
     """
     devices = use.devices[: spec.devices]
     uuids = tuple(device.facts.uuid for device in devices)
@@ -199,6 +203,7 @@ def row_of(
         for share in device.shares:
             if share.terms.pod_uid in gone:
                 continue
+            # Of a pod that the API server does not show only the agent knows whether it yields.
             tally.take_reported(share, index, yields.get(share.terms.pod_uid, "pause" if share.terms.yielding else ""))
             if share.terms.pod_uid:
                 there.setdefault((share.terms.pod_uid, share.terms.container), []).append(index)
@@ -242,7 +247,7 @@ def row_of(
 
 
 def _strain(device: DeviceUse, latency_milli: int, limits_milli: int) -> Strain:
-    """Return the strain on a device: what the agent measured, with what is promised there."""
+    """Return the strain on a device: what the agent measured there, with the promises of `row_of`, in milli."""
     numbers = device.numbers
     busy = max(numbers.used_1s_millipercent, numbers.used_1m_millipercent, numbers.used_15m_millipercent)
     waited = numbers.waited_1m_millipercent
@@ -257,7 +262,10 @@ def _positions(names: Names, positions: Mapping[str, int]) -> Devices:
 
 
 def _neighbours(pod: Pod, others: Iterable[Pod], places: Mapping[str, Devices]) -> int:
-    """Return a bit for each device of this node with a pod on it from which this pod wants to be apart."""
+    """Return a bit for each device of this node that a pod's anti-affinity closes to it: a pod with its word is there.
+
+    `others`: the pods of the node. `places`: their devices, by uid, as far as they are known.
+    """
     bits = 0
     for other in others if pod.anti_affinity else ():
         if (other.namespace, other.anti_affinity) == (pod.namespace, pod.anti_affinity) and other.uid != pod.uid:

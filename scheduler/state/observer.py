@@ -43,7 +43,10 @@ class Observer:
         domains: tuple[str, ...] = (),
         pace: Pace | None = None,
     ) -> None:
-        """`domains` as in `read_node`."""
+        """Bring what `client` and `book` say into `cluster`; `resource` and `domains` as in `read_node`.
+
+        `pace`: how fast a broken watch comes back; None: in 5 s at most.
+        """
         self._cluster = cluster
         self._book = book
         pace = pace or Pace(last_s=5.0)
@@ -62,11 +65,12 @@ class Observer:
         self._with_devices: set[str] = set()
         """Nodes that offer percents of devices to pods."""
         self._listed_s: float | None = None
+        """When nodes and pods were first seen to be listed."""
         self._started = False
         """The scheduler has been ready: from then on a node that falls silent is avoided and no longer waited for."""
 
     async def follow_pods(self) -> None:
-        """Take over pods as they change, for ever."""
+        """Bring pods into the cluster's view as they come, change and go, for ever."""
         async with contextlib.aclosing(self._pods.changes()) as changes:
             async for kind, pod in changes:
                 if kind == "set":
@@ -75,7 +79,7 @@ class Observer:
                     self._cluster.remove_pod(pod.uid)
 
     async def follow_nodes(self) -> None:
-        """Take over nodes as they change, for ever."""
+        """Bring nodes into the cluster's view as they come, change and go, for ever."""
         async with contextlib.aclosing(self._nodes.changes()) as changes:
             async for kind, node in changes:
                 if kind == "set":
@@ -87,13 +91,13 @@ class Observer:
                     self._book.forget(node.name)
 
     async def follow_usage(self) -> None:
-        """Take over what agents report, for ever."""
+        """Bring what agents report into the cluster's view, every TICK_S, for ever."""
         while True:
             await self.take_usage(time.monotonic())
             await asyncio.sleep(TICK_S)
 
     async def take_usage(self, now_s: float) -> None:
-        """Take over what agents have reported since the last call."""
+        """Bring into the cluster's view what agents have reported since the last call, and which fell silent."""
         self._book.age(now_s)
         changes = self._book.take_changes()
         for name in changes.facts:
@@ -111,7 +115,10 @@ class Observer:
         return self._pods.listed and self._nodes.listed
 
     def not_ready(self, now_s: float) -> str:
-        """Return why no pod can be placed yet; empty: pods can be placed, and then it stays empty."""
+        """Return, in words for users, why no pod can be placed yet; empty: pods can be placed, from then on for ever.
+
+        It waits until nodes and pods are listed, and then PATIENCE_S at most for the agents of nodes with devices.
+        """
         if self._started:
             return ""
         if not self.listed:

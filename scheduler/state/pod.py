@@ -118,7 +118,10 @@ class Pod:
 
 
 def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
-    """Return the pod in an object from the API server; None: the object is no pod."""
+    """Return the pod in an object from the API server; None: the object is no pod.
+
+    `resource`: the one of which a pod asks for percents of a device. If its shares cannot be read, `refusal` says why.
+    """
     found = pods.read_pod(item, resource)
     if found is None or not isinstance(item, dict):
         return None
@@ -157,7 +160,7 @@ def _unix_s(text: str) -> float:
 
 
 def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
-    """Return a pod with its shares. Raises TermsError, PlacementError.
+    """Return a pod with its shares, and with what else its annotations say. Raises TermsError, PlacementError.
 
     `found` is the same pod, as kube/pod.py reads it. An init container that ends before the others begin uses the share
     of another container, if one fits.
@@ -202,7 +205,7 @@ def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
 
 
 def _share(terms: PodTerms) -> ShareRequest:
-    """Return the share that terms ask for, as placement counts it: in milli of a device and in MiB."""
+    """Return the share that a container's terms ask for, as placement counts it: in milli of a device and in MiB."""
     memory = terms.memory_limit_bytes
     return ShareRequest(
         milli=terms.request_millipercent * DEVICE_MILLI // 100_000,
@@ -214,7 +217,10 @@ def _share(terms: PodTerms) -> ShareRequest:
 
 
 def _beside(shares: list[ShareRequest], terms: list[PodTerms]) -> None:
-    """Let each share that is to be on one device with others name the first of them in `beside`."""
+    """Set `beside` of the shares that are to be on one device together: all but the first of them name the first.
+
+    `shares` is changed; `terms` are those of the same containers.
+    """
     together = [index for index, one in enumerate(terms) if one.same_device]
     for index in together[1:]:
         shares[index] = replace(shares[index], beside=together[0])
@@ -267,9 +273,10 @@ def _group(annotations: Mapping[str, str], key: str) -> str:
 
 
 def _effective(found: pods.Pod, name: str, read: Callable[[str], int]) -> int:
-    """Return what a pod takes of its node of one resource, `name`, as `read` counts it.
+    """Return what a pod takes of its node of one resource, `name`, in the unit in which `read` reads a quantity.
 
-    Containers and sidecars together; or an init container with the sidecars before it, when that is more (KEP-753).
+    That is its containers and sidecars together, or an init container with the sidecars before it if that is more
+    (KEP-753), and its overhead.
     """
     most = beside = 0
     for one in found.init_containers:
@@ -282,7 +289,7 @@ def _effective(found: pods.Pod, name: str, read: Callable[[str], int]) -> int:
 
 
 def device_annotations(pod: Pod, devices: tuple[tuple[str, ...], ...]) -> dict[str, str | None]:
-    """Return the annotations that name a pod's devices; the value None: the pod has this one, and it is to be removed.
+    """Return the annotations to write so that a pod's devices are named; the value None: to be removed from the pod.
 
     `devices`: of each share, the UUIDs of its devices. An init container in `pod.early` gets those of the share at the
     index given there. If all containers get the same devices, one annotation says it for the whole pod.

@@ -56,7 +56,9 @@ class TimedPod:
     ended_s: float | None
     """None: it stays."""
     size: int
+    """How many such pods the gang has; 1: it is a pod by itself."""
     least: int
+    """How many of them start together."""
 
 
 def load(path: Path) -> str:
@@ -69,14 +71,14 @@ def load(path: Path) -> str:
 
 
 def read_nodes(path: Path, text: str | None = None) -> list[NodeSpec]:
-    """Return the nodes of a file, of its text when that is given. Raises TraceError."""
+    """Return the nodes of a CSV file; of `text`, its content, if that was read before. Raises TraceError."""
     nodes = list(_read(path, text, _NODE_COLUMNS, _node))
     check_names(path, [node.name for node in nodes])
     return nodes
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
-    """Raise TraceError for a node that is there twice."""
+    """Raise TraceError if two nodes of the file at `path` have the same name."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -85,24 +87,27 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def read_pods(path: Path, text: str | None = None) -> list[NamedPod]:
-    """Return the pods of a file, of its text when that is given. Raises TraceError."""
+    """Return the pods of a CSV file; of `text`, its content, if that was read before. Raises TraceError."""
     return list(_read(path, text, _POD_COLUMNS, _pod))
 
 
 def read_timed_pods(path: Path, text: str | None = None) -> list[TimedPod]:
-    """Return the pods of a file that come and go, of its text when that is given. Raises TraceError."""
+    """Return the pods that come and go of a CSV file; of `text`, its content, if that was read before.
+
+    Raises TraceError.
+    """
     return list(_read(path, text, _TIMED_COLUMNS, _timed_pod))
 
 
 def _node(row: Mapping[str, str]) -> NodeSpec:
-    """Return the node of a line. Raises PlacementError."""
+    """Return the node of a line (`row`: text by column). Raises PlacementError for an impossible value."""
     return NodeSpec(
         row["sn"], _number(row, "cpu_milli"), _number(row, "memory_mib"), _number(row, "gpu"), row["model"].strip()
     )
 
 
 def _pod(row: Mapping[str, str]) -> NamedPod:
-    """Return the pod of a line. Raises PlacementError."""
+    """Return the pod of a line (`row`: text by column). Raises PlacementError for an impossible value."""
     devices, milli = _number(row, "num_gpu"), _number(row, "gpu_milli")
     limit = _number(row, "gpu_limit_milli") if (row.get("gpu_limit_milli") or "").strip() else None
     # The lists count no memory of devices.
@@ -112,7 +117,7 @@ def _pod(row: Mapping[str, str]) -> NamedPod:
 
 
 def _timed_pod(row: Mapping[str, str]) -> TimedPod:
-    """Return the pod, or the gang, of a line, with its times. Raises PlacementError.
+    """Return the pod, or the gang, of a line (`row`: text by column), with its times. Raises PlacementError.
 
     Where no priority is given, `qos` decides it. Where no user is given, `qos` is the name of the queue.
     """
@@ -134,7 +139,7 @@ def _timed_pod(row: Mapping[str, str]) -> TimedPod:
 
 
 def _number(row: Mapping[str, str], column: str) -> int:
-    """Return the whole number in a column. Raises PlacementError."""
+    """Return the whole number in a column of a line. Raises PlacementError if it is none, or too long."""
     text = row[column].strip()
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX:
         raise PlacementError(f"{column} is {text[:_DIGITS_MAX]!r}: a whole number from 0 is needed")
@@ -144,9 +149,10 @@ def _number(row: Mapping[str, str], column: str) -> int:
 def _read(
     path: Path, text: str | None, columns: tuple[str, ...], make: Callable[[Mapping[str, str]], Item]
 ) -> Iterator[Item]:
-    """Yield the lines of a file, of `text` when that is given, each as what `make` makes of it. Raises TraceError.
+    """Yield what `make` makes of each line of a CSV file; of `text`, its content, if that was read before.
 
-    `columns`: those that the first line has to name.
+    `columns`: those that the first line has to name. Raises TraceError, with the number of the line, for the first line
+    that `make` refuses with PlacementError, and for a file without these columns or without lines.
     """
     try:
         rows = csv.DictReader(io.StringIO(load(path) if text is None else text, newline=""), strict=True)
@@ -170,13 +176,16 @@ def _read(
 
 
 def _unreadable(path: Path, error: Exception) -> TraceError:
-    """Return the error to raise for a file that cannot be read."""
+    """Return the error to raise for a file that cannot be read, because of `error`."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return TraceError(f"{path}: {reason}: give a CSV file, plain or gzip'ed, or what kubectl get -o json prints")
 
 
 def _by_column(row: Mapping[str | None, Any], columns: Sequence[str]) -> dict[str, str]:
-    """Return a line as text by column. Raises PlacementError if it has not as many columns as the first line."""
+    """Return a line, as csv.DictReader gives it, as text by column.
+
+    Raises PlacementError if it has not as many columns as the first line.
+    """
     if None in row or any(row[column] is None for column in columns):
         raise PlacementError(f"{len(columns)} columns are in line 1, not so many here")
     return {column: row[column] for column in columns}

@@ -1,8 +1,9 @@
 """Keeps what the agents have reported: devices, the shares on them, what these really use. Pure: `now_s` is given.
 
-The values are frozen and replaced whole, so that a value that other code holds never changes. What changes rarely
-(facts, terms) is apart from what changes every second (numbers). So reports of ten thousand nodes a second make few new
-objects, and placement can skip a node on which only the numbers have changed. A report counts whole or not at all.
+A report is complete, or says only what has changed since the one before; it counts whole or not at all. The values are
+frozen and replaced whole, so that a value that other code holds never changes. What changes rarely (facts, terms) is
+apart from what changes every second (numbers). So reports of ten thousand nodes a second make few new objects, and
+placement can skip a node on which only the numbers have changed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ShareTerms:
 
 @dataclass(frozen=True, slots=True)
 class ShareUse:
-    """A share on one device, with what it did in the last minute (1/1000 % of the time)."""
+    """A share on one device, with the time that it used and waited in the last minute, in 1/1000 % of the minute."""
 
     terms: ShareTerms
     used_1m_millipercent: int = 0
@@ -114,12 +115,12 @@ class NodeUse:
     devices: tuple[DeviceUse, ...]
 
     def device(self, index: int) -> DeviceUse | None:
-        """Return the device with that number; None: the node has none."""
+        """Return the device with the number `index` on the node; None: the node has none."""
         position = _position(self.devices, index)
         return self.devices[position] if position >= 0 else None
 
     def pod_uids(self) -> set[str]:
-        """Return the uids of the pods that hold shares there."""
+        """Return the uids of the pods that hold shares there; with "" if a share is for no pod."""
         return {share.terms.pod_uid for device in self.devices for share in device.shares}
 
 
@@ -191,7 +192,7 @@ class UsageBook:
         return entry.node if entry else None
 
     def silent_s(self, name: str, now_s: float) -> float | None:
-        """Return for how long a node has reported nothing; None: it is not known."""
+        """Return for how many seconds a node has reported nothing; None: it is not known."""
         entry = self._entries.get(name)
         return max(0.0, now_s - entry.heard_s) if entry else None
 
@@ -201,7 +202,10 @@ class UsageBook:
         return silent_s is not None and silent_s <= SILENT_S
 
     def apply(self, name: str, report: Report, now_s: float) -> None:
-        """Take a node's report. Raises UsageRefused, and changes nothing, if it does not fit what is known."""
+        """Take a report of node `name`, as `read_report` has checked it; the node counts as heard now.
+
+        Raises UsageRefused, and changes nothing, if the report does not fit what is known of the node.
+        """
         entry = self._entries.get(name)
         if report.node is not None:
             if report.node.name != name:
@@ -236,7 +240,7 @@ class UsageBook:
             self._facts.add(name)
 
     def take_changes(self) -> Changes:
-        """Return what has changed since the last call."""
+        """Return the names of the nodes that have changed since the last call; no name is in both sets."""
         changes = Changes(frozenset(self._facts), frozenset(self._numbers - self._facts))
         self._facts.clear()
         self._numbers.clear()
@@ -270,7 +274,10 @@ def _complete(facts: NodeFacts, report: Report) -> NodeUse:
 
 
 def _changed(before: tuple[DeviceUse, ...], report: Report) -> tuple[DeviceUse, ...]:
-    """Return the devices after a report. Raises UsageRefused. The cost grows with the report and what it touches."""
+    """Return the devices after a report, `before` it. Raises UsageRefused if it does not fit to them.
+
+    It runs every second for every node: its cost grows with the report and what it touches.
+    """
     devices = list(before)
     if report.devices:
         devices = _with_facts(devices, report.devices)
@@ -286,7 +293,10 @@ def _changed(before: tuple[DeviceUse, ...], report: Report) -> tuple[DeviceUse, 
 
 
 def _with_facts(devices: Iterable[DeviceUse], told: Iterable[DeviceFacts]) -> list[DeviceUse]:
-    """Return the devices with new facts, in the order of their indices. Raises UsageRefused."""
+    """Return the devices with the new facts `told`, in the order of their indices; some may be new devices.
+
+    Raises UsageRefused for too many devices, and for two with one UUID.
+    """
     known = {device.facts.index: device for device in devices}
     for facts in told:
         old = known.get(facts.index)
@@ -299,7 +309,10 @@ def _with_facts(devices: Iterable[DeviceUse], told: Iterable[DeviceFacts]) -> li
 
 
 def _change_shares(devices: list[DeviceUse], report: Report) -> None:
-    """Put new terms and numbers of shares into the list of devices. Raises UsageRefused."""
+    """Put a report's terms and numbers of shares into `devices`, which is changed.
+
+    Raises UsageRefused for a device or a share that is not known, and for too many shares.
+    """
     copies: dict[int, dict[str, ShareUse]] = {}
     for index, terms in report.shares:
         shares = _shares_to_edit(copies, devices, index)
@@ -320,9 +333,10 @@ def _change_shares(devices: list[DeviceUse], report: Report) -> None:
 def _shares_to_edit(
     copies: dict[int, dict[str, ShareUse]], devices: list[DeviceUse], index: int
 ) -> dict[str, ShareUse]:
-    """Return a copy of the shares of a device, by id, to be changed. Raises UsageRefused.
+    """Return a copy, by id, of the shares of the device with the number `index`, for the caller to change.
 
-    `copies` keeps the copy by the device's position, so that each device is copied once.
+    `copies` keeps the copy by the device's position, so that each device is copied once. Raises UsageRefused if there
+    is no such device.
     """
     position = _position_of_known(devices, index)
     shares = copies.get(position)
@@ -338,14 +352,14 @@ def _without(device: DeviceUse, ended: frozenset[str]) -> DeviceUse:
 
 
 def _position(devices: Sequence[DeviceUse], index: int) -> int:
-    """Return the position of the device with that number in the list; -1: there is none."""
+    """Return the position in `devices` of the device with the number `index`; -1: there is none."""
     if index < len(devices) and devices[index].facts.index == index:  # nearly always: they are numbered from 0
         return index
     return next((position for position, device in enumerate(devices) if device.facts.index == index), -1)
 
 
 def _position_of_known(devices: Sequence[DeviceUse], index: int) -> int:
-    """Return the position of the device with that number. Raises UsageRefused: there is none."""
+    """Return the position in `devices` of the device with the number `index`. Raises UsageRefused if there is none."""
     position = _position(devices, index)
     if position < 0:
         raise UsageRefused(f"numbers or shares of device {index}, which the node does not have: tell the device first")

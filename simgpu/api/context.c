@@ -1,4 +1,5 @@
-/* Contexts: making, ending, the stack of each thread, primary contexts. */
+/* Contexts: making, ending, the stack of each thread, primary contexts. The exported functions are those of CUDA's
+ * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
@@ -91,6 +92,7 @@ static CUresult device_index(CUdevice ordinal, uint32_t *index) {
   return CUDA_SUCCESS;
 }
 
+/* Make a context current in this thread. CUDA_ERROR_OUT_OF_MEMORY: the thread's stack of contexts is full. */
 static CUresult push(struct context *context) {
   if (thread.depth == STACK)
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -98,6 +100,7 @@ static CUresult push(struct context *context) {
   return CUDA_SUCCESS;
 }
 
+/* Make a context and make it current in this thread. It fails as `activate` does. */
 EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice ordinal) {
   uint32_t index;
   CUresult result = device_index(ordinal, &index);
@@ -133,6 +136,8 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *out, void *params, unsigned flags, CUd
   return params ? not_supported("cuCtxCreate_v4 with parameters") : cuCtxCreate_v2(out, flags, ordinal);
 }
 
+/* Work of the context that has not ended is dropped. Only this thread's stack loses the context, and only at its
+ * top. A primary context cannot be destroyed. */
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
   CUresult result = ready();
   if (result)
@@ -182,6 +187,7 @@ EXPORT CUresult cuCtxPopCurrent(CUcontext *out) {
   return cuCtxPopCurrent_v2(out);
 }
 
+/* Replace the top of the thread's stack; NULL only takes it off. */
 EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
   CUresult result = ready();
   if (result)
@@ -233,6 +239,8 @@ EXPORT CUresult cuCtxSynchronize_v2(CUcontext context) {
 
 /* --- primary contexts -------------------------------------------------------------------------------------------- */
 
+/* The handle of a device's primary context is made once and stays for good. The context gets a slot in the state
+ * again whenever it is retained without having one. */
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
   uint32_t index;
   CUresult result = device_index(ordinal, &index);
@@ -301,6 +309,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, in
   return CUDA_SUCCESS;
 }
 
+/* Only the device is checked: the flags are not stored. */
 static CUresult primary_flags(CUdevice ordinal, unsigned flags) {
   uint32_t index;
   (void)flags;

@@ -1,4 +1,6 @@
-/* Devices: count, names, attributes, peer access, and settings of the current context. */
+/* Devices: count, names, attributes, peer access, and settings of the current context. The exported functions are
+ * those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is
+ * special here. */
 #include "simgpu/api/process.h"
 #include "simgpu/api/symbols.h"
 #include "simgpu/config/settings.h"
@@ -6,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The version is a setting, so that a program may find an older or a newer driver. DRIVER_VERSION is the default. */
 EXPORT CUresult cuDriverGetVersion(int *version) {
   if (!version)
     return CUDA_ERROR_INVALID_VALUE;
@@ -241,6 +244,7 @@ typedef struct {
       regsPerBlock, clockRate, textureAlign;
 } CUdevprop;
 
+/* An older call: some of the figures that attribute_of has. */
 EXPORT CUresult cuDeviceGetProperties(CUdevprop *out, CUdevice ordinal) {
   FIND_DEVICE(ordinal, out);
   *out = (CUdevprop){
@@ -249,6 +253,7 @@ EXPORT CUresult cuDeviceGetProperties(CUdevprop *out, CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
+/* Any two different devices are peers: all memory lies in the address space of the process. */
 EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice ordinal, CUdevice peer) {
   FIND_DEVICE(ordinal, out);
   result = find_device(peer, &device);
@@ -312,6 +317,7 @@ EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *out) {
   return CUDA_SUCCESS;
 }
 
+/* 3020 for every context, whatever `context` is. */
 EXPORT CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
   CUresult result = ready();
   (void)context;
@@ -321,6 +327,7 @@ EXPORT CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
   return CUDA_SUCCESS;
 }
 
+/* Limits are only stored: see `activate` for their first values. */
 EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
   struct context *context;
   CUresult result = enter(&context);
@@ -357,6 +364,7 @@ EXPORT CUresult cuCtxGetCacheConfig(int *out) {
   return result;
 }
 
+/* There are no caches: the setting is dropped. */
 EXPORT CUresult cuCtxSetCacheConfig(int config) {
   struct context *context;
   (void)config;

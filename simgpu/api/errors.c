@@ -1,4 +1,5 @@
-/* Names and texts of errors, from errors.def. */
+/* Names and texts of errors, from errors.def. The exported functions are those of CUDA's documentation, which tells
+ * their parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/api/abi.h"
 
 static const struct {

@@ -1,4 +1,6 @@
-/* Lookups by a program: functions by name, and the private tables of NVIDIA's runtime. */
+/* Lookups by a program: functions by name, and the private tables of NVIDIA's runtime. The exported functions are
+ * those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is
+ * special here. */
 #include "simgpu/api/process.h"
 #include "simgpu/api/symbols.h"
 
@@ -6,6 +8,7 @@
 
 #define PER_THREAD_DEFAULT_STREAM 2u /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM; CUDA 7 brought such streams */
 
+/* `version` is the CUDA version that the program was built for. *status, if asked for, tells why nothing was found. */
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
   if (!name || !*name || !out || flags > PER_THREAD_DEFAULT_STREAM)
     return CUDA_ERROR_INVALID_VALUE;

@@ -1,4 +1,6 @@
-/* Modules, libraries, functions, occupancy and the linker: a kernel's duration comes from its name. */
+/* Modules, libraries, functions, occupancy and the linker: a kernel's duration comes from its name. The exported
+ * functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only
+ * what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 #include "simgpu/api/ptx.h"
@@ -87,6 +89,7 @@ static CUresult load(CUmodule *out, const void *image) {
   return CUDA_SUCCESS;
 }
 
+/* Make a module of the image in a file, as `load` does. Anything but a regular file counts as not found. */
 static CUresult load_file(CUmodule *out, const char *path) {
   struct stat info;
   int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
@@ -169,6 +172,7 @@ static CUresult get_function(CUfunction *out, CUmodule module, const char *name)
   return function ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* The function behind a handle. NULL: the handle is none, or its module was unloaded. */
 struct function *find_function(CUfunction handle) {
   return is_handle(handle, FUNCTION_HANDLE) ? handle : NULL;
 }
@@ -297,6 +301,7 @@ EXPORT CUresult cuFuncGetName(const char **out, CUfunction function) {
 EXPORT CUresult cuKernelGetName(const char **out, CUfunction kernel) {
   return cuFuncGetName(out, kernel);
 }
+/* Where parameter `index` lies, and its size; known only for kernels that come as PTX. */
 EXPORT CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *bytes) {
   size_t length;
   if (!find_function(function))
@@ -322,6 +327,7 @@ EXPORT CUresult cuFuncLoad(CUfunction function) {
 
 /* --- occupancy: threads alone decide ------------------------------------------------------------------------------ */
 
+/* An SM holds 2,048 threads and 32 blocks, a block 1,024 threads, whatever the device. */
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int threads, size_t shared) {
   (void)shared;
   if (!out || threads <= 0 || !find_function(function))
@@ -334,6 +340,7 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, C
   (void)flags;
   return cuOccupancyMaxActiveBlocksPerMultiprocessor(out, function, threads, shared);
 }
+/* The largest block that `limit` allows (0: 1,024 threads), and the grid of such blocks that fills the device. */
 EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *threads, CUfunction function, size_t (*dynamic)(int),
                                                  size_t shared, int limit) {
   struct context *context;
@@ -371,6 +378,7 @@ EXPORT CUresult cuLinkCreate_v2(unsigned count, int *options, void **values, CUl
   return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Append an input's text to the image, whatever its type. Options are dropped. */
 EXPORT CUresult cuLinkAddData_v2(CUlinkState link, int type, void *data, size_t bytes, const char *name, unsigned count,
                                  int *options, void **values) {
   (void)type, (void)name, (void)count, (void)options, (void)values;
@@ -388,6 +396,7 @@ EXPORT CUresult cuLinkAddData_v2(CUlinkState link, int type, void *data, size_t 
   return CUDA_SUCCESS;
 }
 
+/* The image is the text of all inputs. It is valid until cuLinkDestroy. */
 EXPORT CUresult cuLinkComplete(CUlinkState link, void **image, size_t *bytes) {
   if (!is_handle(link, LINK_HANDLE) || !link->text)
     return CUDA_ERROR_INVALID_HANDLE;

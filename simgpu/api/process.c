@@ -55,7 +55,7 @@ static void in_child(void) {
 }
 
 /* The first call maps the state and finds the visible devices. If that fails, or no device is visible, every later call
- * returns the same error. */
+ * of cuInit returns the same error. */
 EXPORT CUresult cuInit(unsigned flags) {
   if (process.forked)
     return CUDA_ERROR_NOT_INITIALIZED;
@@ -89,6 +89,8 @@ EXPORT CUresult cuInit(unsigned flags) {
   return process.init_error;
 }
 
+/* Whether the driver is usable in this process. CUDA_ERROR_NOT_INITIALIZED: no cuInit has mapped the state, or this is
+ * a forked child. CUDA_ERROR_NO_DEVICE: no device is visible. */
 CUresult ready(void) {
   if (process.forked || !__atomic_load_n(&process.initialized, __ATOMIC_ACQUIRE))
     return CUDA_ERROR_NOT_INITIALIZED;

@@ -89,6 +89,7 @@ static const char *declare(const char *at, struct declaration *out) {
   return at;
 }
 
+/* The first multiple of `alignment` that is not below `offset`. */
 static size_t aligned(size_t offset, size_t alignment) {
   return (offset + alignment - 1) / alignment * alignment;
 }

@@ -19,6 +19,7 @@ struct choice {
   uint32_t devices[SG_MAX_DEVICES]; /* indices in the state */
 };
 
+/* How fast a GPU is, by which CUDA numbers GPUs: SMs times clock. */
 static uint64_t speed(const struct sg_device *device) {
   return (uint64_t)device->sm_count * device->clock_khz;
 }
@@ -88,6 +89,7 @@ static void choose(const struct sg_shared *shared, const struct choice *gpus, co
   }
 }
 
+/* The first MIG instance of a GPU. SG_NONE: it has none. */
 static uint32_t first_instance(const struct sg_shared *shared, uint32_t gpu) {
   for (uint32_t n = 0; n < shared->device_count; n++)
     if (shared->devices[n].parent == gpu)

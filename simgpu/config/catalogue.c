@@ -27,6 +27,7 @@ static const struct sg_mig_profile profiles[] = {
 };
 #define PROFILES (uint32_t)(sizeof profiles / sizeof *profiles)
 
+/* Whether the first `length` characters of `text` are exactly this name. */
 static bool is(const char *name, const char *text, size_t length) {
   return strlen(name) == length && !strncmp(name, text, length);
 }
@@ -93,6 +94,7 @@ static struct sg_device *add_gpu(struct sg_shared *shared, const struct model_ro
   return device;
 }
 
+/* The memory of an instance with this profile: its slices of the GPU's memory, of which there are MEMORY_SLICES. */
 uint64_t sg_mig_profile_memory_mib(const struct sg_device *gpu, const struct sg_mig_profile *profile) {
   return gpu->memory_total_bytes / MIB * profile->memory_slices / MEMORY_SLICES;
 }
@@ -119,6 +121,8 @@ static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, 
   return true;
 }
 
+/* The highest memory slice at which an instance with this profile may start. Starts are multiples of its memory
+ * slices, and the compute slices behind it must fit. */
 uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile) {
   return (COMPUTE_SLICES - profile->compute_slices) / profile->memory_slices * profile->memory_slices;
 }
@@ -179,6 +183,8 @@ static int add_device(struct sg_shared *shared, const char *text, size_t length)
   return model == length ? 0 : cut(shared, gpu, row, text + model + 1, length - model - 1);
 }
 
+/* Make the devices that SIMGPU_DEVICES names: "2xH200,1xA10", each with its MIG instances behind a colon. Returns 0,
+ * or -EINVAL for a text that names none, an unknown one or too many. */
 int sg_add_devices(struct sg_shared *shared, const char *text) {
   if (strlen(text) >= sizeof shared->devices_setting)
     return -EINVAL;
@@ -202,6 +208,7 @@ int sg_add_devices(struct sg_shared *shared, const char *text) {
   return shared->device_count ? 0 : -EINVAL;
 }
 
+/* The profile of the device's model with NVML's number. NULL: the model has none with it. */
 const struct sg_mig_profile *sg_mig_profile_numbered(const struct sg_device *device, uint32_t number) {
   for (uint32_t n = 0; n < PROFILES; n++)
     if (profiles[n].number == number && !strcmp(profiles[n].setting, catalogue[device->model].setting))
@@ -209,6 +216,7 @@ const struct sg_mig_profile *sg_mig_profile_numbered(const struct sg_device *dev
   return NULL;
 }
 
+/* The profile by which an instance was cut. */
 const struct sg_mig_profile *sg_mig_profile_of(const struct sg_device *instance) {
   return &profiles[instance->profile];
 }

@@ -23,6 +23,8 @@ static bool opens(const char *folder, const char *name) {
   return fd >= 0 || errno == ENXIO;
 }
 
+/* Note in state->hidden which devices this process cannot open; an instance is hidden with its GPU. False: it cannot
+ * open `nvidiactl`, the driver's own node. Without SIMGPU_DEVICE_NODES nothing is hidden. */
 bool sg_find_hidden(struct sg_state *state) {
   const char *folder = sg_setting_text("SIMGPU_DEVICE_NODES");
   const struct sg_shared *shared = state->shared;

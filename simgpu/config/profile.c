@@ -25,6 +25,7 @@ static const struct property {
 };
 #define PROPERTIES (sizeof properties / sizeof *properties)
 
+/* Where a profile has the value of a property. */
 static int64_t *value_of(struct sg_profile *profile, const struct property *property) {
   return (int64_t *)((char *)profile + property->offset);
 }
@@ -35,6 +36,7 @@ static void set_named(struct sg_profile *profile, int column) {
     *value_of(profile, &properties[n]) = properties[n].values[column];
 }
 
+/* The first character of the text that is no white space. */
 static const char *skip_space(const char *text) {
   return text + strspn(text, " \t\r\n");
 }
@@ -74,6 +76,7 @@ static int read_object(struct sg_profile *profile, const char *text) {
   return text ? 0 : -EINVAL;
 }
 
+/* Read the properties in a JSON file. Returns 0, -EINVAL if it cannot be opened or read as such, or -ENOMEM. */
 static int read_file(struct sg_profile *profile, const char *path) {
   FILE *file = fopen(path, "re");
   if (!file)
@@ -100,6 +103,8 @@ static bool sane(const struct sg_profile *profile) {
   return profile->slice_us && profile->pcie_mb_s && profile->event_resolution_ns;
 }
 
+/* Start from the named profile or from `typical`, read the file over it if SIMGPU_PROFILE names one, then let the
+ * variable of each property override its value. Returns 0 or -errno. */
 int sg_profile_read(struct sg_profile *profile) {
   static const char *const names[NAMED_PROFILES] = {"ideal", "typical", "harsh"};
   const char *wanted = sg_setting_text("SIMGPU_PROFILE");
@@ -122,6 +127,8 @@ int sg_profile_read(struct sg_profile *profile) {
   return result ? result : sane(profile) ? 0 : -EINVAL;
 }
 
+/* The host's clock with the drift of the device, cut to the resolution of events. Devices with an odd index drift
+ * the other way. */
 int64_t sg_event_clock(const struct sg_profile *profile, uint32_t index, uint64_t now_ns) {
   int64_t now = (int64_t)now_ns, ahead = now, period = profile->event_drift_period_s * 1000000000;
   if (period) { /* ahead for one period, then back to the host's clock during the next */

@@ -38,6 +38,8 @@ static void read_file(void) {
       *at = 0;
 }
 
+/* The text of a setting: the variable of that name if it is set and not empty, else the line of simgpu.conf; NULL:
+ * neither has it. */
 const char *sg_setting_text(const char *name) {
   const char *text = getenv(name);
   if (text && *text)
@@ -50,6 +52,7 @@ const char *sg_setting_text(const char *name) {
   return NULL;
 }
 
+/* A setting as a number, or `otherwise` if there is none. A text that is no number counts as 0. */
 uint64_t sg_setting(const char *name, uint64_t otherwise) {
   const char *text = sg_setting_text(name);
   return text ? strtoull(text, NULL, 0) : otherwise;

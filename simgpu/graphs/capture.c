@@ -1,5 +1,7 @@
-/* Stream capture, with the driver's rules on the calls that are forbidden while one is open. The frontier of a stream
- * (or of a captured event) is the nodes on which the stream's next captured node depends. */
+/* Stream capture, with the driver's rules on the calls that are forbidden while one is open. The frontier of a
+ * stream (or of a captured event) is the nodes on which the stream's next captured node depends. The exported
+ * functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only
+ * what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -23,10 +25,13 @@ static struct capture *captures;
 static __thread int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 static __thread char thread_mark; /* its address names the thread */
 
+/* Whether the stream takes part in a capture. It is read without process.lock: whether the capture is valid is
+ * checked under the lock, when a node is added. */
 bool is_capturing(const struct stream *stream) {
   return __atomic_load_n(&stream->capture, __ATOMIC_RELAXED);
 }
 
+/* Whether the process has no open capture: then most calls need not take process.lock. */
 static bool none_open(void) {
   return !__atomic_load_n(&process.captures, __ATOMIC_ACQUIRE);
 }
@@ -113,7 +118,8 @@ void capture_forget(struct stream *stream) {
   stream->frontier = NULL;
 }
 
-/* The modes of this thread and of each open capture decide. A capture that forbids the call becomes invalid. */
+/* Refuse a call that may synchronise, if an open capture forbids it: the modes of this thread and of each capture
+ * decide. A capture that forbids the call becomes invalid. */
 CUresult unsafe_call(void) {
   if (none_open() || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_SUCCESS;
@@ -154,11 +160,13 @@ static CUresult check_legacy(const struct stream *stream, bool invalidate) {
   return result;
 }
 
+/* Refuse work for the legacy stream that would wait for a capturing stream; the captures concerned become invalid.
+ * For any other stream nothing is checked. */
 CUresult legacy_conflict(const struct stream *stream) {
   return check_legacy(stream, true); /* an error: the work is not submitted */
 }
 
-/* `stream`: NULL means any of the context. If it captures, the wait is refused and the capture becomes invalid. */
+/* Refuse to wait for a stream that captures; NULL: for a context with such a stream. The capture becomes invalid. */
 CUresult capture_sync(const struct context *context, const struct stream *stream) {
   if (none_open())
     return CUDA_SUCCESS;
@@ -174,6 +182,8 @@ CUresult capture_sync(const struct context *context, const struct stream *stream
   return result;
 }
 
+/* Add a node with this body to the stream's capture. It depends on the stream's frontier, and is the frontier from
+ * then on. On success the body is the node's. */
 CUresult capture_node(struct stream *stream, const struct body *body) {
   pthread_mutex_lock(&process.lock);
   struct capture *capture = stream->capture;
@@ -189,6 +199,7 @@ CUresult capture_node(struct stream *stream, const struct body *body) {
   return result;
 }
 
+/* The error for a query of a captured event. Its capture becomes invalid if it is still open. */
 CUresult captured_event(const struct event *event) {
   pthread_mutex_lock(&process.lock);
   for (struct capture *capture = captures; capture; capture = capture->next)
@@ -340,6 +351,8 @@ static bool all_joined(struct capture *capture) {
   return true;
 }
 
+/* Only the origin ends a capture, in the thread that began it unless the mode is relaxed. An invalid or unjoined
+ * capture ends, too, with an error; its graph is freed if the capture made it. */
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
   FIND_STREAM(handle);
   struct graph *lost = NULL;
@@ -368,6 +381,8 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
   return result;
 }
 
+/* For the legacy stream this is an error while a capture is open that its work would wait for. Nothing becomes
+ * invalid. */
 EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
   FIND_STREAM(handle);
   result = check_legacy(stream, false);
@@ -381,6 +396,7 @@ EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
   return CUDA_SUCCESS;
 }
 
+/* *nodes is the stream's frontier itself: it is valid until the next call for the stream. */
 EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
                                           struct node *const **nodes, size_t *count) {
   FIND_STREAM(handle);
@@ -415,6 +431,7 @@ EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, int *status, uint64_t *i
   return cuStreamGetCaptureInfo_v2(stream, status, id, NULL, NULL, NULL);
 }
 
+/* Replace or extend the stream's frontier. The nodes must be of the captured graph. */
 EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, size_t count, unsigned flags) {
   FIND_STREAM(handle);
   if (flags > 1 || (count && !nodes)) /* 1: replace the dependencies; 0: add to them */

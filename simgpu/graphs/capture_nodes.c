@@ -10,12 +10,14 @@ static CUresult add_body(struct stream *stream, struct body *body, CUresult made
   return result;
 }
 
+/* An item with its effect (may be NULL) becomes a node. The effect is copied. */
 CUresult capture_add(struct stream *stream, const struct sg_item *what, const struct effect *effect) {
   struct body body;
   CUresult made = body_of_item(what, effect, &body);
   return add_body(stream, &body, made);
 }
 
+/* A launch becomes a node. `item` is what launch_item has made of it. */
 CUresult capture_kernel(struct stream *stream, const struct launch *launch, const struct sg_item *item) {
   struct body body = {.item = *item,
                       .params = {.type = CU_GRAPH_NODE_TYPE_KERNEL,
@@ -47,6 +49,7 @@ CUresult capture_alloc(struct stream *stream, size_t bytes, CUdeviceptr *out) {
   return result;
 }
 
+/* A stream-ordered free becomes a node. An error: the memory is not a graph's. */
 CUresult capture_free(struct stream *stream, const struct block *block) {
   CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free.dptr = block->address};
   struct body body;

@@ -1,5 +1,6 @@
-/* Executable graphs: made of a graph, launched, changed. graphs/steps.c cuts a graph into steps, which a launch gives
- * to its stream one by one. */
+/* Executable graphs: made of a graph, launched, changed. graphs/steps.c cuts a graph into steps, which a launch
+ * gives to its stream one by one. The exported functions are those of CUDA's documentation, which tells their
+ * parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -33,6 +34,7 @@ struct node *exec_node(CUgraphExec exec, CUgraphNode node) {
 
 /* --- making and ending -------------------------------------------------------------------------------------------- */
 
+/* Free an executable with its graph and its steps. An executable that was made needs graph_memory_retire before. */
 static void exec_free(struct exec *exec) {
   steps_free(exec->steps, exec->count);
   if (exec->graph)
@@ -43,6 +45,8 @@ static void exec_free(struct exec *exec) {
 EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle);
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
 
+/* The executable gets a clone of the graph, which is cut into steps. Each allocation of a graph may be in one
+ * executable at a time. */
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
   CUresult result = graph_valid(graph);
   if (result || !out || flags & ~(unsigned long long)INSTANTIATE_ALL || graph->capturing)
@@ -64,6 +68,7 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, uns
   return result;
 }
 
+/* With CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD also upload the executable; if that fails, there is none. */
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
   if (!params)
     return CUDA_ERROR_INVALID_VALUE;
@@ -148,6 +153,7 @@ static CUresult launch_work(struct stream *stream, const struct step *step) {
   return submit(stream, item, step->effects ? step->effects : step->spin ? &watching : NULL, NULL);
 }
 
+/* Give the stream the operations of a batch one by one. */
 static CUresult launch_words(struct stream *stream, const CUDA_BATCH_MEM_OP_NODE_PARAMS *batch) {
   CUresult result = CUDA_SUCCESS;
   for (unsigned n = 0; !result && n < batch->count; n++)
@@ -184,6 +190,8 @@ static CUresult capture_launch(CUgraphExec exec, struct stream *stream) {
   return result;
 }
 
+/* Give the stream the steps of the executable, one after the other. The memory of its graph is taken first, if it is
+ * not yet. In a capture the launch becomes a child graph instead. */
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
   uint64_t entry_ns = sg_now();
   struct stream *stream;
@@ -231,6 +239,7 @@ static CUresult find_switchable(CUgraphExec exec, CUgraphNode original, struct n
   return *node && (*node)->body.params.type <= CU_GRAPH_NODE_TYPE_MEMSET ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* The executable's graph is cut into steps again, in which a disabled node has no work. */
 EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode original, unsigned enabled) {
   struct node *node;
   CUresult result = find_switchable(exec, original, &node);
@@ -301,6 +310,8 @@ static bool replace(struct graph *own, struct graph *update) {
   return true;
 }
 
+/* Copy the bodies of the graph's nodes into the executable, if the two have the same form. Else nothing changes, and
+ * `info` (may be NULL) tells what differs. */
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
   CUgraphExecUpdateResultInfo own = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
   CUresult result = graph_valid(graph);

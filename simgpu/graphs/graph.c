@@ -1,14 +1,17 @@
-/* Graphs: nodes, edges, order, clones, and the calls that read them. */
+/* Graphs: nodes, edges, order, clones, and the calls that read them. The exported functions are those of CUDA's
+ * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* Make an empty graph. NULL: there is no memory. */
 struct graph *graph_new(void) {
   return handle_new(GRAPH_HANDLE, sizeof(struct graph));
 }
 
+/* Free a node with its body. The caller sees to it that no other node still depends on it. */
 static void node_free(struct node *node) {
   body_free(&node->body);
   free(node->on);
@@ -140,6 +143,7 @@ bool graph_order(struct graph *graph, struct node **order) {
   return taken == graph->count;
 }
 
+/* Whether the driver is usable and the handle is a graph; else the error for the call. */
 CUresult graph_valid(CUgraph graph) {
   CUresult result = ready();
   return result ? result : is_handle(graph, GRAPH_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -164,6 +168,7 @@ EXPORT CUresult cuGraphDestroy(CUgraph graph) {
   return result;
 }
 
+/* A graph with allocations or frees cannot be cloned. */
 EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph graph) {
   CUresult result = graph_valid(graph);
   if (result || !out)
@@ -184,6 +189,7 @@ EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode node, CUgra
 
 /* --- edges ------------------------------------------------------------------------------------------------------- */
 
+/* Whether both are nodes of this graph, and two different ones. */
 static bool edge_valid(CUgraph graph, CUgraphNode from, CUgraphNode to) {
   return is_handle(from, NODE_HANDLE) && is_handle(to, NODE_HANDLE) && from->graph == graph && to->graph == graph &&
          from != to;
@@ -197,6 +203,7 @@ static uint32_t edge_index(const struct node *from, const struct node *to) {
   return n;
 }
 
+/* Edges before the first invalid one of the list stay added. An edge that is there already is invalid. */
 EXPORT CUresult cuGraphAddDependencies(CUgraph graph, CUgraphNode const *from, CUgraphNode const *to, size_t count) {
   CUresult result = graph_valid(graph);
   for (size_t n = 0; !result && n < count; n++) {
@@ -219,6 +226,7 @@ static void remove_edge(struct node *from, struct node *to) {
     memmove(&to->on[n], &to->on[n + 1], (--to->on_count - n) * sizeof *to->on);
 }
 
+/* Edges before the first invalid one of the list stay removed. A graph with memory keeps its edges. */
 EXPORT CUresult cuGraphRemoveDependencies(CUgraph graph, CUgraphNode const *from, CUgraphNode const *to, size_t count) {
   CUresult result = graph_valid(graph);
   if (!result && count && graph_has_memory(graph))
@@ -236,6 +244,7 @@ EXPORT CUresult cuGraphRemoveDependencies_v2(CUgraph graph, CUgraphNode const *f
   return cuGraphRemoveDependencies(graph, from, to, count);
 }
 
+/* Take the node out of its graph, with the edges to it and from it. A graph with memory keeps its nodes. */
 EXPORT CUresult cuGraphDestroyNode(CUgraphNode node) {
   if (!is_handle(node, NODE_HANDLE))
     return CUDA_ERROR_INVALID_VALUE;
@@ -319,6 +328,7 @@ EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes,
   return cuGraphNodeGetDependencies_v2(node, nodes, NULL, count);
 }
 
+/* Edges are stored at their ends, so all nodes of the graph are searched. */
 EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges,
                                                 size_t *count) {
   struct listing listing = {.nodes = nodes, .edges = edges, .count = count};
@@ -361,6 +371,7 @@ static const char *label_of(const struct node *node) {
   return labels[node->body.params.type];
 }
 
+/* Write the nodes with their labels, and the edges. The flags, which ask for more, are ignored. */
 EXPORT CUresult cuGraphDebugDotPrint(CUgraph graph, const char *path, unsigned flags) {
   CUresult result = graph_valid(graph);
   (void)flags;

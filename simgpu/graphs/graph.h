@@ -107,6 +107,7 @@ void graph_memory_over(void *memory);
 /* Whether this is a list of operations that can be simulated. */
 CUresult check_operations(const CUstreamBatchMemOpParams *operations, unsigned count);
 CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams *operation);
+/* Whether the operation waits for a word. */
 static inline bool waits_for_word(const CUstreamBatchMemOpParams *operation) {
   return operation->operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ||
          operation->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64;

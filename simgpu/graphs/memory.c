@@ -115,10 +115,12 @@ CUresult graph_memory_new(uint32_t device, size_t bytes, struct graph_memory **o
   return CUDA_SUCCESS;
 }
 
+/* The address of the allocation, which never changes. */
 uintptr_t graph_memory_address(const struct graph_memory *memory) {
   return memory->address;
 }
 
+/* Add a reference, for a node that allocates or frees the memory. */
 void graph_memory_hold(struct graph_memory *memory) {
   pthread_mutex_lock(&memory_lock);
   memory->refs++;
@@ -201,6 +203,7 @@ static bool retire(struct graph_memory *memory, int type, void *unused) {
   return true;
 }
 
+/* Note that one more executable has the allocations of this graph. An error: another one has one of them. */
 CUresult graph_memory_instantiate(struct graph *graph) {
   if (!all(graph, has_no_exec, NULL))
     return CUDA_ERROR_NOT_SUPPORTED; /* one executable at a time */
@@ -208,6 +211,7 @@ CUresult graph_memory_instantiate(struct graph *graph) {
   return CUDA_SUCCESS;
 }
 
+/* Note that an executable with this graph ends. Device memory of allocations that are not alive is given back. */
 void graph_memory_retire(struct graph *graph) {
   all(graph, retire, NULL);
 }
@@ -230,6 +234,8 @@ static bool unreserve(struct graph_memory *memory, int type, void *unused) {
   return true;
 }
 
+/* Take the device memory for all allocations of an executable's graph that have none, charged to `context` or, on
+ * other devices, to the process. An error: it does not all fit. */
 CUresult graph_memory_reserve(struct graph *graph, struct context *context) {
   if (all(graph, reserve, context))
     return CUDA_SUCCESS;

@@ -1,5 +1,7 @@
-/* Nodes of graphs: their bodies, and the calls that add, read and change them, in graphs and in executables. A body is
- * what a node does. For each type of node a function here fills in the rest of a body from the parameters in it. */
+/* Nodes of graphs: their bodies, and the calls that add, read and change them, in graphs and in executables. A body
+ * is what a node does. For each type of node a function here fills in the rest of a body from the parameters in it.
+ * The exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at
+ * one tells only what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -7,6 +9,7 @@
 
 /* --- bodies ------------------------------------------------------------------------------------------------------ */
 
+/* Fill in the item of a kernel: that of a launch in the current context. */
 static CUresult kernel_body(struct body *body) {
   const CUDA_KERNEL_NODE_PARAMS_v2 *params = &body->params.kernel;
   struct context *context;
@@ -33,12 +36,14 @@ static CUresult transfer_body(struct body *body, struct context *context, const 
   return body->effect ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Fill in a copy. Its parameters are those of a 3D copy. */
 static CUresult memcpy_body(struct body *body) {
   struct effect effect;
   CUresult result = boxed(&body->params.memcpy.copyParams, &effect);
   return result ? result : transfer_body(body, body->params.memcpy.copyCtx, &effect);
 }
 
+/* Fill in a set of `height` rows to a value of 1, 2 or 4 bytes. */
 static CUresult memset_body(struct body *body) {
   const CUDA_MEMSET_NODE_PARAMS_v2 *params = &body->params.memset;
   if (!params->dst || (params->elementSize != 1 && params->elementSize != 2 && params->elementSize != 4))
@@ -54,6 +59,7 @@ static CUresult memset_body(struct body *body) {
   return transfer_body(body, params->ctx, &effect);
 }
 
+/* Fill in a host function. */
 static CUresult host_body(struct body *body) {
   const CUDA_HOST_NODE_PARAMS_v1 *params = &body->params.host;
   struct effect effect = {.kind = EFFECT_CALL, .call = params->fn, .data = params->userData};
@@ -81,6 +87,7 @@ static CUresult child_body(struct body *body) {
   return body->child ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* A record or a wait needs only its parameters: check the event. */
 static CUresult event_body(struct body *body) {
   return is_handle(body->params.eventWait.event, EVENT_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -120,6 +127,7 @@ static bool own_operations(struct body *body) {
   return own != NULL;
 }
 
+/* Check a batch of operations on words, and replace the program's array by a copy. */
 static CUresult batch_body(struct body *body) {
   CUDA_BATCH_MEM_OP_NODE_PARAMS *params = &body->params.memOp;
   CUresult result = params->flags ? CUDA_ERROR_INVALID_VALUE : check_operations(params->paramArray, params->count);
@@ -170,6 +178,7 @@ bool body_copy(const struct body *from, struct body *to) {
   return whole;
 }
 
+/* Free what a body owns: its effect, its child graph, its reference to memory, its array of operations. */
 void body_free(struct body *body) {
   effect_free(body->effect);
   if (body->child)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Free steps with their effects. */
 void steps_free(struct step *steps, uint32_t count) {
   for (uint32_t n = 0; n < count; n++)
     effect_free(steps[n].effects);
@@ -30,6 +31,7 @@ struct position {
   uint64_t ns; /* of device work in that level, on the longest path */
 };
 
+/* The later one of two positions. */
 static struct position later(struct position a, struct position b) {
   return a.level > b.level || (a.level == b.level && a.ns > b.ns) ? a : b;
 }
@@ -68,6 +70,7 @@ static bool add_effect(struct step *step, const struct effect *effect) {
   return *link != NULL;
 }
 
+/* Whether an operation of the batch waits for a word. */
 static bool has_wait(const CUDA_BATCH_MEM_OP_NODE_PARAMS *batch) {
   for (unsigned n = 0; n < batch->count; n++)
     if (waits_for_word(&batch->paramArray[n]))

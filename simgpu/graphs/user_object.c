@@ -1,5 +1,6 @@
-/* User objects that graphs keep. Dropping the last reference calls the program's function: the real driver calls it in
- * a thread of its own, here the thread that drops the reference does. */
+/* User objects that graphs keep. Dropping the last reference calls the program's function: the real driver calls it
+ * in a thread of its own, here the thread that drops the reference does. The exported functions are those of CUDA's
+ * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <limits.h>
@@ -26,6 +27,7 @@ static CUresult check(const struct user_object *object, uint64_t count) {
   return result ? result : valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Add `count` references to the object. */
 static void retain(struct user_object *object, uint64_t count) {
   __atomic_fetch_add(&object->references, count, __ATOMIC_RELAXED);
 }
@@ -107,6 +109,7 @@ EXPORT CUresult cuUserObjectRelease(struct user_object *object, unsigned count) 
   return result;
 }
 
+/* With CU_GRAPH_USER_OBJECT_MOVE the graph takes over references of the caller; else it gets new ones. */
 EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, struct user_object *object, unsigned count, unsigned flags) {
   CUresult result = check(object, count);
   if (!result && (!is_handle(graph, GRAPH_HANDLE) || flags & ~(unsigned)CU_GRAPH_USER_OBJECT_MOVE))

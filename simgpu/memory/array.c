@@ -1,4 +1,5 @@
-/* Arrays and mipmapped arrays: rows and slices without gaps. */
+/* Arrays and mipmapped arrays: rows and slices without gaps. The exported functions are those of CUDA's
+ * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/array.h"
 
@@ -25,6 +26,7 @@ static CUDA_ARRAY3D_DESCRIPTOR level_of(const CUDA_ARRAY3D_DESCRIPTOR *whole, un
   return part;
 }
 
+/* The bytes of a mipmap with `levels` levels: the sum of theirs. */
 size_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels) {
   size_t sum = 0;
   for (unsigned n = 0; n < levels; n++) {
@@ -142,6 +144,7 @@ static CUresult enter_unsafe(struct context **context) {
   return result ? result : unsafe_call();
 }
 
+/* The bytes are charged to the current context, unless memory is mapped into the array later: see `allocate`. */
 EXPORT CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
   struct context *context;
   struct block block;
@@ -192,6 +195,7 @@ static CUresult destroy(uintptr_t address, struct context *context) {
   return result;
 }
 
+/* Wait for the work of the array's context, then free the array. A level of a mipmap goes only with the mipmap. */
 EXPORT CUresult cuArrayDestroy(CUarray handle) {
   struct context *context;
   CUresult result = enter_unsafe(&context);
@@ -256,7 +260,8 @@ static void free_mipmap_handles(struct mipmap *mipmap) {
   handle_free(mipmap);
 }
 
-/* All levels share one block. There are at most as many as it takes to halve the longest side to 1. */
+/* Make a mipmap, mapped from the file `fd` at `offset`, or (-1) of new memory, which is charged. All levels share one
+ * block. There are at most as many as it takes to halve the longest side to 1. */
 CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels, int fd,
                     uint64_t offset, struct mipmap **out) {
   struct block block;

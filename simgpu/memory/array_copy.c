@@ -1,4 +1,6 @@
-/* Copies of contiguous bytes to and from arrays. Offsets count the array's bytes row by row. */
+/* Copies of contiguous bytes to and from arrays. Offsets count the array's bytes row by row. The exported functions
+ * are those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is
+ * special here. */
 #include "simgpu/api/process.h"
 
 /* The address of bytes inside an array. 0: there is no such array, or some of the bytes lie outside. */
@@ -18,6 +20,8 @@ static CUresult copy(CUstream stream, CUdeviceptr dst, CUdeviceptr src, size_t b
 #define HOST(p)       ((CUdeviceptr)(uintptr_t)(p))
 #define PER_THREAD(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
 
+/* A copying call: its blocking form, its stream form, and both for the per-thread default stream. `dst` and `src` are
+ * the addresses of the bytes. */
 #define COPY(name, parameters, dst, src)                                                                               \
   EXPORT CUresult name##_v2 parameters {                                                                               \
     return copy(NULL, dst, src, bytes, true);                                                                          \

@@ -16,6 +16,7 @@ static bool fits(uint32_t device, uint64_t bytes) {
   return has_room(device, bytes);
 }
 
+/* With the state locked: whether the device has room for the memory that one more context itself takes. */
 bool fits_context(uint32_t device) {
   return fits(device, process.state.shared->model.context_bytes);
 }
@@ -33,6 +34,7 @@ CUresult charge(struct context *context, uint64_t bytes) {
   return fit ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Take bytes off a context's count. If the context has ended, nothing happens. */
 void refund(struct context *context, uint64_t bytes) {
   if (context->slot == SG_NONE) /* its count ended with it */
     return;
@@ -63,6 +65,7 @@ CUresult charge_process(uint32_t device, enum sg_holding holding, uint64_t bytes
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Take bytes off this process's count of one kind of memory on a device. They must have been charged. */
 void refund_process(uint32_t device, enum sg_holding holding, uint64_t bytes) {
   sg_lock(&process.state);
   sg_client_own(&process.state)->memory_bytes[holding][device] -= bytes;
@@ -111,6 +114,7 @@ CUresult hold_shared(int fd, struct exported *exported) {
   return held ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Let go of a piece that this process holds. */
 void drop_shared(uint32_t piece) {
   sg_lock(&process.state);
   sg_piece_drop(&process.state, piece);

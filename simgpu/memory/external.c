@@ -1,4 +1,6 @@
-/* Memory of another API, imported as a file descriptor. It counts from its import on. */
+/* Memory of another API, imported as a file descriptor. It counts from its import on. The exported functions are
+ * those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is
+ * special here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/array.h"
 
@@ -58,10 +60,13 @@ EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory external) {
   return CUDA_SUCCESS;
 }
 
+/* Whether these bytes lie in the external memory. A range of 0 bytes does not. */
 static bool inside(const struct external *external, uint64_t offset, uint64_t bytes) {
   return bytes && bytes <= external->bytes && offset <= external->bytes - bytes;
 }
 
+/* Map a part of the memory as a block of the current context. It is not charged again. A mapping begins with a page,
+ * so up to a page in front of the part (`lead`) is mapped, too. */
 EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMemory external,
                                                 const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc) {
   struct context *context;
@@ -89,6 +94,7 @@ EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMemo
   return CUDA_SUCCESS;
 }
 
+/* Make a mipmap of a part of the memory. It is not charged again. */
 EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *out, CUexternalMemory external,
                                                         const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *desc) {
   struct context *context;

@@ -1,4 +1,6 @@
-/* Linear memory that another process maps: it moves into the arena's file, and the handle tells its place there. */
+/* Linear memory that another process maps: it moves into the arena's file, and the handle tells its place there. The
+ * exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
+ * tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -64,6 +66,8 @@ static bool move_to_file(struct block *block) {
   return true;
 }
 
+/* The first handle of a block moves its bytes into the arena. No effect on memory is applied meanwhile, or its bytes
+ * could get lost. `lock` keeps a second thread from moving the block again. */
 EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
   struct context *context;
   struct block block;
@@ -180,6 +184,7 @@ EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsi
   return cuIpcOpenMemHandle_v2(out, handle, flags);
 }
 
+/* Wait for the work of the current context. With the last reference the memory is unmapped. */
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
   struct context *context;
   struct block block;

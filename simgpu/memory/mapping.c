@@ -1,4 +1,5 @@
-/* Reserved addresses, and the physical memory that is mapped at them. */
+/* Reserved addresses, and the physical memory that is mapped at them. The exported functions are those of CUDA's
+ * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/vmm.h"
 
@@ -30,6 +31,7 @@ static void *reserve(uint64_t bytes, void *at) {
   return mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 }
 
+/* Whether the address belongs to a reservation, with or without memory mapped there. */
 bool is_reserved(uintptr_t address) {
   if (!__atomic_load_n(&ranges, __ATOMIC_RELAXED)) /* most programs reserve none: spare them the lock */
     return false;
@@ -90,6 +92,7 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   return result;
 }
 
+/* Whether the mapping has any of these bytes. */
 static bool overlaps(const struct mapping *mapping, uintptr_t address, uint64_t bytes) {
   return mapping->address < address + bytes && address < mapping->address + mapping->bytes;
 }
@@ -127,6 +130,7 @@ static CUresult map(uintptr_t address, uint64_t bytes, struct physical *physical
   return CUDA_SUCCESS;
 }
 
+/* Map the front of physical memory: `offset` must be 0. Devices get access by cuMemSetAccess. */
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                          unsigned long long flags) {
   CUresult result = ready();
@@ -161,6 +165,7 @@ static void unmap(struct mapping **link) {
   free(mapping);
 }
 
+/* Unmap all mappings in an area, which must consist of whole ones. */
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   CUresult result = ready();
   if (result)
@@ -193,6 +198,7 @@ static void allow(struct mapping *mapping, uint32_t place, int flags) {
   }
 }
 
+/* Set the access to all mappings in an area, which must consist of whole ones. */
 EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *accesses, size_t count) {
   CUresult result = ready();
   if (result || !bytes || (count && !accesses))
@@ -212,6 +218,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAcc
   return result;
 }
 
+/* The access that cuMemSetAccess gave this location; none without such a call. */
 EXPORT CUresult cuMemGetAccess(unsigned long long *out, const CUmemLocation *location, CUdeviceptr address) {
   uint32_t place;
   struct block block;

@@ -1,4 +1,5 @@
-/* Linear, pitched, managed and host memory, and the queries about it. */
+/* Linear, pitched, managed and host memory, and the queries about it. The exported functions are those of CUDA's
+ * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -51,6 +52,7 @@ void release_block(const struct block *block) {
     refund(block->context, block->charged);
 }
 
+/* Free all blocks of a context, which has ended. */
 void free_blocks_of(struct context *context) {
   struct block block = {0};
   while (next_block_of(context, block.address, &block))
@@ -84,6 +86,7 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags
   return allocate_device(out, bytes, CU_MEMORYTYPE_UNIFIED, flags);
 }
 
+/* The pitch is the width, rounded up to ALIGNMENT. */
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
   if (!pitch || (element != 4 && element != 8 && element != 16))
     return CUDA_ERROR_INVALID_VALUE;
@@ -118,6 +121,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
 
 /* --- host memory ------------------------------------------------------------------------------------------------- */
 
+/* Pinned memory is memory of the process with a block: no device counts it. */
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
   struct context *context;
   CUresult result = enter_unsafe(&context);
@@ -129,6 +133,7 @@ EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
   return cuMemHostAlloc(out, bytes, 0);
 }
 
+/* Wait for the work of the current context, which may use the memory, then free it. */
 EXPORT CUresult cuMemFreeHost(void *address) {
   struct context *context;
   struct block block;
@@ -144,6 +149,7 @@ EXPORT CUresult cuMemFreeHost(void *address) {
   return result;
 }
 
+/* Only a block is added, which makes the memory pinned memory. Its bytes stay the program's. */
 EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
   struct context *context;
   struct block block;
@@ -196,6 +202,7 @@ EXPORT CUresult cuMemHostGetFlags(unsigned *out, void *address) {
 
 /* --- questions --------------------------------------------------------------------------------------------------- */
 
+/* Memory of dead processes counts as free. */
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   struct context *context;
   CUresult result = enter(&context);

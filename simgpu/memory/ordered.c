@@ -1,4 +1,5 @@
-/* Stream-ordered memory: allocated and freed in the order of a stream. */
+/* Stream-ordered memory: allocated and freed in the order of a stream. The exported functions are those of CUDA's
+ * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/memory/pool.h"
 
 /* The body of the calls that allocate in the order of a stream. `pool` may be NULL: then the device's current pool is
@@ -53,6 +54,8 @@ static CUresult free_pooled(struct block *block, struct stream *stream) {
   return result;
 }
 
+/* When the stream reaches the free, pool memory goes back to its pool, and linear memory is freed. In a capture a
+ * node frees it instead. */
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   struct context *context;
   struct stream *stream;

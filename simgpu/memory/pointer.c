@@ -1,4 +1,5 @@
-/* Attributes of an address. */
+/* Attributes of an address. The exported functions are those of CUDA's documentation, which tells their parameters
+ * and errors. A comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 #include <string.h>
@@ -79,6 +80,7 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
   return CUDA_SUCCESS;
 }
 
+/* Device memory has no host address, and host memory no context: these questions fail. */
 EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address) {
   struct block block;
   CUresult result = ready();
@@ -108,6 +110,7 @@ EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, vo
   return result;
 }
 
+/* Only SYNC_MEMOPS can be set, and setting it changes nothing. */
 EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr address) {
   struct block block;
   return value && attribute == 6 && find_pointer(address, &block) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

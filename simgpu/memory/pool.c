@@ -13,6 +13,7 @@
 pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *pools; /* pools that have chunks or may get some */
 
+/* The first multiple of `to` that is not below `bytes`. */
 static uint64_t round_up(uint64_t bytes, uint64_t to) {
   return (bytes + to - 1) / to * to;
 }
@@ -332,6 +333,7 @@ void pool_release(const struct block *block) {
   pthread_mutex_unlock(&pools_lock);
 }
 
+/* The pool of a block; NULL: it is in none. */
 struct pool *pool_of(const struct block *block) {
   return block->source == BLOCK_POOL ? ((struct chunk *)block->owner)->pool : NULL;
 }

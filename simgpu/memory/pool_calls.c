@@ -1,4 +1,6 @@
-/* Pools as objects: which one a device uses, making them, their attributes, which devices may use their memory. */
+/* Pools as objects: which one a device uses, making them, their attributes, which devices may use their memory. The
+ * exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
+ * tells only what is special here. */
 #include "simgpu/memory/pool.h"
 
 #include <string.h>
@@ -28,6 +30,7 @@ static struct pool *pool_at(uint32_t index, bool by_default) {
   return pool;
 }
 
+/* The pool for allocations on a device that name no pool. NULL: it cannot be made. */
 struct pool *pool_current(uint32_t device) {
   return pool_at(device, false);
 }
@@ -88,6 +91,7 @@ EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool 
   return type == CU_MEM_ALLOCATION_TYPE_PINNED ? set_pool(location, pool) : not_supported("pools of managed memory");
 }
 
+/* A new pool has no chunk, so nothing is charged yet. */
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
   uint32_t index;
   CUresult result = index_of(props ? &props->location : NULL, &index);
@@ -196,6 +200,7 @@ static bool narrow(const struct pool *pool, int attribute, int *out) {
   return true;
 }
 
+/* Frees that the device has passed are applied before, so that they count. */
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *out) {
   CUresult result = ready();
   if (result || !is_handle(pool, POOL_HANDLE) || !out)

@@ -1,10 +1,13 @@
-/* Pools that other processes use: a pool goes out as a file descriptor, its allocations as places in that file. */
+/* Pools that other processes use: a pool goes out as a file descriptor, its allocations as places in that file. The
+ * exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
+ * tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/pool.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
+/* The descriptor is a copy, which the caller closes. */
 EXPORT CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int type, unsigned long long flags) {
   CUresult result = ready();
   if (result || !out || flags || !is_handle(pool, POOL_HANDLE) || pool->imported ||
@@ -36,6 +39,7 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *hand
   return CUDA_SUCCESS;
 }
 
+/* Tell where the allocation's chunk lies in the pool's file, and where the allocation lies in the chunk. */
 EXPORT CUresult cuMemPoolExportPointer(export_data_t *out, CUdeviceptr address) {
   CUresult result = ready();
   struct block block;
@@ -60,6 +64,7 @@ static struct chunk *chunk_at(struct pool *pool, const export_data_t *data) {
   return chunk ? chunk : pool_chunk(pool, data->chunk, data->chunk_bytes);
 }
 
+/* Make an allocation of the exporter usable here. Its bytes stay on the exporter's account. */
 EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, export_data_t *data) {
   CUresult result = ready();
   if (result || !out || !data || !is_handle(pool, POOL_HANDLE) || !pool->imported || !data->bytes ||

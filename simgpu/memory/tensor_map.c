@@ -1,6 +1,7 @@
 /* Tensor maps: descriptions of tiles of a tensor, which kernels of Hopper and later copy by. A description is opaque
- * and no kernel reads it here, so only its parameters are checked, as the header says; data types of less than a byte
- * are not known. */
+ * and no kernel reads it here, so only its parameters are checked, as the header says; data types of less than a
+ * byte are not known. The exported functions are those of CUDA's documentation, which tells their parameters and
+ * errors. A comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 #include <stdint.h>
@@ -29,15 +30,19 @@ static const unsigned swizzle_bytes[] = {BOX_MAX * 8, 32, 64, 128, 128, 128, 128
 
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
 
+/* Whether this CUtensorMapDataType is a floating-point type. */
 static bool is_float(unsigned type) {
   return type >= FLOAT_MIN;
 }
 
+/* Whether a box may take every `step`-th element of a dimension. */
 static bool is_step(uint32_t step) {
   return step && step <= STEP_MAX;
 }
 
-/* `first_step`: the steps before that one are ignored. */
+/* Whether a tensor of `rank` dimensions can have such a tile: widths, strides, box and steps are in their ranges. The
+ * strides are in bytes, for all dimensions but the last, and multiples of `alignment`. The steps before `first_step`
+ * are ignored. */
 static bool is_tile(unsigned rank, const uint64_t *widths, const uint64_t *strides, const uint32_t *box,
                     const uint32_t *steps, unsigned first_step, unsigned alignment) {
   for (unsigned i = 0; i < rank; i++)
@@ -47,7 +52,7 @@ static bool is_tile(unsigned rank, const uint64_t *widths, const uint64_t *strid
   return true;
 }
 
-/* The device is that of the current context. */
+/* Begin a call. It also fails if the device of the current context is older than Hopper. */
 static CUresult enter_hopper(void) {
   struct context *context;
   CUresult result = enter(&context);
@@ -56,6 +61,7 @@ static CUresult enter_hopper(void) {
   return process.state.shared->devices[context->device].major < HOPPER ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
+/* Check the parameters, and write a map that holds only the address. */
 EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, uint32_t rank, void *address, const uint64_t *widths,
                                        const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                                        unsigned interleave, unsigned swizzle, unsigned promotion, unsigned fill) {
@@ -77,6 +83,7 @@ EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, uint32_t rank, 
   return CUDA_SUCCESS;
 }
 
+/* The address is the only thing that a map holds here. */
 EXPORT CUresult cuTensorMapReplaceAddress(void *map, void *address) {
   CUresult result = enter_hopper();
   if (result)

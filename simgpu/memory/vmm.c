@@ -1,4 +1,6 @@
-/* Physical memory: makes it, counts references to it, hands it to other processes. */
+/* Physical memory: makes it, counts references to it, hands it to other processes. The exported functions are those
+ * of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is special
+ * here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/vmm.h"
 
@@ -8,6 +10,7 @@
 pthread_mutex_t vmm_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct physical *all; /* guarded by vmm_lock */
 
+/* The physical memory behind a handle. NULL: there is none, or all references to it were dropped. */
 struct physical *find_physical(CUmemGenericAllocationHandle handle) {
   struct physical *physical = (struct physical *)(uintptr_t)handle;
   return is_handle(physical, PHYSICAL_HANDLE) ? physical : NULL;
@@ -39,6 +42,7 @@ static struct physical *physical_new(const CUmemAllocationProp *prop, uint32_t d
   return physical;
 }
 
+/* Add physical memory to the list of all. */
 static void enlist(struct physical *physical) {
   pthread_mutex_lock(&vmm_lock);
   physical->next = all;
@@ -84,6 +88,7 @@ static bool take_pages(struct physical *physical) {
   return physical->fd >= 0;
 }
 
+/* The bytes are charged to the process; host memory is not charged. */
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *prop,
                             unsigned long long flags) {
   uint32_t device;
@@ -109,6 +114,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, con
   return CUDA_SUCCESS;
 }
 
+/* Drop a reference. The memory ends with its last reference or mapping. */
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   CUresult result = ready();
   if (result)
@@ -162,6 +168,8 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out,
 
 /* --- between processes ------------------------------------------------------------------------------------------- */
 
+/* The first export of device memory makes a piece of it, which other processes may hold. The descriptor is a copy,
+ * which the caller closes. */
 EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
                                              unsigned long long flags) {
   CUresult result = ready();

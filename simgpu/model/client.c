@@ -41,8 +41,8 @@ static void drop_client(struct sg_shared *shared, uint32_t slot) {
   sg_clear(shared->clients_alive, slot);
 }
 
-/* A client is gone if its byte is not locked. The kernel does not report locks of our own descriptor, so our own slot
- * is left out. */
+/* Drop the clients that are gone: those with a byte that is not locked. The kernel does not report locks of our own
+ * descriptor, so our own slot is left out. */
 void sg_clients_reap(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   for
@@ -81,7 +81,8 @@ uint32_t sg_piece_new(struct sg_state *state, uint32_t device, uint64_t bytes) {
   return n;
 }
 
-/* False: the piece is gone (another piece has its entry, or nothing holds it), or the table of clients is full. */
+/* Become a holder of the piece with this id in this entry. False: the piece is gone (another piece has the entry, or
+ * nothing holds it), or the table of clients is full. */
 bool sg_piece_hold(struct sg_state *state, uint32_t index, uint64_t id) {
   struct sg_piece *piece = &state->shared->pieces[index];
   if (index >= state->shared->piece_count || piece->id != id || !held(piece) || !sg_client_own(state))
@@ -90,13 +91,14 @@ bool sg_piece_hold(struct sg_state *state, uint32_t index, uint64_t id) {
   return true;
 }
 
-/* Without a holder the piece is gone, and its entry is free. */
+/* Let go of a piece that this process holds. Without a holder the piece is gone, and its entry is free. */
 void sg_piece_drop(struct sg_state *state, uint32_t index) {
   sg_clear(state->shared->pieces[index].holders, state->client);
 }
 
 /* --- sums -------------------------------------------------------------------------------------------------------- */
 
+/* Device memory in use: by all contexts, by all clients, and in pieces that are held. */
 uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device) {
   uint64_t used = 0;
   for

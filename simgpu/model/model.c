@@ -24,6 +24,7 @@ struct sg_item *sg_item_new(struct sg_context *context) {
   return item;
 }
 
+/* Put an item back on the context's list of free ones. It must be in no lane and in no list of effects. */
 void sg_item_free(struct sg_context *context, struct sg_item *item) {
   item->phase = SG_VACANT;
   item->next = context->free_item;
@@ -40,6 +41,7 @@ uint32_t sg_event_new(struct sg_context *context) {
   return index;
 }
 
+/* Put an event slot back on the context's list of free ones. Its counts of records stay, so that they never go back. */
 void sg_event_free(struct sg_context *context, uint32_t event) {
   context->events[event].next_free = context->free_event;
   context->free_event = event;

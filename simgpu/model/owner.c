@@ -13,7 +13,7 @@
 
 #define INITIAL_NAMESPACE 0xeffffffcu /* of pids: PID_NS_INIT_INO of linux/nsfs.h */
 
-/* The inode is the namespace's identity; 0: it is not known. */
+/* The pid namespace of this process, by the inode that identifies it; 0: it is not known. */
 uint32_t sg_pid_namespace(void) {
   struct stat info;
   return stat("/proc/self/ns/pid", &info) ? 0 : (uint32_t)info.st_ino;
@@ -84,8 +84,9 @@ static struct flock lock_of(const struct sg_state *state, const struct sg_owner 
 
 /* --- owners ------------------------------------------------------------------------------------------------------ */
 
-/* The first call gives this process its id. Outside the initial namespace it also takes the process's lock. If that
- * fails, the namespace counts as not known, and other processes cannot find out the pid. */
+/* With the state's lock: this process as an owner. The first call gives it its id. Outside the initial namespace it
+ * also takes the process's lock. If that fails, the namespace counts as not known, and other processes cannot find out
+ * the pid. */
 const struct sg_owner *sg_owner_own(struct sg_state *state) {
   struct sg_owner *own = &state->owner;
   if (own->id)
@@ -99,8 +100,9 @@ const struct sg_owner *sg_owner_own(struct sg_state *state) {
   return own;
 }
 
-/* A process of the same namespace has its own pid here. A process of the initial namespace has no pid in any other. For
- * the rest the kernel tells which pid, in the reader's namespace, holds the owner's lock. */
+/* The pid of an owner in the namespace of this process, or SG_UNSEEN or SG_GONE. A process of the same namespace has
+ * its own pid here. A process of the initial namespace has no pid in any other. For the rest the kernel tells which
+ * pid, in the reader's namespace, holds the owner's lock. */
 int32_t sg_seen_pid(struct sg_state *state, const struct sg_owner *owner) {
   if (owner->id == state->owner.id || (owner->pid_namespace && owner->pid_namespace == state->pid_namespace))
     return owner->pid;
@@ -112,7 +114,7 @@ int32_t sg_seen_pid(struct sg_state *state, const struct sg_owner *owner) {
   return lock.l_type == F_UNLCK ? SG_GONE : (int32_t)lock.l_pid; /* 0: the holder has no pid here */
 }
 
-/* Always a pid: if the process has none here, or has ended, the one that it has in its own namespace. */
+/* The pid of an owner here or, if it has none here or has ended, in its own namespace. */
 int32_t sg_pid_of(struct sg_state *state, const struct sg_owner *owner) {
   int32_t pid = sg_seen_pid(state, owner);
   return pid > 0 ? pid : owner->pid;

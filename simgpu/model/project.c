@@ -6,9 +6,11 @@
 #define DEPTH    6          /* waits on events that are followed; deeper chains give a weaker bound */
 #define WALK     256        /* items of a lane that are followed; a longer lane gives a weaker bound */
 
+/* The later one of two times. */
 static uint64_t later(uint64_t a, uint64_t b) {
   return a > b ? a : b;
 }
+/* The earlier one of two times. */
 static uint64_t earlier(uint64_t a, uint64_t b) {
   return a < b ? a : b;
 }

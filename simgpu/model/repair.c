@@ -72,8 +72,8 @@ void sg_repair(struct sg_shared *shared) {
   sg_kick(shared);
 }
 
-/* Empty the lanes and the list of effects, let all events count as complete, and rebuild the rest from that. An item
- * that is TAKEN stays: its owner is just applying its effect. */
+/* Forget the pending work of a context: empty its lanes and its list of effects, let all events count as complete, and
+ * rebuild the rest from that. An item that is TAKEN stays: its owner is just applying its effect. */
 void sg_drop_work(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];
   for (uint32_t n = 0; n < context->fresh_event; n++)

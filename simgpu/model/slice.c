@@ -83,6 +83,7 @@ static bool holds(struct sg_shared *shared, uint32_t index) {
          shared->contexts[device->current].device == index && runnable(shared, device->current);
 }
 
+/* The smaller one of two times or durations. */
 static uint64_t earlier(uint64_t a, uint64_t b) {
   return a < b ? a : b;
 }

@@ -83,6 +83,7 @@ static int make(struct sg_shared *shared) {
   return 0;
 }
 
+/* Take, release or query (`command`) a lock of this type on one byte of the file. Returns 0 or -errno. */
 int sg_lock_byte(int fd, short type, int64_t byte, int command) {
   struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
   return fcntl(fd, command, &lock) ? -errno : 0;
@@ -138,8 +139,9 @@ static int map_shared(struct sg_state *state, bool may_make) {
   return shared->version == SG_VERSION && shared->context_bytes == sizeof(struct sg_context) ? 0 : -EPROTO;
 }
 
-/* The creation byte stays locked until this process holds the presence byte. So no process maps a half-made file, and
- * none makes a file anew that another is about to use. */
+/* Map the state file `path`, or if it is NULL the one of the settings, which is made if it does not exist. Returns 0 or
+ * -errno. The creation byte stays locked until this process holds the presence byte. So no process maps a half-made
+ * file, and none makes a file anew that another is about to use. */
 int sg_open(struct sg_state *state, const char *path) {
   const char *named = path ? path : sg_setting_text("SIMGPU_STATE");
   bool may_make = !path;
@@ -171,7 +173,7 @@ int sg_open(struct sg_state *state, const char *path) {
   return result;
 }
 
-/* Closing the file releases this process's locks on it, so its contexts and its memory are lost. */
+/* Unmap the file and close it. That releases this process's locks on it, so its contexts and its memory are lost. */
 void sg_close(struct sg_state *state) {
   if (state->log)
     munmap(state->log, state->shared->model.log_records * sizeof(struct sg_log_record));
@@ -182,15 +184,15 @@ void sg_close(struct sg_state *state) {
   *state = (struct sg_state){.fd = -1, .pids_fd = -1, .client = SG_NONE};
 }
 
-/* In a forked child: closing the child's copy of the descriptor releases no lock, because the parent's copy keeps
- * it. */
+/* In a forked child: drop the mapping and the descriptor. Closing the child's copy of the descriptor releases no lock,
+ * because the parent's copy keeps it. */
 void sg_abandon(struct sg_state *state) {
   sg_close(state);
 }
 
 /* --- lock -------------------------------------------------------------------------------------------------------- */
 
-/* If the last holder of the lock died inside a change, repair the state first. */
+/* Take the lock of the shared state. If its last holder died inside a change, repair the state. */
 void sg_lock(struct sg_state *state) {
   if (pthread_mutex_lock(&state->shared->lock) == EOWNERDEAD) {
     sg_repair(state->shared);
@@ -198,10 +200,12 @@ void sg_lock(struct sg_state *state) {
   }
 }
 
+/* Release the lock of the shared state. */
 void sg_unlock(struct sg_state *state) {
   pthread_mutex_unlock(&state->shared->lock);
 }
 
+/* Lock the state and advance the model to now. Every REAP_NS also drop what dead processes have left. */
 void sg_lock_advanced(struct sg_state *state) {
   sg_lock(state);
   uint64_t now_ns = sg_now();
@@ -227,8 +231,8 @@ void sg_reap(struct sg_state *state) {
   sg_clients_reap(state);
 }
 
-/* Take the first slot with a byte that can be locked: this lock shows other processes that the owner lives. The context
- * becomes alive last. */
+/* Make a context on the device, and return its slot; SG_NONE: there is no free one. It takes the first slot with a byte
+ * that can be locked: this lock shows other processes that the owner lives. The context becomes alive last. */
 uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
   struct sg_shared *shared = state->shared;
   for (uint32_t slot = 0; slot < SG_MAX_CONTEXTS; slot++) {

@@ -403,12 +403,15 @@ int sg_lock_byte(int fd, short type, int64_t byte, int command);
 #define SG_PRESENCE_BYTE (1 + SG_MAX_CONTEXTS)          /* read-locked by every process that has the file open */
 #define SG_CLIENT_BYTE   (2 + (int64_t)SG_MAX_CONTEXTS) /* of client 0 */
 
+/* Whether bit `n` is set. */
 static inline bool sg_bit(const uint64_t *bits, uint32_t n) {
   return (bits[n / 64] >> (n % 64)) & 1;
 }
+/* Set bit `n`. */
 static inline void sg_set(uint64_t *bits, uint32_t n) {
   bits[n / 64] |= 1ull << (n % 64);
 }
+/* Clear bit `n`. */
 static inline void sg_clear(uint64_t *bits, uint32_t n) {
   bits[n / 64] &= ~(1ull << (n % 64));
 }

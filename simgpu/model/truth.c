@@ -37,6 +37,7 @@ EXPORT struct sg_state *simgpu_truth_open(const char *path, int *error) {
   return state;
 }
 
+/* Unmap the state and free it. */
 EXPORT void simgpu_truth_close(struct sg_state *state) {
   sg_close(state);
   free(state);

@@ -1,4 +1,6 @@
-/* What NVML reports about a board: power, clocks, errors, its place on the bus, its links. */
+/* What NVML reports about a board: power, clocks, errors, its place on the bus, its links. The exported functions
+ * are those of NVML's documentation, which tells their parameters and errors. A comment at one tells only what is
+ * special here. */
 #include "simgpu/model/model.h"
 #include "simgpu/nvml/nvml.h"
 
@@ -35,9 +37,11 @@ static uint64_t of_board(const struct sg_device *gpu, uint64_t (*read)(const str
   }
   return sum;
 }
+/* The part of the recent time in which a device was busy, in percent; for of_board. */
 static uint64_t percent_of(const struct sg_device *d) {
   return nvml_busy_percent(d);
 }
+/* The time for which a device has been busy since the state was made; for of_board. */
 static uint64_t busy_ms(const struct sg_device *d) {
   return d->busy_ns / 1000000u;
 }
@@ -46,6 +50,7 @@ static uint32_t load(const struct sg_device *d) {
   return (uint32_t)of_board(d, percent_of);
 }
 
+/* In mW. */
 static uint32_t power_limit(const struct sg_device *d) {
   return d->power_limit_mw;
 }
@@ -60,27 +65,35 @@ static uint64_t energy_mj(const struct sg_device *d) {
   uint64_t idle_mw = d->power_limit_mw / IDLE_PART, up_ms = (shared->now_ns - shared->made_ns) / 1000000u;
   return (idle_mw * up_ms + (d->power_limit_mw - idle_mw) * of_board(d, busy_ms)) / 1000u;
 }
+/* In degrees Celsius. Plausible, not modelled: it rises with the load. */
 static uint32_t temperature(const struct sg_device *d) {
   return IDLE_CELSIUS + load(d) * BUSY_CELSIUS / 100;
 }
+/* The P-state: 0 under load and always with HBM, else 8. */
 static uint32_t performance_state(const struct sg_device *d) {
   return load(d) || has_hbm(d) ? 0 : 8;
 }
+/* The figure of a call that returns 0 for every device. */
 static uint32_t zero(const struct sg_device *d) {
   return (void)d, 0;
 }
+/* The figure of a call that returns 1 for every device. */
 static uint32_t one(const struct sg_device *d) {
   return (void)d, 1;
 }
+/* nvmlBrandType_t, the same for every model. */
 static uint32_t brand(const struct sg_device *d) {
   return (void)d, BRAND_NVIDIA;
 }
+/* The generation of PCIe, by the model's compute capability. */
 static uint32_t link_generation(const struct sg_device *d) {
   return d->major == 9 ? 5 : d->major == 8 ? 4 : 3;
 }
+/* The width of the PCIe link. */
 static uint32_t lanes(const struct sg_device *d) {
   return (void)d, 16;
 }
+/* As Truth.set_compute_mode has set it, 0 by default. */
 static uint32_t compute_mode(const struct sg_device *d) {
   return d->compute_mode;
 }
@@ -113,6 +126,7 @@ struct temperature {
 };
 #define TEMPERATURE_V1 (sizeof(struct temperature) | 1u << 24)
 
+/* The form with a version, for the same single sensor. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t handle, struct temperature *asked) {
   if (!asked)
     return NVML_ERROR_INVALID_ARGUMENT;
@@ -121,6 +135,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t handle, struct t
   return nvmlDeviceGetTemperature(handle, asked->sensor, (unsigned int *)&asked->celsius);
 }
 
+/* In mJ, since the state was made. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t handle, unsigned long long *energy) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -175,6 +190,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t handle, un
 
 /* --- errors of memory --------------------------------------------------------------------------------------------- */
 
+/* ECC is on in every GPU, and will be after the next reboot. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t handle, unsigned int *current, unsigned int *pending) {
   nvmlReturn_t result = nvml_number(handle, NVML_BOARD, current, one);
   return result ? result : nvml_number(handle, NVML_BOARD, pending, one);
@@ -242,6 +258,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t handle, struct pci_in
   return pci_info(handle, pci, offsetof(struct pci_info, pci_subsystem_id));
 }
 
+/* A number made of the seed and the GPU's number. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t handle, char *serial, unsigned int length) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -380,6 +397,7 @@ struct field_value {
   } value;
 };
 
+/* The only field that is known is the recovery action: a device that is lost needs a reset. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t handle, int count, struct field_value *fields) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);

@@ -1,4 +1,6 @@
-/* What NVML reports about any device: identity, memory, load. nvml/board.c has what only a whole GPU has. */
+/* What NVML reports about any device: identity, memory, load. nvml/board.c has what only a whole GPU has. The
+ * exported functions are those of NVML's documentation, which tells their parameters and errors. A comment at one
+ * tells only what is special here. */
 #include "simgpu/nvml/nvml.h"
 
 #include <stdio.h>
@@ -19,10 +21,12 @@ static uint32_t gpus_before(uint32_t place) {
   return count;
 }
 
+/* Inside a call: the number of GPUs that the process may use. */
 uint32_t nvml_gpu_count(void) {
   return gpus_before(nvml.state.shared->device_count);
 }
 
+/* GPUs that the process may not use do not count, nor do MIG instances. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
   nvmlReturn_t result = nvml_enter();
   if (result)
@@ -39,6 +43,7 @@ static nvmlReturn_t give_handle(uint32_t place, nvmlDevice_t *device) {
   return nvml_leave(nvml_lost(&nvml.state.shared->devices[place]) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS);
 }
 
+/* The index counts the GPUs that the process may use. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
   nvmlReturn_t result = nvml_enter();
   if (result)
@@ -51,6 +56,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlD
   return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
 }
 
+/* The handle of a GPU or a MIG instance. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
   nvmlReturn_t result = nvml_enter();
   if (result)
@@ -91,6 +97,7 @@ NVML_OLDER(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2)
 
 /* --- identity ----------------------------------------------------------------------------------------------------- */
 
+/* Write the device's UUID as text. `text` holds 64 bytes. */
 void nvml_uuid_text(const struct sg_device *device, char *text) {
   int at = sprintf(text, device->parent == SG_NONE ? "GPU" : "MIG");
   for (int n = 0; n < 16; n++)
@@ -115,6 +122,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t handle, char *uuid, unsi
 
 /* --- one number each ---------------------------------------------------------------------------------------------- */
 
+/* Inside a call: the part of the last LOOK_BACK_NS in which the device was busy, in percent, rounded. */
 uint32_t nvml_busy_percent(const struct sg_device *device) {
   uint64_t now_ns = nvml.state.shared->now_ns;
   uint64_t from_ns = now_ns > LOOK_BACK_NS ? now_ns - LOOK_BACK_NS : 0;
@@ -122,6 +130,7 @@ uint32_t nvml_busy_percent(const struct sg_device *device) {
   return percent < 100 ? (uint32_t)percent : 100;
 }
 
+/* Inside a call: the index of the device in the state. */
 uint32_t nvml_place(const struct sg_device *device) {
   return (uint32_t)(device - nvml.state.shared->devices);
 }
@@ -138,6 +147,7 @@ static uint32_t minor_number(const struct sg_device *d) {
 static uint32_t cores(const struct sg_device *d) {
   return d->sm_count * (d->major == 7 || (d->major == 8 && d->minor == 0) ? 64 : 128);
 }
+/* The width of the memory bus in bits. */
 static uint32_t bus_width(const struct sg_device *d) {
   return d->bus_bits;
 }
@@ -164,6 +174,7 @@ NVML_NUMBER(nvmlDeviceGetMinorNumber, NVML_BOARD, minor_number)
 NVML_NUMBER(nvmlDeviceGetArchitecture, NVML_KNOWN, architecture)
 NVML_NUMBER(nvmlDeviceGetNumGpuCores, NVML_BOARD, cores)
 NVML_NUMBER(nvmlDeviceGetMemoryBusWidth, NVML_KNOWN, bus_width)
+/* 1 for a MIG instance, 0 for a GPU. */
 static uint32_t is_instance(const struct sg_device *d) {
   return d->parent != SG_NONE;
 }
@@ -213,6 +224,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, struct mem
   return memory ? memory_info(handle, memory) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
+/* The newer layout. The driver reserves no memory here. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, struct memory_v2 *memory) {
   if (!memory)
     return NVML_ERROR_INVALID_ARGUMENT;
@@ -230,6 +242,7 @@ struct utilization {
   unsigned int gpu, memory;
 };
 
+/* Means over LOOK_BACK_NS, in percent. GPUs in MIG mode and their instances have none. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, struct utilization *rates) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_LOAD, &device);

@@ -3,6 +3,9 @@
  *
  * There is no thread. A wait sleeps on the state's XID counter, without the state's lock. It takes the lock only when
  * the counter has moved.
+ *
+ * The exported functions are those of NVML's documentation, which tells their parameters and errors. A comment at one
+ * tells only what is special here.
  */
 #define _GNU_SOURCE
 #include "simgpu/nvml/nvml.h"
@@ -35,6 +38,7 @@ NVML_EXPORT nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
   return nvml_leave(*set ? NVML_SUCCESS : NVML_ERROR_MEMORY);
 }
 
+/* The caller sees to it that no thread waits with the set. */
 NVML_EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
   if (!set)
     return NVML_ERROR_INVALID_ARGUMENT;
@@ -53,6 +57,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t handle, u
   return nvml_leave(NVML_SUCCESS);
 }
 
+/* The set reports the XIDs of the GPU from its first registration on. Other types are accepted, but never happen. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t handle, unsigned long long types, nvmlEventSet_t set) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -88,6 +93,7 @@ static bool next_xid(nvmlEventSet_t set, struct event_data *data) {
   return false;
 }
 
+/* Report the oldest XID that the set has not reported. If there is none, sleep until one comes or the time is over. */
 NVML_EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, struct event_data *data, unsigned int timeout_ms) {
   if (!set || !data)
     return NVML_ERROR_INVALID_ARGUMENT;

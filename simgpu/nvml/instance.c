@@ -2,6 +2,9 @@
  * The parts that MIG cuts a GPU into: the profiles of its model, its GPU instances and their compute instances.
  *
  * Each GPU instance has one compute instance of the same size. nvml/mig.c has what a MIG device reports as a device.
+ *
+ * The exported functions are those of NVML's documentation, which tells their parameters and errors. A comment at one
+ * tells only what is special here.
  */
 #include "simgpu/nvml/nvml.h"
 
@@ -53,6 +56,7 @@ struct compute_instance_info {
   struct placement placement;
 };
 
+/* Only a GPU in MIG mode has instances; `id` is the number of one, counted from 1. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t handle, unsigned int id,
                                                       nvmlGpuInstance_t *instance) {
   const struct sg_device *gpu;
@@ -86,6 +90,7 @@ NVML_EXPORT nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t handle, struct
   return nvml_leave(NVML_SUCCESS);
 }
 
+/* The only compute instance has id 0. */
 NVML_EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t handle, unsigned int id,
                                                                nvmlComputeInstance_t *compute) {
   const struct sg_device *instance;

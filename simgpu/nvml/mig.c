@@ -1,13 +1,16 @@
-/* MIG mode, and the MIG devices of a GPU; nvml/instance.c has the instances that they consist of. SIMGPU_DEVICES cuts
- * the instances, and they never change. */
+/* MIG mode, and the MIG devices of a GPU; nvml/instance.c has the instances that they consist of. SIMGPU_DEVICES
+ * cuts the instances, and they never change. The exported functions are those of NVML's documentation, which tells
+ * their parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/nvml/nvml.h"
 
 #define MOST_INSTANCES 7
 
+/* Whether GPUs of this compute capability have MIG: 8.0 (A100), and 9.0 on (Hopper and later). */
 static bool has_mig(const struct sg_device *d) {
   return d->major >= 9 || (d->major == 8 && d->minor == 0);
 }
 
+/* The mode never changes, so the pending one is the present one. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned int *current, unsigned int *pending) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -32,6 +35,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t handle, uns
   return nvml_leave(NVML_SUCCESS);
 }
 
+/* The index is the instance's number on its GPU, from 0 without gaps. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned int index,
                                                              nvmlDevice_t *mig) {
   const struct sg_device *device;

@@ -1,4 +1,5 @@
-/* Init and shutdown of the library, and what it reports about the whole system. */
+/* Init and shutdown of the library, and what it reports about the whole system. The exported functions are those of
+ * NVML's documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/nvml/nvml.h"
 #include "simgpu/api/symbols.h"
 #include "simgpu/config/settings.h"
@@ -47,6 +48,7 @@ static nvmlReturn_t open_state(bool without_gpus) {
   return result;
 }
 
+/* The first user maps the state. Each success needs an nvmlShutdown. */
 NVML_EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
   pthread_mutex_lock(&nvml.lock);
   nvmlReturn_t result = nvml.users ? NVML_SUCCESS : open_state(flags & NO_GPUS);
@@ -64,6 +66,7 @@ NVML_EXPORT nvmlReturn_t nvmlInit(void) {
   return nvmlInitWithFlags(0);
 }
 
+/* The last user unmaps the state. */
 NVML_EXPORT nvmlReturn_t nvmlShutdown(void) {
   pthread_mutex_lock(&nvml.lock);
   nvmlReturn_t result = nvml.users ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
@@ -87,6 +90,7 @@ nvmlReturn_t nvml_enter(void) {
   return works ? NVML_SUCCESS : nvml_leave(NVML_ERROR_UNKNOWN);
 }
 
+/* Inside a call: whether the device has fallen off the bus. */
 bool nvml_lost(const struct sg_device *device) {
   return device->lost_error == CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
@@ -125,12 +129,14 @@ nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const s
   return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
 }
 
+/* End a call: release both locks. Returns `result`, so that a call can return what this returns. */
 nvmlReturn_t nvml_leave(nvmlReturn_t result) {
   sg_unlock(&nvml.state);
   pthread_mutex_unlock(&nvml.lock);
   return result;
 }
 
+/* Copy a text into the caller's buffer of `length` bytes. An error: there is no buffer, or it is too small. */
 nvmlReturn_t nvml_text(char *buffer, uint32_t length, const char *text) {
   if (!buffer)
     return NVML_ERROR_INVALID_ARGUMENT;
@@ -191,6 +197,7 @@ NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
   return nvmlSystemGetCudaDriverVersion_v2(version);
 }
 
+/* The command of a process, by /proc. The name is cut if it does not fit. */
 NVML_EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length) {
   if (!name || !length)
     return NVML_ERROR_INVALID_ARGUMENT;

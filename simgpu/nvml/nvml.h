@@ -36,6 +36,7 @@ enum {
 static inline uint32_t nvml_gpu_instance(const struct sg_device *device) {
   return device->parent == SG_NONE ? NVML_NO_INSTANCE : device->number + 1;
 }
+/* 0 for a MIG instance, which has only one compute instance; NVML_NO_INSTANCE for a GPU. */
 static inline uint32_t nvml_compute_instance(const struct sg_device *device) {
   return device->parent == SG_NONE ? NVML_NO_INSTANCE : 0;
 }

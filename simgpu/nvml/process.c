@@ -1,4 +1,6 @@
-/* The processes that use a device: memory and device time of each, contexts of one process counted together. */
+/* The processes that use a device: memory and device time of each, contexts of one process counted together. The
+ * exported functions are those of NVML's documentation, which tells their parameters and errors. A comment at one
+ * tells only what is special here. */
 #include "simgpu/nvml/nvml.h"
 
 #include <stdlib.h>
@@ -107,6 +109,7 @@ static nvmlReturn_t running(nvmlDevice_t handle, enum kind kind, unsigned int *c
   return nvml_leave(NVML_SUCCESS);
 }
 
+/* A call that lists the processes of a kind, with entries of `size` bytes. */
 #define RUNNING(name, kind, size)                                                                                      \
   NVML_EXPORT nvmlReturn_t name(nvmlDevice_t handle, unsigned int *count, void *entries) {                             \
     return running(handle, kind, count, entries, size);                                                                \
@@ -127,6 +130,7 @@ struct process_details {
 };
 #define PROCESS_DETAILS_V1 (sizeof(struct process_details) | 1u << 24)
 
+/* The newest form of these lists: `mode` is the kind of processes. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t handle, struct process_details *details) {
   if (!details)
     return NVML_ERROR_INVALID_ARGUMENT;
@@ -154,6 +158,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t handle, 
   return result ? result : nvml_leave(size ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT);
 }
 
+/* An entry is the pid alone, with which a process_detail begins. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t handle, unsigned int *count, unsigned int *pids) {
   return running(handle, COMPUTE, count, pids, sizeof *pids);
 }
@@ -218,6 +223,7 @@ struct utilizations {
 };
 #define UTILIZATIONS_V1 (sizeof(struct utilizations) | 1u << 24)
 
+/* The newer form of these samples. `count` becomes the number of processes, also if there is no room for them. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t handle, struct utilizations *asked) {
   if (!asked)
     return NVML_ERROR_INVALID_ARGUMENT;

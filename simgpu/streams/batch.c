@@ -1,14 +1,17 @@
-/* Words in a stream: writes, waits, and batches of both. The model gets an item for each. Its effect is the change of
- * memory that the process makes itself once the model has passed the item. */
+/* Words in a stream: writes, waits, and batches of both. The model gets an item for each. Its effect is the change
+ * of memory that the process makes itself once the model has passed the item. The exported functions are those of
+ * CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/graphs/graph.h"
 
 enum { FLAG_NO_BARRIER = 1, FLAG_FLUSH = 1 << 30 };
 
+/* Whether the operation writes a word. */
 static bool is_write(const CUstreamBatchMemOpParams *operation) {
   return operation->operation == CU_STREAM_MEM_OP_WRITE_VALUE_32 ||
          operation->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
 }
 
+/* The size of the operation's word: 8 bytes or 4. */
 static uint32_t word_bytes(const CUstreamBatchMemOpParams *operation) {
   return operation->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64 ||
                  operation->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64
@@ -33,6 +36,7 @@ static CUresult check_one(const CUstreamBatchMemOpParams *operation) {
   return known && (flags & ~(unsigned)FLAG_FLUSH) <= SG_NEITHER ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Whether all operations of a list can be simulated. An empty list is an error. */
 CUresult check_operations(const CUstreamBatchMemOpParams *operations, unsigned count) {
   CUresult result = count && operations ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   for (unsigned n = 0; !result && n < count; n++)
@@ -100,6 +104,7 @@ EXPORT CUresult cuStreamBatchMemOp(CUstream stream, unsigned count, CUstreamBatc
   return cuStreamBatchMemOp_v2(stream, count, operations, flags);
 }
 
+/* A write of one word or a wait for one, in its newer form and the older one. */
 #define ONE(name, operation_, value_type)                                                                              \
   EXPORT CUresult name##_v2(CUstream stream, CUdeviceptr address, value_type value, unsigned flags) {                  \
     uint64_t entry_ns = sg_now();                                                                                      \

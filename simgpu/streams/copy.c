@@ -1,5 +1,7 @@
-/* Copies and sets: their cost on the device, their checks, and their many entry points. The model gets an item with the
- * cost. Its effect says which bytes the process itself moves once the model has passed the item. */
+/* Copies and sets: their cost on the device, their checks, and their many entry points. The model gets an item with
+ * the cost. Its effect says which bytes the process itself moves once the model has passed the item. The exported
+ * functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only
+ * what is special here. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
@@ -21,6 +23,7 @@ static bool reachable(const void *address) {
   return address && (find_block((uintptr_t)address, &block) ? !block.no_access : !is_reserved((uintptr_t)address));
 }
 
+/* How long a copy or a set takes: OVERHEAD_NS and the time for its bytes. */
 uint64_t copy_ns(uint64_t bytes, uint64_t bytes_per_s) {
   return OVERHEAD_NS + (uint64_t)((double)bytes * 1e9 / (double)bytes_per_s);
 }
@@ -216,12 +219,14 @@ CUresult boxed(const CUDA_MEMCPY3D *box, struct effect *effect) {
   return CUDA_SUCCESS;
 }
 
+/* The body of the 3D copies. */
 static CUresult copy_box(const CUDA_MEMCPY3D *box, CUstream stream, bool blocking) {
   struct effect effect;
   CUresult result = boxed(box, &effect);
   return result ? result : transfer(stream, effect, blocking);
 }
 
+/* The body of the 2D copies: a box with a depth of 1. */
 static CUresult copy_rectangle(const CUDA_MEMCPY2D *flat_box, CUstream stream, bool blocking) {
   if (!flat_box)
     return CUDA_ERROR_INVALID_VALUE;
@@ -247,6 +252,7 @@ static CUresult copy_rectangle(const CUDA_MEMCPY2D *flat_box, CUstream stream, b
   return copy_box(&box, stream, blocking);
 }
 
+/* The forms of a 2D or 3D copy: blocking and in a stream, each also for the per-thread default stream. */
 #define BOX(name, type, function)                                                                                      \
   EXPORT CUresult name##_v2(const type *box) {                                                                         \
     return function(box, NULL, true);                                                                                  \

@@ -1,6 +1,9 @@
 /*
  * Copies with attributes, alone and in batches. A batch as a whole keeps its stream's order; its copies have no order:
  * here they run one after the other. A batch has no form in a graph, and the legacy stream takes none.
+ *
+ * The exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
+ * tells only what is special here.
  */
 #include "simgpu/memory/array.h"
 
@@ -124,6 +127,7 @@ static CUresult box_batch(size_t count, const CUDA_MEMCPY3D_BATCH_OP *boxes, siz
   return result;
 }
 
+/* A call, and its form for the per-thread default stream. */
 #define FORMS(name, parameters, call)                                                                                  \
   EXPORT CUresult name parameters {                                                                                    \
     return call;                                                                                                       \

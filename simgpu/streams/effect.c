@@ -44,6 +44,7 @@ void effect_free(struct effect *effect) {
   }
 }
 
+/* Copy the rows of a box. Source and destination may overlap in a row. */
 static void copy(const struct effect *effect) {
   for (size_t z = 0; z < effect->depth; z++)
     for (size_t y = 0; y < effect->height; y++)

@@ -1,10 +1,13 @@
-/* Events: records, queries, waits and times. */
+/* Events: records, queries, waits and times. The exported functions are those of CUDA's documentation, which tells
+ * their parameters and errors. A comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
 
 #define EXTERNAL 1u /* flag of a record or a wait: a node of the captured graph, not an edge */
 
+/* An event has a slot of the current context. Its `base` tells that it was not recorded yet. Events for other
+ * processes are not simulated. */
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   struct context *context;
   CUresult result = enter(&context);
@@ -128,6 +131,7 @@ static bool complete(CUevent event) {
   return event->recorded == event->base || shared_of(event->context)->events[event->slot].completed >= event->recorded;
 }
 
+/* Tell whether the newest record is complete. An event that was never recorded counts as complete. */
 EXPORT CUresult cuEventQuery(CUevent event) {
   uint64_t entry_ns = sg_now();
   CUresult result = usable(event);
@@ -146,6 +150,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
   return over ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
+/* Wait for the newest record. An event that was never recorded counts as complete. */
 EXPORT CUresult cuEventSynchronize(CUevent event) {
   CUresult result = usable(event);
   if (!result || result == CUDA_ERROR_CAPTURED_EVENT) {
@@ -167,6 +172,7 @@ static int64_t time_of(CUevent event) {
                         context->events[event->slot].completed_ns);
 }
 
+/* By the clocks of the events' devices, which run in steps and drift: see sg_event_clock. */
 EXPORT CUresult cuEventElapsedTime_v2(float *out_ms, CUevent start, CUevent end) {
   CUresult result = usable(start);
   if (!result)
@@ -199,6 +205,7 @@ CUresult submit_wait(struct stream *stream, const struct event *event) {
   return submit(stream, wait, NULL, NULL);
 }
 
+/* In a capture the wait becomes edges of the graph, or with EXTERNAL a node of its own. */
 EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
   struct context *context;
   struct stream *stream;

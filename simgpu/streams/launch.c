@@ -1,4 +1,5 @@
-/* Launches of kernels. */
+/* Launches of kernels. The exported functions are those of CUDA's documentation, which tells their parameters and
+ * errors. A comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 /* The address of the kernel's first parameter, however the parameters were passed; NULL: it has none. */
@@ -86,6 +87,7 @@ EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned gx, unsigned g
   return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, PER_THREAD(stream), params, extra);
 }
 
+/* A cooperative launch is like any other: kernels compute nothing, so their blocks need not meet. */
 EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                           unsigned by, unsigned bz, unsigned shared, CUstream stream, void **params) {
   return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, NULL);
@@ -120,6 +122,7 @@ typedef struct {
   void **kernelParams;
 } CUDA_LAUNCH_PARAMS;
 
+/* Launch one kernel after the other. The first failure ends the list. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags) {
   CUresult result = list && flags <= 3 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   for (unsigned n = 0; !result && n < count; n++)
@@ -160,6 +163,7 @@ EXPORT CUresult cuParamSetv(CUfunction function, int offset, void *value, unsign
   return cuFuncSetSharedSize(function, bytes); /* only checks the function */
 }
 
+/* Launch with the block that cuFuncSetBlockShape has set, and without parameters. */
 EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream) {
   if (!find_function(function))
     return CUDA_ERROR_INVALID_HANDLE;

@@ -1,8 +1,11 @@
-/* The stream calls of programs built for per-thread default streams: stream 0 means the calling thread's own. */
+/* The stream calls of programs built for per-thread default streams: stream 0 means the calling thread's own. The
+ * exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
+ * tells only what is special here. */
 #include "simgpu/api/abi.h"
 
 #define OWN(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
 
+/* The form of a call for the per-thread default stream: `names` are its arguments, with the stream replaced. */
 #define WRAP(name, types, names)                                                                                       \
   CUresult name types;                                                                                                 \
   EXPORT CUresult name##_ptsz types;                                                                                   \

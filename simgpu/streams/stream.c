@@ -1,5 +1,6 @@
-/* Streams: making and ending them, per-thread default streams, and giving them work. A lane is the queue of one stream
- * in the shared model. */
+/* Streams: making and ending them, per-thread default streams, and giving them work. A lane is the queue of one
+ * stream in the shared model. The exported functions are those of CUDA's documentation, which tells their parameters
+ * and errors. A comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
@@ -177,6 +178,7 @@ CUresult wait_context(struct context *context) {
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
 
+/* The priority is cut to the range and stored. The model does not use it. */
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
   struct context *context;
   CUresult result = enter(&context);
@@ -191,6 +193,7 @@ EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags) {
   return cuStreamCreateWithPriority(out, flags, 0);
 }
 
+/* Pending work goes on. The legacy stream cannot be destroyed. */
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
   struct context *context;
   CUresult result = enter(&context);
@@ -215,6 +218,7 @@ EXPORT CUresult cuStreamDestroy(CUstream stream) {
   if (result)                                                                                                          \
   return result
 
+/* Wait for all work that the stream has now. An open capture may forbid that. */
 EXPORT CUresult cuStreamSynchronize(CUstream handle) {
   FIND_STREAM(handle);
   result = capture_sync(stream->context, stream);
@@ -229,6 +233,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle) {
   return result;
 }
 
+/* Whether the stream has no work left. An open capture may forbid the question. */
 EXPORT CUresult cuStreamQuery(CUstream handle) {
   uint64_t entry_ns = sg_now();
   FIND_STREAM(handle);
@@ -282,6 +287,7 @@ EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *ordinal) {
   return device_ordinal(stream->context->device, ordinal);
 }
 
+/* The function runs in the driver's own thread: see host_function.c. */
 EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn call, void *data) {
   FIND_STREAM(handle);
   if (!call)
@@ -290,6 +296,7 @@ EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn call, void *data) {
   return issue(stream, (struct sg_item){.kind = SG_HOST}, &effect, NULL);
 }
 
+/* A callback runs as a host function does, but cannot be captured. */
 EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned flags) {
   FIND_STREAM(handle);
   if (!callback || flags)

@@ -117,6 +117,7 @@ void hold_effects(bool hold) {
     pthread_mutex_unlock(&effects_lock);
 }
 
+/* Whether this thread runs a host function: CUDA permits no call in one. */
 bool inside_host_function(void) {
   return in_host_function;
 }
@@ -153,8 +154,9 @@ static void sleep_for(struct context *context, uint32_t lane, uint64_t mark_ns) 
   sg_unlock(&process.state);
 }
 
-/* Wake the threads that sleep in the driver if the new work's effect may be due before the first of them wakes
- * (wake_ns). If wake_ns is past, that thread has left, and the others' times are not known: then wake them all. */
+/* With the state locked, after work with an effect has been given to the lane: wake the threads that sleep, if the
+ * effect may be due before the first of them wakes (wake_ns). If wake_ns is past, that thread has left, and the others'
+ * times are not known: then wake them all. */
 void effect_submitted(const struct context *context, uint32_t lane) {
   struct sg_shared *shared = process.state.shared;
   if (!process.sleepers)
@@ -194,6 +196,8 @@ static CUresult wait_for(struct context *context, const uint64_t *done, uint64_t
   return CUDA_SUCCESS;
 }
 
+/* Wait until the lane has completed `count` items; apply the effects that become due meanwhile. An error: the
+ * context has ended or is lost. */
 CUresult wait_lane(struct context *context, uint32_t lane, uint64_t count) {
   if (context->slot == SG_NONE)
     return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -201,6 +205,7 @@ CUresult wait_lane(struct context *context, uint32_t lane, uint64_t count) {
   return wait_for(context, &shared->completed, count, lane, shared->submitted_ns);
 }
 
+/* Wait until record number `seq` of an event slot is complete; apply the effects that become due meanwhile. */
 CUresult wait_event(struct context *context, uint32_t event, uint64_t seq) {
   if (context->slot == SG_NONE)
     return CUDA_ERROR_CONTEXT_IS_DESTROYED;

@@ -8,8 +8,8 @@ static int32_t least(int64_t one, int64_t other) {
   return (int32_t)(one < other ? one : other);
 }
 
-/* How many copies of a share there is room for. Each copy needs `devices` different devices, so a device takes part in
- * each copy once at most. */
+/* How many copies of a share there is room for on the `allowed` devices. Each copy needs `devices` different devices,
+ * so a device takes part in each copy once at most. */
 static int32_t share_copies(const struct sp_node *node, const struct sp_share *share, uint16_t allowed) {
   int32_t mib = sp_share_mib(node, share);
   int32_t room[SP_NODE_DEVICES] = {0}, sum = 0;
@@ -21,7 +21,7 @@ static int32_t share_copies(const struct sp_node *node, const struct sp_share *s
       sum += room[device];
     }
   for (int32_t copies = sum / share->devices; copies > 0; copies--) {
-    int32_t useful = 0;
+    int32_t useful = 0; /* the room that so many copies could use */
     for (int32_t device = 0; device < node->devices; device++)
       useful += least(room[device], copies);
     if (useful >= copies * share->devices)

@@ -6,13 +6,14 @@
 _Static_assert((SP_STEPS - 1) * SP_STEP_MILLI == SP_DEVICE_MILLI, "a step for every residue of a device");
 _Static_assert(SP_PRICES % 4 == 0, "prices are compared four at a time");
 
-/* The worth, at each price, of a device that has `left_milli` left. */
+/* The worth, at each of the SP_PRICES prices, of a device of a model that has `left_milli` left. */
 static const float *worth_at(const struct sp_policy *policy, int32_t model, int32_t left_milli) {
   int32_t step = left_milli > 0 ? left_milli / SP_STEP_MILLI : 0;
   return policy->worth + ((int64_t)model * SP_STEPS + step) * SP_PRICES;
 }
 
-/* How many pods of a kind fit where so many devices are open and so many processors are left. */
+/* How many pods of a kind fit on a node with `open` devices that each have the kind's time left, and with so many
+ * processors left. */
 static int64_t copies(int64_t cpu_milli, int32_t open, int64_t kind_cpu_milli, int32_t kind_devices) {
   int64_t count = kind_devices > 1 ? open / kind_devices : open;
   return kind_cpu_milli * count > cpu_milli ? cpu_milli / kind_cpu_milli : count;
@@ -26,7 +27,8 @@ static int32_t open_devices(const struct sp_node *node, int32_t milli) {
   return open;
 }
 
-/* Fills how many pods of each kind would fit alone; 0 for kinds that take one device or none. */
+/* Fills `rooms` with how many pods of each kind would fit on all nodes if no other kind came; 0 for kinds that take one
+ * device or none. */
 void sp_rooms(const struct sp_node *nodes, int32_t count, const struct sp_kind *kinds, int32_t kinds_count,
               int64_t *rooms) {
   int32_t first = 0; /* kinds are sorted: those that take several devices come last */
@@ -48,7 +50,8 @@ void sp_rooms(const struct sp_node *nodes, int32_t count, const struct sp_kind *
   }
 }
 
-/* Inserts a kind into the last width of a model, sorted by the processors that the kinds need. */
+/* Inserts a kind into `width`, the last one of a model, sorted by the processors that the kinds need. Its weight is its
+ * own, not added up yet. */
 static void add_wide(const struct sp_kind *kind, struct sp_wide *wide, struct sp_width *width) {
   int32_t at = width->first + width->count++;
   for (; at > width->first && wide[at - 1].cpu_milli > kind->cpu_milli; at--)
@@ -56,9 +59,9 @@ static void add_wide(const struct sp_kind *kind, struct sp_wide *wide, struct sp
   wide[at] = (struct sp_wide){kind->cpu_milli, kind->wanted * kind->milli * kind->devices};
 }
 
-/* Gathers for each model what a decision needs of the kinds that take several devices and have scarce room, and adds up
- * their weights within each width. The arrays need an entry for each kind and model. Returns how many kinds were
- * gathered. */
+/* Gathers for each of `models` models what a decision needs of the kinds that take several devices and have scarce
+ * room, and adds up their weights within each width. The arrays need an entry for each kind and model; the policy
+ * points to them from then on. Returns how many kinds were gathered. */
 int32_t sp_gather_wide(struct sp_policy *policy, int32_t models, struct sp_wide *wide, struct sp_width *widths) {
   int32_t wides = 0, count = 0;
   policy->wide = wide;
@@ -84,8 +87,8 @@ int32_t sp_gather_wide(struct sp_policy *policy, int32_t models, struct sp_wide 
   return wides;
 }
 
-/* The weight of those kinds of a width of which `copies` pods fit with so many processors. The kinds are sorted by
- * processors, and a weight includes those before it, so it is the weight of the last kind that fits. */
+/* The weight of those of the `count` kinds of a width of which `copies` pods fit with so many processors. The kinds are
+ * sorted by processors, and a weight includes those before it, so it is the weight of the last kind that fits. */
 static double weight_of(const struct sp_wide *wide, int32_t count, int64_t copies, int64_t cpu_milli) {
   if (wide[count - 1].cpu_milli * copies <= cpu_milli)
     return wide[count - 1].weight;
@@ -102,8 +105,8 @@ static double weight_of(const struct sp_wide *wide, int32_t count, int64_t copie
   return fit > 0 ? wide[fit - 1].weight : 0;
 }
 
-/* The worth of the room for pods that take several devices, if device `taken` had `rest` left; -1: the node unchanged.
- * A kind of which n pods fit counts n times: as one of which 1 fits, 2 fit, and so on up to n. */
+/* The worth of the room for pods that take several devices, in milli, if device `taken` had `rest` left; -1: the node
+ * unchanged. A kind of which n pods fit counts n times: as one of which 1 fits, 2 fit, and so on up to n. */
 static double worth_of_wide(const struct sp_work *work, int32_t taken, int32_t rest) {
   const struct sp_policy *policy = work->policy;
   const struct sp_node *node = &work->node;
@@ -123,7 +126,7 @@ static double worth_of_wide(const struct sp_work *work, int32_t taken, int32_t r
   return sum;
 }
 
-/* Whether the room for pods that take several devices shrinks when a device has `rest` instead of `left`. */
+/* Whether the room for pods that take several devices may shrink when a device has `rest` instead of `left`. */
 static int is_narrower(const struct sp_work *work, int32_t left, int32_t rest) {
   const struct sp_policy *policy = work->policy;
   for (int32_t w = policy->widths[work->node.model]; w < policy->widths[work->node.model + 1]; w++)
@@ -184,7 +187,8 @@ double sp_worth(const struct sp_work *work) {
   return least_of(work->cpu, work->sum, any, any) + worth_of_wide(work, -1, 0);
 }
 
-/* Fills, for each of the devices, minus what the node is worth with a step taken on it. */
+/* Fills `after`, for each of the devices, with minus what the node would be worth with a step taken on it: less is
+ * better, as for all potentials. */
 void sp_worths_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
   const struct sp_node *node = &work->node;
   double wide_now = worth_of_wide(work, -1, 0);
@@ -201,8 +205,8 @@ void sp_worths_with(const struct sp_work *work, struct sp_step step, uint16_t de
 }
 
 /* Fills `next` with the worth of a device, by step of what is left of it, when one more pod is offered than for
- * `worth`. The pod is of each kind with the kind's part as its probability. It is taken if it is worth more than its
- * room is worth to the offers after it. */
+ * `worth`. The pod is of each kind with the kind's part as its probability. It is taken if it is worth more, less the
+ * `price` of its processors, than its room is worth to the offers after it. */
 static void one_more_offer(const double *worth, double *next, const struct sp_kind *kinds, int32_t count, int32_t model,
                            double price) {
   for (int32_t step = 0; step < SP_STEPS; step++)
@@ -221,7 +225,8 @@ static void one_more_offer(const double *worth, double *next, const struct sp_ki
   }
 }
 
-/* Fills [model][step][price] with the worth of a device to which `offers` pods are offered. */
+/* Fills `tables` [model][step][price] with the worth, in milli, of a device to which `offers` pods of the kinds are
+ * offered one by one, at each of the SP_PRICES prices of a processor. */
 void sp_fill_worth(float *tables, const double *prices, int32_t models, const struct sp_kind *kinds, int32_t count,
                    int32_t offers) {
   for (int32_t model = 0; model < models; model++) {

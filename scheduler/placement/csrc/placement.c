@@ -23,7 +23,7 @@ void sp_node_update_left(struct sp_node *node) {
     node->left_milli[device] = sp_left_milli(node, node->free_milli[device], node->free_mib[device]);
 }
 
-/* Takes a step on a device of the work's node. The potential then has to be computed anew. */
+/* Takes a step from a device of the work's node, and brings up to date what follows; the potential becomes NAN. */
 static void take_on(struct sp_work *work, struct sp_step step, int32_t device) {
   struct sp_node *node = &work->node;
   int32_t left = node->left_milli[device];
@@ -102,8 +102,8 @@ static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share
   return with_both < share->devices ? SP_NO_DEVICE_MEMORY : SP_FITS;
 }
 
-/* Fills, for each open device, the earliest open device that has just as much left; returns the set of these earliest.
- * So the potential is computed only once for devices that are alike. */
+/* Fills `like` with, for each open device, the earliest open device that has just as much left; returns the set of
+ * these earliest. So the potential is computed only once for devices that are alike. */
 static uint16_t distinct(const struct sp_node *node, uint16_t open, int8_t *like) {
   uint16_t found = 0;
   for (int8_t i = 0; i < node->devices; i++) {
@@ -149,17 +149,18 @@ static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t
   }
   take_on(work, step, best);
   if (sp_by_node(work->policy))
-    work->potential = after[best];
+    work->potential = after[best]; /* take_on has made it NAN */
   return best;
 }
 
-/* Fills what a share costs on each device for measured use and promises. */
+/* Fills `extra` with what a share costs on each device for measured use and promises, in milli; 0: no use is known. */
 static void extras(const struct sp_work *work, const struct sp_share *share, double *extra) {
   for (int32_t i = 0; i < work->node.devices; i++)
     extra[i] = work->node.known & SP_USE_KNOWN ? sp_device_extra(work->policy, &work->facts->use[i], share) : 0;
 }
 
-/* Takes a share on the cheapest set of open devices, the cost of missing links included, and returns that set. */
+/* Takes a share that spreads over several devices on the cheapest set of open ones, the cost of missing links included,
+ * and returns that set. `step`: what it takes of each. `extra`: what each device costs on top. */
 static uint16_t take_set(struct sp_work *work, const struct sp_share *share, struct sp_step step, uint16_t open,
                          const double *extra) {
   double after[SP_NODE_DEVICES];
@@ -175,8 +176,8 @@ static uint16_t take_set(struct sp_work *work, const struct sp_share *share, str
   return devices;
 }
 
-/* Places each share where it costs least, one after the other, and fills its devices. If one finds no room, returns
- * why; the shares before it stay taken. */
+/* Takes each share of a pod where it costs least, one after the other, and fills `devices` with the set of each.
+ * `allowed`: the set that the pod may have. If a share finds no room, returns why; the shares before it stay taken. */
 static enum sp_verdict choose(struct sp_work *work, const struct sp_request *request, uint16_t allowed,
                               uint16_t *devices) {
   double extra[SP_NODE_DEVICES];
@@ -199,16 +200,17 @@ static enum sp_verdict choose(struct sp_work *work, const struct sp_request *req
   return SP_FITS;
 }
 
+/* What place_rest searches, and how far it has come. */
 struct search {
   const struct sp_request *request;
-  struct sp_node *node;
+  struct sp_node *node; /* its left_milli is out of date during the search */
   uint16_t allowed;
-  uint16_t *devices;
-  int32_t steps; /* that may still be tried: some pods would take too long */
+  uint16_t *devices; /* of each share, the set so far */
+  int32_t steps;     /* that may still be tried: some pods would take too long */
 };
 
-/* Finds any way to place the rest of share `i`, which has `placed` devices so far, on devices from `from` on, and all
- * shares after it, and takes it. Returns 0, with the node as it was, if there is no way or the steps are used up. */
+/* Finds any way to place the rest of share `i`, which has `placed` devices so far, on devices from `from` on, and then
+ * all shares after it, and takes it all. Returns 0, with the node as it was, if there is no way or no step is left. */
 static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t from) {
   if (i == search->request->shares)
     return 1;
@@ -238,8 +240,8 @@ static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t 
   return 0;
 }
 
-/* Places all shares of a pod, each where it costs least. That may leave no room for a later share, although another
- * choice would. Then any way that fits is taken. Returns why the first try failed if there is none. */
+/* Takes all shares of a pod, each where it costs least, and fills `devices`. That may leave no room for a later share,
+ * although another choice would. Then any way that fits is taken. Returns why the first try failed if there is none. */
 static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_request *request, uint16_t allowed,
                                         uint16_t *devices) {
   if (request->shares < 2)
@@ -274,7 +276,7 @@ static double extra_of(const struct sp_work *work, const struct sp_request *requ
 }
 
 /* The verdict without placing anything: it already refuses most nodes of a full cluster. For pods of several shares
- * SP_FITS means only that the first share fits. */
+ * SP_FITS means only that the first share fits. `allowed`: the set of devices that the pod may have. */
 static enum sp_verdict at_first_sight(const struct sp_node *node, const struct sp_request *request, uint16_t allowed) {
   uint16_t open;
   if (!node->there)
@@ -315,7 +317,8 @@ static void judge(const struct sp_node *node, const struct sp_device_facts *fact
   choice->cost = sp_cost(policy, node, &work.node, before, after, extra);
 }
 
-/* Returns a candidate and prefetches a later one: candidates come in any order, which the processor cannot predict. */
+/* Returns candidate `i` of `count`, and prefetches the one that is AHEAD of it, one cache line after the other:
+ * candidates come in any order, which the processor cannot predict. */
 static const struct sp_node *candidate(const struct sp_node *nodes, const int32_t *candidates, int32_t i,
                                        int32_t count) {
   if (i + AHEAD < count)
@@ -324,7 +327,8 @@ static const struct sp_node *candidate(const struct sp_node *nodes, const int32_
   return &nodes[candidates[i]];
 }
 
-/* Judges nodes[candidates[i]] for each i; `allowed` has a bit for each device that the pod may have, NULL: all. */
+/* Judges nodes[candidates[i]] for a pod, for each i, and fills choices[i]. allowed[i] is the set of devices that the
+ * pod may have there; NULL: all. `facts` has an entry for each of `nodes`. */
 void sp_rank(const struct sp_node *nodes, const struct sp_device_facts *facts, const int32_t *candidates,
              const uint16_t *allowed, int32_t count, const struct sp_request *request, const struct sp_policy *policy,
              struct sp_choice *choices) {
@@ -334,7 +338,8 @@ void sp_rank(const struct sp_node *nodes, const struct sp_device_facts *facts, c
   }
 }
 
-/* Fills only the verdicts of sp_rank. They are the same under every rule, so the cheapest rule is used. */
+/* Fills only the verdicts of sp_rank, with the same arguments. They are the same under every rule, so the cheapest rule
+ * is used. */
 void sp_fit(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
             const struct sp_request *request, int32_t *verdicts) {
   static const struct sp_policy any = {.rule = SP_BINPACK};
@@ -347,13 +352,13 @@ void sp_fit(const struct sp_node *nodes, const int32_t *candidates, const uint16
     struct sp_work work;
     work.policy = &any;
     work.node = *node;
-    work.node.known = 0;
+    work.node.known = 0; /* so its facts are not read */
     verdicts[i] = choose_or_search(&work, request, mask, devices);
   }
 }
 
-/* The position of the least cost, among equals that of the earliest node, whatever the order of the candidates; -1:
- * no node fits. */
+/* The position in `choices`, which sp_rank has filled, of the least cost, among equals that of the earliest node,
+ * whatever the order of the candidates; -1: no node fits. */
 int32_t sp_best(const struct sp_choice *choices, const int32_t *candidates, int32_t count) {
   int32_t best = -1;
   for (int32_t i = 0; i < count; i++) {

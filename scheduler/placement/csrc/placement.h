@@ -1,7 +1,8 @@
 /* Declares the placement kernels: which devices of a node a pod's shares would get, and what that costs the cluster.
  *
  * Pure: no clock, no I/O, no memory of its own. Callers own every array. Time is in thousandths of a device
- * ("milli"), processors in thousandths of one, memory in MiB.
+ * ("milli"), processors in thousandths of one, memory in MiB. A set of devices of a node is a mask: bit i for device i.
+ * The worth of what is left, and the expected pods, are explained in policy.py; native.py and tables.py call all this.
  */
 #ifndef SP_PLACEMENT_H
 #define SP_PLACEMENT_H
@@ -163,17 +164,17 @@ double sp_fragmentation(const struct sp_node *, int32_t, const struct sp_kind *,
 void sp_fill_worth(float *, const double *, int32_t, const struct sp_kind *, int32_t, int32_t);
 /* cdef end */
 
-/* A node while the shares of a pod are placed on it. */
+/* A copy of a node from which the shares of a pod are taken one after the other while places are compared. */
 struct sp_work {
   const struct sp_policy *policy;
   const struct sp_device_facts *facts;
   struct sp_node node;
   double cpu[SP_PRICES]; /* SP_WORTH: the worth of its processors at each price, */
   double sum[SP_PRICES]; /* and of its devices, added up */
-  double potential;      /* NAN: to be computed */
+  double potential;      /* sp_potential of the node as it is now; NAN: to be computed */
 };
 
-/* One share on one device of a node. */
+/* What one share takes of one of its devices. */
 struct sp_step {
   int32_t milli;
   int32_t mib;

@@ -38,8 +38,8 @@ static double fragmentation_of(const struct sp_node *node, const struct sp_kind 
   return sum;
 }
 
-/* Fills, for each of the devices, what fragmentation_of would be with a step taken on it. What a kind finds on the
- * other devices is counted only once for all of them. */
+/* Fills `after`, for each of the devices, with what fragmentation_of would be with a step taken on it. What a kind
+ * finds on the other devices is counted only once for all of them. */
 static void fragmentations_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
   const struct sp_node *node = &work->node;
   int32_t count = node->devices, all = (int32_t)sp_free_of_all(node) - step.milli;
@@ -104,7 +104,8 @@ double sp_potential(const struct sp_work *work) {
   }
 }
 
-/* Fills, for each of the devices, the potential as if a step were taken on it; only for rules with sp_by_node. */
+/* Fills `after`, for each of the devices, with the potential as if a step were taken on it; only for rules with
+ * sp_by_node. */
 void sp_potentials_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
   if (work->policy->rule == SP_WORTH)
     sp_worths_with(work, step, devices, after);

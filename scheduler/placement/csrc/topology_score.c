@@ -13,7 +13,8 @@ static int16_t within(int64_t value, int64_t most) {
   return (int16_t)(value < 0 ? 0 : value > most ? most : value);
 }
 
-/* Sets four values of each device of a node, in the order of struct sp_use, clamped to their ranges. */
+/* Sets the use of each device of a node: four of `values` for each, in the order of struct sp_use, clamped to their
+ * ranges. From now on the use is known. */
 void sp_set_uses(struct sp_node *node, struct sp_device_facts *facts, const int64_t *values) {
   for (int32_t device = 0; device < node->devices; device++, values += 4)
     facts->use[device] = (struct sp_use){within(values[0], SP_DEVICE_MILLI), within(values[1], SP_DEVICE_MILLI),
@@ -35,8 +36,9 @@ double sp_device_extra(const struct sp_policy *policy, const struct sp_use *use,
   return extra;
 }
 
-/* The cost of one pair of a share's devices. Work on several devices is as fast as their slowest link, so each device
- * loses in proportion to the part of pairs that are apart: each pair is one of (count - 1) * count / 2. */
+/* The cost of one pair of a share's `count` devices, in milli. Work on several devices is as fast as their slowest
+ * link, so each device loses the weight times the part of the pairs that are apart. Of all pairs one is 2 / count /
+ * (count - 1), so it costs all `count` devices together 2 / (count - 1) of the weight. */
 static double pair_extra(const struct sp_policy *policy, const struct sp_device_facts *facts, int32_t one,
                          int32_t other, int32_t count) {
   double extra = facts->linked[one] >> other & 1 ? 0 : policy->weights.apart;
@@ -45,7 +47,7 @@ static double pair_extra(const struct sp_policy *policy, const struct sp_device_
   return extra * 2 / (count - 1);
 }
 
-/* The cost of all pairs of one share's devices. */
+/* The cost of all pairs of one share's devices, the set `devices` of `count`, in milli. */
 double sp_pairs_extra(const struct sp_policy *policy, const struct sp_device_facts *facts, uint16_t devices,
                       int32_t count) {
   double extra = 0;
@@ -63,7 +65,7 @@ struct sets {
   int32_t device[SP_NODE_DEVICES];
   double cost[SP_NODE_DEVICES];                  /* of each device, above the cheapest */
   double pair[SP_NODE_DEVICES][SP_NODE_DEVICES]; /* of the devices at two positions together, by pair_extra */
-  double best_cost;
+  double best_cost;                              /* of the best set that was tried */
   uint16_t best;
 };
 
@@ -106,8 +108,8 @@ static void keep_best(struct sets *sets, double cost, const int32_t *chosen) {
     sets->best |= (uint16_t)(1U << sets->device[chosen[n]]);
 }
 
-/* Tries every set that begins with the first `n` of the chosen devices, which cost `cost`, except sets that cannot be
- * cheaper than the best. */
+/* Tries every set that begins with the first `n` of the chosen devices (indices into sets->device, ascending), which
+ * cost `cost` with their pairs, except sets that cannot be cheaper than the best. */
 static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double cost) {
   if (n == sets->count) {
     keep_best(sets, cost, chosen);
@@ -126,7 +128,7 @@ static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double co
   }
 }
 
-/* Grows a set from each device: the next device is always the one with which the set is cheapest. */
+/* Tries a set that is grown from each device: the next device is always the one with which the set is cheapest. */
 static void grow_from_each(struct sets *sets) {
   int32_t chosen[SP_NODE_DEVICES];
   for (int32_t seed = 0; seed < sets->open; seed++) {
@@ -150,7 +152,8 @@ static void grow_from_each(struct sets *sets) {
   }
 }
 
-/* The set of `count` open devices that costs least, for the devices and their pairs; at least `count` are open. */
+/* The set of `count` open devices that costs least, for the devices and their pairs; at least `count` are open. `cost`
+ * and `left` of each device: what it costs by itself, and what is left of it, which decides between equals. */
 uint16_t sp_best_set(const struct sp_policy *policy, const struct sp_device_facts *facts, const double *cost,
                      const int32_t *left, uint16_t open, int32_t count) {
   struct sets sets;
