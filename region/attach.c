@@ -107,7 +107,8 @@ static int claim_slot(struct sp_region *region) {
 #define LOST_BUDGET_NS 50000000u /* as alone on the device */
 
 /* Make the terms that guard.c puts in the place of `terms` if that file is truncated: the present ones, but with all
- * gates open and no agent. NULL: there is no memory for them. */
+ * gates open, no agent, and nothing of what the agent has learned from NVML, which nobody would bring up to date. NULL:
+ * there is no memory for them. */
 static void *make_spare_terms(const void *terms) {
   char *copy = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED)

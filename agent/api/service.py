@@ -120,7 +120,10 @@ class NodeService(rpc.NodeServiceServicer):
         """Create a share that only operators may change."""
 
         def register() -> pb.RegisterShareResponse:
-            """Create the share, which no token can change. Raises a ShareError."""
+            """Create the share without a token, so that no user can change it. Raises a ShareError.
+
+            If the request names an owner process, the caller's own process becomes it, where that is known.
+            """
             return self.register(request, "", self._hello.peer(context.invocation_metadata()))
 
         return await answer(context, "RegisterShare", register)

@@ -151,7 +151,8 @@ class Agent:
     ) -> None:
         """Bring a live share to `terms`, and pause or resume it as they say. Its devices stay.
 
-        `share` is the share as the agent has it: what it has already is not sent. `node` tells the devices' memory.
+        `share` is the share as the agent has it: if that is what is wanted, nothing is sent, else all terms are. `node`
+        tells the devices' memory, for the cap in bytes; on a device of unknown memory the share keeps its cap.
         `labels` are given when another container has the share now; None: they stay. Raises StaysPaused when the share
         got everything but the device time that it had yielded.
         """

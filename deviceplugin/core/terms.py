@@ -161,7 +161,10 @@ def _effective(annotations: Mapping[str, str], container: str, containers: Colle
 
 
 def _split(name: str, containers: Collection[str]) -> tuple[str | None, str]:
-    """Return the container that an annotation is for (None: all), and its key. Raises TermsError if one is unknown."""
+    """Return the container that an annotation is for (None: all), and its key. Raises TermsError if one is unknown.
+
+    `containers`: the names of the pod's containers; empty: any name is accepted.
+    """
     if not name.startswith(PREFIX):
         raise TermsError(f"unknown annotation {shown(name)}: write {PREFIX} in lower case")
     before, dot, key = name.removeprefix(PREFIX).rpartition(".")

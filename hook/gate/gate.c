@@ -46,8 +46,9 @@ static uint64_t unknown_ns(const struct sp_device *device) {
 }
 
 /* May a launch of `predicted_ns` into the stream be in flight, too? Yes, if less than the budget is in flight without
- * it. Also if what is in flight is one unit, longer than the budget, and this launch behind it ends within the
- * lookahead: with only one, the device would idle until the news of its end has come. */
+ * it; the stream's pending work counts here, too. Also if that is about one unit of this launch's length, longer than
+ * the budget, and the launch behind it ends within the grant's lookahead: with only one unit in flight the device would
+ * idle until the news of its end has come. */
 static inline bool fits(const struct sp_device *device, const struct sp_stream_state *state, uint64_t predicted_ns) {
   uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&state->pending_ns);
   if (sp_likely(in_flight_ns < sp_grant_budget_ns(device->grant))) {

@@ -135,9 +135,10 @@ static void publish(struct sp_device *device) {
   sp_slot_publish(device->slot, report);
 }
 
-/* Publish the report if there is much new idle time: time that is not reported as idle counts as work for the arbiter,
- * and its counters never fall. The other counters of a long turn are published now and then, however full the device's
- * queue is. *told_ns: when this last published. Takes turn_lock. */
+/* Publish the report if device->starved_ns is large: the idle time that is not in it yet, or, negative, what is idle in
+ * it and turned out to be work. For the arbiter time counts as work until it is reported as idle. The other counters of
+ * a long turn are published every COUNT_NS, however full the device's queue is. *told_ns: when this last published.
+ * Takes turn_lock. */
 static void tell(struct sp_device *device, uint64_t *told_ns) {
   uint64_t now_ns = sp_now_ns();
   int64_t starved_ns = sp_load(&device->starved_ns);

@@ -29,7 +29,8 @@ struct sp_work_profile *sp_profile_find(uint64_t key) {
         return row;
     }
   }
-  /* No row is free here: the new unit takes over the first row and learns anew. */
+  /* No row is free here: the new unit takes over the first row and learns anew. Prediction 0: not known. `learned` that
+   * equals `version`: neither out of date nor exact. */
   struct sp_work_profile *row = &rows[hash & (ROWS - 1)];
   sp_store(&row->key, key);
   sp_store(&row->predicted_ns, 0);

@@ -293,6 +293,7 @@ def _left(cluster: Cluster, name: str, pod: Pod | None = None) -> Left:
     allowed = row.usable
     if pod is not None:
         allowed = int(cluster.allowed(pod, np.array(cluster.node_index.find([name])[1], dtype=np.int32))[0])
+    # A row has the first NODE_DEVICES_MAX devices that the agent reports; no pod is placed on others.
     devices = (_device(row, index, device.facts, allowed) for index, device in enumerate(use.devices[: len(row.uuids)]))
     return Left(name, row.cpu_milli, row.memory_mib, tuple(devices))
 

@@ -82,7 +82,8 @@ def devices_of(candidate: Candidate, pod: Pod, now_s: float) -> list[Candidate]:
     """Return, as candidates of their own, the devices of a node that a pod may have and on which a holder could yield.
 
     `candidate` is the whole node. On each only the holders with a share there are compared. There are none
-    for a pod that needs several devices.
+    for a pod that needs several devices. What it lacks there (`short_milli`) and the least that one eviction loses
+    (`lost_ms`) only sort the candidates.
     """
     if [share.devices for share in pod.request.shares] != [1]:
         return []

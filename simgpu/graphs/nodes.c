@@ -136,7 +136,8 @@ static CUresult batch_body(struct body *body) {
   return result ? result : own_operations(body) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Make the body of a node from its parameters. The caller frees the body (body_free), also after an error. */
+/* Make the body of a node from its parameters. A body is at first an SG_WRITE of no word, an item that takes no device
+ * time: that of an empty node stays one. The caller frees the body (body_free), also after an error. */
 CUresult body_make(const CUgraphNodeParams *params, struct body *body) {
   static CUresult (*const makers[])(struct body *) = {[CU_GRAPH_NODE_TYPE_KERNEL] = kernel_body,
                                                       [CU_GRAPH_NODE_TYPE_MEMCPY] = memcpy_body,
