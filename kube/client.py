@@ -239,7 +239,11 @@ class _Session:
     """The library's client with one set of certificates. It lives until its last request has ended."""
 
     def __init__(self, configuration: Configuration, stamp: tuple[object, ...], agent: str) -> None:
-        """`stamp` came from `Access.current` with the configuration. Raises AccessError for an invalid certificate."""
+        """`stamp` came from `Access.current` with the configuration, and is another one when address or files change.
+
+        `agent` is the User-Agent. The library's sockets are replaced by those of `_Rest`, which notice a dead
+        connection. Raises AccessError for an invalid certificate.
+        """
         self.stamp = stamp
         self._users = 0
         self._retired = False

@@ -351,8 +351,9 @@ void sp_gang_commit(struct sp_arbiter *arbiter) {
       commit(arbiter, arbiter->gangs[index]);
 }
 
-/* Offer the device, which is free, to the gangs, before the policy is asked. True: it is granted, or kept free for a
- * gang for now. */
+/* Offer the device, which is free, to the gangs, before the policy is asked. True: it is granted; or it is kept free,
+ * for a committed gang, or until device->retry_ns for one that follows soon or has just had its turn here and still
+ * drains elsewhere. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->gang_members)
     return false;

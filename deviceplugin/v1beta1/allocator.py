@@ -91,7 +91,12 @@ class Allocator:
         place: Callable[[NodeView], Place],
         placement: Placement,
     ) -> None:
-        """Take the parts that a start needs. `place` returns where files are on the node, for its present state."""
+        """Take the parts that a start needs.
+
+        `policy`: what the operator has chosen; `record`: the allocations that were given out; `reconciler` knows the
+        node's pods and their terms; `placement` chooses the devices of a share; `place` returns where files are on the
+        node, for its present state.
+        """
         self._policy = policy
         self._record = record
         self._shares = shares

@@ -107,6 +107,7 @@ class Registration:
         self.taking_over: Callable[[], None] = lambda: None
         """Called before the plugin serves for the first time, and before it replaces another plugin that has served."""
         self._has_served = False
+        """Whether this process has ever had its socket at `path`."""
 
     @property
     def state(self) -> State:
@@ -234,7 +235,7 @@ class Registration:
         server = await listen(self._service, new_path)
         try:
             own = _socket_at(new_path)
-            if not self._has_served:
+            if not self._has_served:  # a later takeover begins in _goes_on_standing_by, which calls it
                 self.taking_over()
             new_path.rename(self.path)
             self._has_served = True
