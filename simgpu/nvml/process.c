@@ -54,10 +54,10 @@ static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct
 
 enum kind { COMPUTE, GRAPHICS, MPS_COMPUTE };
 
-/* Inside a call: fill in `uses` (MOST_USES) with the processes of a kind and return their number. GRAPHICS: the one that
- * draws (graphics_pid, set by Truth.draw), with its CUDA memory, or with GRAPHICS_BYTES, which count nowhere, if it has
- * no context. If an MPS server serves the device, every process is its client: MPS_COMPUTE lists these, COMPUTE the
- * server too. */
+/* Inside a call: fill in `uses` (MOST_USES) with the processes of a kind and return their number. GRAPHICS: the one
+ * that draws (graphics_pid, set by Truth.draw), with its CUDA memory, or with GRAPHICS_BYTES, which count nowhere, if
+ * it has no context. If an MPS server serves the device, every process is its client: MPS_COMPUTE lists these, COMPUTE
+ * the server too. */
 static uint32_t collect_kind(const struct sg_device *device, enum kind kind, struct process_use *uses) {
   if ((kind == GRAPHICS && !device->graphics_pid) || (kind == MPS_COMPUTE && !device->mps_pid))
     return 0;
