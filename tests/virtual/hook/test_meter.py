@@ -708,3 +708,24 @@ def test_work_that_runs_with_pauses_is_sparse_after_twice_its_time(library: ctyp
     assert meter.sparse
     meter.keeper_marks()
     assert not meter.sparse
+
+
+def test_a_thread_that_waits_again_and_again_wakes_the_keeper_seldom_unless_idle_time_counts(
+    library: ctypes.CDLL,
+) -> None:
+    def kicks(*, contended: bool) -> list[int]:
+        meter, (key,) = known(library, DELAYS[1])
+        meter.late(50_000 * US)
+        meter.turn(contended=contended)
+        meter.launch(0, key, LENGTHS[0])
+        meter.sync(0, SYNC_STREAM)
+        found = []
+        for _ in range(12):
+            before = meter.kicks
+            meter.launch(0, key, LENGTHS[0])
+            meter.sync(0, SYNC_STREAM)
+            found.append(meter.kicks - before)
+        return found
+
+    assert kicks(contended=False) == [0] * 6 + [1] * 6  # until eight markers wait for the keeper
+    assert kicks(contended=True) == [1] * 12

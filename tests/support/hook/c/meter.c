@@ -33,7 +33,7 @@ static int64_t call_ns; /* the program's time that each call of the driver takes
 static uint32_t event_count;
 static CUresult refusal; /* what the driver says to the next records of events … */
 static int64_t refusals; /* … so many of them */
-static int64_t queries;
+static int64_t kicks, queries;
 
 static struct sp_device *device(void) {
   return &sp_this_process.devices[0];
@@ -146,6 +146,7 @@ bool sp_context_enter(CUcontext context) {
 
 void sp_keeper_kick(struct sp_device *of) {
   (void)of; /* this keeper sees everything without a kick */
+  kicks++;
 }
 
 bool sp_stream_capturing(void *stream, bool per_thread) {
@@ -225,7 +226,7 @@ void meter_start(int64_t launch, int64_t record, int64_t event, int64_t late) {
   call_ns = 1000;
   drift = 0;
   event_count = 0;
-  refusals = queries = 0;
+  refusals = kicks = queries = 0;
   driver.cuEventCreate = event_create;
   driver.cuEventRecord = event_record;
   driver.cuEventElapsedTime = event_elapsed;
@@ -419,6 +420,10 @@ int64_t meter_passed(void) {
 
 int64_t meter_longest(void) {
   return (int64_t)device()->longest_ns;
+}
+
+int64_t meter_kicks(void) {
+  return kicks;
 }
 
 int64_t meter_queries(void) {
