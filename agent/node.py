@@ -354,14 +354,15 @@ class Node:
         left = self._leftovers.read()
         self._add_missing(left, unlisted)
         self._spending.restore(left.spent)
-        if left.driver_version in ("", self.identity.driver_version):
+        is_same_driver = left.driver_version in ("", self.identity.driver_version)
+        if is_same_driver:
             self._devices.recall(left.critical, self.now_ns())
-        else:
-            self._arbiter.forget_contexts()
         for record in left.records:
             self._adopt_one(record)
         self._registry.resume_adopted()
         self._devices.tell_unhealthy()
+        if not is_same_driver:
+            self._arbiter.forget_contexts()  # also in the grants of the shares, which are adopted now
         self._clear()
         self.publish()
 
