@@ -328,7 +328,7 @@ def test_while_a_thread_is_inside_the_driver_the_drain_makes_room_for_it(library
     lab.until(999)
     early = lab.diary()
     assert ("told", TURN) not in [page[1:] for page in early]
-    naps = [page[2] - page[0] for page in early if page[1] == "time"]  # type: ignore[operator]
+    naps = [page[2] - page[0] for page in early if page[1] == "time"]
     assert naps
     assert set(naps) == {20.0}
     lab.until(2000)

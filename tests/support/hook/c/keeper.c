@@ -33,6 +33,7 @@ static bool named; /* prctl is not called: else the test's own thread would be r
 #include "hook/meter/keeper.c"
 #undef nanosleep
 #undef syscall
+#include "tests/support/hook/c/field.h"
 
 enum { STREAMS = 2, BEGAN_NS = 1000000000, PAGES = 256, TOO_OFTEN = 10000 };
 enum act { IN_DRIVER, FOR_TIME, FOR_KICK, FOR_GRANT, RANG, TOLD, MARKED, SPINS };
@@ -365,13 +366,6 @@ void lab_end(void) {
   slot.pid = 0;
 }
 
-#define FIELD(name, of)                                                                                                \
-  int64_t lab_get_##name(void) {                                                                                       \
-    return (int64_t)(of);                                                                                              \
-  }                                                                                                                    \
-  void lab_set_##name(int64_t to) {                                                                                    \
-    of = (__typeof__(of))to;                                                                                           \
-  }
 FIELD(aside, device_of()->aside)
 FIELD(beside_ns, device_of()->beside_ns)
 FIELD(began_ns, device_of()->began_ns)

@@ -14,6 +14,7 @@ static long called(long number, ...);
 #define syscall called
 #include "hook/gate/wait.c"
 #undef syscall
+#include "tests/support/hook/c/field.h"
 
 struct sp_this_process sp_this_process;
 int rings, begun, ended, again, started, marked, published, sleeps;
@@ -210,13 +211,6 @@ int64_t lab_turn(void) {
   return passes ? 1 : entered ? 2 : 0;
 }
 
-#define FIELD(name, of)                                                                                                \
-  int64_t lab_get_##name(void) {                                                                                       \
-    return (int64_t)(of);                                                                                              \
-  }                                                                                                                    \
-  void lab_set_##name(int64_t to) {                                                                                    \
-    of = (__typeof__(of))to;                                                                                           \
-  }
 FIELD(aside, device_of()->aside)
 FIELD(back_ns, device_of()->back_ns)
 FIELD(began_ns, device_of()->began_ns)
