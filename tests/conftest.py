@@ -22,7 +22,7 @@ pytest.register_assert_rewrite(
     *(path.stem for path in (Path(__file__).parent / "support").glob("**/*") if path.suffix == ".py" or path.is_dir())
 )
 
-pytest_plugins = ["outcomes", "left_behind", "early"]
+pytest_plugins = ["stolen", "outcomes", "left_behind", "early"]
 
 TESTS = Path(__file__).resolve().parent
 WAYS = ("pure", "virtual", "node", "timed", "deep")

@@ -1,8 +1,9 @@
 """A pytest plugin that writes which tests passed and failed to a file, and can run only those that failed.
 
-``--outcomes=FILE`` writes ``{"passed": [node id, …], "failed": {node id: what failed first}}`` at the end.
-``--failed-in=FILE`` runs only the tests that such a file lists as failed. `tests/run.py` uses both. Without either, the
-plugin only says what has to be installed for the tests that were skipped.
+``--outcomes=FILE`` writes at the end
+``{"passed": [node id, …], "failed": {node id: what failed first}, "disturbed": [node id, …]}``, where a disturbed test
+is one of the failed (`stolen`). ``--failed-in=FILE`` runs only the tests that such a file lists as failed.
+`tests/run.py` uses both. Without either, the plugin only says what has to be installed for the tests that were skipped.
 """
 
 import json
@@ -10,6 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
+from stolen import STOLEN
 
 PACKAGE = re.compile(r"apt install ([a-z0-9][a-z0-9.+-]*)")
 
@@ -20,11 +22,14 @@ class Outcomes:
     def __init__(self) -> None:
         self.passed: set[str] = set()
         self.failed: dict[str, str] = {}
+        self.disturbed: set[str] = set()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.failed.setdefault(report.nodeid, reason(report))
+            if STOLEN in dict(report.user_properties):
+                self.disturbed.add(report.nodeid)
         elif report.when == "call" and report.passed:
             self.passed.add(report.nodeid)
 
@@ -34,17 +39,20 @@ class Outcomes:
 
     def write(self, path: Path) -> None:
         passed = sorted(self.passed - set(self.failed))
-        path.write_text(json.dumps({"passed": passed, "failed": self.failed}))
+        outcomes = {"passed": passed, "failed": self.failed, "disturbed": sorted(self.disturbed)}
+        path.write_text(json.dumps(outcomes))
 
 
 def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return one line: where a test failed, and with what."""
+    """Return one line: where a test failed, with what, and while how much of the processors' time was stolen."""
+    stolen = dict(report.user_properties).get(STOLEN) if isinstance(report, pytest.TestReport) else None
+    while_stolen = f" (while {stolen:.0%} of the processors' time was stolen)" if isinstance(stolen, float) else ""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         lines = report.longreprtext.strip().splitlines()
-        return lines[-1] if lines else "no reason was given"
+        return (lines[-1] if lines else "no reason was given") + while_stolen
     message = crash.message.strip().splitlines() or ["no message"]
-    return f"{Path(crash.path).name}:{crash.lineno}: {message[0]}"
+    return f"{Path(crash.path).name}:{crash.lineno}: {message[0]}{while_stolen}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -136,6 +136,55 @@ def test_what_fails_is_run_once_more_alone_and_what_then_passes_is_listed(
         assert not told
 
 
+STOLEN = """
+import os, pathlib, time
+
+def test_it():
+    with pathlib.Path("ran").open("a") as ran:
+        ran.write("again\\n")
+    number = len(pathlib.Path("ran").read_text().split())
+    stolen = {stolen}[number - 1] if number <= len({stolen}) else 0
+    began = time.monotonic()
+    time.sleep(0.05)
+    stat = pathlib.Path(os.environ["SHAREPOD_TEST_STAT"])
+    words = stat.read_text().split()
+    took_ticks = (time.monotonic() - began) * os.sysconf("SC_CLK_TCK") * os.cpu_count()
+    words[8] = str(int(words[8]) + round(stolen * took_ticks))
+    stat.write_text(" ".join(words))
+    assert number > {failures}, f"run {{number}}"
+"""
+ROBBED, QUIET = 0.5, 0.001
+
+
+@pytest.mark.parametrize(
+    ("way", "stolen", "failures", "status", "runs", "word"),
+    [
+        ("timed", [ROBBED], 1, 0, 2, "disturbed"),
+        ("timed", [ROBBED, ROBBED], 2, 0, 3, "disturbed"),  # in both runs it judged the host
+        ("timed", [QUIET], 1, 0, 2, "shaky"),
+        ("timed", [QUIET, ROBBED], 2, 0, 3, "shaky"),
+        ("timed", [ROBBED, QUIET], 2, 1, 2, ""),  # the second failure is the code's
+        ("timed", [ROBBED] * 9, 9, 1, 6, ""),
+        ("node", [ROBBED], 1, 0, 2, "shaky"),  # a test that does not judge time has no excuse
+    ],
+)
+def test_a_test_that_judges_time_is_judged_again_if_the_host_took_the_processors_away(
+    tmp_path: Path, way: str, stolen: list[float], failures: int, status: int, runs: int, word: str
+) -> None:
+    (tmp_path / way / "hook").mkdir(parents=True)
+    (tmp_path / way / "hook" / "test_it.py").write_text(STOLEN.format(stolen=stolen, failures=failures))
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 1 2 3 4 5 6 7 800 9 10")
+    done = called(tmp_path, "run.py", 0, SHAREPOD_TEST_STAT=str(stat))
+    assert done.returncode == status, done.stdout
+    assert len((tmp_path / "ran").read_text().split()) == runs
+    told = {
+        line.partition(":")[0]: line for line in done.stdout.splitlines() if line.startswith(("disturbed: ", "shaky: "))
+    }
+    assert list(told) == ([word] if word else [])
+    assert ("of the processors' time was stolen" in done.stdout) == (word == "disturbed"), done.stdout
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path, workers: int) -> None:
     (tmp_path / "test_broken.py").write_text("import nothing_of_this_name")
