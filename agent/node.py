@@ -428,21 +428,26 @@ class Node:
             if now_ns - since_ns >= OWNERLESS_NS:
                 self.release(share, reason="no process is in it, and its owner is not known")
 
-    def _save(self) -> None:
-        """Write the checkpoint as of the published status; remove it when there is no share and all devices are well.
+    def _save(self, *, is_last: bool = False) -> None:
+        """Write the checkpoint as of the published status; remove it when there is nothing to keep.
 
-        If it cannot be written (a full disk), that is logged once and tried again at the next change: the shares run on
-        without it.
+        The sums of parties are kept until a planned stop (`is_last`) without shares: a killed agent loses none.
+
+        If the checkpoint cannot be written (a full disk), that is logged once and tried again at the next change: the
+        shares run on without it.
         """
         statuses, failure = self.published.shares, ""
         try:
             unread = self._leftovers.texts()
-            if statuses or unread or not self._devices.are_well():
-                critical = self._devices.critical()
-                text = self._dumper.dump(statuses, unread, self._registry.devices, self.published.spent, critical)
+            of_devices = bool(statuses or unread or not self._devices.are_well())
+            if of_devices or (self.published.spent and not is_last):
+                devices, critical = self._registry.devices if of_devices else (), self._devices.critical()
+                text = self._dumper.dump(statuses, unread, devices, self.published.spent, critical)
                 checkpoint.write(self._state_directory, text)
             else:
                 checkpoint.remove(self._state_directory)
+            if not of_devices:
+                checkpoint.remove_unreadable(self._state_directory)
         except OSError as error:
             then = _UNSAVED.get(error.errno or 0, f"{_ADOPTS_LAST}: let the agent write there")
             failure = f"{os.strerror(error.errno or 0)}: {then}"
@@ -464,7 +469,8 @@ class Node:
 
         Shares and regions stay for the next agent.
         """
-        self.publish()
+        self.published = self.status()
+        self._save(is_last=True)
         self._is_closed = True
         self._owners.close()
         self._arbiter.close()

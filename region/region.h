@@ -135,7 +135,7 @@ struct sp_slots_header {
 
 /* What can go wrong in a process. The hook may not print it, so the agent logs it, once per process and kind. */
 enum sp_diagnostic_kind {
-  SP_DIAGNOSTIC_INIT = 0,     /* cuInit failed with this CUresult */
+  SP_DIAGNOSTIC_INIT = 0,     /* cuInit, or the making of a context, failed with this CUresult */
   SP_DIAGNOSTIC_DEVICE = 1,   /* the program asked for this ordinal, and there is no such device */
   SP_DIAGNOSTIC_OUTSIDE = 2,  /* refused: a context on this ordinal, which the share does not hold (policy `closed`) */
   SP_DIAGNOSTIC_FUNCTION = 3, /* the program called a function that the driver lacks: sp_name_hash of it */

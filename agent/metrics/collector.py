@@ -190,7 +190,7 @@ SPENT_ROWS: Final[tuple[Row[Spent], ...]] = (
     Row(
         "sharepod_spent_seconds_total",
         "Device time that the shares of a workload or a user have used, those that have ended too. It goes on after a "
-        "restart of the agent, if there was a share.",
+        "restart of the agent, a planned one only if there was a share.",
         lambda s: s.used_ns / 1e9,
     ),
     Row("sharepod_spent_shares_total", "How many shares that were.", lambda s: s.shares),

@@ -286,8 +286,12 @@ def set_aside(directory: Path) -> None:
             (directory / NAME).replace(directory / UNREADABLE)
 
 
-def remove(directory: Path) -> None:
-    """Remove the checkpoint, one that was set aside, and a half-written one that a crash left."""
+def remove_unreadable(directory: Path) -> None:
+    """Remove a checkpoint that was set aside."""
     (directory / UNREADABLE).unlink(missing_ok=True)
+
+
+def remove(directory: Path) -> None:
+    """Remove the checkpoint, and a half-written one that a crash left."""
     (directory / NAME).unlink(missing_ok=True)
     (directory / f"{NAME}{files.UNFINISHED}").unlink(missing_ok=True)

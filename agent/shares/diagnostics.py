@@ -61,7 +61,7 @@ class Line:
 
 
 def _init_cause(error: int) -> str:
-    """Return why cuInit failed, from its CUresult."""
+    """Return why CUDA does not start, from the CUresult of cuInit or of the making of a context."""
     return _INIT_CAUSES.get(error, "the driver does not start: look at nvidia-smi and dmesg")
 
 

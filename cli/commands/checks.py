@@ -181,8 +181,11 @@ def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:
     """Check that the CUDA driver, real or simulated, loads and initialises."""
     probe = _probe([sys.executable, "-I", "-c", _DRIVER_PROBE], {**os.environ, **environment})
     name = "simulated driver" if simulated else "driver"
-    if probe is None or probe.returncode != 0:
-        return Check(name, FAIL, "loading libcuda.so.1 crashed or hung", "reinstall the driver; see dmesg")
+    if probe is None:
+        text = f"libcuda.so.1 has not started for {_PROBE_TIMEOUT_S} s"
+        return Check(name, FAIL, text, "look at dmesg for XID, and at whether nvidia-smi answers; reboot if not")
+    if probe.returncode != 0:
+        return Check(name, FAIL, "loading libcuda.so.1 crashed", "reinstall the driver; see dmesg")
     answer = json.loads(probe.stdout)
     no_gpu = "on a machine without a GPU use a simulated one: sharepod agent --simulate 1xH200"
     if "missing" in answer:

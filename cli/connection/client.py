@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
 import grpc
 
+from sharepod.agent.devices import lock, processes
 from sharepod.agent.settings import TICKET_KEY
 from sharepod.cli import errors
 from sharepod.cli.connection import hello, token
@@ -45,6 +47,12 @@ def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other:
 
     `other`: the socket of another agent, which does listen.
     """
+    if starting := _starting(Path(socket_path).parent):
+        return errors.CliError(
+            f"no agent at {socket_path} yet: one is starting there (pid {starting}), and waits for the driver",
+            errors.EXIT_NO_AGENT,
+            "try again; if that lasts, look at dmesg for XID, and at whether `nvidia-smi` answers",
+        )
     nor = f", nor in {' or '.join(elsewhere)}" if elsewhere else ""
     use = f"use the one that listens at {other} (--socket), or " if other else ""
     lingers = " that outlives the login (`loginctl enable-linger`)" if socket_path.startswith(_SESSIONS) else ""
@@ -53,6 +61,14 @@ def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other:
         "or let `sharepod run --private` start one"
     )
     return errors.CliError(f"no agent at {socket_path}{nor}: {cause}", errors.EXIT_NO_AGENT, remedy)
+
+
+def _starting(directory: Path) -> int:
+    """Return the pid of an agent that has locked its runtime directory, 0 if there is none, or if it is not shown."""
+    try:
+        return next(iter(processes.holders(directory / lock.NAME)), 0)
+    except OSError:
+        return 0
 
 
 def check_agent(socket_path: str, elsewhere: Sequence[str] = (), other: str = "") -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import io
 import signal
 import sys
 import time
@@ -130,6 +131,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     seconds = time.monotonic() - start
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack the letter µ
     print(f"{loop.launches} kernels of {options.kernel_us} µs in {seconds:.1f} s")
     return 0
 

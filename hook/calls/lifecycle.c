@@ -65,6 +65,8 @@ CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
 static void conclude_context(CUresult result, CUdevice device, CUcontext context, uint64_t bytes) {
   if (result == CUDA_ERROR_INVALID_DEVICE) {
     sp_share_no_device(device);
+  } else if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) {
+    sp_share_kept_out(result);
   }
   if (bytes == 0) {
     return;

@@ -231,6 +231,11 @@ void sp_share_no_device(int ordinal) {
   tell(SP_DIAGNOSTIC_DEVICE, (uint32_t)ordinal & INT32_MAX);
 }
 
+/* Tell the agent: the driver lets the program make no context, with this CUresult. */
+void sp_share_kept_out(int result) {
+  tell(SP_DIAGNOSTIC_INIT, (uint32_t)result & INT32_MAX);
+}
+
 /* Tell the agent: the process has more threads or streams than `most`, so some launches are not metered. */
 void sp_share_crowded(uint32_t most) {
   tell(SP_DIAGNOSTIC_CROWDED, most);

@@ -109,6 +109,7 @@ bool sp_attach(void);
 /* Tell the agent what went wrong; the agent logs it, because the hook may not print. None of these changes errno. */
 void sp_attach_failed(int result);           /* cuInit failed: the program may make no other call */
 void sp_share_no_device(int ordinal);        /* the program asked for this device, and the driver has none */
+void sp_share_kept_out(int result);          /* the driver lets the program make no context */
 void sp_share_crowded(uint32_t most);        /* the program has more threads or streams than this */
 void sp_share_no_function(const char *name); /* the program called this function, and the driver lacks it */
 /* Must a context on this device be refused, because the policy is `closed` and the share does not hold the device?

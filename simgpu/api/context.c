@@ -26,8 +26,23 @@ CUresult context_error(const struct context *context) {
   return (CUresult)shared_of(context)->lost_error;
 }
 
+#define EXCLUSIVE_PROCESS 3 /* the compute mode in which one process at a time has contexts on a device */
+
+/* With the state locked: does the device's compute mode keep this process out, because another one is in? */
+static bool is_kept_out(uint32_t index) {
+  struct sg_state *state = &process.state;
+  if (state->shared->devices[index].compute_mode != EXCLUSIVE_PROCESS)
+    return false;
+  sg_reap(state); /* a dead process keeps no other one out */
+  for (uint32_t slot = 0; slot < SG_MAX_CONTEXTS; slot++)
+    if (sg_bit(state->shared->alive, slot) && !sg_bit(state->own, slot) &&
+        state->shared->contexts[slot].device == index)
+      return true;
+  return false;
+}
+
 /* With process.lock: give the context a slot in the shared state, its legacy stream and an entry in process.contexts.
- * It fails if the device is lost, or has no room for the memory that a context itself takes. */
+ * It fails if the device is lost, lets no other process in, or has no room for the memory that a context takes. */
 static CUresult activate(struct context *context) {
   struct sg_state *state = &process.state;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -35,6 +50,8 @@ static CUresult activate(struct context *context) {
   struct sg_device *device = &state->shared->devices[context->device];
   if (device->lost_error) {
     result = (CUresult)device->lost_error;
+  } else if (is_kept_out(context->device)) {
+    result = CUDA_ERROR_DEVICE_UNAVAILABLE;
   } else if (fits_context(context->device)) {
     context->slot = sg_context_create(state, context->device);
     if (context->slot == SG_NONE) {

@@ -249,6 +249,23 @@ def test_a_device_that_lets_one_process_in_takes_no_share_until_its_compute_mode
         on(agent, ["0"])
 
 
+def test_the_second_program_on_a_device_that_lets_one_in_gets_an_error_and_its_share_tells_why(
+    agent: RunningAgent,
+) -> None:
+    environments = [metered(on(agent, ["0"])) for _ in "ab"]
+    with Truth(f"{agent.directory}/simgpu") as truth:
+        truth.set_compute_mode(0, 3)  # the shares have the device already
+        with running(environments[0], "start(); print('in', flush=True); input()") as (_, line):
+            assert line == "in\n"
+            for make in ("cuDevicePrimaryCtxRetain(byref(it), 0)", "cuCtxCreate_v2(byref(it), 0, 0)"):
+                with running(environments[1], f"cuda.cuInit(0); it = c_void_p(); print(cuda.{make})") as (_, line):
+                    assert line == "46\n"
+            until(lambda: agent.log().count("cuda_error=46") == 2, timeout_s=5.0)
+        truth.set_compute_mode(0, 0)
+    told = next(line for line in agent.log().splitlines() if "cuda_error=46" in line)
+    assert "set its compute mode to DEFAULT" in told
+
+
 def test_under_the_closed_policy_cuda_does_not_start_for_a_client_of_mps(make_agent: MakeAgent, tmp_path: Path) -> None:
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")  # the file of a running daemon
     environment = metered(on(make_agent("--policy", "closed").start(), ["0"]))

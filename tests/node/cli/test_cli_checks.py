@@ -1,5 +1,6 @@
 """Test each check of `doctor` on findings that are made by hand."""
 
+import fcntl
 import json
 import os
 import resource
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 from cli_fixtures import Agent, Sharepod
 
+from rig.gpu import MakeSimgpu
 from sharepod import hook
 from sharepod.agent.devices import health
 from sharepod.agent.devices.device import MODE_REASONS, MPS_REASON
 from sharepod.cli.commands import checks
 from sharepod.cli.connection.client import no_agent
+from sharepod.cli.demo import program
 from sharepod.proto import v1_pb2 as pb
 
 MOUNTS = """\
@@ -141,6 +144,26 @@ def test_an_error_of_the_driver_has_its_own_remedy(monkeypatch: pytest.MonkeyPat
     assert remedy in check.remedy
 
 
+def test_a_driver_that_hangs_or_crashes_is_told_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for answer in (None, subprocess.CompletedProcess((), -11, "", "")):
+        monkeypatch.setattr(checks, "_probe", lambda *_, answer=answer: answer)
+        told.append(checks.check_driver({}, simulated=False))
+    assert [check.status for check in told] == ["FAIL", "FAIL"]
+    assert ["has not started" in told[0].text, "crashed" in told[1].text] == [True, True]
+    assert ["nvidia-smi answers" in told[0].remedy, "reinstall" in told[1].remedy] == [True, True]
+
+
+def test_an_agent_that_waits_for_its_driver_is_told_as_one_that_starts(tmp_path: Path) -> None:
+    with (tmp_path / "agent.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        error = no_agent(str(tmp_path / "agent.sock"), "there is no such socket")
+    check = checks.check_agent(None, error)
+    assert check.text.endswith(f"one is starting there (pid {os.getpid()}), and waits for the driver")
+    assert "nvidia-smi" in check.remedy
+    assert "start one" in no_agent(str(tmp_path / "agent.sock"), "there is no such socket").remedy
+
+
 def test_an_agent_that_listens_elsewhere_is_the_remedy_and_in_a_session_one_that_outlives_it() -> None:
     error = no_agent("/run/user/7/sharepod/agent.sock", "nobody listens", (), "/run/sharepod/agent.sock")
     check = checks.check_agent(None, error)
@@ -186,6 +209,14 @@ def test_doctor_fails_when_a_check_fails_and_says_how_to_start_an_agent(sharepod
     answer = sharepod("doctor", "--socket", str(tmp_path / "none"))
     assert answer.code == 1
     assert "start one with `sharepod agent`" in answer.out
+
+
+def test_the_program_of_the_demo_prints_in_a_locale_without_its_letter(make_simgpu: MakeSimgpu) -> None:
+    command = [sys.executable, program.__file__, "--seconds", "0.1"]
+    latin = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "koi8-r"}
+    done = subprocess.run(command, env=os.environ | make_simgpu().env | latin, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b" kernels of 500 ?s in " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -438,6 +438,7 @@ def test_a_checkpoint_is_replaced_whole(tmp_path: Path) -> None:
     for crashed in (f"checkpoint.json{files.UNFINISHED}", checkpoint.UNREADABLE):
         (tmp_path / crashed).write_text("{")
     checkpoint.remove(tmp_path)
+    checkpoint.remove_unreadable(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
