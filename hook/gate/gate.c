@@ -259,7 +259,8 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   struct sp_stream_state *state = cached_state(device, thread, stream, per_thread);
   if (sp_unlikely(!state)) {
-    pass_crowded(device, SP_STREAMS_MAX);
+    if (sp_streams_full()) /* else the share does not hold the stream's device */
+      pass_crowded(device, SP_STREAMS_MAX);
     return;
   }
   device = state->device; /* the stream's device, which may differ from the current one */

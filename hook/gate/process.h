@@ -313,6 +313,7 @@ void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum 
  * time, and the program would wait for it. The driver is not asked if the thread has launched something since. */
 bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread);
 /* Has any stream of the device work that has not ended, as far as is known? */
+bool sp_streams_full(void);
 bool sp_streams_pending(const struct sp_device *device);
 /* Does any stream without a marker in the queue have unmarked work? */
 bool sp_streams_unmarked(const struct sp_device *device);

@@ -277,6 +277,7 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
 /* Runs at the end of the process: publish its last counts and return its turns. Else it would be billed for the time in
  * which the kernel takes it apart. A thread that still runs may hold the lock for ever: then the last report stays. */
 __attribute__((destructor)) static void say_last(void) {
+  SP_UNCANCELLED;
   if (!sp_load(&sp_this_process.attached) || sp_this_process.region.slot->pid != (int32_t)getpid())
     return; /* a child that was cloned without our fork handler: the slot belongs to its parent */
   for (uint32_t index = 0; index < sp_this_process.device_count; index++) {

@@ -30,7 +30,8 @@ static int start(struct sp_device *device) {
   pthread_t keeper;
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_attr_setstacksize(&attributes, 256 * 1024);
+  /* The stack has the size that libc gives every thread: libc takes the thread-local variables of all libraries out of
+   * it, and those of a program may need any size. */
   int error = pthread_create(&keeper, &attributes, run, device);
   pthread_attr_destroy(&attributes);
   return error;

@@ -67,6 +67,11 @@ static struct sp_stream_state *free_state(const void *context) {
   return NULL;
 }
 
+/* Are there as many states as there may be? Then a new stream gets one only when another stream's is free. */
+bool sp_streams_full(void) {
+  return __atomic_load_n(&state_count, __ATOMIC_ACQUIRE) == SP_STREAMS_MAX;
+}
+
 /* Find a stream's own context and that context's device, where its work runs and its events are made. On entry *context
  * and *device are the current ones. If the driver does not tell, they stay, which is right for the default streams.
  * *device becomes NULL if the share does not hold the device. */

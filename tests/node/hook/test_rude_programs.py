@@ -95,6 +95,28 @@ def test_while_a_helper_thread_is_being_started_no_other_thread_takes_it_for_run
     assert (share.usage().launches, share.usage().passed) == (0, 200), "a turn that is entered now would never end"
 
 
+@pytest.mark.parametrize("kib", [200, 250, 400, 3000])
+def test_a_program_with_large_thread_local_variables_is_metered(
+    kib: int, program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share")
+    (tmp_path / "large.c").write_text(f"__thread char large[{kib} * 1024]; char *at(void) {{ return large; }}")
+    library = compile_c(tmp_path / "large.so", "-shared", "-fPIC", tmp_path / "large.c")
+    preload = {"LD_PRELOAD": f"{share.env['LD_PRELOAD']}:{library}"}
+    done = run([program, "together"], simgpu | share.env | preload)
+    assert done.returncode == 0, done.stderr
+    assert share.usage().launches > 100
+    assert not arbiter.native.read_diagnostics(share.handle), "it has no helper thread"
+
+
+def test_memory_that_is_free_is_granted_while_others_of_the_share_ask_for_more_than_its_cap(
+    program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share", memory_bytes=1 << 30)
+    done = run([program, "beside_too_much"], simgpu | share.env)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 def test_a_signal_handler_that_jumps_out_of_the_start_of_the_helper_thread_leaves_it_running(
     program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
 ) -> None:

@@ -157,3 +157,26 @@ def test_what_is_beyond_the_tables_of_streams_and_threads_passes_and_is_counted_
     assert share.usage().passed == passed
     assert Kind.CROWDED in {diagnostic.kind for diagnostic in arbiter.native.read_diagnostics(share.handle)}
     assert program.lines() == []
+
+
+ELSEWHERE = """
+near, far = start(0), start(1)
+function, stream = kernel(far, "far_20us"), new_stream()
+ok(cuda.cuDevicePrimaryCtxRetain(byref(current := c_void_p()), 0))
+ok(cuda.cuCtxSetCurrent(current))
+for _ in range(5):
+    ok(launch(function, stream))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_launch_into_a_stream_of_a_device_that_the_share_does_not_hold_is_none_of_its_own(
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path, (0,))
+    program = new_gpu("2xH200").ready(ELSEWHERE, **share.env)
+    until(lambda: share.usage().processes == 1)
+    assert (share.usage().launches, share.usage().passed) == (0, 0)
+    assert Kind.CROWDED not in {diagnostic.kind for diagnostic in arbiter.native.read_diagnostics(share.handle)}
+    assert program.lines() == []

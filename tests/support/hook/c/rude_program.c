@@ -252,6 +252,36 @@ static void becomes(const char *generation) {
   puts("three generations");
 }
 
+/* ---- two threads ask for more memory than the cap, and one for little that is free ---- */
+
+static void *ask_too_much(void *unused) {
+  (void)unused;
+  device_pointer memory = 0;
+  use_context();
+  for (;;)
+    if (!TRY(cuMemAlloc, &memory, (size_t)2 << 30))
+      die("2 GiB were granted");
+  return NULL;
+}
+
+static void beside_too_much(const char *path) {
+  (void)path;
+  pthread_t thread;
+  int refused = 0;
+  for (int i = 0; i < 2; i++)
+    pthread_create(&thread, NULL, ask_too_much, NULL);
+  for (uint64_t end_ns = now_ns() + 1000000000u; now_ns() < end_ns;) {
+    device_pointer memory = 0;
+    if (TRY(cuMemAlloc, &memory, (size_t)1 << 20))
+      refused++;
+    else
+      CALL(cuMemFree, memory);
+  }
+  printf("%d\n", refused);
+  fflush(stdout);
+  _exit(0);
+}
+
 /* ---- the first thread ends, and the other goes on ---- */
 
 static void *work_on(void *unused) {
@@ -410,6 +440,7 @@ static const struct {
              {"full", full},
              {"alone", alone},
              {"becomes", becomes},
+             {"beside_too_much", beside_too_much},
              {"ends_first", ends_first},
              {"releases", releases},
              {"jumps", jumps},
