@@ -359,7 +359,7 @@ uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device)
  * over the cap, and nothing is charged. A cap of 0 is none. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes) {
   uint64_t *used = &region->slot->devices[device].memory_used_bytes;
-  /* What cannot fit is not added at all: others who look meanwhile would be refused memory that is free. */
+  /* What cannot fit is not added at all: another process that looks meanwhile would be refused memory that is free. */
   if (limit_bytes != 0 && (bytes > limit_bytes || sp_region_memory_used(region, device) > limit_bytes - bytes))
     return -1;
   /* Add first, then look. If two processes race, at least one sees the bytes of both, so the cap is never exceeded. At

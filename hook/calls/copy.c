@@ -92,8 +92,10 @@ static struct haul one(bool to_device, bool from_device, uint64_t bytes) {
     const struct haul haul = (what);                                                                                   \
     if (!haul.inside) {                                                                                                \
       CUresult result;                                                                                                 \
+      sp_outermost_begin();                                                                                            \
       sp_gate_awaiting((stream), (per_thread), SP_AWAITS_HOST);                                                        \
-      SP_CALL(result, (call));                                                                                         \
+      result = (call);                                                                                                 \
+      sp_outermost_end();                                                                                              \
       for (enum sp_way way = SP_TO_DEVICE; result == CUDA_SUCCESS && way <= SP_TO_HOST; way++) {                       \
         sp_copied((stream), (per_thread), way, haul.bytes[way], haul.count[way]);                                      \
       }                                                                                                                \

@@ -14,8 +14,10 @@
 #define AWAITS(name, per_thread, awaited, parameters, arguments)                                                       \
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     CUresult result;                                                                                                   \
+    sp_outermost_begin();                                                                                              \
     sp_gate_awaiting(stream, (per_thread), (awaited));                                                                 \
-    SP_CALL(result, real arguments);                                                                                   \
+    result = real arguments;                                                                                           \
+    sp_outermost_end();                                                                                                \
     return result;                                                                                                     \
   }
 

@@ -319,6 +319,7 @@ void sp_gate_left(void) {
   struct sp_thread *thread = sp_load(&sp_this_process.attached) ? sp_thread_self() : NULL;
   if (!thread)
     return;
+  sp_record_left(thread);
   sp_wait_left(thread);
   uint32_t inside = sp_load(&thread->inside);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);

@@ -216,6 +216,15 @@ struct sp_known_stream {
 
 #define SP_PAIRS_BITS 6 /* 2^6 pairs of known states: a thread that uses 64 streams in turn finds each again */
 
+/* A record that the thread makes into a stream where it launches: a marker, or the start event of a turn. The driver
+ * may wait there for room, and a signal handler may leave the call by a jump: sp_record_left then undoes it. */
+struct sp_recording {
+  struct sp_stream_state *state; /* the thread holds its lock; NULL: it records nothing */
+  struct sp_marker marker;       /* the marker's; for a start event its `state` is NULL */
+  bool entered;                  /* the stream's context was made current for it */
+  int cancel_state;              /* whether the thread could be cancelled before */
+};
+
 struct sp_thread {
   _Alignas(64)
       uint32_t inside; /* a bit for each device at which the thread is between enter and leave; the keeper reads it */
@@ -226,6 +235,7 @@ struct sp_thread {
   uint64_t launches[SP_DEVICES_MAX]; /* those that the driver has accepted, on each device */
   uint64_t event_launches; /* those on its device + 1, when it last came back from waiting for an event; 0: never */
   struct sp_device *awaits_turn, *awaits_progress; /* the device at the gate of which it waits; NULL: none */
+  struct sp_recording recording;
   /* how long a launch that the budget holds back still waits */
   uint32_t progress_seen; /* the device's `progress` when this patience began */
   uint64_t patience_ns;   /* how long it waits beyond the predicted end of the work in flight; 0: it never waited */
@@ -338,6 +348,8 @@ void sp_stream_start(struct sp_stream_state *state);
 /* Record a marker without waking the keeper, which looks from time to time. Returns the marker's place in the queue +
  * 1; 0: none was recorded. */
 uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recorder, bool edged);
+/* The thread has left a call by a jump, or ends: if it was recording, undo that. */
+void sp_record_left(struct sp_thread *thread);
 
 /* stand.c */
 /* Does everything in flight stand behind a wait that is not over? The keeper asks. */
@@ -373,8 +385,10 @@ void sp_captures_end_with(struct sp_stream_state *state);
 /* Is it the legacy stream, or a thread's own stream, which other threads reach only through the legacy
  * stream? */
 bool sp_stream_is_legacy(const struct sp_stream_state *state);
-/* Record an event into the stream, unless that could disturb a capture. `launching`: the thread launches there. */
-CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bool launching);
+/* Record an event into the stream, unless that could disturb a capture. `launching`: the thread launches there;
+ * `recording`: where it notes that it is in the driver, or NULL. */
+CUresult sp_stream_record(struct sp_stream_state *state, CUevent event, bool launching, struct sp_recording *recording);
+void sp_stream_record_left(void); /* the driver's call of sp_stream_record was left by a jump */
 
 /* clock.c */
 /* Device time from one event to another, negative if they finished in the other order; false: not known. */

@@ -37,7 +37,8 @@ static void release_record(void *pointer) {
     sp_store(&thread->launches[device], 0);
   }
   self = NULL;
-  sp_wait_left(thread); /* the thread may have been ended while it waited */
+  sp_record_left(thread); /* the thread may have been ended by a signal handler while it recorded, */
+  sp_wait_left(thread);   /* or while it waited */
   thread->device = NULL;
   thread->patience_ns = thread->passed_ns = thread->stood_ns = 0; /* else the next thread would begin with these */
   thread->event_launches = 0;

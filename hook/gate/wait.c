@@ -47,12 +47,12 @@ static bool agent_gone(void) {
  * `state`: the stream of the launch, which gets the turn's start event: it shows when the turn's first work began.
  * True: device->entered is `word`. False: the turn has closed meanwhile. */
 static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, uint32_t word) {
-  SP_UNCANCELLED;
   /* Record the start event before the lock is taken: the stream may be full of work that the hook does not count, and
    * then the driver waits for room. If several threads come here at once, only one enters. */
   bool with_event = !sp_device_in_flight(device);
   if (with_event)
     sp_stream_start(state);
+  SP_UNCANCELLED;
   pthread_mutex_lock(&device->turn_lock);
   bool entered = sp_load(&device->entered) == word;
   if (entered && with_event) /* our event may have replaced that of the thread that entered */

@@ -8,7 +8,7 @@
 #include "hook/gate/process.h"
 #include "region/uncancelled.h"
 
-static _Alignas(64) uint32_t recording; /* how many threads are inside the driver to record an event of ours */
+static _Alignas(64) uint32_t records; /* how many threads are inside the driver to record an event of ours */
 
 /* Is the stream capturing, or could a use of it disturb a capture? `per_thread`: NULL is the calling thread's own
  * stream. */
@@ -42,7 +42,7 @@ void sp_streams_capture_begin(void *stream) {
     __atomic_fetch_add(&state->captures, 1, __ATOMIC_RELAXED);
   /* A thread that has not seen the new count must finish its record before the capture begins. It may be waiting for
    * room in its stream, so wait for it, but for 100 ms at most. Pairs with sp_stream_record. */
-  for (int look = 0; look < 2000 && __atomic_load_n(&recording, __ATOMIC_SEQ_CST); look++)
+  for (int look = 0; look < 2000 && __atomic_load_n(&records, __ATOMIC_SEQ_CST); look++)
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 
@@ -87,9 +87,11 @@ static CUresult record_beside_captures(CUevent event, void *stream, bool per_thr
 }
 
 /* Record the event into the stream, unless that could disturb a capture. If it is another thread's own stream, record
- * into the legacy stream, which waits for it. `launching`: the caller launches into the stream anyway. An error: the
- * event must not be waited for. */
-CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bool launching) {
+ * into the legacy stream, which waits for it. `launching`: the caller launches into the stream anyway. `recording` (may
+ * be NULL) has the state meanwhile, so that a jump out of the driver's call can be undone. An error: the event must not
+ * be waited for. */
+CUresult sp_stream_record(struct sp_stream_state *state, CUevent event, bool launching,
+                          struct sp_recording *recording) {
   void *stream = state->stream;
   bool per_thread = state->per_thread;
   struct sp_thread *self = state->owner_thread ? sp_thread_self() : NULL;
@@ -99,10 +101,19 @@ CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bo
     launching = false;
   }
   bool legacy = !per_thread && (stream == NULL || stream == CU_STREAM_LEGACY);
-  __atomic_fetch_add(&recording, 1, __ATOMIC_SEQ_CST); /* pairs with sp_streams_capture_begin */
+  __atomic_fetch_add(&records, 1, __ATOMIC_SEQ_CST); /* pairs with sp_streams_capture_begin */
+  if (recording)
+    sp_store(&recording->state, state);
   CUresult result = __atomic_load_n(&sp_this_process.captures, __ATOMIC_SEQ_CST)
                         ? record_beside_captures(event, stream, per_thread, launching || !legacy)
                         : record_now(event, stream, per_thread);
-  __atomic_fetch_sub(&recording, 1, __ATOMIC_RELEASE);
+  if (recording)
+    sp_store(&recording->state, NULL);
+  __atomic_fetch_sub(&records, 1, __ATOMIC_RELEASE);
   return result;
+}
+
+/* A thread has left a record by a jump: it is no longer under way. */
+void sp_stream_record_left(void) {
+  __atomic_fetch_sub(&records, 1, __ATOMIC_RELEASE);
 }

@@ -101,9 +101,11 @@ static bool is_final(CUresult result) {
          (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
 }
 
-/* Record a marker; the caller has locked the state, and sp_stream_mark_by tells the parameters. Returns the place in
- * the queue + 1; 0: it was not recorded, and the work stays pending, or is given up after a permanent error. */
-static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged) {
+/* Record a marker; the caller has locked the state, and sp_stream_mark_by tells the parameters. `recording`: the
+ * launching thread's; NULL for another recorder, which never waits for room. Returns the place in the queue + 1; 0: it
+ * was not recorded, and the work stays pending, or is given up after a permanent error. */
+static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged,
+                            struct sp_recording *recording) {
   const struct sp_driver *driver = sp_driver();
   struct sp_device *device = state->device;
   CUevent *event = &state->events[state->next_event];
@@ -117,8 +119,12 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
   take_pending(state, &marker);
   marker.alone = edged && marker.launches == 1;
   marker.awaits = recorder == SP_BY_LAUNCHER && marker.launches == 0 && sp_load(&state->awaits);
+  if (recording) {
+    recording->marker = marker;
+    recording->entered = entered;
+  }
   if (result == CUDA_SUCCESS)
-    result = sp_stream_record(state, *event, recorder == SP_BY_LAUNCHER);
+    result = sp_stream_record(state, *event, recorder == SP_BY_LAUNCHER, recording);
   if (entered)
     sp_context_leave();
   if (result == CUDA_SUCCESS) {
@@ -134,6 +140,36 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
   return 0;
 }
 
+/* The thread's record of what it records, with the cancellation state to go back to; NULL: no thread, or one without a
+ * record. */
+static struct sp_recording *recording_of(struct sp_thread *thread, int cancel_state) {
+  if (!thread)
+    return NULL;
+  thread->recording.cancel_state = cancel_state;
+  return &thread->recording;
+}
+
+/* The thread may have left a record by a jump, while the driver waited for room in the stream: undo what it had
+ * changed. Whether the event was recorded is not known: its work is pending again, and the event will be recorded once
+ * more. */
+void sp_record_left(struct sp_thread *thread) {
+  struct sp_recording *left = &thread->recording;
+  struct sp_stream_state *state = left->state;
+  int ours;
+  if (!state)
+    return;
+  left->state = NULL;
+  sp_stream_record_left();
+  if (left->entered)
+    sp_context_leave();
+  if (left->marker.state) {
+    use_place(state->device, NULL);
+    put_back(state, &left->marker);
+  }
+  pthread_mutex_unlock(&state->lock);
+  pthread_setcancelstate(left->cancel_state, &ours);
+}
+
 /* Record a marker behind the stream's pending work; the keeper is not woken. `recorder`: which thread the caller is.
  * `edged`: it has recorded another marker just before its launch. Returns the marker's place in the queue + 1; 0:
  * another thread records there now, no event is free, the stream may be full, or the driver has refused. */
@@ -144,9 +180,10 @@ uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recor
   SP_UNCANCELLED;
   if (pthread_mutex_trylock(&state->lock))
     return 0; /* another thread is recording a marker at this moment */
+  struct sp_recording *recording = recording_of(recorder == SP_BY_LAUNCHER ? sp_thread_self() : NULL, sp_cancel_state);
   uint32_t place = recorder > SP_BY_LAUNCHER && recorder < SP_BY_KEEPER && may_be_full(state)
                        ? 0
-                       : mark_locked(state, recorder, edged);
+                       : mark_locked(state, recorder, edged, recording);
   pthread_mutex_unlock(&state->lock);
   return place;
 }
@@ -176,11 +213,16 @@ void sp_stream_start(struct sp_stream_state *state) {
   if (!driver->cuEventCreate || !driver->cuEventRecord || pthread_mutex_trylock(&state->lock))
     return;
   bool entered = sp_context_enter(state->context);
+  struct sp_recording *recording = recording_of(sp_thread_self(), sp_cancel_state);
+  if (recording) {
+    recording->marker.state = NULL;
+    recording->entered = entered;
+  }
   state->start_idle = !sp_load(&state->awaits);
   state->start_ns = sp_now_ns();
   if (state->live && !state->dead &&
       (state->start_event || driver->cuEventCreate(&state->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&
-      sp_stream_record(state, state->start_event, true) == CUDA_SUCCESS)
+      sp_stream_record(state, state->start_event, true, recording) == CUDA_SUCCESS)
     __atomic_store_n(&device->start_state, state, __ATOMIC_RELEASE);
   if (entered)
     sp_context_leave();

@@ -15,6 +15,7 @@ from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
 from rig.until import until
 from sharepod.agent.shares.diagnostics import Kind
+from sharepod.agent.shares.share import ShareState
 
 GIB = 1 << 30
 OUT_OF_MEMORY = 2
@@ -177,6 +178,24 @@ def test_who_leaves_a_call_by_a_jump_is_metered_and_capped_as_before(
     done = run([program, "jumps", out_of], simgpu | share.env)
     assert (done.returncode, done.stdout) == (0, f"{OUT_OF_MEMORY}\n"), done.stderr
     assert (share.usage().launches, share.usage().passed) == (300, 0)
+
+
+@pytest.mark.parametrize("rest", ["1", "2", "3", "4", "5", "6", "1 word", "2 word", "3 word", "4 word"])
+def test_a_call_into_a_full_stream_may_be_left_by_a_jump(
+    rest: str, program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share")
+    pipe, command = subprocess.PIPE, [program, "jumps_from_full", rest]
+    with subprocess.Popen(command, env=simgpu | share.env, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "go\n"
+        passed = share.usage().passed
+        assert process.stdout.readline() == "done\n"
+        until(lambda: share.usage().state is ShareState.IDLE, lambda: str(share.usage()), 5)
+        assert share.usage().passed <= passed + 20, "its stream is not marked any more"
+        process.communicate("\n")
+    assert process.returncode == 0
+    assert share.usage().launches >= 20 + 1 + 160
 
 
 def test_a_launch_that_was_left_at_the_gate_waits_no_longer(

@@ -84,7 +84,10 @@ uint64_t sp_now_ns(void) {
   return (uint64_t)now_ns;
 }
 
-CUresult sp_stream_record(const struct sp_stream_state *state, CUevent event, bool launching) {
+void sp_stream_record_left(void) {}
+CUresult sp_stream_record(struct sp_stream_state *state, CUevent event, bool launching,
+                          struct sp_recording *recording) {
+  (void)recording;
   (void)launching;
   return event_record(event, state->stream);
 }

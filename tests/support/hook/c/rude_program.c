@@ -412,6 +412,41 @@ static void jumps_from_gate(const char *path) {
   }
 }
 
+/* Fills a stream behind a word with event records, `rest` fewer than it holds, and then with launches, until a call
+ * waits for room: jumps out of that one. Or, with "word" behind the number, waits for words fill the rest. */
+static void jumps_from_full(const char *rest) {
+  void *stream = NULL, *event = NULL;
+  device_pointer at_device = 0;
+  uint32_t *words = mapped(4096, &at_device);
+  int state, left = atoi(rest);
+  CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
+  CALL(cuEventCreate, &event, EVENT_DISABLE_TIMING);
+  work(usual, stream, 20); /* it is known from here on */
+  CALL(cuStreamSynchronize, stream);
+  CALL(cuStreamWaitValue32, stream, at_device, 1, 0);
+  for (int i = 0; i < STREAM_ROOM - 1 - left; i++)
+    CALL(cuEventRecord, event, stream);
+  interrupt_soon();
+  if (!sigsetjmp(back, 1))
+    for (;;) {
+      work(usual, stream, 1);
+      if (strstr(rest, "word"))
+        CALL(cuStreamWaitValue32, stream, at_device, 1, 0);
+    }
+  __atomic_store_n(words, 1, __ATOMIC_RELEASE);
+  work(usual, stream, 1);
+  pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state);
+  if (state != PTHREAD_CANCEL_ENABLE)
+    die("the thread cannot be cancelled any more");
+  CALL(cuStreamSynchronize, stream);
+  puts("go");
+  for (int i = 0; i < 40; i++)
+    work(usual, stream, 4);
+  CALL(cuStreamSynchronize, stream);
+  puts("done");
+  getchar();
+}
+
 static void jump_at_once(int number) {
   (void)number;
   siglongjmp(back, 1);
@@ -445,6 +480,7 @@ static const struct {
              {"releases", releases},
              {"jumps", jumps},
              {"jumps_from_gate", jumps_from_gate},
+             {"jumps_from_full", jumps_from_full},
              {"behind", behind},
              {"together", together},
              {"jumps_from_start", jumps_from_start}};
