@@ -122,6 +122,7 @@ static void *make_spare_terms(const void *terms) {
     grants[index].budget_ns = grants[index].lookahead_ns = LOST_BUDGET_NS;
     grants[index].context_bytes = 0;
     grants[index].overhead_bytes = 0;
+    grants[index].spare_pages = 0;
   }
   return copy;
 }

@@ -347,12 +347,13 @@ uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) 
   return overhead_bytes < 0 && total < -(uint64_t)overhead_bytes ? 0 : total + (uint64_t)overhead_bytes;
 }
 
-/* The memory used, as programs are shown it: a negative overhead is not subtracted. For a program that measures an
- * allocation by the free memory would be misled if free memory grew without a free. */
+/* The memory used, as programs are shown it: what was reserved for contexts and not taken is not subtracted. For a
+ * program that measures an allocation by the free memory would be misled if free memory grew without a free. */
 uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device) {
   int64_t overhead_bytes;
   uint64_t total = slots_memory(region, device, &overhead_bytes);
-  return overhead_bytes < 0 ? total : total + (uint64_t)overhead_bytes;
+  int64_t taken_bytes = overhead_bytes + (int64_t)sp_grant_spare_bytes(&region->grants[device]);
+  return taken_bytes < 0 ? total : total + (uint64_t)taken_bytes;
 }
 
 /* Charge the bytes to our slot if the share's total on the device stays within the cap, `limit_bytes`. 0: charged; -1:
@@ -418,10 +419,18 @@ void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
 }
 
 /* Tell the processes what the agent has learned from NVML: how much memory a context takes on the device (0: not
- * known), and how much the share's processes take beyond what their slots report. */
-void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes) {
+ * known), and how much the share's processes take beyond what their slots report: the sum, and what some of them take
+ * less (`spare_bytes`, rounded down to SP_PAGE_BYTES). */
+void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes, uint64_t spare_bytes) {
   store_relaxed64(&grant->context_bytes, context_bytes);
+  /* Before the sum, which falls by as much: what programs are shown must not be smaller meanwhile. */
+  store_release(&grant->spare_pages, (uint32_t)(spare_bytes / SP_PAGE_BYTES));
   store_relaxed64((uint64_t *)&grant->overhead_bytes, (uint64_t)overhead_bytes);
+}
+
+/* How much of what was reserved for contexts the share's processes do not take, as sp_grant_overhead has set it. */
+uint64_t sp_grant_spare_bytes(const struct sp_grant *grant) {
+  return (uint64_t)load_acquire(&grant->spare_pages) * SP_PAGE_BYTES;
 }
 
 /* Open the gate: set the next odd word and return it; `now_ns` is noted as the time. The turn allows what sp_grant_set

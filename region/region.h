@@ -68,6 +68,8 @@ struct sp_header {
   uint64_t reserved_line[7];
 };
 
+#define SP_PAGE_BYTES 4096u /* the unit of sp_grant.spare_pages */
+
 /* sp_grant.flags */
 #define SP_GRANT_CONTENDED 1u /* others wait for this device: return the turn when idle */
 #define SP_GRANT_PAUSED    2u /* paused by an operator: the gate stays closed even if the agent is gone */
@@ -85,7 +87,7 @@ struct sp_grant {
   uint64_t lookahead_ns; /* a second unit may follow the first while both are predicted to end within this */
   uint64_t granted_ns;   /* when the word was last opened; information only */
   uint32_t share_class;  /* enum sp_class of policy.h; information only */
-  uint32_t reserved_word;
+  uint32_t spare_pages;  /* memory reserved for contexts and not taken by them, of all processes, in 4 KiB */
   uint64_t used_ns; /* device time used so far: if the agent is killed, the next one continues the bill from here */
   uint64_t context_bytes; /* device memory that a context takes, learned by the agent; 0: not known yet */
   int64_t overhead_bytes; /* memory that the share's processes take beyond what their slots report, from NVML */
@@ -181,6 +183,7 @@ SP_ASSERT_OFFSET(sp_grant, budget_ns, 72);
 SP_ASSERT_OFFSET(sp_grant, lookahead_ns, 80);
 SP_ASSERT_OFFSET(sp_grant, granted_ns, 88);
 SP_ASSERT_OFFSET(sp_grant, share_class, 96);
+SP_ASSERT_OFFSET(sp_grant, spare_pages, 100);
 SP_ASSERT_OFFSET(sp_grant, used_ns, 104);
 SP_ASSERT_OFFSET(sp_grant, context_bytes, 112);
 SP_ASSERT_OFFSET(sp_grant, overhead_bytes, 120);
@@ -353,9 +356,9 @@ void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t by
 void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes);
 /* Memory used by all processes of the share, including the overhead that the agent has found. */
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
-/* The same figure as programs are shown it: without the negative overhead of contexts that take less than was reserved.
- * That room can be allocated. But a program that measures an allocation by the free memory would be misled if free
- * memory grew without a free. */
+/* The same figure as programs are shown it: as if each context took at least what was reserved for it. The rest can be
+ * allocated. But a program that measures an allocation by the free memory would be misled if free memory grew without a
+ * free. */
 uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device);
 
 /* ---- the agent's side; the files are made in region/files.c, the slots read in region/slots.c ---- */
@@ -391,7 +394,8 @@ void sp_grant_wake(struct sp_grant *grant);
 /* Keep the bill, for the next agent. */
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns);
 /* Tell the processes what the agent has learned from NVML: see the fields. */
-void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes);
+void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes, uint64_t spare_bytes);
+uint64_t sp_grant_spare_bytes(const struct sp_grant *grant); /* as it was set last, rounded to SP_PAGE_BYTES */
 
 /* Read what slot `slot` reports of device `device`. 0; 1: torn (a writer died, writes, or lies); -errno. */
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out);

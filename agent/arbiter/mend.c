@@ -30,8 +30,10 @@ static bool mend_terms(struct sp_member *member) {
   }
   uint64_t context_bytes = member->device->context_bytes;
   int64_t overhead_bytes = member->usage.memory_overhead_bytes;
-  if (grant->context_bytes != context_bytes || grant->overhead_bytes != overhead_bytes) {
-    sp_grant_overhead(grant, context_bytes, overhead_bytes);
+  uint64_t spare_bytes = member->spare_bytes / SP_PAGE_BYTES * SP_PAGE_BYTES;
+  if (grant->context_bytes != context_bytes || grant->overhead_bytes != overhead_bytes ||
+      sp_grant_spare_bytes(grant) != spare_bytes) {
+    sp_grant_overhead(grant, context_bytes, overhead_bytes, spare_bytes);
     damaged = true;
   }
   return damaged;

@@ -110,8 +110,9 @@ struct sp_member {
   uint32_t index; /* in the region */
   int policy;     /* index in the device's policy */
   struct sp_terms terms;
-  struct sp_view view;                                    /* as last scanned */
-  uint64_t scanned_ns;                                    /* the time of that scan */
+  uint64_t spare_bytes; /* what its processes' contexts take less than was reserved for them */
+  struct sp_view view;  /* as last scanned */
+  uint64_t scanned_ns;  /* the time of that scan */
   bool counted_waiting, counted_latency, counted_present; /* what it adds to its device's counts */
   /* the turn; valid while holding or draining */
   bool holding;

@@ -80,15 +80,20 @@ void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t
 }
 
 /* The overhead of a process, or what a context takes, has changed, or a process is gone: write both, the overhead as
- * the sum over the live processes, into the share's grants. */
+ * the sum over the live processes, into the share's grants; and the part of the sum that is below 0, as spare memory.
+ */
 void sp_holdings_changed(struct sp_share *share) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
     int64_t sum_bytes = 0;
-    for (uint64_t rest = share->claimed; rest; rest &= rest - 1)
-      sum_bytes += member->said[__builtin_ctzll(rest)].overhead_bytes;
+    member->spare_bytes = 0;
+    for (uint64_t rest = share->claimed; rest; rest &= rest - 1) {
+      int64_t bytes = member->said[__builtin_ctzll(rest)].overhead_bytes;
+      sum_bytes += bytes;
+      member->spare_bytes += bytes < 0 ? (uint64_t)-bytes : 0;
+    }
     member->usage.memory_overhead_bytes = sum_bytes;
-    sp_grant_overhead(member->grant, member->device->context_bytes, sum_bytes);
+    sp_grant_overhead(member->grant, member->device->context_bytes, sum_bytes, member->spare_bytes);
   }
 }
 

@@ -15,7 +15,7 @@ ABI_1 = {
     "sp_header": "magic 0 abi 8 header_size 12 grant_size 16 grant_count 20 slot_size 24 slot_count 28 flags 32 "
     "heartbeat_ns 64 = 128",
     "sp_grant": "uuid 0 memory_limit_bytes 48 request_millipercent 56 limit_millipercent 60 word 64 flags 68 "
-    "budget_ns 72 lookahead_ns 80 granted_ns 88 share_class 96 used_ns 104 context_bytes 112 "
+    "budget_ns 72 lookahead_ns 80 granted_ns 88 share_class 96 spare_pages 100 used_ns 104 context_bytes 112 "
     "overhead_bytes 120 = 128",
     "sp_slot_device": "waiting 0 put_off_us 4 waiting_since_ns 8 memory_used_bytes 16 first_ended_ns 24 "
     "context_bytes 32 refused_bytes 40 refusals 48 beside_until_us 52 beside_ns 56 sequence 64 held_turn 68 "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cuda.bindings import driver
 from memory_script import PROGRAM, Run
-from simgpu_fixtures import NewGpu
+from simgpu_fixtures import MIB, NewGpu
 
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
@@ -105,6 +105,26 @@ assert take(900)[0] == 0 and take(1)[0] == 2 and memory() == (0, 1000)
         process.stdin.write("\n\n")
         process.stdin.close()
         assert process.wait(timeout=20) == 0
+
+
+def test_free_memory_does_not_grow_by_itself_beside_another_process_either(
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
+) -> None:
+    share, gpu = arbiter.share(tmp_path / "share", memory_bytes=1000 * MIB), new_gpu()
+    arbiter.native.context_bytes(arbiter.device(0), 300 * MIB)
+    asks = f"""{PROGRAM}
+start()
+while True:
+    print(memory()[0] >> 20, flush=True)
+    sys.stdin.readline()
+"""
+    programs = [gpu.start(asks, **share.env) for _ in "ab"]
+    for program in programs:
+        program.line()
+    for holding, overhead in zip(arbiter.native.read_holdings(share.handle, 0), (100, -200), strict=True):
+        arbiter.native.set_overhead(share.handle, 0, holding, overhead * MIB)
+        assert programs[0].ask("") == 300
+    assert share.usage().memory_used_bytes == (600 + 100 - 200) * MIB
 
 
 def test_a_handle_that_comes_back_for_mapped_memory_keeps_it_charged(capped: Run) -> None:
