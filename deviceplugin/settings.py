@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.core.unit import SPARE_PERCENT_MAX
+from sharepod.deviceplugin.core.unit import RESOURCE, SPARE_PERCENT_MAX
 from sharepod.process.errors import SettingsError
 from sharepod.process.kinds import FILE, LOG_FORMAT, LOG_LEVEL, PATH, WORDS, choice, percent, text
 from sharepod.process.options import Options
@@ -37,9 +37,7 @@ class Settings:
     state_directory: Path = setting(Path("/var/lib/sharepod"), PATH, "Directory of the allocations; survives reboots.")
     kubelet_directory: Path = setting(Path("/var/lib/kubelet"), PATH, "Kubelet's own directory.")
     cdi_directory: Path = setting(Path("/var/run/cdi"), PATH, "Where CDI files of shares are written.")
-    resource: str = setting(
-        "sharepod.io/gpu", text(), "Name of the resource, of which a pod asks for percents of a device."
-    )
+    resource: str = setting(RESOURCE, text(), "Name of the resource, of which a pod asks for percents of a device.")
     runtime_cdi: str = setting(
         "auto", choice("auto", "on"), "Whether the container runtime has CDI on. auto: by its version, which is "
         "containerd 2.0 or CRI-O 1.23 or later; on: it has, as containerd 1.7 with enable_cdi. Without CDI the plugin "

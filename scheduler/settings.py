@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.process.kinds import FILE, LOG_FORMAT, LOG_LEVEL, address, choice, text, whole
 from sharepod.process.options import Options
 from sharepod.process.protection import protected
@@ -74,10 +75,10 @@ class Settings:
         "narrowest first, with commas: members of a gang go to as narrow a one as takes them.",
     )  # fmt: skip
     resource: str = setting(
-        "sharepod.io/gpu",
+        RESOURCE,
         text(
             r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
-            "give the name of a resource, such as sharepod.io/gpu",
+            f"give the name of a resource, such as {RESOURCE}",
         ),
         "Name of the resource, of which a pod asks for percents of a device.",
     )

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from sharepod.agent.shares.share import MIB
+from sharepod.deviceplugin.cdi.injection import VISIBLE
 from sharepod.deviceplugin.core.terms import PREFIX, TermsError, quantity_bytes, read_terms, shown
+from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube.objects import at
 from sharepod.webhook import hami, kai, kubeshare
 from sharepod.webhook.ask import Ask, Defaults, Found, Refused, read_named
@@ -23,13 +25,11 @@ if TYPE_CHECKING:
     from sharepod.kube.pod import Container, Pod
     from sharepod.webhook.patch import JsonObject
 
-RESOURCE: Final = "sharepod.io/gpu"
 MARK: Final = "compatibility.sharepod.io/from"
 """Written on a translated pod: the system, and what its containers asked for."""
 SAID: Final = ("limit", "memory", "devices", "device")
 """Our words that mean the same as another system's words."""
 SCHEDULERS: Final = frozenset({"kai-scheduler", "runai-scheduler", "hami-scheduler", "kubeshare-scheduler"})
-VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 _KEY_MAX: Final = 63
 _MARK_MAX: Final = 1024
 
@@ -87,8 +87,8 @@ def _check(pod: Pod, ask: Ask) -> None:
         before, dot, key = name.removeprefix(PREFIX).rpartition(".")
         if name.startswith(PREFIX) and key in SAID and not (marked and dot and before != container.name):
             raise Refused(f"annotation {shown(name)} stands beside what another system reads: keep one of the two")
-    if VISIBLE_DEVICES in container.environment:
-        raise Refused(f"container {container.name} sets {VISIBLE_DEVICES}: remove it, its share says what it sees")
+    if VISIBLE in container.environment:
+        raise Refused(f"container {container.name} sets {VISIBLE}: remove it, its share says what it sees")
     for name in (*container.limits, *container.requests):
         if name.startswith("nvidia.com/") and name not in ask.drop:
             raise Refused(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.scheduler.state.node_info import MILLIPERCENT
+from sharepod.scheduler.state.node_info import MILLIPERCENT_PER_MILLI
 
 if TYPE_CHECKING:
     from sharepod.scheduler.state.cluster import Cluster
@@ -96,7 +96,7 @@ def _neighbour_of(share: ShareUse, yields: dict[str, str]) -> Neighbour:
         f"{terms.namespace}/{terms.pod}" if terms.pod_uid else "",
         terms.container,
         terms.share_class.name.lower(),
-        terms.request_millipercent // MILLIPERCENT // 10,
-        share.used_1m_millipercent // MILLIPERCENT // 10,
+        terms.request_millipercent // MILLIPERCENT_PER_MILLI // 10,
+        share.used_1m_millipercent // MILLIPERCENT_PER_MILLI // 10,
         "pause" if terms.yielding else yields.get(terms.pod_uid, ""),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.shares.share import MIB
+from sharepod.agent.shares.share import MIB, WHOLE_MILLIPERCENT
 from sharepod.scheduler.placement.request import DEVICE_MILLI, NODE_DEVICES_MAX, NodeSpec
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
     from sharepod.scheduler.state.usage import DeviceFacts, DeviceUse, NodeUse, ShareUse
 
-MILLIPERCENT: Final = 100_000 // DEVICE_MILLI
-"""Millipercent in one milli."""
+MILLIPERCENT_PER_MILLI: Final = WHOLE_MILLIPERCENT // DEVICE_MILLI
 GONE: Final = "gone"
 """The value of Pod.yields during a trial without the pod."""
 
@@ -116,7 +115,8 @@ class _Tally:
         """Take a share from the device (an index) on which the agent reports it; `yields`: as in `take`."""
         terms = share.terms
         mib = -(-terms.memory_limit_bytes // MIB)
-        milli, limit = terms.request_millipercent // MILLIPERCENT, terms.limit_millipercent // MILLIPERCENT
+        milli = terms.request_millipercent // MILLIPERCENT_PER_MILLI
+        limit = terms.limit_millipercent // MILLIPERCENT_PER_MILLI
         self._subtract(device, milli, mib, limit, terms.share_class.name.lower(), yields)
 
     def put(self, pod: Pod, found: list[tuple[int, ...]], missing: Sequence[int], usable: int) -> bool:
@@ -251,7 +251,7 @@ def _strain(device: DeviceUse, latency_milli: int, limits_milli: int) -> Strain:
     numbers = device.numbers
     busy = max(numbers.used_1s_millipercent, numbers.used_1m_millipercent, numbers.used_15m_millipercent)
     waited = numbers.waited_1m_millipercent
-    return Strain(busy // MILLIPERCENT, waited // MILLIPERCENT, latency_milli, limits_milli)
+    return Strain(busy // MILLIPERCENT_PER_MILLI, waited // MILLIPERCENT_PER_MILLI, latency_milli, limits_milli)
 
 
 def _positions(names: Names, positions: Mapping[str, int]) -> Devices:
