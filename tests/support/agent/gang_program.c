@@ -24,11 +24,16 @@
 #include <unistd.h>
 
 #include "gang_world.h"
+#include "valid_node.h"
+
+#define POLICY_TICKS 64 /* how seldom the policies' sums are looked at */
 
 struct world *world;
 uint64_t clock_ns;
 static uint64_t state;
 static uint64_t spins; /* steps after which another is due at once: with these the arbiter would never sleep */
+static uint64_t ticks;
+static uint64_t invalid; /* ticks after which the arbiter's state does not hold */
 static struct sp_turn *turns;
 static bool apart, joined;
 
@@ -255,6 +260,10 @@ static void tick(void) {
   }
   spins += sp_step_due(&world->arbiter, clock_ns) <= clock_ns || world->arbiter.stirred;
   sp_wake(&world->arbiter);
+  const char *broken = broken_node(&world->arbiter, ++ticks % POLICY_TICKS == 0);
+  if (broken && !invalid)
+    fprintf(stderr, "it does not hold that %s\n", broken);
+  invalid += broken != NULL;
   clock_ns += TICK_NS - TICK_NS / 2;
 }
 
@@ -265,10 +274,8 @@ struct sums {
 };
 
 static void judge(struct sums *sums, bool steady) {
-  for (uint32_t index = 0; index < world->device_count; index++)
-    sums->invalid += !sp_policy_valid(&world->arbiter.devices[index].policy);
-  sums->invalid += spins;
-  spins = 0;
+  sums->invalid += spins + invalid;
+  spins = invalid = 0;
   for (uint32_t index = 0; index < world->gang_count; index++) {
     struct gang *gang = &world->gangs[index];
     sums->collectives += gang->collectives;
