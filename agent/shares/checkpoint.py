@@ -95,7 +95,7 @@ def boot_id() -> str:
 
 
 class Dumper:
-    """Makes the checkpoint's text. A share without a new status since the last checkpoint is not encoded again."""
+    """Makes the checkpoint's text. A share whose status is as in the last checkpoint is not encoded again."""
 
     def __init__(self, boot: str, driver_version: str = "") -> None:
         """Take the id of this boot, and the version of the driver; empty: not known."""
@@ -123,9 +123,9 @@ class Dumper:
         return f'{{{self._head}, "devices": {known}, "critical": {faults}, "spent": {sums}, "shares": [{shares}]}}'
 
     def _text_of(self, status: ShareStatus) -> str:
-        """Return the record of a share: the last one again, if the share has had no new status since."""
+        """Return the record of a share: the last one again, if nothing of its status has changed since."""
         known = self._texts.get(status.share.id)
-        if known is not None and known[0] is status:
+        if known is not None and known[0] == status:
             return known[1]
         record = {
             "share": _fields(status.share),
