@@ -423,7 +423,7 @@ void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
  * less (`spare_bytes`, rounded down to SP_PAGE_BYTES). */
 void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes, uint64_t spare_bytes) {
   store_relaxed64(&grant->context_bytes, context_bytes);
-  /* Before the sum, which falls by as much: what programs are shown must not be smaller meanwhile. */
+  /* Before the sum, which often falls by as much: what programs are shown should not be smaller meanwhile. */
   store_release(&grant->spare_pages, (uint32_t)(spare_bytes / SP_PAGE_BYTES));
   store_relaxed64((uint64_t *)&grant->overhead_bytes, (uint64_t)overhead_bytes);
 }

@@ -327,7 +327,8 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
     device->context_bytes = context_bytes;
   if (overhead_bytes < SP_ADOPTED_MAX_BYTES && overhead_bytes > -SP_ADOPTED_MAX_BYTES)
     member->usage.memory_overhead_bytes = overhead_bytes;
-  member->spare_bytes = sp_grant_spare_bytes(member->grant);
+  if (sp_grant_spare_bytes(member->grant) < SP_SPARE_MAX_BYTES)
+    member->spare_bytes = sp_grant_spare_bytes(member->grant);
   sp_grant_overhead(member->grant, device->context_bytes, member->usage.memory_overhead_bytes, member->spare_bytes);
   memcpy(member->grant->uuid, device->uuid, SP_UUID_BYTES);
   if (sp_grant_word(member->grant) & 1u) {

@@ -50,16 +50,17 @@
 #define SP_LOOKAHEAD_NS         16000000u  /* two units may be in flight when both end within this */
 #define SP_LOOKAHEAD_LATENCY_NS 1100000u   /* … beside a latency share */
 #define SP_ADOPTED_MAX_BYTES    ((int64_t)1 << 50) /* no device has as much: such a number is damaged */
-#define SP_DIAGNOSTICS_KEPT     16u                /* per share */
-#define SP_WATCH_NS             1000000000u        /* how often a share is looked at that rings no doorbell */
-#define SP_DRAIN_MIN_NS         20000000u          /* the least and the most that a drain's bound may be */
-#define SP_DRAIN_MAX_NS         100000000u
-#define SP_STUCK_NS             10000000u  /* the turn of a share that waits although its drain is late */
-#define SP_STUCK_AFTER_NS       50000000u  /* … it gets one when this has passed since the drain's bound */
-#define SP_FREE_NS              500000     /* idle time of a turn that is not charged: a wake-up, a pause of the host */
-#define SP_GRACE_NS             10000000   /* … saved up over turns, up to this */
-#define SP_RECENT_NS            100000000u /* a share that had a turn this recently is expected to want another soon */
-#define SP_ENTER_NS             10000000u  /* a granted share that has not entered by then loses the turn */
+#define SP_SPARE_MAX_BYTES  ((uint64_t)1 << 40) /* no share reserves as much for contexts: such a number is damaged */
+#define SP_DIAGNOSTICS_KEPT 16u                 /* per share */
+#define SP_WATCH_NS         1000000000u         /* how often a share is looked at that rings no doorbell */
+#define SP_DRAIN_MIN_NS     20000000u           /* the least and the most that a drain's bound may be */
+#define SP_DRAIN_MAX_NS     100000000u
+#define SP_STUCK_NS         10000000u  /* the turn of a share that waits although its drain is late */
+#define SP_STUCK_AFTER_NS   50000000u  /* … it gets one when this has passed since the drain's bound */
+#define SP_FREE_NS          500000     /* idle time of a turn that is not charged: a wake-up, a pause of the host */
+#define SP_GRACE_NS         10000000   /* … saved up over turns, up to this */
+#define SP_RECENT_NS        100000000u /* a share that had a turn this recently is expected to want another soon */
+#define SP_ENTER_NS         10000000u  /* a granted share that has not entered by then loses the turn */
 
 enum sp_state { SP_IDLE = 0, SP_WAITING = 1, SP_HOLDING = 2, SP_DRAINING = 3, SP_PAUSED = 4 };
 

@@ -92,6 +92,8 @@ void sp_holdings_changed(struct sp_share *share) {
       sum_bytes += bytes;
       member->spare_bytes += bytes < 0 ? (uint64_t)-bytes : 0;
     }
+    if (member->spare_bytes > SP_SPARE_MAX_BYTES)
+      member->spare_bytes = SP_SPARE_MAX_BYTES;
     member->usage.memory_overhead_bytes = sum_bytes;
     sp_grant_overhead(member->grant, member->device->context_bytes, sum_bytes, member->spare_bytes);
   }

@@ -95,7 +95,7 @@ def boot_id() -> str:
 
 
 class Dumper:
-    """Makes the checkpoint's text. A share whose status is as in the last checkpoint is not encoded again."""
+    """Makes the checkpoint's text. A share with the same status as in the last checkpoint is not encoded again."""
 
     def __init__(self, boot: str, driver_version: str = "") -> None:
         """Take the id of this boot, and the version of the driver; empty: not known."""

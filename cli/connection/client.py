@@ -16,7 +16,7 @@ from typing import Final, Self, TypeVar, cast
 import grpc
 
 from sharepod.agent.devices import lock, processes
-from sharepod.agent.settings import TICKET_KEY
+from sharepod.agent.settings import SOCKET_NAME, TICKET_KEY
 from sharepod.cli import errors
 from sharepod.cli.connection import hello, token
 from sharepod.cli.render.messages import word
@@ -47,14 +47,14 @@ def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other:
 
     `other`: the socket of another agent, which does listen.
     """
-    if starting := _starting(Path(socket_path).parent):
+    use = f"use the one that listens at {other} (--socket), or " if other else ""
+    if starting := _starting(Path(socket_path)):
         return errors.CliError(
-            f"no agent at {socket_path} yet: one is starting there (pid {starting}), and waits for the driver",
+            f"no agent at {socket_path}: {cause}, though pid {starting} is one there: it awaits the driver, or stops",
             errors.EXIT_NO_AGENT,
-            "try again; if that lasts, look at dmesg for XID, and at whether `nvidia-smi` answers",
+            f"{use}try again; if that lasts, look at dmesg for XID, and at whether `nvidia-smi` answers",
         )
     nor = f", nor in {' or '.join(elsewhere)}" if elsewhere else ""
-    use = f"use the one that listens at {other} (--socket), or " if other else ""
     lingers = " that outlives the login (`loginctl enable-linger`)" if socket_path.startswith(_SESSIONS) else ""
     remedy = (
         f"{use}start one{lingers} with `sharepod agent` (no GPU here: `sharepod agent --simulate 1xH200`), "
@@ -63,10 +63,10 @@ def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other:
     return errors.CliError(f"no agent at {socket_path}{nor}: {cause}", errors.EXIT_NO_AGENT, remedy)
 
 
-def _starting(directory: Path) -> int:
-    """Return the pid of an agent that has locked its runtime directory, 0 if there is none, or if it is not shown."""
+def _starting(path: Path) -> int:
+    """Return the pid of an agent that has locked the directory of the operators' socket; 0: none is shown here."""
     try:
-        return next(iter(processes.holders(directory / lock.NAME)), 0)
+        return next(iter(processes.holders(path.parent / lock.NAME)), 0) if path.name == SOCKET_NAME else 0
     except OSError:
         return 0
 

@@ -259,7 +259,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   struct sp_stream_state *state = cached_state(device, thread, stream, per_thread);
   if (sp_unlikely(!state)) {
-    if (sp_streams_full()) /* else the share does not hold the stream's device */
+    if (sp_streams_full()) /* else, nearly always, the share does not hold the stream's device */
       pass_crowded(device, SP_STREAMS_MAX);
     return;
   }

@@ -222,6 +222,7 @@ struct sp_recording {
   struct sp_stream_state *state; /* the thread holds its lock; NULL: it records nothing */
   struct sp_marker marker;       /* the marker's; for a start event its `state` is NULL */
   bool entered;                  /* the stream's context was made current for it */
+  bool undone;                   /* sp_record_left was called although the driver's call was under way, and returned */
   int cancel_state;              /* whether the thread could be cancelled before */
 };
 
@@ -322,8 +323,8 @@ void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum 
 /* Has the thread seen the end of all work in the stream, by an event behind it? Then a marker would only show a later
  * time, and the program would wait for it. The driver is not asked if the thread has launched something since. */
 bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread);
+bool sp_streams_full(void); /* there are as many states as there may be */
 /* Has any stream of the device work that has not ended, as far as is known? */
-bool sp_streams_full(void);
 bool sp_streams_pending(const struct sp_device *device);
 /* Does any stream without a marker in the queue have unmarked work? */
 bool sp_streams_unmarked(const struct sp_device *device);

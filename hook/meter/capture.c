@@ -107,6 +107,8 @@ CUresult sp_stream_record(struct sp_stream_state *state, CUevent event, bool lau
   CUresult result = __atomic_load_n(&sp_this_process.captures, __ATOMIC_SEQ_CST)
                         ? record_beside_captures(event, stream, per_thread, launching || !legacy)
                         : record_now(event, stream, per_thread);
+  if (recording && recording->undone) /* sp_stream_record_left has counted it */
+    return result;
   if (recording)
     sp_store(&recording->state, NULL);
   __atomic_fetch_sub(&records, 1, __ATOMIC_RELEASE);

@@ -102,8 +102,8 @@ static bool is_final(CUresult result) {
 }
 
 /* Record a marker; the caller has locked the state, and sp_stream_mark_by tells the parameters. `recording`: the
- * launching thread's; NULL for another recorder, which never waits for room. Returns the place in the queue + 1; 0: it
- * was not recorded, and the work stays pending, or is given up after a permanent error. */
+ * launching thread's; NULL for another recorder. Returns the place in the queue + 1; 0: it was not recorded, and the
+ * work stays pending, or is given up after a permanent error. */
 static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged,
                             struct sp_recording *recording) {
   const struct sp_driver *driver = sp_driver();
@@ -125,6 +125,8 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
   }
   if (result == CUDA_SUCCESS)
     result = sp_stream_record(state, *event, recorder == SP_BY_LAUNCHER, recording);
+  if (recording && recording->undone)
+    return 0;
   if (entered)
     sp_context_leave();
   if (result == CUDA_SUCCESS) {
@@ -146,6 +148,7 @@ static struct sp_recording *recording_of(struct sp_thread *thread, int cancel_st
   if (!thread)
     return NULL;
   thread->recording.cancel_state = cancel_state;
+  thread->recording.undone = false;
   return &thread->recording;
 }
 
@@ -164,8 +167,12 @@ void sp_record_left(struct sp_thread *thread) {
     sp_context_leave();
   if (left->marker.state) {
     use_place(state->device, NULL);
-    put_back(state, &left->marker);
+    if (state->live && !state->dead)
+      put_back(state, &left->marker);
+    else /* the stream was destroyed meanwhile: no marker will ever take its work */
+      give_up(state, &left->marker);
   }
+  left->undone = true; /* the call may be under way after all, where the hook took one inside it for one after it */
   pthread_mutex_unlock(&state->lock);
   pthread_setcancelstate(left->cancel_state, &ours);
 }
@@ -184,7 +191,8 @@ uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recor
   uint32_t place = recorder > SP_BY_LAUNCHER && recorder < SP_BY_KEEPER && may_be_full(state)
                        ? 0
                        : mark_locked(state, recorder, edged, recording);
-  pthread_mutex_unlock(&state->lock);
+  if (!recording || !recording->undone)
+    pthread_mutex_unlock(&state->lock);
   return place;
 }
 
@@ -224,6 +232,8 @@ void sp_stream_start(struct sp_stream_state *state) {
       (state->start_event || driver->cuEventCreate(&state->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&
       sp_stream_record(state, state->start_event, true, recording) == CUDA_SUCCESS)
     __atomic_store_n(&device->start_state, state, __ATOMIC_RELEASE);
+  if (recording && recording->undone)
+    return;
   if (entered)
     sp_context_leave();
   pthread_mutex_unlock(&state->lock);

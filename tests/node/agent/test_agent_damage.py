@@ -359,4 +359,5 @@ def test_an_agent_adopts_a_damaged_region_and_believes_none_of_it(
         until(lambda: usage(agent, "hurt").used_ns > account.used_ns + 20_000_000)
     content = (Path(answer.share.directory) / "terms").read_bytes()
     assert struct.unpack_from("<Q", content, HEADER_BYTES + 48)[0] == 64 * MIB
+    assert struct.unpack_from("<I", content, HEADER_BYTES + 100)[0] == 0  # memory that contexts do not take
     assert struct.unpack_from("<Q", content, HEADER_BYTES + 112)[0] == 0  # a context's memory, which is not yet known

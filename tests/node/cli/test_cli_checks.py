@@ -158,8 +158,9 @@ def test_an_agent_that_waits_for_its_driver_is_told_as_one_that_starts(tmp_path:
     with (tmp_path / "agent.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         error = no_agent(str(tmp_path / "agent.sock"), "there is no such socket")
+        assert "start one" in no_agent(str(tmp_path / "users.sock"), "there is no such socket").remedy
     check = checks.check_agent(None, error)
-    assert check.text.endswith(f"one is starting there (pid {os.getpid()}), and waits for the driver")
+    assert f"there is no such socket, though pid {os.getpid()} is one there: it awaits the driver" in check.text
     assert "nvidia-smi" in check.remedy
     assert "start one" in no_agent(str(tmp_path / "agent.sock"), "there is no such socket").remedy
 

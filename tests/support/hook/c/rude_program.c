@@ -257,10 +257,11 @@ static void becomes(const char *generation) {
 static void *ask_too_much(void *unused) {
   (void)unused;
   device_pointer memory = 0;
+  size_t bytes = (size_t)1000 << 20; /* below the cap, which is 1 GiB, but 100 MiB of it are taken */
   use_context();
   for (;;)
-    if (!TRY(cuMemAlloc, &memory, (size_t)2 << 30))
-      die("2 GiB were granted");
+    if (!TRY(cuMemAlloc, &memory, bytes) || !TRY(cuMemAlloc, &memory, (size_t)2 << 30))
+      die("more than the cap was granted");
   return NULL;
 }
 
@@ -268,6 +269,8 @@ static void beside_too_much(const char *path) {
   (void)path;
   pthread_t thread;
   int refused = 0;
+  device_pointer kept = 0;
+  CALL(cuMemAlloc, &kept, (size_t)100 << 20);
   for (int i = 0; i < 2; i++)
     pthread_create(&thread, NULL, ask_too_much, NULL);
   for (uint64_t end_ns = now_ns() + 1000000000u; now_ns() < end_ns;) {
