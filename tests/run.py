@@ -29,6 +29,8 @@ MINUTES = {"what ran side by side": 5, "what ran alone": 3}
 SHAKY_MAX = 2
 AGAIN_DISTURBED_MAX = 5
 """How often a test runs again that fails disturbed each time."""
+DISTURBED_MAX = 10
+"""If more tests than this were disturbed, the machine is not fit to judge time, and the run fails."""
 AGAIN_MAX = 20
 """If more tests than this have failed, something is broken, and another run would tell nothing."""
 
@@ -142,13 +144,17 @@ def main() -> int:
             disturbed |= outcome.disturbed
             if outcome.status not in GOES_ON:
                 break
-    tell("disturbed", disturbed, "failed while the host took the processors away, then passed")
+    tell(
+        "disturbed",
+        disturbed,
+        f"failed while the host took the processors away, then passed; more than {DISTURBED_MAX} fail the run",
+    )
     tell("shaky", shaky, f"failed, then passed alone; more than {SHAKY_MAX} fail the run")
     failed = [name for name, status in statuses.items() if status not in FINE]
     if failed:
         print(f"{failed[0]} failed", file=sys.stderr)  # pytest's last lines above may be those of the other part
         return statuses[failed[0]]
-    if len(shaky) > SHAKY_MAX:
+    if len(shaky) > SHAKY_MAX or len(disturbed) > DISTURBED_MAX:
         return pytest.ExitCode.TESTS_FAILED
     return min(statuses.values())  # 5 if no part selected anything
 

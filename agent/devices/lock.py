@@ -108,7 +108,7 @@ class HostLock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holders = processes.holders(file)
+            holders = processes.holders(os.fstat(file))
             if os.getuid() or not holders or not all(map(socket_names.is_strangers, holders.values())):
                 os.close(file)
                 raise _taken(index, next(iter(holders), None)) from None

@@ -10,12 +10,9 @@ from typing import Final
 _LOCKS: Final = Path("/proc/locks")
 
 
-def holders(file: int | Path) -> dict[int, int]:
-    """Return the processes that have locked a file with flock, as far as shown here: user by pid.
-
-    `file`: its descriptor or path. Raises OSError if there is no such file.
-    """
-    status, found = os.stat(file), dict[int, int]()  # noqa: PTH116 - it may be a descriptor
+def holders(status: os.stat_result) -> dict[int, int]:
+    """Return the processes that have locked the file of this status with flock, as far as shown here: user by pid."""
+    found: dict[int, int] = {}
     with contextlib.suppress(OSError, ValueError):
         for line in _LOCKS.read_text(encoding="ascii").splitlines():
             words = line.split()  # 1: FLOCK ADVISORY WRITE 708 08:01:13 0 EOF; the device's two parts are hexadecimal

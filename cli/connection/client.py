@@ -65,9 +65,11 @@ def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other:
 
 def _starting(path: Path) -> int:
     """Return the pid of an agent that has locked the directory of the operators' socket; 0: none is shown here."""
+    if path.name != SOCKET_NAME:
+        return 0
     try:
-        return next(iter(processes.holders(path.parent / lock.NAME)), 0) if path.name == SOCKET_NAME else 0
-    except OSError:
+        return next(iter(processes.holders(path.with_name(lock.NAME).stat())), 0)
+    except OSError:  # no agent has ever locked it
         return 0
 
 

@@ -28,7 +28,7 @@ class Outcomes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.failed.setdefault(report.nodeid, reason(report))
-            if STOLEN in dict(report.user_properties):
+            if STOLEN in dict(report.user_properties) and is_judgement(report):
                 self.disturbed.add(report.nodeid)
         elif report.when == "call" and report.passed:
             self.passed.add(report.nodeid)
@@ -41,6 +41,12 @@ class Outcomes:
         passed = sorted(self.passed - set(self.failed))
         outcomes = {"passed": passed, "failed": self.failed, "disturbed": sorted(self.disturbed)}
         path.write_text(json.dumps(outcomes))
+
+
+def is_judgement(report: pytest.TestReport) -> bool:
+    """Tell whether an assertion of the test itself failed: a crash, or what the test left behind, is no judgement."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return report.when == "call" and crash is not None and crash.message.startswith(("assert ", "AssertionError"))
 
 
 def reason(report: pytest.TestReport | pytest.CollectReport) -> str:

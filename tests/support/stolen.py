@@ -1,8 +1,9 @@
 """A pytest plugin that notes how much processor time a virtual machine was denied while a test judged real time.
 
 The host of a virtual machine may run others while this machine has something to run; Linux counts that as stolen time.
-A test of tests/timed that fails meanwhile has judged the host. Such a test is called disturbed, and `tests/run.py` runs
-it again. Only the host can steal time: programs of this machine, also those of the tests, do not count.
+A test of tests/timed with an assertion that fails meanwhile has judged the host. Such a test is called disturbed, and
+`tests/run.py` runs it again. Only the host can steal time: programs of this machine, also those of the tests, do not
+count.
 """
 
 import os

@@ -151,7 +151,7 @@ def test_it():
     took_ticks = (time.monotonic() - began) * os.sysconf("SC_CLK_TCK") * os.cpu_count()
     words[8] = str(int(words[8]) + round(stolen * took_ticks))
     stat.write_text(" ".join(words))
-    assert number > {failures}, f"run {{number}}"
+    {fails}
 """
 ROBBED, QUIET = 0.5, 0.001
 
@@ -159,6 +159,7 @@ ROBBED, QUIET = 0.5, 0.001
 @pytest.mark.parametrize(
     ("way", "stolen", "failures", "status", "runs", "word"),
     [
+        ("crash", [ROBBED], 1, 0, 2, "shaky"),  # only an assertion judges time
         ("timed", [ROBBED], 1, 0, 2, "disturbed"),
         ("timed", [ROBBED, ROBBED], 2, 0, 3, "disturbed"),  # in both runs it judged the host
         ("timed", [QUIET], 1, 0, 2, "shaky"),
@@ -171,8 +172,10 @@ ROBBED, QUIET = 0.5, 0.001
 def test_a_test_that_judges_time_is_judged_again_if_the_host_took_the_processors_away(
     tmp_path: Path, way: str, stolen: list[float], failures: int, status: int, runs: int, word: str
 ) -> None:
-    (tmp_path / way / "hook").mkdir(parents=True)
-    (tmp_path / way / "hook" / "test_it.py").write_text(STOLEN.format(stolen=stolen, failures=failures))
+    fails = f"assert number > {failures}" if way != "crash" else f"[0][number <= {failures}]"
+    place = tmp_path / ("node" if way == "node" else "timed") / "hook"
+    place.mkdir(parents=True)
+    (place / "test_it.py").write_text(STOLEN.format(stolen=stolen, fails=fails))
     stat = tmp_path / "stat"
     stat.write_text("cpu 1 2 3 4 5 6 7 800 9 10")
     done = called(tmp_path, "run.py", 0, SHAREPOD_TEST_STAT=str(stat))
@@ -182,7 +185,23 @@ def test_a_test_that_judges_time_is_judged_again_if_the_host_took_the_processors
         line.partition(":")[0]: line for line in done.stdout.splitlines() if line.startswith(("disturbed: ", "shaky: "))
     }
     assert list(told) == ([word] if word else [])
-    assert ("of the processors' time was stolen" in done.stdout) == (word == "disturbed"), done.stdout
+    assert ("of the processors' time was stolen" in done.stdout) == (
+        ROBBED in stolen[:1] and bool(word) and way != "node"
+    )
+
+
+def test_a_machine_that_disturbs_more_than_ten_tests_is_not_fit_to_judge(tmp_path: Path) -> None:
+    (tmp_path / "timed" / "hook").mkdir(parents=True)
+    once = STOLEN.format(stolen=[ROBBED], fails="assert number > 1").replace('"ran"', 'f"ran{case}"')
+    once = once.replace(
+        "def test_it():", 'import pytest\n\n@pytest.mark.parametrize("case", range(11))\ndef test_it(case):'
+    )
+    (tmp_path / "timed" / "hook" / "test_it.py").write_text(once)
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 1 2 3 4 5 6 7 800 9 10")
+    done = called(tmp_path, "run.py", 0, SHAREPOD_TEST_STAT=str(stat))
+    assert "disturbed: 11 (" in done.stdout
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
