@@ -135,9 +135,13 @@ def _prepare_others(settings: Settings) -> None:
 class Agent:
     """A running agent: what it opened, in the order in which it is closed again."""
 
-    def __init__(self, settings: Settings, *, may_end: bool) -> None:
-        """Take the settings. `may_end`: the agent may end by itself, if something starts it again."""
+    def __init__(self, settings: Settings, *, may_end: bool, troubles: Sequence[str]) -> None:
+        """Take the settings. `may_end`: the agent may end by itself, if something starts it again.
+
+        `troubles`: what an operator should know of the process, each as "what: cause: remedy".
+        """
         self._settings = settings
+        self._troubles = [*troubles]
         self.may_end: Final = may_end
         self._stack = contextlib.ExitStack()
         self._environment = simulated_environment(settings)
@@ -186,9 +190,8 @@ class Agent:
         registry = Registry(arbiter, Path(settings.shares_directory), inventory.devices, overcommit=settings.overcommit)
         hook_path = self._serve_hook()
         identity = self._identity(inventory, arbiter.region_abi_version, hook_path)
-        state_directory = Path(settings.state_directory)
-        parts = identity, registry, arbiter, state_directory
-        node = Node(*parts, settings.monitoring, settings.keep_series, lock.troubles)
+        parts = identity, registry, arbiter, Path(settings.state_directory)
+        node = Node(*parts, settings.monitoring, settings.keep_series, self._troubles)
         node.adopt(inventory.unlisted)
         if not registry.devices:
             raise AgentUnavailable("no GPU can be used: all are in MIG mode and have no instance: create some")
@@ -214,7 +217,7 @@ class Agent:
             # An agent that ends removes the directory: it may do so between our look at it and our lock in it.
             with contextlib.suppress(FileNotFoundError):
                 _prepare_runtime_directory(self._settings)
-                return self._stack.enter_context(HostLock(Path(self._settings.runtime_directory)))
+                return self._stack.enter_context(HostLock(Path(self._settings.runtime_directory), self._troubles))
 
     def _serve_hook(self) -> Path:
         """Put the hook where programs find it, and return its path. Raises AgentUnavailable.
@@ -305,14 +308,11 @@ async def _opened(simulate: str, stopping: asyncio.Event) -> Inventory | None:
     return await opening
 
 
-async def _serve(settings: Settings, stopping: asyncio.Event, *, private: bool = False) -> None:
-    """Run the agent until `stopping` is set. `private`: nothing starts it again, so it never ends by itself.
-
-    Raises ShareError and CannotStart.
-    """
+async def _serve(settings: Settings, stopping: asyncio.Event, *, private: bool, troubles: Sequence[str]) -> None:
+    """Run the agent until `stopping` is set. The rest is as in `run_agent`. Raises ShareError and CannotStart."""
     take_open_files(OPEN_FILES_MIN)
     os.umask(0o022)  # not that of the process that started it: every mode is given where a file is made
-    agent = Agent(settings, may_end=not private)
+    agent = Agent(settings, may_end=not private, troubles=troubles)
     try:
         try:
             lock = agent.prepare()
@@ -417,13 +417,14 @@ async def _tick_until(stopping: asyncio.Event, node: Node, feed: Feed | None) ->
             feed.tell(status)
 
 
-def run_agent(settings: Settings, *, private: bool = False) -> int:
+def run_agent(settings: Settings, *, private: bool = False, troubles: Sequence[str] = ()) -> int:
     """Run the agent until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0, or 1 when it could not start.
 
     A planned stop opens the gates and keeps the shares of running programs for the next agent. A `private` agent is
-    started by nobody again.
+    started by nobody again, so it never ends by itself. `troubles`: what an operator should know of this process, each
+    as "what: cause: remedy".
     """
-    serve = functools.partial(_serve, private=private)
+    serve = functools.partial(_serve, private=private, troubles=troubles)
     return run(OPTIONS.program, settings, serve, expected={ShareError: EXIT_FAILURE}, hang_up=True)
 
 

@@ -60,6 +60,11 @@ _UNSEEN: Final = (
     "the owner, a process of a container, is not seen by the agent, which could not tell when it ends: start it in the "
     "host's pid namespace (docker run --pid=host), or with an agent of its own (sharepod run --private)"
 )
+_UNSEEN_HERE: Final = (
+    "the agent does not see the processes from here, another pid namespace than its own, and refuses shares that they "
+    "would own: start both in the host's pid namespace (docker run --pid=host), or a program with an agent of its own "
+    "(sharepod run --private)"
+)
 
 _CLASSES_OUT: Final = {one: pb.ShareClass.Value(f"SHARE_CLASS_{one.name}") for one in ShareClass}
 _CLASSES: Final = {value: one for one, value in _CLASSES_OUT.items()}
@@ -205,15 +210,21 @@ class NodeService(rpc.NodeServiceServicer):
         current = next(held for held in status.shares if held.share.id == share.id)
         return pb.ExplainShareResponse(share=self._share(current), devices=devices)
 
-    @_as_rpc
-    def GetNode(self, request: pb.GetNodeRequest) -> pb.GetNodeResponse:  # noqa: N802
-        """Describe the node."""
-        return pb.GetNodeResponse(
-            **asdict(self._node.identity),
-            now_ns=self._node.now_ns(),
-            devices=[_device(device) for device in self._node.device_statuses()],
-            troubles=self._node.troubles,
-        )
+    async def GetNode(self, request: pb.GetNodeRequest, context: Context) -> pb.GetNodeResponse:  # noqa: N802
+        """Describe the node. To a caller with a ticket it also says whether that caller could own a share."""
+
+        def describe() -> pb.GetNodeResponse:
+            """Return the node as a message. Raises InvalidInput for a ticket that is not valid any more."""
+            caller = self._hello.peer(context.invocation_metadata())
+            unseen = [_UNSEEN_HERE] if caller is not None and not caller.start_ticks else []
+            return pb.GetNodeResponse(
+                **asdict(self._node.identity),
+                now_ns=self._node.now_ns(),
+                devices=[_device(device) for device in self._node.device_statuses()],
+                troubles=[*self._node.troubles, *unseen],
+            )
+
+        return await answer(context, "GetNode", describe)
 
     async def ReleaseDevice(self, request: pb.ReleaseDeviceRequest, context: Context) -> pb.ReleaseDeviceResponse:  # noqa: N802
         """Release a device into an operator's hands, and return it with the shares that hold it."""

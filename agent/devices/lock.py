@@ -41,15 +41,17 @@ ALREADY_RUNS: Final = "an agent already runs in"
 class HostLock:
     """The lock of the host's one agent; a context manager, which removes the lock file at its exit."""
 
-    def __init__(self, runtime_directory: Path) -> None:
-        """Take the directory, which must exist at `__enter__`. Nothing is locked yet."""
+    def __init__(self, runtime_directory: Path, troubles: list[str] | None = None) -> None:
+        """Take the directory, which must exist at `__enter__`. Nothing is locked yet.
+
+        What strangers hold when devices are claimed is added to `troubles`, each as "what: remedy".
+        """
+        self.troubles: Final = [] if troubles is None else troubles
         self._path = runtime_directory / NAME
         self._file = -1
         self._names: list[socket.socket] = []
         self._locked: dict[Path, int] = {}
         """The devices' files, open and locked."""
-        self.troubles: list[str] = []
-        """What strangers held when devices were claimed, each as "what: remedy"."""
 
     def __enter__(self) -> Self:
         """Take the lock. Raises AgentUnavailable if another agent has it, OSError if there is no directory."""

@@ -78,12 +78,15 @@ class Check:
 def run_checks(node: pb.GetNodeResponse | None, refusal: CliError | None, hook_path: Path) -> Iterator[Check]:
     """Yield every check. `node` is the agent's answer, or None with the `refusal` that came instead.
 
+    With both, the agent answers, but this process can register no share that it owns.
     `hook_path` is the hook of this installation. It is checked if no agent says which hook programs get.
     """
     yield check_kernel(platform.release())
     yield check_pidfd()
     yield check_membarrier()
     yield check_agent(node, refusal)
+    if node is not None and refusal is not None:
+        yield Check("agent", FAIL, refusal.cause, refusal.remedy)  # it cannot learn which process we are
     yield check_hook(Path(node.hook_path) if node and node.hook_path else hook_path)
     if node is not None:
         yield from check_served_hook(node)

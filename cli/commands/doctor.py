@@ -24,6 +24,7 @@ def doctor(output: OutputOption = Output.table, socket: Socket = None) -> None:
     try:
         with connect(socket_path(socket)) as client:
             node = client.node()
+            node = client.node_for_owner()
     except CliError as error:
         refusal = error
     found = list(checks.run_checks(node, refusal, LIBRARY))

@@ -178,6 +178,14 @@ class Client:
         """Return the node: devices, versions, features."""
         return self._call(self._stub.GetNode, pb.GetNodeRequest())
 
+    def node_for_owner(self) -> pb.GetNodeResponse:
+        """Return the node; its troubles also say why this process could own no share, if that is so.
+
+        Raises CliError, too, if the agent cannot be told which process this is.
+        """
+        with hello.ticket(self._socket_path) as ticket:
+            return self._call(self._stub.GetNode, pb.GetNodeRequest(), ticket=ticket)
+
     def _call(
         self,
         method: Callable[..., Response],

@@ -21,6 +21,7 @@ from sharepod.agent.settings import (
     USERS_SOCKET_NAME,
     runtime_directories,
 )
+from sharepod.cli.connection.private import cgroup
 from sharepod.cli.console import note
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 from sharepod.process.errors import SettingsError
@@ -193,6 +194,8 @@ def _start_agent(path: str, simulate: str | None, start: _Start) -> str:
                     break
                 if words:
                     note("systemd gives the private agent no control group: it ends with this session or job")
+            if not own_cgroup and (group := cgroup()) != "/":
+                note(f"the private agent is in this control group, {group}: it ends with this session or job")
         finally:
             os.close(alive)
         start.wait(path, _START_TIMEOUT_S, ended)

@@ -18,6 +18,10 @@ from typing import Final
 
 _FIRST_SHARE_S: Final = 100.0
 """How long to wait for the first share if the command that wants it is still there: it waits 75 s for the agent."""
+_BOUND: Final = (
+    "this private agent is in the control group of the session, service or job that started it ({}): when that ends, "
+    "the agent ends too, and the other programs run on unmetered: for these start `sharepod agent` elsewhere"
+)
 _LOOK_S: Final = 0.5
 _EMPTY_LOOKS: Final = 4
 """The agent ends after this many looks in a row without a share, so that programs in sequence share one agent."""
@@ -27,6 +31,8 @@ def main() -> int:
     """Detach and serve until no share is left; return the agent's exit code."""
     socket_path, *simulate = sys.argv[1:]
     launcher = os.pidfd_open(os.getppid())
+    group = cgroup()
+    troubles = [_BOUND.format(group)] if group != "/" and group == cgroup(os.getppid()) else []
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -37,7 +43,16 @@ def main() -> int:
     runtime = Path(socket_path).parent
     threading.Thread(target=_stop_when_empty, args=(runtime / SHARES_NAME, launcher), daemon=True).start()
     flags = ["--runtime-directory", str(runtime), "--log-level", "warning", "--metrics-listen", "off"]
-    return run_agent(OPTIONS.start([*flags, *(["--simulate", simulate[0]] if simulate else [])]), private=True)
+    return run_agent(
+        OPTIONS.start([*flags, *(["--simulate", simulate[0]] if simulate else [])]), private=True, troubles=troubles
+    )
+
+
+def cgroup(pid: int | str = "self") -> str:
+    """Return the control group with which systemd or a job's manager would end a process; "/" if there is none."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    groups = dict(line.split(":", 2)[1:] for line in lines)
+    return groups.get("name=systemd", groups.get("", "/"))
 
 
 def _stop_when_empty(shares: Path, launcher: int) -> None:

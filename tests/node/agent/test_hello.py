@@ -1,9 +1,11 @@
 """Test that a share is owned by the process that registers it, as the kernel tells it, and not by one that is named."""
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +58,22 @@ def refusal(stub: rpc.NodeServiceStub, *metadata: tuple[str, str]) -> str:
     return str(refused.value.details())
 
 
+def warned(agent: RunningAgent) -> str:
+    """Return what doctor, run from here, finds wrong with the agent, with the remedies."""
+    command = [
+        sys.executable,
+        "-m",
+        "sharepod.cli",
+        "doctor",
+        "-o",
+        "json",
+        "--socket",
+        f"{agent.directory}/agent.sock",
+    ]
+    found = json.loads(subprocess.run(command, capture_output=True, timeout=60, check=False).stdout)["checks"]
+    return " ".join(one["text"] + one["remedy"] for one in found if one["name"] == "agent" and one["status"] != "OK")
+
+
 def test_who_registers_a_share_owns_it_whatever_pid_it_names(make_agent: MakeAgent) -> None:
     agent = make_agent("--users-socket-mode", "0666").start()
     with users_stub(agent) as stub:
@@ -90,6 +108,15 @@ def test_an_owner_that_the_agent_does_not_see_is_refused_with_the_remedy(make_ag
         assert "is not seen by the agent" in (text := refusal(stub, TOKEN, (TICKET_KEY, ticket)))
         assert "sharepod run --private" in text
     assert agent.shares() == []
+    assert "an agent of its own (sharepod run --private)" in warned(agent), "doctor names it, too"
+
+
+def test_doctor_says_nothing_of_a_caller_that_the_agent_sees_and_what_is_missing_where_it_cannot_ask(
+    agent: RunningAgent,
+) -> None:
+    assert warned(agent) == ""
+    (agent.directory / "hello.sock").unlink()  # as where only the other socket is bound into a container
+    assert f"mount its whole directory, {agent.directory}" in warned(agent)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")

@@ -201,7 +201,8 @@ def test_a_hook_that_an_upgrade_would_overwrite_is_a_warning() -> None:
 def test_an_agent_of_another_version_is_a_warning(sharepod: Sharepod, agent: Agent) -> None:
     agent.version = "9.9.9"
     found = json.loads(sharepod("doctor", "-o", "json").out)["checks"]
-    (check,) = [check for check in found if check["name"] == "agent"]
+    check, no_hello = [check for check in found if check["name"] == "agent"]
+    assert "hello.sock" in no_hello["text"], "this agent in memory has none"
     assert check["status"] == "WARN"
     assert "upgrade" in check["remedy"]
 

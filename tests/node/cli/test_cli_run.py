@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hosts import Host
 
+from rig.control_groups import control_group
 from rig.pid_namespaces import alone, first_of
 from rig.until import until
 from sharepod.agent.devices.lock import HostLock
@@ -270,6 +271,33 @@ def test_a_private_agent_has_a_cgroup_of_its_own_where_systemd_makes_it_one(
     with connect.connect(path) as client:
         os.kill(client.node().agent_pid, signal.SIGTERM)
     until(lambda: leftovers(host.directory) == [])
+
+
+@pytest.mark.parametrize("hierarchy", ["systemd", "memory"])
+def test_a_private_agent_that_would_end_with_the_job_that_started_it_is_told(host: Host, hierarchy: str) -> None:
+    host.env["PATH"] = ""  # systemd is not found
+    with control_group(hierarchy) as group:
+        run = host.command("run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "/bin/sleep", "600")
+        job = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+        child = subprocess.Popen(["/bin/sh", "-c", job, "sh", *run], env=host.env, stderr=subprocess.PIPE, text=True)
+        host.children.append(child)
+        until(lambda: host.sharepod("ps").returncode == 0 and host.shares(), timeout_s=20)
+        groups = Path(f"/proc/{child.pid}/cgroup").read_text().splitlines()
+        (member,) = {line.split(":", 2)[2] for line in groups if group.name in line}
+        bound = hierarchy == "systemd" or group.parent.name == "cgroup"  # a session, service or job is such a group
+
+        def found() -> list[dict[str, str]]:
+            checks = json.loads(host.sharepod("doctor", "-o", "json").stdout)["checks"]
+            return [check for check in checks if check["name"] == "agent"]
+
+        until(lambda: len(found()) == 1 + bound)
+        for check in found()[1:]:
+            assert check["status"] == "WARN"
+            assert f"is in the control group of the session, service or job that started it ({member})" in check["text"]
+            assert "start `sharepod agent` elsewhere" in check["remedy"]
+        child.terminate()
+        assert child.communicate()[1].count(f"is in this control group, {member}: it ends with") == bound
+        until(lambda: leftovers(host.directory) == [])
 
 
 WAITS_FOR_ALL = """

@@ -1,9 +1,7 @@
 """Test correct but rude programs: beside a neighbour they run as they would without the hook, and are billed."""
 
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from metered import neighbour
 
 from rig import REPO_ROOT
 from rig.arbiter import Arbiter
+from rig.control_groups import control_group
 from rig.gpu import MakeSimgpu
 from rig.until import until
 from sharepod.agent.shares.diagnostics import Kind
@@ -19,23 +18,6 @@ from sharepod.agent.shares.share import ShareState
 
 GIB = 1 << 30
 OUT_OF_MEMORY = 2
-
-
-@contextmanager
-def pids_cgroup() -> Iterator[tuple[Path, Path]]:
-    """Make a control group that limits its number of processes; yield the files of the limit and of the members."""
-    parents = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
-    parent = next((p for p in parents if (p / "cgroup.procs").exists() and (p / "pids.max").exists()), parents[0])
-    group = parent / f"sharepod-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group of pids can be made here: {error}")
-    try:
-        yield group / "pids.max", group / "cgroup.procs"
-    finally:
-        until(lambda: not (group / "cgroup.procs").read_text())
-        group.rmdir()
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +55,9 @@ def test_without_its_helper_thread_a_program_runs_on_and_is_metered_when_it_can_
     program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
 ) -> None:
     share = arbiter.share(tmp_path / "share")
-    with pids_cgroup() as (limit, join):
-        done = run(["sh", "-c", f"echo $$ > {join}; exec {program} alone {limit}"], simgpu | share.env)
+    with control_group("pids", needs="pids.max") as group:
+        joined = f"echo $$ > {group}/cgroup.procs; exec {program} alone {group}/pids.max"
+        done = run(["sh", "-c", joined], simgpu | share.env)
     assert done.returncode == 0, done.stderr
     without, metered = map(int, done.stdout.split())
     assert without > 800  # about 3,000 are possible, but other tests use the cores too
