@@ -74,7 +74,7 @@ class Credentials:
         self._stamps = self._look()
         self.context: ssl.SSLContext | None = None
         self._token: bytes | None = None
-        self._pair = b"", b""
+        self._pair: tuple[bytes, bytes]
         """Certificate and key, as the files hold them."""
         if cause := self._read():
             raise SettingsError(f"{what}: {cause}")

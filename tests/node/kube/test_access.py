@@ -126,6 +126,17 @@ async def test_a_plugin_is_asked_for_the_token_and_asked_again_when_it_is_known_
             issue(tmp_path, "second")
             assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
             assert len(calls(tmp_path)) == 2
+            server.token = "third"  # noqa: S105
+            issue(tmp_path, "third")
+            with pytest.raises(ApiUnavailable, match="401"):  # a watch is begun anew by its reader
+                await anext(client.stream(POD, {}, 5.0))
+            assert [item async for item in client.stream(POD, {}, 5.0)] == []
+            assert len(calls(tmp_path)) == 3
+            server.faults.refuse(503)
+            with pytest.raises(ApiUnavailable, match="503"):
+                await anext(client.stream(POD, {}, 5.0))
+            assert [item async for item in client.stream(POD, {}, 5.0)] == []
+            assert len(calls(tmp_path)) == 3, "no other refusal is about the token"
 
 
 HANGS = '#!/bin/sh\necho asked >>"${0%/*}/calls"\nexec sleep 1\n'

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from foreign_pods import hami, kai, patched, pod, review, shares
 from prometheus_client.parser import text_string_to_metric_families
+from server_certificates import Certificates
 from webhook_process import Webhook, webhook
 
 from rig import REPO_ROOT
 from rig.cluster.apiserver import unused_port
-from sharepod.webhook.metrics import manual
+from sharepod.process.credentials import Credentials
+from sharepod.webhook.metrics import WebhookMetrics, manual
 from sharepod.webhook.review import Decision
-from sharepod.webhook.server import BODY_MAX
+from sharepod.webhook.server import BODY_MAX, WebhookServer
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +187,19 @@ def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> Non
         assert shown(own) == renewed, "what cannot be read does not replace what can"
         assert "are no certificate with its key" in own.event("credentials of the webhook not read again")["cause"]
         assert shown(own, name=None) == renewed, "also for a peer that names no server"
+
+
+async def test_a_server_that_has_stopped_lets_nobody_in(tmp_path: Path) -> None:
+    own = Certificates(tmp_path, "localhost")
+    credentials = Credentials(str(own.certificate), str(own.key), what="webhook", reader="webhook")
+    server = WebhookServer({}, credentials, WebhookMetrics())
+    port = await server.start("127.0.0.1", 0)
+    with socket.create_connection(("127.0.0.1", port), timeout=5):
+        pass
+    await server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    await WebhookServer({}, credentials, WebhookMetrics()).stop()  # as after a start that failed
 
 
 def test_it_serves_on_while_it_drains_and_sends_everybody_away(tmp_path: Path) -> None:
