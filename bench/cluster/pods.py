@@ -67,9 +67,11 @@ class Pods:
         else:
             self._ask("ResumeShare", pb.ResumeShareRequest(share=share))
 
-    def release(self, pod: Pod) -> None:
-        """End a pod's share."""
-        self._ask("ReleaseShare", pb.ReleaseShareRequest(share=self._answers.pop(pod.name).share.id))
+    def release(self, pod: Pod) -> float:
+        """End a pod's share, of one device. Return the device time that it has used, in seconds."""
+        request = pb.ReleaseShareRequest(share=self._answers.pop(pod.name).share.id)
+        [held] = self._ask("ReleaseShare", request).share.devices
+        return float(held.usage.used_ns / 1e9)
 
     def _ask(self, method: str, request: Any) -> Any:
         with grpc.insecure_channel(f"unix:{self._node.socket}", options=[("grpc.enable_http_proxy", 0)]) as channel:

@@ -178,9 +178,11 @@ def test_a_device_that_is_released_is_in_nobody_s_hands_until_it_is_resumed(agen
     resume(agent, "0")
     assert not files(agent), "the other one is still released"
     assert reasons(agent)[1] == RELEASED.format(1)
+    truth.reload_driver()
     assert resume(agent, "1").index == 1
     until(lambda: reasons(agent) == ["", ""], timeout_s=10)
     assert files(agent)
+    assert "NVML opened anew" not in agent.log(), "it was closed when the driver was loaded anew"
     with program(metered(answer), "idle"):
         until(lambda: usage(agent, "a").processes == 1)
 

@@ -1,5 +1,6 @@
 """Test each check of `doctor` on findings that are made by hand."""
 
+import errno
 import fcntl
 import json
 import os
@@ -13,8 +14,9 @@ from cli_fixtures import Agent, Sharepod
 
 from rig.gpu import MakeSimgpu
 from sharepod import hook
-from sharepod.agent.devices import health
+from sharepod.agent.devices import health, unmanaged
 from sharepod.agent.devices.device import MODE_REASONS, MPS_REASON
+from sharepod.agent.shares import environ
 from sharepod.cli.commands import checks
 from sharepod.cli.connection.client import no_agent
 from sharepod.cli.demo import program
@@ -121,6 +123,25 @@ def test_a_program_of_a_share_that_runs_unmetered_is_told_with_its_cause() -> No
         ("WARN", "H200: ping (99) runs unmetered in its share: it gains rights at its start"),
     ]
     assert ["sharepod run" in found[0].remedy, found[1].remedy] == [True, "use a copy"]
+
+
+CAUSES = [
+    (environ._HIDDEN, "bind the directories of its region and of the hook"),
+    (environ._SHED, "start a copy of its file without them"),
+    (unmanaged.MPS_CAUSE, "stop MPS"),
+    (unmanaged.OUTSIDE_CAUSE, "take devices from the list"),
+    (unmanaged.unmetered_cause(0), "start it anew in its share"),
+    (unmanaged.unmetered_cause(errno.ENOENT), "start it in a new share"),
+    *((unmanaged.unmetered_cause(one), "register the share anew") for one in (errno.EPROTO, errno.EPIPE, errno.EIO)),
+]
+
+
+@pytest.mark.parametrize(("cause", "remedy"), CAUSES)
+def test_each_cause_that_the_agent_finds_for_an_unmetered_program_ends_in_its_remedy(cause: str, remedy: str) -> None:
+    process = pb.ForeignProcess(pid=99, name="ping", unmetered_cause=cause)
+    (check,) = checks.check_devices(node(pb.Device(name="H200", healthy=True, foreign_processes=[process])))
+    assert check.remedy.startswith(remedy)
+    assert f"{check.text}: {check.remedy}" == f"H200: ping (99) runs unmetered in its share: {cause}"
 
 
 def test_what_the_agent_tells_of_itself_and_of_shares_is_a_warning_with_its_last_words_as_the_remedy() -> None:

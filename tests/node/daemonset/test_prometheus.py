@@ -190,6 +190,30 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+# ---- the bill
+
+
+def test_the_manuals_expression_has_the_time_of_jobs_that_are_shorter_than_a_scrapes_interval(watched: Watched) -> None:
+    page = (REPO_ROOT / "docs" / "metrics.md").read_text()
+    [bill] = re.findall(r"^    (sharepod_spent_seconds_total\n +- .*)$", page, re.MULTILINE)
+    used_s = 0.0
+    for number in range(4):
+        job = Pod(f"job-{number}", 5, device="1", namespace="team-d")
+        watched.pods.admit(job)
+        program = watched.pods.start(job, SATURATED)
+        start_ns = time.monotonic_ns() + 50_000_000
+        program.go(start_ns, start_ns + int(INTERVAL_S * 2e8))
+        program.result()
+        used_s += watched.pods.release(job)
+    assert used_s > 0.1
+    expression = (
+        f'sum by (namespace) ({bill}) and on (namespace) sharepod_spent_shares_total{{namespace="team-d"}} == 4'
+    )
+    until(lambda: watched.prometheus.query(expression), expression)
+    [found] = watched.prometheus.query(expression)
+    assert found.value == pytest.approx(used_s, abs=1e-6)
+
+
 # ---- the end of a pod; this test makes its own pod, so it may run at any time
 
 

@@ -25,7 +25,9 @@ ROWS = {
     "a program of a share works on a device": "node/agent/test_agent_programs.py::test_a_program_of_a_share_that_runs",
     "MPS serves a device": "node/agent/test_agent_devices.py::test_a_device_that_mps_serves_takes_no_share",
     "the compute mode": "node/agent/test_agent_devices.py::test_a_device_that_lets_one_process_in_takes_no_share",
-    "a process uses a device": "node/agent/test_agent_programs.py::test_a_process_without_a_share_is_found_within_five",
+    "a process uses a device": "node/agent/test_agent_programs.py::test_a_process_without_a_share_is_found_within_five"
+    " node/agent/test_agent_pid_namespaces.py::test_programs_that_are_both_pid_1"  # the metrics
+    " node/deviceplugin/test_workload_monitor.py::test_denied_memory_a_stranger_and_a_lost_share_are_told",  # the Event
     "a critical Xid": "node/agent/test_agent_health.py::test_a_new_agent_keeps_the_shares_of_a_lost_device"
     " node/agent/test_agent_health.py::test_a_critical_xid_is_remembered_across_restarts",
     "NVML fails on every device": "node/agent/test_agent_health.py::test_nvml_is_opened_anew_when_no_device_answers",
