@@ -17,6 +17,7 @@ from cli_fixtures import Sharepod
 from cluster_world import node_body, pod_body
 from reference import check_placements
 
+from sharepod.cli.commands.play import listed
 from sharepod.cli.commands.simulate import POLICIES
 from sharepod.scheduler.placement.policy import DEFAULT, ROWS
 from sharepod.scheduler.simulation.replay import Placed
@@ -271,6 +272,19 @@ def test_pods_come_wait_yield_and_go_at_their_times(timed: list[str]) -> None:
     assert by_priority[0]["longest_s"] == pytest.approx(190, abs=3), "`late` begins when `low` has ended, at 350"
     assert (play["devices"], play["unfit"], play["unended"]) == (1, 1, 0)
     assert play["used"] == pytest.approx(0.605, abs=0.02), "of 400 s: 200 at 1, 50 at 0.6 and 10 at 1, less the rounds"
+
+
+def test_a_pod_without_an_end_runs_to_the_lists_last_moment_and_each_for_a_second_at_least(tmp_path: Path) -> None:
+    header = TIMED_PODS.partition("\n")[0]
+    open_ended = [("open", 1, 120, ""), ("open", 1, 290, "")]
+    rows = [open_ended[0], ("shown", 1, 100, 300), ("blink", 1, 250, 250), open_ended[1], ("cpu", 0, 130, 310)]
+    lines = [f"{name},1,1,{gpus},500,,{came},{ended},,,," for name, gpus, came, ended in rows]
+    (tmp_path / "pods.csv").write_text("\n".join([header, *lines, ""]))
+    tasks = {task.name: (task.arrive_s, task.run_s, task.user) for task in listed(tmp_path / "pods.csv")}
+    assert tasks == {
+        "open#0": (20, 190, "default"), "shown#1": (0, 200, "default"), "blink#2": (150, 1, "default"),
+        "open#3": (190, 20, "default"),
+    }  # fmt: skip
 
 
 def test_what_is_for_people_says_the_same(timed: list[str]) -> None:
