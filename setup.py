@@ -22,8 +22,9 @@ CC = shlex.split(os.environ.get("SHAREPOD_CC", "cc"))
 CFLAGS = ["-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wconversion", "-Wshadow"]
 LDFLAGS = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-needed"]
 # The compiler may not turn the resolver's own loops into libc calls (a sanitizer's libc may not be ready when it runs),
-# and initial-exec TLS costs nothing where the default model calls into the loader.
-HOOK_CFLAGS = ["-fno-builtin", "-ftls-model=initial-exec"]
+# and initial-exec TLS costs nothing where the default model calls into the loader. An exported function begins with the
+# instructions that save registers: programs that patch the driver's functions, such as UCX, can move only these.
+HOOK_CFLAGS = ["-fno-builtin", "-ftls-model=initial-exec", "-fno-schedule-insns2", "-Wno-ignored-optimization-argument"]
 LIBS = ["-lpthread", "-ldl"]
 # Files of the simulator's model that only the simulated driver is linked with.
 DRIVERS_ALONE = ("simgpu/model/project.c", "simgpu/model/truth.c")

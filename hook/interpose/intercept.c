@@ -22,15 +22,17 @@
 #define SP_DRIVER_FILE "libcuda.so.1"
 
 #define WRAPPED(name, since, class, action, subject, reason)                                                           \
-  extern void sp_wrap_##name(void) __attribute__((visibility("hidden")));
+  extern void sp_wrap_##name(void) __attribute__((visibility("hidden")));                                              \
+  extern void sp_own_##name(void) __attribute__((visibility("hidden")));
 #include "driver/wrapped.h"
 
 static const struct {
   const char *name;
-  void (*wrapper)(void);
+  void (*wrapper)(void);  /* it calls the driver */
+  void (*exported)(void); /* it calls the next definition of the name */
   int since;
 } symbols[SP_ROW_COUNT] = {
-#define WRAPPED(name, since, class, action, subject, reason) {#name, sp_wrap_##name, since},
+#define WRAPPED(name, since, class, action, subject, reason) {#name, sp_wrap_##name, sp_own_##name, since},
 #include "driver/wrapped.h"
 };
 
@@ -98,6 +100,10 @@ void *sp_find_next(enum sp_row row, const void *caller) {
    * privately (RTLD_LOCAL) is not among them. */
   void *found = lookup != NULL ? lookup(SP_RTLD_NEXT, symbols[row].name) : NULL;
   if (found == NULL) {
+    char *(*forget_error)(void) = lookup != NULL ? (char *(*)(void))lookup(SP_RTLD_NEXT, "dlerror") : NULL;
+    if (forget_error != NULL) {
+      forget_error(); /* of our lookup: the program would take it for its own */
+    }
     found = sp_find_real(row);
   }
   if (found != NULL) {
@@ -130,9 +136,9 @@ static bool is_per_thread(const char *name) {
   return *name != '\0';
 }
 
-/* The wrapper for an export of the driver. NVIDIA's driver has one address for each name. If a driver gives the same
- * function an old and a new name, as our simulated one does, it has the newer interface: the newest row wins, and a
- * plain name wins over its per-thread twin. */
+/* The wrapper for an export of the driver; `address` itself if it is none. NVIDIA's driver has one address for each
+ * name. If a driver gives the same function an old and a new name, as our simulated one does, it has the newer
+ * interface: the newest row wins, and a plain name wins over its per-thread twin. */
 void *sp_wrapper_of(void *address) {
   int best = -1;
   for (int row = 0; address != NULL && have_driver() && row < SP_ROW_COUNT; row++) {
@@ -144,7 +150,13 @@ void *sp_wrapper_of(void *address) {
       best = row;
     }
   }
-  return best >= 0 ? (void *)symbols[best].wrapper : address;
+  if (best < 0) {
+    return address;
+  }
+  /* Found through us, the name may lead to a tool that was loaded behind us. A program that asks the driver itself
+   * would not have found that tool. */
+  bool to_tool = sp_next_of((enum sp_row)best, NULL) != address;
+  return (void *)(to_tool ? symbols[best].wrapper : symbols[best].exported);
 }
 
 void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
@@ -165,8 +177,9 @@ void *sp_filter(void *handle, const char *name) {
     }
     sp_dlsym_function *lookup = sp_libc_dlsym();
     void *real = sp_find_real((enum sp_row)row);
+    void *wrapper = sp_wrapper_of(real);
     /* The real lookup comes last, so that dlerror returns what the program expects. */
-    return real != NULL && lookup != NULL && lookup(handle, name) == real ? sp_wrapper_of(real) : NULL;
+    return real != NULL && lookup != NULL && lookup(handle, name) == real ? wrapper : NULL;
   }
   return NULL;
 }

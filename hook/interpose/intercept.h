@@ -4,8 +4,9 @@
  * A wrapped symbol is two functions around one body:
  *   name            exported: linked programs and RTLD_DEFAULT find it. It calls what the program would have found
  *                   without the hook: the next definition in search order, which may be the driver's or a tool's.
- *   sp_wrap_name    returned to a program that was about to get the address of the driver's own export. It calls the
- *                   driver.
+ *   sp_wrap_name    calls the driver itself. A program that asks the driver for an address gets this one if `name`
+ *                   would call a tool; else it gets `name`, so that a function has one address however it is found,
+ *                   and a patch of its code sees every call.
  * A tool behind us may call the second while we are inside the first, and a driver may call its own exports. So only
  * the outermost call of a thread does the accounting (jump.c decides which one that is).
  */
@@ -94,6 +95,7 @@ static inline void sp_outermost_end(void) {
   typedef CUresult name##_function parameters;                                                                         \
   static inline CUresult around_##name(name##_function *real, SP_BARE parameters);                                     \
   SP_EXPORT CUresult name parameters;                                                                                  \
+  extern CUresult sp_own_##name parameters __attribute__((alias(#name), visibility("hidden")));                        \
   CUresult sp_wrap_##name parameters;                                                                                  \
   CUresult name parameters {                                                                                           \
     name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name, __builtin_return_address(0));                 \
@@ -116,6 +118,7 @@ static inline void sp_outermost_end(void) {
   typedef CUresult name##_function(void);                                                                              \
   static inline CUresult around_##name(name##_function *real);                                                         \
   SP_EXPORT CUresult name(void);                                                                                       \
+  extern CUresult sp_own_##name(void) __attribute__((alias(#name), visibility("hidden")));                             \
   CUresult sp_wrap_##name(void);                                                                                       \
   CUresult name(void) {                                                                                                \
     name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name, __builtin_return_address(0));                 \
