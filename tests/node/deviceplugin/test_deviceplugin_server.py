@@ -13,7 +13,7 @@ from sharepod.deviceplugin.core.agent import NoRoom
 from sharepod.deviceplugin.core.unit import UnitId, Units
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.metrics import Counters
-from sharepod.deviceplugin.v1beta1.service import MESSAGE_MAX
+from sharepod.deviceplugin.v1beta1.service import MESSAGE_MAX, _told
 from sharepod.proto import deviceplugin_pb2 as pb
 
 
@@ -54,6 +54,13 @@ async def test_an_error_of_allocate_fails_the_pod_with_its_text(directory: Path,
         )
         allocator.refusal = None
         await kubelet.admit("default", "trainer", {"train": 100})  # the refused admission has left nothing behind
+
+
+def test_an_error_is_one_line_and_is_cut_only_if_it_is_too_long() -> None:
+    for length in (MESSAGE_MAX - 1, MESSAGE_MAX):
+        assert _told(PluginError("x" * length)) == "x" * length
+    assert _told(PluginError("x" * (MESSAGE_MAX + 1))) == "x" * (MESSAGE_MAX - 1) + "…"
+    assert _told(PluginError("no room:\n  take less")) == "no room: take less"
 
 
 async def test_starts_that_fail_are_tried_again_and_counted_by_how_they_ended(

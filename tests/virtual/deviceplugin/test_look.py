@@ -1,6 +1,7 @@
 """Test that callers which ask at once share few calls, and that no caller gets what was seen before it asked."""
 
 import asyncio
+import gc
 
 from virtual_time import virtually
 
@@ -67,3 +68,19 @@ async def test_who_gives_up_takes_nothing_from_the_others_and_at_the_end_nobody_
     await clock.look.end()
     await asyncio.wait([asking])
     assert asking.cancelled()
+
+
+@virtually
+async def test_a_call_that_fails_when_all_who_asked_have_gone_is_no_error_of_the_loops() -> None:
+    clock = Clock()
+    clock.refuses = True
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    asking = asyncio.create_task(clock.look.take())
+    await asyncio.sleep(0.5)
+    asking.cancel()
+    await asyncio.sleep(1)
+    del clock, asking
+    gc.collect()  # an exception that was never retrieved is told now
+    await asyncio.sleep(0)
+    assert complaints == []

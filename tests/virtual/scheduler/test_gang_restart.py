@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from rounds_world import DEFAULT, Decided, decided, nodes, pod_of, task
 
+from sharepod.scheduler.controller import restarts as module
 from sharepod.scheduler.controller.actions import Evict
 from sharepod.scheduler.controller.exit_status import how_ended
 from sharepod.scheduler.controller.gang_annotations import Gang as Said
@@ -221,3 +222,14 @@ def test_how_a_pod_ended_is_read_of_its_status_whatever_that_says(body: dict[str
     assert found == how
     assert says in detail
     assert len(detail) < 200
+
+
+def test_of_more_gangs_than_can_be_known_the_one_that_started_anew_longest_ago_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "KNOWN_MAX", 1)
+    restarts = Restarts()
+    first, second = ("team", "gang/first"), ("team", "gang/second")
+    assert [restarts._note_restart(key, at_s).times for at_s, key in enumerate((first, second, second, first))] == [
+        1, 1, 2, 1,
+    ]  # fmt: skip

@@ -8,8 +8,11 @@ from itertools import pairwise
 import pytest
 from rounds_world import DEFAULT, check, decided, nodes, played, pod_of, random_tasks, request, task
 
+from sharepod.scheduler.controller.controller_state import AVOID_S
 from sharepod.scheduler.controller.queues import Queue, Queues
+from sharepod.scheduler.controller.scheduling_cycle import _Cycle
 from sharepod.scheduler.placement.request import NodeSpec, PodRequest, ShareRequest
+from sharepod.scheduler.preemption.room import SITES_SEARCHED
 from sharepod.scheduler.simulation.timeline import Timeline
 
 ORDERS = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "8"))
@@ -213,6 +216,47 @@ def test_who_may_not_be_evicted_is_spared_and_another_goes() -> None:
     assert {first, second} == {"low0", "low1"}
 
 
+def test_of_two_jobs_that_others_end_for_each_gets_the_room_of_its_own_victims() -> None:
+    timeline = full(0, 0)
+    timeline.come(task("equal", priority=10, request=WHOLE))
+    assert decided(timeline, 10.0).evicted == ["low0", "low1"]
+    lows = [pod_of(timeline, name, deleting=True) for name in ("low0", "low1")]
+    [of_equal] = [nodes for key, (nodes, _) in timeline.state.kept.items() if "equal" in key[1]]
+    [early] = [pod for pod in lows if pod.node in of_equal]
+    timeline.cluster.remove_pod(early.uid)  # `high` comes first, but its victim takes longer to end
+    assert decided(timeline, 11.0).released == ["equal"]
+
+
+def test_what_was_reserved_in_an_earlier_cycle_is_closed_to_others_before_this_one_tries_any_job() -> None:
+    timeline = full(0)
+    assert decided(timeline, 10.0).evicted == ["low0"]
+    timeline.come(task("equal", priority=10, request=WHOLE))
+    timeline.state.look(timeline.cluster, (), 11.0)
+    cycle = _Cycle(timeline.cluster, timeline.state, timeline.queues, 11.0)
+    [equal] = [job for key, job in timeline.state.jobs.items() if "equal" in key[1]]
+    cycle._reservations.open_for(equal)
+    assert cycle._placer.closed == {"n00"}
+
+
+def test_a_gang_that_others_end_for_on_many_nodes_has_all_of_them() -> None:
+    count = SITES_SEARCHED + 4
+    timeline = Timeline(nodes(count, 1), DEFAULT)
+    for number in range(count):
+        timeline.come(task(f"low{number}", request=WHOLE))
+    timeline.step()
+    timeline.come(task("gang", priority=10, size=count, least=count, request=WHOLE))
+    assert len(decided(timeline, 10.0).evicted) == count
+
+
+def test_while_nodes_are_reserved_there_is_a_cycle_every_half_minute_and_no_more() -> None:
+    timeline = full(0)
+    decided(timeline, 0.0)
+    pod_of(timeline, "low0", deleting=True)
+    timeline.now_s = 1.0
+    timeline.play([], 181.0)
+    assert 6 <= timeline.rounds <= 9
+
+
 def test_a_pod_that_holds_its_units_while_it_is_paused_is_evicted_where_kubelet_has_no_units_left() -> None:
     timeline = Timeline(nodes(1, 1), DEFAULT)
     node = timeline.cluster.node("n00")
@@ -268,7 +312,21 @@ def test_who_is_not_bound_where_it_was_sent_is_made_anew_and_sent_elsewhere_for_
         timeline.cluster.remove_pod(pod_of(timeline, name).uid)
     assert sent(timeline, "third", 1020.0) == second
     timeline.cluster.remove_pod(pod_of(timeline, "third").uid)
-    assert sent(timeline, "fourth", 1022.0) == first
+    assert sent(timeline, "fourth", 121.0 + AVOID_S) == first
+
+
+def test_a_node_that_has_gone_gets_no_pod_until_it_is_back() -> None:
+    timeline = Timeline(nodes(1, 1), DEFAULT)
+    node = timeline.cluster.node("n00")
+    assert node is not None
+    decided(timeline, 0.0)
+    timeline.cluster.remove_node("n00")
+    timeline.come(task("one"))
+    assert decided(timeline, 1.0).released == []
+    assert timeline.cluster.row("n00") is None
+    assert timeline.cluster.node_index.names() == []
+    timeline.cluster.set_node(node)
+    assert decided(timeline, 2.0).released == ["one"]
 
 
 def test_where_every_node_would_be_avoided_none_is() -> None:
