@@ -30,6 +30,8 @@ ELSEWHERE: Final = (
     "node",
 )  # fmt: skip
 """Keys of the pod that other parts of SharePod read."""
+_WRITTEN: Final = frozenset({"device", "yield", "node"})
+"""The keys that the scheduler writes: no user is told to write one."""
 YIELDS: Final = ("limit", "pause")
 CLASSES: Final = tuple(item.name.lower() for item in ShareClass)
 
@@ -173,9 +175,8 @@ def _split(name: str, containers: Collection[str]) -> tuple[str | None, str]:
     if key not in KEYS and (dot or key not in POD_KEYS + ELSEWHERE):
         if key == "gpu":
             raise TermsError(f"unknown annotation {shown(name)}: {PREFIX}gpu is a resource, put it under limits")
-        raise TermsError(
-            f"unknown annotation {shown(name)}: {_nearest(key, KEYS if dot else KEYS + POD_KEYS + ELSEWHERE)}"
-        )
+        known = [one for one in (KEYS if dot else KEYS + POD_KEYS + ELSEWHERE) if one not in _WRITTEN]
+        raise TermsError(f"unknown annotation {shown(name)}: {_nearest(key, known)}")
     if not dot:
         return None, key
     if not before or (containers and before not in containers):

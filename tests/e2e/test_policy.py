@@ -35,6 +35,9 @@ WRONG: list[Case] = [
     ({"sharepod.io/limits": "60"}, {}, "unknown annotation sharepod.io/limits"),
     ({}, VISIBLE, "must not set NVIDIA_VISIBLE_DEVICES"),
     ({"sharepod.io/device": "GPU-0"}, {}, "are written by the scheduler alone"),
+    ({"sharepod.io/limit": "60"}, {"resources": {}}, "no container has sharepod.io/gpu under resources.limits"),
+    ({"nvidia.cdi.k8s.io/container.main": "nvidia.com/gpu=all"}, {}, "must not name devices by annotations of cdi"),
+    ({}, {"env": [{"name": "NVIDIA_GPU_MEMORY_LIMIT", "value": "1024"}]}, "give sharepod.io/memory"),
 ]
 
 

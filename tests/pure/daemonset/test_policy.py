@@ -76,6 +76,7 @@ RIGHT: list[tuple[tuple[object, ...], dict[str, str]]] = [
     (("30",), {"gang": "x", "gang-size": "4", "gang-min": "2"}),
     (("30",), {"yield": "pause"}),
     ((None,), {"example.com/limit": "2000", "sharepod.example.com/x": "y"}),
+    ((None,), {"nvidia.cdi.k8s.io/container.a": "nvidia.com/gpu=all"}),
 ]
 WRONG: list[tuple[tuple[object, ...], dict[str, str], str]] = [
     (("30",), {"limits": "60"}, "unknown annotation sharepod.io/limits: known are limit, memory"),
@@ -118,6 +119,35 @@ def test_what_cannot_be_is_refused_with_one_message_and_by_the_plugin_too(
     assert message in said
     with pytest.raises(TermsError):
         understood(item)
+
+
+@pytest.mark.parametrize("name", ["limit", "memory", "class", "a.devices", "gang", "model", "gpu"])
+def test_an_annotation_on_a_pod_without_a_share_is_refused_with_the_place_of_the_resource(name: str) -> None:
+    assert any("no container has sharepod.io/gpu" in text for text in refusals("annotations", lost(name)))
+    assert refusals("annotations", lost(name), lost(name)) == [], "one that runs can be finished"
+
+
+def lost(name: str) -> Object:
+    """Return a pod without a share that has an annotation of ours."""
+    return pod(None, annotations={name: "1"})
+
+
+@pytest.mark.parametrize("name", ["nvidia.cdi.k8s.io/container.a", "nvidia.cdi.k8s.io/pod", "cdi.k8s.io/x"])
+def test_a_pod_with_a_share_names_no_devices_by_cdi(name: str) -> None:
+    plain, named = pod("30", annotations={}), pod("30", annotations={name: "nvidia.com/gpu=all"})
+    for old in (None, plain):
+        [said] = refusals("annotations", named, old)
+        assert "its share says what it sees" in said
+    assert refusals("annotations", named, named) == []
+    assert refusals("annotations", pod("30", annotations={"notcdi.k8s.io/x": "y"})) == []
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"])
+def test_the_cap_of_a_share_is_set_by_its_annotation_alone(name: str) -> None:
+    environment = [{"name": name, "value": "1024"}]
+    [said] = refusals("devices", pod("30", env=environment))
+    assert "give sharepod.io/memory" in said
+    assert refusals("devices", pod(None, env=environment)) == []
 
 
 @pytest.mark.parametrize("path", sorted(DAEMONSET.glob("examples/*/pods.yaml")), ids=lambda path: path.parent.name)

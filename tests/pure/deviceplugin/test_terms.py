@@ -133,7 +133,9 @@ def test_memory_is_what_the_container_gets_on_all_its_devices_together() -> None
         ("sharepod.io/limits", "did you mean limit?"),
         ("sharepod.io/sameDevice", "did you mean same-device?"),
         ("sharepod.io/train.clas", "did you mean class?"),
-        ("sharepod.io/train.gang", "known are"),
+        ("sharepod.io/train.gang", "known are limit, memory, class, devices, same-device, paused"),
+        ("sharepod.io/gang-sise", "did you mean gang-size?"),
+        *((f"sharepod.io/{word}", "known are limit") for word in ("note", "yields")),
         ("sharepod.io/", "known are"),
         ("SharePod.io/limit", "write sharepod.io/ in lower case"),
         ("sharepod.io/gpu", "put it under limits"),
@@ -227,4 +229,3 @@ def test_to_yield_is_for_the_whole_pod_and_one_of_two_words() -> None:
         assert "neither limit nor pause: the scheduler writes it, leave it out" in refusal(**{"yield": value})
     told = "annotation 'sharepod.io/train.yield' is for one container: write sharepod.io/yield, for the whole pod"
     assert refusal(train__yield="pause") == told
-    assert "did you mean yield?" in refusal(yields="pause")
