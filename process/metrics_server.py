@@ -37,6 +37,8 @@ CONNECTIONS_MAX: Final = 16
 """More connections are closed at once: strangers must not fill the process with threads."""
 PATIENCE_S: Final = 5.0
 """How long a peer may be silent."""
+_ALL: Final = "::"
+"""All addresses of this host."""
 GZIP_LEVEL: Final = 1
 """For a hundred shares: 36 KB in 1.2 ms. Level 9, which prometheus_client uses, gives 25 KB in 11 ms."""
 
@@ -68,12 +70,23 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
 
     def __init__(self, host: str, port: int, pages: Pages, credentials: Credentials) -> None:
-        """Listen on an address of this host; IPv6 has colons and no brackets. Raises OSError."""
+        """Listen on an address of this host; IPv6 has colons and no brackets. Raises OSError.
+
+        "::" are all addresses of both families, or those of IPv4 if the kernel has no IPv6.
+        """
+        if host == _ALL and not socket.has_dualstack_ipv6():
+            host = "0.0.0.0"  # noqa: S104 - what was asked for, as far as it can be had
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
         self.credentials = credentials
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
         super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Bind the socket; one for all addresses takes IPv4 connections too. Raises OSError."""
+        if self.server_address[0] == _ALL:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept one connection, and return it with its peer's address. Raises OSError.

@@ -35,7 +35,7 @@ class Settings:
         "", FILE, "PEM file: a client's certificate must be signed by one of these. Needed with tls_certificate."
     )
     usage_listen: str = setting(
-        "0.0.0.0:9466", address("give HOST:PORT, such as 0.0.0.0:9466", off="off"),
+        "[::]:9466", address("give HOST:PORT, such as [::]:9466", off="off"),
         "Where agents report what is used; off: no agent can report, and no pod is placed.",
     )  # fmt: skip
     usage_certificate: str = setting(

@@ -90,6 +90,26 @@ def get(
     return answer.status, body.decode()
 
 
+@pytest.mark.parametrize("of_kernel", [True, False], ids=["both families", "IPv4 alone"])
+def test_all_addresses_are_those_of_both_families_that_the_kernel_has(
+    monkeypatch: pytest.MonkeyPatch, of_kernel: bool
+) -> None:
+    both = of_kernel and socket.has_dualstack_ipv6()
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: both)
+    port = free_port()
+    stop = metrics_server.serve(One(), f"[::]:{port}", Credentials())
+    try:
+        for host in ("127.0.0.1", *["::1"] * both):
+            with contextlib.closing(http.client.HTTPConnection(host, port, timeout=10)) as connection:
+                connection.request("GET", "/metrics")
+                assert connection.getresponse().read().decode() == TEXT
+        if not both and socket.has_ipv6:
+            with pytest.raises(OSError, match=r"refused|unreachable|not supported"):
+                socket.create_connection(("::1", port), timeout=5)
+    finally:
+        stop()
+
+
 def test_who_has_the_token_reads_the_metrics_of_an_agent_over_the_network(
     make_agent: MakeAgent, files: tuple[Path, Path, Path]
 ) -> None:

@@ -33,7 +33,7 @@ def test_what_cannot_be_is_one_clear_line(arguments: list[str], says: str) -> No
 
 def test_agents_reports_are_not_taken_in_the_clear_from_others() -> None:
     with pytest.raises(
-        SettingsError, match=r"--usage-listen is '0.0.0.0:9466', .* give --usage-certificate, --usage-key"
+        SettingsError, match=r"--usage-listen is '\[::\]:9466', .* give --usage-certificate, --usage-key"
     ):
         OPTIONS.parse([], {})
     assert OPTIONS.parse(["--usage-listen", "127.0.0.1:0"], {}).usage_listen == "127.0.0.1:0"
