@@ -54,7 +54,7 @@ from sharepod.agent.shares.registry import Registry
 from sharepod.process import metrics_server
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import EXIT_FAILURE, SettingsError
-from sharepod.process.run import run, take_open_files
+from sharepod.process.run import awaited, run, take_open_files
 from sharepod.process.setting import shown
 from sharepod.proto import v1_pb2_grpc as rpc
 
@@ -312,6 +312,8 @@ async def _serve(settings: Settings, stopping: asyncio.Event, *, private: bool, 
     """Run the agent until `stopping` is set. The rest is as in `run_agent`. Raises ShareError and CannotStart."""
     take_open_files(OPEN_FILES_MIN)
     os.umask(0o022)  # not that of the process that started it: every mode is given where a file is made
+    if settings.wait_for and not await awaited(settings.wait_for, stopping, lambda: _say_that_it_waits(settings)):
+        return
     agent = Agent(settings, may_end=not private, troubles=troubles)
     try:
         try:
@@ -327,6 +329,12 @@ async def _serve(settings: Settings, stopping: asyncio.Event, *, private: bool, 
         await _answer(node, inventory, settings, stopping, agent)
     finally:
         agent.close()
+
+
+def _say_that_it_waits(settings: Settings) -> None:
+    """Log that there is no driver yet."""
+    remedy = "load it; a node of a cluster that has no GPU needs no agent: label it sharepod.io/agent=disabled"
+    log.warning("no NVIDIA driver on this node: waiting", extra={"file": settings.wait_for, "remedy": remedy})
 
 
 def _feed(node: Node, settings: Settings, counters: Counters) -> Feed | None:

@@ -120,6 +120,10 @@ class Settings:
     simulate: str = setting(
         "", _SIMULATE, "Run on simulated GPUs, for example 2xH200 or 1xH100:3g.40gb+4g.40gb,1xA10. Empty: real ones."
     )
+    wait_for: str = setting(
+        "", FILE, "File that is there once the driver is loaded, such as /proc/driver/nvidia/version: the agent waits "
+        "for it. Empty: it does not wait, and ends where there is no driver.",
+    )  # fmt: skip
     metrics_listen: str = setting(
         METRICS_DEFAULT, Kind("HOST:PORT", _read_listen, lambda value: value or "off"), "Address where Prometheus "
         "scrapes, or off. One beyond the loopback needs the three settings that follow.",

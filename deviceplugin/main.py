@@ -42,7 +42,7 @@ from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluste
 from sharepod.kube.client import ApiUnavailable
 from sharepod.process import files
 from sharepod.process.errors import EXIT_FAILURE, SettingsError
-from sharepod.process.run import run, work_until
+from sharepod.process.run import awaited, run, work_until
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -183,6 +183,16 @@ async def _runtime(settings: Settings, pods: Pods) -> Runtime:
     return runtime
 
 
+def _say_that_it_waits(settings: Settings, pods: Pods) -> None:
+    """Tell the node's operator by an Event that there is no driver yet."""
+    text = (
+        f"no NVIDIA driver on this node ({settings.wait_for}): it offers no shares until one is loaded; label it "
+        "sharepod.io/agent=disabled to keep SharePod off it"
+    )
+    log.warning("no NVIDIA driver on this node: waiting", extra={"file": settings.wait_for})
+    pods.node_event("SharePodNodeWaits", text)
+
+
 async def _node(agent: Agent) -> NodeView:
     """Return the node as soon as its agent answers. The log says once that the plugin waits."""
     said = False
@@ -214,6 +224,10 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         # Raises PluginError for a wrong pid namespace now, not at the first pod.
         processes.check()
         runtime = await _runtime(settings, pods)
+        if settings.wait_for and not await awaited(
+            settings.wait_for, stopping, lambda: _say_that_it_waits(settings, pods)
+        ):
+            return
         node = await _node(agent)
         plugin = Plugin(settings, node)
         plugin.place(node)  # reports simulated devices in a wrong place now, not at the first pod

@@ -37,6 +37,10 @@ class Settings:
     state_directory: Path = setting(Path("/var/lib/sharepod"), PATH, "Directory of the allocations; survives reboots.")
     kubelet_directory: Path = setting(Path("/var/lib/kubelet"), PATH, "Kubelet's own directory.")
     cdi_directory: Path = setting(Path("/var/run/cdi"), PATH, "Where CDI files of shares are written.")
+    wait_for: str = setting(
+        "", FILE, "File that is there once the node's driver is loaded, such as /proc/driver/nvidia/version: the "
+        "plugin waits for it, and says so in an Event of the node. Empty: it does not wait.",
+    )  # fmt: skip
     resource: str = setting(RESOURCE, text(), "Name of the resource, of which a pod asks for percents of a device.")
     runtime_cdi: str = setting(
         "auto", choice("auto", "on"), "Whether the container runtime has CDI on. auto: by its version, which is "

@@ -11,13 +11,20 @@ import logging
 import resource
 import signal
 import sys
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from sharepod.process import log
 from sharepod.process.errors import EXIT_FAILURE, CannotStart, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+
+
+_LOOK_S: Final = 2.0
+"""The time between two looks for a file that is awaited."""
+_TELL_LOOKS: Final = 150
+"""While a file is awaited, this is told after so many looks: every five minutes."""
 
 
 class Logged(Protocol):
@@ -125,6 +132,23 @@ async def drained(stopping: asyncio.Event, seconds: float, begin: Callable[[], N
     await stopping.wait()
     begin()
     await asyncio.sleep(seconds)
+
+
+async def awaited(path: str, stopping: asyncio.Event, tell: Callable[[], None]) -> bool:
+    """Return True as soon as there is a file at `path`, or False when `stopping` is set before.
+
+    While the file is missing, `tell` is called now and then.
+    """
+    looks = 0
+    while not Path(path).exists():
+        if stopping.is_set():
+            return False
+        if looks % _TELL_LOOKS == 0:
+            tell()
+        looks += 1
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _LOOK_S)
+    return True
 
 
 async def endless(work: Coroutine[None, None, None]) -> None:

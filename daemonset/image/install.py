@@ -1,7 +1,7 @@
 #!/opt/sharepod/bin/python -I
 """Puts what pods need onto the node before agent and plugin start: the hook, and the libraries of simulated GPUs.
 
-    sharepod-install DIRECTORY [--simulated STATE_FILE] [--wait-for-driver]
+    sharepod-install DIRECTORY [--simulated STATE_FILE]
 
 Files that running pods may have mapped are never overwritten: a file's name carries version and content, or the file is
 replaced.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,31 +19,13 @@ from sharepod.agent.errors import AgentUnavailable
 from sharepod.agent.shares import hook_file
 from sharepod.process import files
 
-DRIVER = Path("/proc/driver/nvidia/version")
-LOOK_S = 2.0
-SAY_EVERY = 150
-
-
-def wait_for_driver() -> None:
-    """Return when the node's NVIDIA driver is loaded. On a node without a GPU that is never: the pod waits here."""
-    looks = 0
-    while not DRIVER.exists():
-        if looks % SAY_EVERY == 0:
-            remedy = "label the node sharepod.io/agent=disabled to keep SharePod off it"
-            print(f"no NVIDIA driver on this node ({DRIVER}): waiting; {remedy}", flush=True)
-        looks += 1
-        time.sleep(LOOK_S)
-
 
 def main() -> int:
     """Install; return the exit code."""
     parser = argparse.ArgumentParser(description="Put what pods need onto the node.", allow_abbrev=False)
     parser.add_argument("directory", type=Path, help="SharePod's directory on the node")
     parser.add_argument("--simulated", type=Path, metavar="STATE_FILE", help="install simulated GPUs too")
-    parser.add_argument("--wait-for-driver", action="store_true", help="first wait until the NVIDIA driver is loaded")
     options = parser.parse_args()
-    if options.wait_for_driver:
-        wait_for_driver()
     try:
         path, cause = hook_file.serve(hook.LIBRARY, options.directory, version("sharepod"))
         if cause:

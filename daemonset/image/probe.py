@@ -4,12 +4,16 @@
     sharepod-probe SOCKET METHOD [SECONDS]        gRPC on a unix socket
     sharepod-probe HOST:PORT PATH [SECONDS]       HTTP, on a port that only the pod itself reaches
 
+Where SHAREPOD_WAIT_FOR or SHAREPOD_PLUGIN_WAIT_FOR names a file that is missing, the service waits for the driver. It
+is well then, and is not asked: a node without a driver must not hold up the rollout of all others.
+
 Kubelet's own gRPC probe speaks TCP alone, and importing gRPC costs more CPU than the call itself. So this file speaks
 HTTP/2 by hand, in a few milliseconds. The answer comes from the service's event loop: if that hangs, the probe fails.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -17,6 +21,8 @@ import time
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY = 0, 1, 3, 4, 7
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
+WAITS = ("SHAREPOD_WAIT_FOR", "SHAREPOD_PLUGIN_WAIT_FOR")
+"""The settings by which agent and plugin wait for a file; empty: they do not."""
 EMPTY_MESSAGE = bytes(5)
 """Not compressed, no bytes: the request has no fields."""
 
@@ -92,6 +98,8 @@ def main() -> int:
     if len(sys.argv) not in (3, 4):
         sys.stderr.write("usage: sharepod-probe SOCKET METHOD [SECONDS], or HOST:PORT PATH [SECONDS]\n")
         return 2
+    if any(name in os.environ and not os.path.exists(os.environ[name] or "/") for name in WAITS):  # noqa: PTH110
+        return 0
     path, method = sys.argv[1:3]
     probe = ask if path.startswith("/") else get
     try:

@@ -71,11 +71,15 @@ class PluginNode:
 
     async def start_plugin(self, units: int | None = None) -> None:
         """Start the plugin, and wait until kubelet can give out `units`; by default those of all devices."""
-        self.plugin = await self._spawn("sharepod.deviceplugin.main", self.plugin_arguments(), "plugin.log")
+        self.plugin = await self.spawn_plugin()
         await self.kubelet.registered()
         if units is None:
             units = (100 + self.spare_percent) * sum(int(kind.partition("x")[0]) for kind in self.simulated.split(","))
         await eventually(lambda: self.kubelet.allocatable == units, self.log)
+
+    async def spawn_plugin(self) -> asyncio.subprocess.Process:
+        """Start a plugin, and return its process at once."""
+        return await self._spawn("sharepod.deviceplugin.main", self.plugin_arguments(), "plugin.log")
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
         """Start a module of ours as a process. Its stderr goes to the file `log` of the directory."""

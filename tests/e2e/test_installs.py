@@ -1,7 +1,7 @@
 """Test that the cluster accepts every way to install that daemonset/README.md names, and that each starts.
 
-On a node without an NVIDIA driver, as here, the node's pod waits and says so. The other tests show what it does with
-simulated devices.
+On a node without an NVIDIA driver, as here, the node's pod is ready and waits, and the node says so. The other tests
+show what it does with simulated devices.
 """
 
 import re
@@ -30,6 +30,7 @@ SHOWN_ELSEWHERE = {
     "daemonset/kueue": "test_kueue.py",
     "daemonset/monitoring": "test_monitoring.py",
 }
+NO_DRIVER = "no NVIDIA driver on this node"
 RUNTIME_CLASS = {
     "apiVersion": "node.k8s.io/v1",
     "kind": "RuntimeClass",
@@ -56,19 +57,36 @@ def test_each_way_to_install_is_shown_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("place", WITH_DRIVER)
-def test_a_way_to_install_is_taken_and_its_pod_waits_for_the_driver(bare: Kubectl, tmp_path: Path, place: str) -> None:
+def test_a_way_to_install_is_taken_and_a_node_without_a_driver_holds_up_no_rollout(
+    bare: Kubectl, tmp_path: Path, place: str
+) -> None:
+    rollout = ("rollout", "status", f"--namespace={OURS}", "daemonset/sharepod", "--timeout=120s")
     try:
         follow(bare, tmp_path, f"kubectl apply -k {place}")
-        wait_until("it says what it waits for", lambda: "no NVIDIA driver on this node" in said(bare))
+        bare(*rollout, timeout_seconds=130)
+        for container in ("agent", "device-plugin"):
+            wait_until(f"{container} says what it waits for", lambda name=container: NO_DRIVER in said(bare, name))
+        wait_until(
+            "the node says it", lambda: NO_DRIVER in bare("get", "events", "--field-selector=reason=SharePodNodeWaits")
+        )
+        bare("rollout", "restart", f"--namespace={OURS}", "daemonset/sharepod")
+        bare(*rollout, timeout_seconds=130)
+        assert restarts(bare) == {"0"}
     finally:
         bare("delete", "-k", str(REPO_ROOT / place), "--ignore-not-found", timeout_seconds=120)
         left = ("get", "pods", f"--namespace={OURS}", "--output=name")
         wait_until("the installation is gone", lambda: bare(*left) == "")
 
 
-def said(kubectl: Kubectl) -> str:
-    chosen = (f"--namespace={OURS}", "--selector=app.kubernetes.io/component=node", "--container=install")
+def said(kubectl: Kubectl, container: str) -> str:
+    chosen = (f"--namespace={OURS}", "--selector=app.kubernetes.io/component=node", f"--container={container}")
     try:
         return kubectl("logs", *chosen)
     except ClusterError:
         return ""
+
+
+def restarts(kubectl: Kubectl) -> set[str]:
+    """Return how often the containers of the nodes' pods were started again, without those of pods that end."""
+    path = "{.items[*].status.containerStatuses[*].restartCount}"
+    return set(kubectl("get", "pods", f"--namespace={OURS}", f"--output=jsonpath={path}").split())

@@ -426,6 +426,27 @@ def test_an_agent_whose_driver_does_not_answer_says_so_and_ends_with_1(
     assert not directory.exists()
 
 
+def test_an_agent_that_is_to_wait_for_the_driver_begins_when_that_is_loaded(
+    make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    driver = tmp_path / "version"
+    agent = make_agent("--wait-for", str(driver))
+    for loaded in (False, True):
+        process = agent.spawn()
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert "no NVIDIA driver on this node: waiting" in said
+        assert "sharepod.io/agent=disabled" in said
+        assert not agent.directory.exists(), "it has begun nothing"
+        if loaded:
+            driver.touch()
+            until(agent.ready)
+        process.terminate()
+        assert process.wait(10) == 0
+        process.stderr.close()
+    agent.start()  # at once
+
+
 def test_a_signal_ends_an_agent_that_still_waits_for_its_driver(hanging: dict[str, str], make_agent: MakeAgent) -> None:
     directory = make_agent().directory
     command = [sys.executable, "-c", STARTS, "1000", str(directory)]

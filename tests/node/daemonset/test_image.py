@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from agent_fixtures import agents
 from containerfile import Step, context_files, read_steps
 
@@ -76,6 +77,20 @@ def test_a_service_that_hangs_fails_the_probe(tmp_path: Path) -> None:
         silent.listen()
         done = probe(path, GET_NODE, 0.2)
     assert (done.returncode, done.stderr) == (1, f"{path} {GET_NODE}: timed out\n")
+
+
+@pytest.mark.parametrize("name", ["SHAREPOD_WAIT_FOR", "SHAREPOD_PLUGIN_WAIT_FOR"])
+def test_a_service_that_waits_for_the_driver_is_well_and_is_asked_once_there_is_one(tmp_path: Path, name: str) -> None:
+    driver = tmp_path / "driver"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
+
+    def code(file: object) -> int:
+        command = [sys.executable, "-IS", IMAGE / "probe.py", tmp_path / "nowhere", GET_NODE]
+        return subprocess.run(command, env=environment | {name: str(file)}, capture_output=True, check=False).returncode
+
+    assert code(driver) == 0
+    driver.touch()
+    assert [code(driver), code("")] == [1, 1]
 
 
 # ---- the installer

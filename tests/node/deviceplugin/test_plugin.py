@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -157,6 +158,22 @@ async def test_a_node_of_hidden_processes_or_where_shares_reach_no_container_is_
         # If the operator is wrong and the runtime has no CDI, the container sees no device.
         assert dict(response.envs) == {"NVIDIA_VISIBLE_DEVICES": "void"}
         assert list(await node.shares()) == ["pod/main"]
+
+
+async def test_a_node_without_a_driver_says_so_and_offers_its_devices_when_one_is_loaded(tmp_path: Path) -> None:
+    driver = tmp_path / "version"
+    async with plugin_node() as node:
+        await node.end(node.plugin)
+        node.flags = ["--wait-for", str(driver)]
+        waiting = await node.spawn_plugin()
+        told = f"SharePodNodeWaits: no NVIDIA driver on this node ({driver}): it offers no shares until one is loaded"
+        await eventually(lambda: any(text.startswith(told) for text in node.events("n1")), node.log)
+        assert node.kubelet.allocatable == 0
+        await node.end(waiting)
+        assert waiting.returncode == 0
+        node.plugin = await node.spawn_plugin()
+        driver.touch()
+        await eventually(lambda: node.kubelet.allocatable == 200, node.log)
 
 
 @pytest.mark.early

@@ -226,6 +226,14 @@ def test_every_long_container_is_probed_and_the_probe_ends_by_itself(name: str) 
 
 
 @pytest.mark.parametrize("name", sorted(INSTALLS))
+def test_agent_and_plugin_wait_for_the_driver_unless_it_is_simulated(name: str) -> None:
+    given = [env for item in pod_of(name)["spec"]["containers"] for env in item.get("env", [])]
+    awaited = {env["name"]: env.get("value", "") for env in given if env["name"].endswith("_WAIT_FOR")}
+    file = "" if name == "simulated" else "/proc/driver/nvidia/version"
+    assert awaited == {"SHAREPOD_WAIT_FOR": file, "SHAREPOD_PLUGIN_WAIT_FOR": file}
+
+
+@pytest.mark.parametrize("name", sorted(INSTALLS))
 def test_the_nodes_pod_comes_before_those_that_hold_shares_and_goes_after_them(name: str) -> None:
     pod = pod_of(name)["spec"]
     assert pod["priorityClassName"] == "system-node-critical"
