@@ -206,7 +206,7 @@ class Node:
         return self._registry.turns(after, capacity)
 
     def share(self, reference: str) -> Share:
-        """Return the share with that id or name. Raises UnknownShare."""
+        """Return the share with that id or name, or of that container. Raises UnknownShare."""
         return self._registry.find(reference)
 
     def _one(self, share: Share) -> ShareStatus:

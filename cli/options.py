@@ -30,7 +30,9 @@ Socket = Annotated[
     ),
 ]
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table for people, json for machines.")]
-ShareName = Annotated[str, typer.Argument(metavar="SHARE", help="Name or id of a share, as `sharepod ps` shows it.")]
+ShareName = Annotated[
+    str, typer.Argument(metavar="SHARE", help="Name, id or container of a share, as `sharepod ps` shows it.")
+]
 Limit = Annotated[
     str | None,
     typer.Option(metavar="PERCENT", help="The most it may ever use, 1–100 (100 when not given)."),

@@ -145,7 +145,7 @@ class Registry:
         return tuple(entry.share for entry in self._entries.values())
 
     def find(self, reference: str) -> Share:
-        """Return the share with that id or name. Raises UnknownShare."""
+        """Return the share with that id or name, or of that container (`Share.container`). Raises UnknownShare."""
         return self._entry(reference).share
 
     def rooms(self) -> dict[DeviceUuid, admission.Room]:
@@ -387,10 +387,10 @@ class Registry:
             raise AssertionError("more than 100 % of a device is promised")
 
     def _entry(self, reference: str) -> _Entry:
-        """Return the live share with that id or name. Raises UnknownShare."""
+        """Return the live share with that id or name, or of that container. Raises UnknownShare."""
         entry = self._entries.get(ShareId(reference))
         if entry is None and reference:
-            entry = next((e for e in self._entries.values() if e.share.name == reference), None)
+            entry = next((e for e in self._entries.values() if reference in (e.share.name, e.share.container)), None)
         if entry is None:
             raise UnknownShare(f"no share {reference[:80]!r} on this node: `sharepod ps` lists those that are there")
         return entry

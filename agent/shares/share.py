@@ -234,6 +234,11 @@ class Share:
         return self.name or self.id
 
     @property
+    def container(self) -> str:
+        """The container that it was made for, as `sharepod ps` shows it: namespace/pod/name; empty: none is known."""
+        return "/".join(self.labels[key] for key in ("namespace", "pod", "container") if self.labels.get(key))
+
+    @property
     def log_fields(self) -> dict[str, object]:
         """The fields that name the share in a line of the log."""
         pod = {name: self.labels[name] for name in ("namespace", "pod") if name in self.labels}

@@ -52,7 +52,9 @@ def top(
 def explain(
     share: Annotated[
         str,
-        typer.Argument(metavar="SHARE|pod/NAME", help="Name or id of a share on this node; or a pod of the cluster."),
+        typer.Argument(
+            metavar="SHARE|pod/NAME", help="Name, id or container of a share on this node; or a pod of the cluster."
+        ),
     ],
     output: OutputOption = Output.table,
     socket: Socket = None,

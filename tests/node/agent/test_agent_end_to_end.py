@@ -145,6 +145,20 @@ def test_a_share_that_is_not_there_is_named_in_every_call(agent: RunningAgent) -
         assert text == "no share 'x' on this node: `sharepod ps` lists those that are there"
 
 
+def test_a_share_of_a_pod_is_found_by_what_ps_shows_of_it(agent: RunningAgent) -> None:
+    labels = {"namespace": "default", "pod": "train-0", "container": "main"}
+    share = agent.register(10, labels=labels).share
+    agent.register(10, name="other", labels=labels | {"pod": "train-1"})
+    with pytest.raises(grpc.RpcError, match="name 'default/train-0/main'"):  # no name can pass for it
+        agent.register(10, name="default/train-0/main")
+    for reference in (share.id, "default/train-0/main"):
+        found = agent.stub.ExplainShare(pb.ExplainShareRequest(share=reference)).share
+        assert found.id == share.id
+    for reference in ("default/train-0", "train-0/main", ""):
+        code, _ = refused(agent.stub.ExplainShare, pb.ExplainShareRequest(share=reference))
+        assert code is grpc.StatusCode.NOT_FOUND
+
+
 def test_bad_intervals_and_page_sizes_are_refused(agent: RunningAgent) -> None:
     request = pb.WatchUsageRequest()
     request.interval.FromMilliseconds(1)
