@@ -370,8 +370,9 @@ def test_a_private_agent_waits_for_one_that_ends_and_still_has_the_place(host: H
         # This is longer than an agent on a busy machine needs to start or to end.
         time.sleep(3)
         assert child.poll() is None
-    assert child.communicate(timeout=20) == ("", "")
-    assert child.returncode == 0
+    out, told = child.communicate(timeout=60)
+    assert (child.returncode, out) == (0, ""), told
+    assert told in ("", "sharepod: waiting for the private agent: the driver answers slowly\n"), "on a busy machine"
 
 
 def test_a_private_agent_whose_command_was_killed_ends_without_a_share(host: Host) -> None:
