@@ -6,7 +6,12 @@
 #ifndef SHAREPOD_UNCANCELLED_H
 #define SHAREPOD_UNCANCELLED_H
 
+#include <errno.h>
 #include <pthread.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 /* Set the thread's cancellation state to what sp_cancel_disable has returned. Runs when the block of SP_UNCANCELLED is
  * left. */
@@ -21,6 +26,19 @@ static inline int sp_cancel_disable(void) {
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
   return state;
 }
+
+/* Sleep for less than a second, or until a signal comes. Unlike nanosleep it is no cancellation point, so a jump out of
+ * it leaves cancellation as it was. */
+static inline void sp_sleep_ns(uint64_t ns) {
+  int saved = errno;
+  syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &(struct timespec){.tv_nsec = (long)ns}, NULL);
+  errno = saved;
+}
+
+/* A wait for another thread of the process, which may itself wait in the driver, looks this often, and so ends after
+ * 100 ms at most. */
+#define SP_LOOKS_MAX 2000
+#define SP_LOOK_NS   50000u
 
 /* Put off cancellation until the end of the block. */
 #define SP_UNCANCELLED __attribute__((cleanup(sp_cancel_restore))) int sp_cancel_state = sp_cancel_disable()

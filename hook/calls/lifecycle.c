@@ -164,11 +164,13 @@ static void context_gone(CUcontext context) {
 /* The gate is told before the call, while its events in the context are valid, and the account after it. */
 #define CONTEXT_END(name)                                                                                              \
   SP_WRAPPER(name, (CUcontext context), (context)) {                                                                   \
+    CUresult result;                                                                                                   \
+    sp_outermost_begin();                                                                                              \
     if (context != NULL) {                                                                                             \
       sp_gate_forget_context(context);                                                                                 \
     }                                                                                                                  \
-    CUresult result;                                                                                                   \
-    SP_CALL(result, real(context));                                                                                    \
+    result = real(context);                                                                                            \
+    sp_outermost_end();                                                                                                \
     if (result == CUDA_SUCCESS) {                                                                                      \
       context_gone(context);                                                                                           \
     }                                                                                                                  \
@@ -183,12 +185,14 @@ CONTEXT_END(cuCtxDetach)
 SP_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx green), (green)) {
   const struct sp_driver *driver = sp_driver();
   CUcontext context = NULL;
+  CUresult result;
+  sp_outermost_begin();
   if (green != NULL && driver->cuCtxFromGreenCtx != NULL &&
       driver->cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS) {
     sp_gate_forget_context(context);
   }
-  CUresult result;
-  SP_CALL(result, real(green));
+  result = real(green);
+  sp_outermost_end();
   if (result == CUDA_SUCCESS && context != NULL) {
     sp_gate_context_gone(context);
   }
@@ -227,11 +231,13 @@ static bool may_be_last(CUdevice device, bool reset) {
 #define PRIMARY_END(name, reset)                                                                                       \
   SP_WRAPPER(name, (CUdevice device), (device)) {                                                                      \
     CUcontext context = primary_context(device);                                                                       \
+    CUresult result;                                                                                                   \
+    sp_outermost_begin();                                                                                              \
     if (may_be_last(device, reset) && context != NULL) {                                                               \
       sp_gate_forget_context(context);                                                                                 \
     }                                                                                                                  \
-    CUresult result;                                                                                                   \
-    SP_CALL(result, real(device));                                                                                     \
+    result = real(device);                                                                                             \
+    sp_outermost_end();                                                                                                \
     if (result == CUDA_SUCCESS && context != NULL && !primary_is_active(device)) {                                     \
       context_gone(context);                                                                                           \
     }                                                                                                                  \
@@ -245,9 +251,11 @@ PRIMARY_END(cuDevicePrimaryCtxReset_v2, true)
 /* The gate is told before the call: it records a last marker in the stream. */
 #define STREAM_END(name)                                                                                               \
   SP_WRAPPER(name, (CUstream stream), (stream)) {                                                                      \
-    sp_gate_forget_stream(stream);                                                                                     \
     CUresult result;                                                                                                   \
-    SP_CALL(result, real(stream));                                                                                     \
+    sp_outermost_begin();                                                                                              \
+    sp_gate_forget_stream(stream);                                                                                     \
+    result = real(stream);                                                                                             \
+    sp_outermost_end();                                                                                                \
     return result;                                                                                                     \
   }
 STREAM_END(cuStreamDestroy)
@@ -256,9 +264,11 @@ STREAM_END(cuStreamDestroy_v2)
 /* The gate is told of a capture before it begins, so that no marker is recorded in between. */
 #define CAPTURE(stream, per_thread, call)                                                                              \
   do {                                                                                                                 \
-    sp_gate_capture_begin((stream), (per_thread));                                                                     \
     CUresult result;                                                                                                   \
-    SP_CALL(result, (call));                                                                                           \
+    sp_outermost_begin();                                                                                              \
+    sp_gate_capture_begin((stream), (per_thread));                                                                     \
+    result = (call);                                                                                                   \
+    sp_outermost_end();                                                                                                \
     if (result != CUDA_SUCCESS) {                                                                                      \
       sp_gate_capture_end((stream), (per_thread));                                                                     \
     }                                                                                                                  \

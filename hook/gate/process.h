@@ -216,8 +216,8 @@ struct sp_known_stream {
 
 #define SP_PAIRS_BITS 6 /* 2^6 pairs of known states: a thread that uses 64 streams in turn finds each again */
 
-/* A record that the thread makes into a stream where it launches: a marker, or the start event of a turn. The driver
- * may wait there for room, and a signal handler may leave the call by a jump: sp_record_left then undoes it. */
+/* A record that the thread makes into a stream: a marker, or the start event of a turn. The driver may wait there for
+ * room, and a signal handler may leave the call by a jump: sp_record_left then undoes it. */
 struct sp_recording {
   struct sp_stream_state *state; /* the thread holds its lock; NULL: it records nothing */
   struct sp_marker marker;       /* the marker's; for a start event its `state` is NULL */
@@ -278,7 +278,8 @@ static inline void sp_thread_on(struct sp_thread *thread, struct sp_device *devi
   thread->device = device;
   sp_thread_forget_streams(thread);
 }
-struct sp_thread *sp_thread_self(void); /* NULL when all records are taken: not metered */
+struct sp_thread *sp_thread_self(void);  /* NULL when all records are taken: not metered */
+struct sp_thread *sp_thread_known(void); /* the same, but none is taken: NULL also if it has none */
 uint32_t sp_thread_index(const struct sp_thread *thread);
 /* Is any thread between the gate and the driver's return, on this device? Call it after sp_barrier. */
 bool sp_threads_inside(uint32_t device_index);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "hook/gate/wait.h"
+#include "region/uncancelled.h"
 
 #define SEEN_NS 1000000 /* every store reaches the other cores within this */
 
@@ -76,6 +77,11 @@ struct sp_thread *sp_thread_self(void) {
   return self;
 }
 
+/* The calling thread's record; NULL: it has none, as the helper threads have none. */
+struct sp_thread *sp_thread_known(void) {
+  return self;
+}
+
 /* The record's index, 0 to SP_THREADS_MAX - 1. */
 uint32_t sp_thread_index(const struct sp_thread *thread) {
   return (uint32_t)(thread - records);
@@ -111,7 +117,7 @@ void sp_barrier(void) {
     /* The program has entered a sandbox that forbids membarrier. From now on each announce has its own fence. Announces
      * that were made without one reach all cores long before this wait is over. */
     __atomic_store_n(&sp_this_process.no_membarrier, 1, __ATOMIC_SEQ_CST);
-    nanosleep(&(struct timespec){.tv_nsec = SEEN_NS}, NULL);
+    sp_sleep_ns(SEEN_NS);
   }
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

@@ -169,11 +169,10 @@ void sp_pool_refresh(CUmemoryPool handle) {
 /* The program is about to destroy the pool: correct its charge, and then ask the driver about it no more. Waits, for
  * 100 ms at most, until no question about it is under way. */
 void sp_pool_closing(CUmemoryPool handle) {
-  SP_UNCANCELLED;
   int saved_errno = errno;
   bool asking = true;
   sp_pool_refresh(handle);
-  for (int look = 0; asking && look < 2000; look++) {
+  for (int look = 0; asking && look < SP_LOOKS_MAX; look++) {
     struct sp_pools *pools = sp_pools_lock(false);
     struct sp_pool *pool = pools != NULL ? sp_pools_find(pools, SP_NO_DEVICE, handle) : NULL;
     asking = pool != NULL && pool->asking != 0;
@@ -184,7 +183,7 @@ void sp_pool_closing(CUmemoryPool handle) {
       sp_pools_unlock(pools);
     }
     if (asking) {
-      nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+      sp_sleep_ns(SP_LOOK_NS);
     }
   }
   errno = saved_errno;

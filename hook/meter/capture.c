@@ -2,9 +2,6 @@
  * Stream captures: counts the open ones, and records our events beside them. A program that captures must never get an
  * error that it would not get without the hook, nor find its capture invalid.
  */
-#define _GNU_SOURCE
-#include <time.h>
-
 #include "hook/gate/process.h"
 #include "region/uncancelled.h"
 
@@ -35,15 +32,14 @@ static bool decrement(uint32_t *count) {
 
 /* Count a capture that is about to begin, and wait until no thread is recording an event. */
 void sp_streams_capture_begin(void *stream) {
-  SP_UNCANCELLED;
   struct sp_stream_state *state = sp_stream_of_handle(stream);
   __atomic_fetch_add(&sp_this_process.captures, 1, __ATOMIC_SEQ_CST);
   if (state)
     __atomic_fetch_add(&state->captures, 1, __ATOMIC_RELAXED);
   /* A thread that has not seen the new count must finish its record before the capture begins. It may be waiting for
    * room in its stream, so wait for it, but for 100 ms at most. Pairs with sp_stream_record. */
-  for (int look = 0; look < 2000 && __atomic_load_n(&records, __ATOMIC_SEQ_CST); look++)
-    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+  for (int look = 0; look < SP_LOOKS_MAX && __atomic_load_n(&records, __ATOMIC_SEQ_CST); look++)
+    sp_sleep_ns(SP_LOOK_NS);
 }
 
 /* A capture that began in this stream has ended: it does not count any more. */
@@ -94,7 +90,7 @@ CUresult sp_stream_record(struct sp_stream_state *state, CUevent event, bool lau
                           struct sp_recording *recording) {
   void *stream = state->stream;
   bool per_thread = state->per_thread;
-  struct sp_thread *self = state->owner_thread ? sp_thread_self() : NULL;
+  struct sp_thread *self = state->owner_thread ? sp_thread_known() : NULL;
   if (state->owner_thread && (!self || sp_thread_index(self) + 1 != state->owner_thread)) {
     stream = CU_STREAM_LEGACY;
     per_thread = false;

@@ -40,10 +40,6 @@
 #define LAST_LOOKS     50     /* of INSIDE_POLL_NS, at the end of the process */
 #define SAME_END_NS    50000u /* two predictions of the end of a drain that differ by less are the same */
 
-static void sleep_ns(uint64_t ns) {
-  nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
-}
-
 /* Wake the keeper if it sleeps. If it is about to sleep, it sees that `kick` has changed, and does not. */
 void sp_keeper_kick(struct sp_device *device) {
   __atomic_fetch_add(&device->kick, 1, __ATOMIC_SEQ_CST);
@@ -165,7 +161,7 @@ static bool leave_turn(struct sp_device *device) {
   bool left = try_leave(device);
   pthread_mutex_unlock(&device->turn_lock);
   while (!left) {
-    sleep_ns(INSIDE_POLL_NS); /* a launch may be blocked by a full queue: the drain makes room */
+    sp_sleep_ns(INSIDE_POLL_NS); /* a launch may be blocked by a full queue: the drain makes room */
     if (!queue_empty(device))
       wait_for_marker(device);
     left = !sp_threads_inside(device->index);
@@ -232,13 +228,13 @@ static void drain(struct sp_device *device, uint32_t turn) {
     if (!wait_for_marker(device)) {
       if (sp_stands(device))
         break;
-      sleep_ns(LOOK_MIN_NS); /* another stream has work: its marker is behind this wait in the queue */
+      sp_sleep_ns(LOOK_MIN_NS); /* another stream has work: its marker is behind this wait in the queue */
     }
     if (sp_load(&device->entered))
       return; /* the share got its next turn, and a thread has entered it: this turn is over */
   }
   if (runs(device)) { /* a capture forbids a marker: look again soon; the arbiter's bound limits the drain */
-    sleep_ns(LOOK_CONTENDED_NS);
+    sp_sleep_ns(LOOK_CONTENDED_NS);
     return;
   }
   pthread_mutex_lock(&device->turn_lock);
@@ -283,15 +279,15 @@ __attribute__((destructor)) static void say_last(void) {
   for (uint32_t index = 0; index < sp_this_process.device_count; index++) {
     struct sp_device *device = &sp_this_process.devices[index];
     for (int look = 0; look < LAST_LOOKS && has_work(device); look++) {
-      sp_keeper_kick(device);   /* without a kick it looks every 4 ms only */
-      sleep_ns(INSIDE_POLL_NS); /* the keeper is about to see the end of work that the program has waited for */
+      sp_keeper_kick(device);      /* without a kick it looks every 4 ms only */
+      sp_sleep_ns(INSIDE_POLL_NS); /* the keeper is about to see the end of work that the program has waited for */
     }
     uint64_t launches = sp_threads_launches(device->index);
     /* With a thread inside the driver the turn could not be left, and a question might wait for that thread. */
     bool asks = sp_load(&device->entered) && has_work(device) && !sp_threads_inside(device->index);
     bool stands = asks && sp_stands(device), locked = false;
     for (int look = 0; look < LAST_LOOKS && !(locked = !pthread_mutex_trylock(&device->turn_lock)); look++)
-      sleep_ns(INSIDE_POLL_NS);
+      sp_sleep_ns(INSIDE_POLL_NS);
     if (!locked)
       continue;
     publish(device);
@@ -421,7 +417,7 @@ void *sp_keeper_run(void *argument) {
     } else if (!standing && sp_streams_pending(device)) {
       sp_streams_mark_all(device, NULL, SP_BY_KEEPER);
       if (queue_empty(device))
-        sleep_ns(LOOK_CONTENDED_NS); /* the markers were refused: a capture is open */
+        sp_sleep_ns(LOOK_CONTENDED_NS); /* the markers were refused: a capture is open */
     } else {
       uint64_t now_ns = sp_now_ns(), linger = linger_ns(device, contended);
       if (!idle_since_ns)

@@ -102,8 +102,8 @@ static bool is_final(CUresult result) {
 }
 
 /* Record a marker; the caller has locked the state, and sp_stream_mark_by tells the parameters. `recording`: the
- * launching thread's; NULL for another recorder. Returns the place in the queue + 1; 0: it was not recorded, and the
- * work stays pending, or is given up after a permanent error. */
+ * thread's; NULL for the keeper. Returns the place in the queue + 1; 0: it was not recorded, and the work stays
+ * pending, or is given up after a permanent error. */
 static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged,
                             struct sp_recording *recording) {
   const struct sp_driver *driver = sp_driver();
@@ -142,9 +142,10 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
   return 0;
 }
 
-/* The thread's record of what it records, with the cancellation state to go back to; NULL: no thread, or one without a
- * record. */
-static struct sp_recording *recording_of(struct sp_thread *thread, int cancel_state) {
+/* The thread is about to record: note where a jump goes back to, for sp_record_left. `cancel_state`: whether the thread
+ * could be cancelled before, which no caller has changed. NULL: there is no place for the note; the keeper needs none.
+ */
+static struct sp_recording *begin_recording(struct sp_thread *thread, int cancel_state) {
   if (!thread)
     return NULL;
   thread->recording.cancel_state = cancel_state;
@@ -187,7 +188,8 @@ uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recor
   SP_UNCANCELLED;
   if (pthread_mutex_trylock(&state->lock))
     return 0; /* another thread is recording a marker at this moment */
-  struct sp_recording *recording = recording_of(recorder == SP_BY_LAUNCHER ? sp_thread_self() : NULL, sp_cancel_state);
+  struct sp_thread *thread = recorder <= SP_BY_CALLER ? sp_thread_self() : sp_thread_known();
+  struct sp_recording *recording = begin_recording(thread, sp_cancel_state);
   uint32_t place = recorder > SP_BY_LAUNCHER && recorder < SP_BY_KEEPER && may_be_full(state)
                        ? 0
                        : mark_locked(state, recorder, edged, recording);
@@ -221,7 +223,7 @@ void sp_stream_start(struct sp_stream_state *state) {
   if (!driver->cuEventCreate || !driver->cuEventRecord || pthread_mutex_trylock(&state->lock))
     return;
   bool entered = sp_context_enter(state->context);
-  struct sp_recording *recording = recording_of(sp_thread_self(), sp_cancel_state);
+  struct sp_recording *recording = begin_recording(sp_thread_self(), sp_cancel_state);
   if (recording) {
     recording->marker.state = NULL;
     recording->entered = entered;

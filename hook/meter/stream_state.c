@@ -225,9 +225,11 @@ static bool may_mark(struct sp_stream_state *state, const struct sp_device *devi
  * driver is asked only if the thread has launched nothing since that wait. */
 bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread) {
   const struct sp_device *device = state->device;
-  return thread->event_launches == thread->launches[device->index] + 1 && !state->owner_thread &&
-         !(sp_grant_flags(device->grant) & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED)) && sp_driver()->cuStreamQuery &&
-         sp_driver()->cuStreamQuery(state->stream) == CUDA_SUCCESS;
+  if (thread->event_launches != thread->launches[device->index] + 1 || state->owner_thread ||
+      sp_grant_flags(device->grant) & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED) || !sp_driver()->cuStreamQuery)
+    return false;
+  SP_UNCANCELLED;
+  return sp_driver()->cuStreamQuery(state->stream) == CUDA_SUCCESS;
 }
 
 /* Before a synchronising call: record a marker behind the pending work of each stream that it waits for, as far as this
@@ -235,7 +237,6 @@ bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread 
  * thread->closed names the marker that has ended when the call returns, by its place in the queue + 1; 0: none. */
 void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
                       enum sp_sync sync) {
-  SP_UNCANCELLED;
   const struct sp_driver *driver = sp_driver();
   uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE), owner = sp_thread_index(thread) + 1, most = 0;
   CUcontext context = NULL;
@@ -296,35 +297,36 @@ void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum 
 /* Before the stream's context goes: wait, for 100 ms at most, until the keeper is not inside the driver for a marker of
  * this stream. */
 static void await_keeper(const struct sp_stream_state *state) {
-  for (int look = 0; look < 2000; look++) {
+  for (int look = 0; look < SP_LOOKS_MAX; look++) {
     if (__atomic_load_n(&state->device->waiting_state, __ATOMIC_ACQUIRE) != state)
       return;
-    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    sp_sleep_ns(SP_LOOK_NS);
   }
 }
 
 /* Wait, for 100 ms at most, until the keeper has seen the end of the stream's work. */
 static void await_work(const struct sp_stream_state *state) {
-  for (int look = 0; look < 2000 && __atomic_load_n(&state->outstanding, __ATOMIC_ACQUIRE); look++)
-    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+  for (int look = 0; look < SP_LOOKS_MAX && __atomic_load_n(&state->outstanding, __ATOMIC_ACQUIRE); look++)
+    sp_sleep_ns(SP_LOOK_NS);
 }
 
 /* Record a last marker behind the stream's work. While all its events are in use, wait, for 100 ms at most. */
 static void mark_last(struct sp_stream_state *state) {
-  for (int look = 0; look < 2000 && sp_load(&state->pending_ns) && !sp_stream_mark(state, false, false); look++) {
+  for (int look = 0; look < SP_LOOKS_MAX && sp_load(&state->pending_ns) && !sp_stream_mark(state, false, false);
+       look++) {
     if (!sp_load(&state->outstanding))
       return; /* an event is free, so the driver has refused */
-    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    sp_sleep_ns(SP_LOOK_NS);
   }
 }
 
 /* Take the lock, but wait for 100 ms at most: its holder may be waiting in the driver for room in the stream. False: it
  * was not taken. */
 static bool lock_for_a_while(pthread_mutex_t *lock) {
-  for (int look = 0; look < 2000; look++) {
+  for (int look = 0; look < SP_LOOKS_MAX; look++) {
     if (!pthread_mutex_trylock(lock))
       return true;
-    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    sp_sleep_ns(SP_LOOK_NS);
   }
   return false;
 }
@@ -332,7 +334,6 @@ static bool lock_for_a_while(pthread_mutex_t *lock) {
 /* A stream (`context` is NULL) or a context (`stream` is NULL) is about to be destroyed: record last markers and forget
  * the states. The waits for other threads are bounded. Takes the locks of the states and table_lock. */
 void sp_streams_forget(void *stream, void *context) {
-  SP_UNCANCELLED;
   const struct sp_driver *driver = sp_driver();
   CUcontext current = NULL;
   if (context && driver->cuCtxGetCurrent)

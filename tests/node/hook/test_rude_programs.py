@@ -1,6 +1,5 @@
 """Test correct but rude programs: beside a neighbour they run as they would without the hook, and are billed."""
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,12 +11,9 @@ from rig import REPO_ROOT
 from rig.arbiter import Arbiter
 from rig.control_groups import control_group
 from rig.gpu import MakeSimgpu
-from rig.until import until
 from sharepod.agent.shares.diagnostics import Kind
-from sharepod.agent.shares.share import ShareState
 
 GIB = 1 << 30
-OUT_OF_MEMORY = 2
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +97,6 @@ def test_memory_that_is_free_is_granted_while_others_of_the_share_ask_for_more_t
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
-def test_a_signal_handler_that_jumps_out_of_the_start_of_the_helper_thread_leaves_it_running(
-    program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
-) -> None:
-    share = arbiter.share(tmp_path / "share")
-    library = compile_c(tmp_path / "signals.so", "-DSIGNALS", "-shared", "-fPIC", C / "helper_start.c", "-ldl")
-    hook = share.env["LD_PRELOAD"]
-    done = run([program, "jumps_from_start"], simgpu | share.env | {"LD_PRELOAD": f"{hook}:{library}"})
-    assert done.returncode == 0, done.stderr
-    assert (share.usage().launches, share.usage().passed) == (20, 0)
-    assert share.usage().used_ns < int(done.stdout)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [(("becomes", "1"), "three generations\n"), (("ends_first",), "the other has ended\n")],
@@ -151,57 +135,3 @@ def test_who_launches_before_it_writes_the_word_that_its_work_waits_for_is_let_t
     assert unit == "ms"
     assert len(waited_ms) == 9
     assert max(map(int, waited_ms)) < 400, waited_ms
-
-
-@pytest.mark.parametrize("out_of", ["context", "stream", "event", "copy"])
-def test_who_leaves_a_call_by_a_jump_is_metered_and_capped_as_before(
-    out_of: str, program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
-) -> None:
-    share = arbiter.share(tmp_path / "share", memory_bytes=GIB)
-    done = run([program, "jumps", out_of], simgpu | share.env)
-    assert (done.returncode, done.stdout) == (0, f"{OUT_OF_MEMORY}\n"), done.stderr
-    assert (share.usage().launches, share.usage().passed) == (300, 0)
-
-
-@pytest.mark.parametrize("rest", ["1", "2", "3", "4", "5", "6", "1 word", "2 word", "3 word", "4 word"])
-def test_a_call_into_a_full_stream_may_be_left_by_a_jump(
-    rest: str, program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
-) -> None:
-    share = arbiter.share(tmp_path / "share")
-    pipe, command = subprocess.PIPE, [program, "jumps_from_full", rest]
-    with subprocess.Popen(command, env=simgpu | share.env, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "go\n"
-        passed = share.usage().passed
-        assert process.stdout.readline() == "done\n"
-        until(lambda: share.usage().state is ShareState.IDLE, lambda: str(share.usage()), 5)
-        assert share.usage().passed <= passed + 20, "its stream is not marked any more"
-        process.communicate("\n")
-    assert process.returncode == 0
-    assert share.usage().launches >= 20 + 1 + 160
-
-
-def test_a_launch_that_was_left_at_the_gate_waits_no_longer(
-    program: Path, arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
-) -> None:
-    gpu = make_simgpu()
-    other, share = (arbiter.share(tmp_path / name) for name in ("other", "share"))
-    pipe = subprocess.PIPE
-    command = [program, "jumps_from_gate"]
-    with (
-        neighbour(gpu, other),
-        subprocess.Popen(command, env=gpu.env | share.env, stdin=pipe, stdout=pipe, text=True) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "pause\n"
-        arbiter.native.pause_share(share.handle, True)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "resume\n"
-        arbiter.native.pause_share(share.handle, False)
-        process.stdin.write("\n")
-        process.stdin.close()
-        assert process.wait(timeout=60) == 0
-    assert share.usage().launches == 21
-    assert share.usage().turns <= 21 + 2  # one turn for each launch, and those of the launch that was left

@@ -5,13 +5,10 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "client.h"
-#include "interrupted.h"
 
 #define STREAM_ROOM  1024 /* pieces of work that the driver takes before a call waits for room */
 #define STREAM_QUEUE 1100
@@ -322,153 +319,6 @@ static void releases(const char *path) {
   printf("%" PRIu64 "\n", longest_ns);
 }
 
-/* ---- a signal handler jumps out of a call into the driver ---- */
-
-static sigjmp_buf back;
-static pthread_t first;
-static uint32_t jumped;
-
-static void jump(int number, siginfo_t *info, void *context) {
-  (void)number, (void)info;
-  if (!jumped && interrupted_in_wait(context)) {
-    __atomic_store_n(&jumped, 1, __ATOMIC_RELEASE);
-    siglongjmp(back, 1);
-  }
-}
-
-static void *interrupt(void *unused) {
-  (void)unused;
-  while (!__atomic_load_n(&jumped, __ATOMIC_ACQUIRE)) {
-    sleep_until(now_ns() + 30000000u);
-    pthread_kill(first, SIGUSR1);
-  }
-  return NULL;
-}
-
-/* Interrupt this thread until it has jumped out of a wait. */
-static void interrupt_soon(void) {
-  struct sigaction action = {.sa_sigaction = jump, .sa_flags = SA_SIGINFO};
-  pthread_t thread;
-  first = pthread_self();
-  sigaction(SIGUSR1, &action, NULL);
-  pthread_create(&thread, NULL, interrupt, NULL);
-  pthread_detach(thread);
-}
-
-static void *word; /* the stream waits until it is not 0, however late the signal comes */
-
-/* Works deeper in the stack than the call that was left. */
-static int goes_on(void) {
-  volatile char deeper[10000];
-  deeper[0] = 0;
-  __atomic_store_n((uint32_t *)word, 1, __ATOMIC_RELEASE);
-  work(usual, NULL, 100);
-  CALL(cuCtxSynchronize);
-  device_pointer memory = 0;
-  return TRY(cuMemAlloc, &memory, (size_t)2 << 30) + deeper[0];
-}
-
-static void jumps(const char *out_of) {
-  static char bytes[4];
-  void *event = NULL;
-  device_pointer memory = 0;
-  CALL(cuMemAlloc, &memory, sizeof bytes);
-  CALL(cuEventCreate, &event, EVENT_DEFAULT);
-  CALL(cuMemHostAlloc, &word, sizeof(uint32_t), HOST_PORTABLE_MAPPED);
-  __atomic_store_n((uint32_t *)word, 0, __ATOMIC_RELEASE);
-  work(usual, NULL, 200);
-  CALL(cuStreamWaitValue32, NULL, (device_pointer)(uintptr_t)word, 1, 0);
-  CALL(cuEventRecord, event, NULL);
-  interrupt_soon();
-  if (!sigsetjmp(back, 1)) {
-    if (!strcmp(out_of, "event"))
-      CALL(cuEventSynchronize, event);
-    else if (!strcmp(out_of, "stream"))
-      CALL(cuStreamSynchronize, NULL);
-    else if (!strcmp(out_of, "copy"))
-      CALL(cuMemcpyDtoH, bytes, memory, sizeof bytes);
-    else
-      CALL(cuCtxSynchronize);
-    die("it was not interrupted in a call out of %s", out_of);
-  }
-  printf("%d\n", goes_on());
-}
-
-/* Jumps out of a launch that waits for a turn; later launches come now and then. */
-static void jumps_from_gate(const char *path) {
-  (void)path;
-  work(usual, NULL, 1);
-  CALL(cuCtxSynchronize);
-  puts("pause");
-  getchar();
-  interrupt_soon();
-  if (!sigsetjmp(back, 1)) {
-    work(usual, NULL, 1);
-    die("the launch was not held back");
-  }
-  puts("resume");
-  getchar();
-  for (int i = 0; i < 20; i++) {
-    sleep_until(now_ns() + 50000000u);
-    work(usual, NULL, 1);
-    CALL(cuCtxSynchronize);
-  }
-}
-
-/* Fills a stream behind a word with event records, `rest` fewer than it holds, and then with launches, until a call
- * waits for room: jumps out of that one. Or, with "word" behind the number, waits for words fill the rest. */
-static void jumps_from_full(const char *rest) {
-  void *stream = NULL, *event = NULL;
-  device_pointer at_device = 0;
-  uint32_t *words = mapped(4096, &at_device);
-  int state, left = atoi(rest);
-  CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
-  CALL(cuEventCreate, &event, EVENT_DISABLE_TIMING);
-  work(usual, stream, 20); /* it is known from here on */
-  CALL(cuStreamSynchronize, stream);
-  CALL(cuStreamWaitValue32, stream, at_device, 1, 0);
-  for (int i = 0; i < STREAM_ROOM - 1 - left; i++)
-    CALL(cuEventRecord, event, stream);
-  interrupt_soon();
-  if (!sigsetjmp(back, 1))
-    for (;;) {
-      work(usual, stream, 1);
-      if (strstr(rest, "word"))
-        CALL(cuStreamWaitValue32, stream, at_device, 1, 0);
-    }
-  __atomic_store_n(words, 1, __ATOMIC_RELEASE);
-  work(usual, stream, 1);
-  pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state);
-  if (state != PTHREAD_CANCEL_ENABLE)
-    die("the thread cannot be cancelled any more");
-  CALL(cuStreamSynchronize, stream);
-  puts("go");
-  for (int i = 0; i < 40; i++)
-    work(usual, stream, 4);
-  CALL(cuStreamSynchronize, stream);
-  puts("done");
-  getchar();
-}
-
-static void jump_at_once(int number) {
-  (void)number;
-  siglongjmp(back, 1);
-}
-
-/* Jumps out of its first launch, while the helper thread is started; prints how long the later launches take. */
-static void jumps_from_start(const char *path) {
-  (void)path;
-  signal(SIGUSR1, jump_at_once);
-  if (!sigsetjmp(back, 1)) {
-    work(usual, NULL, 1);
-    die("no thread was started");
-  }
-  uint64_t begin_ns = now_ns();
-  work(usual, NULL, 20);
-  CALL(cuCtxSynchronize);
-  printf("%" PRIu64 "\n", now_ns() - begin_ns);
-}
-
 static const struct {
   const char *name;
   void (*run)(const char *path);
@@ -481,12 +331,8 @@ static const struct {
              {"beside_too_much", beside_too_much},
              {"ends_first", ends_first},
              {"releases", releases},
-             {"jumps", jumps},
-             {"jumps_from_gate", jumps_from_gate},
-             {"jumps_from_full", jumps_from_full},
              {"behind", behind},
-             {"together", together},
-             {"jumps_from_start", jumps_from_start}};
+             {"together", together}};
 
 int main(int count, char **arguments) {
   setvbuf(stdout, NULL, _IOLBF, 0);
