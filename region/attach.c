@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "region/order.h"
 #include "region/region.h"
 #include "region/uncancelled.h"
 
@@ -69,8 +70,8 @@ static void leave_old_image(struct sp_region *region) {
     if (!sp_slot_claimed(region->claims, index) || slot->pid != (int32_t)getpid() || lock_slot(region->slots_fd, index))
       continue; /* if its lock is held, it is a process with our pid in another pid namespace */
     for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
-      __atomic_store_n(&slot->devices[device].context_bytes, 0, __ATOMIC_RELAXED);
-      __atomic_store_n(&slot->devices[device].memory_used_bytes, 0, __ATOMIC_RELAXED);
+      sp_store(&slot->devices[device].context_bytes, 0);
+      sp_store(&slot->devices[device].memory_used_bytes, 0);
     }
     unlock_slot(region->slots_fd, index);
   }
@@ -193,16 +194,14 @@ static int open_doorbell(struct sp_region *region) {
     return -EPIPE;
   }
   if (fd >= 0)
-    __atomic_store_n(&region->doorbell_file, file_id(&status),
-                     __ATOMIC_RELEASE); /* threads may race here: all store the same value */
+    sp_store_release(&region->doorbell_file, file_id(&status)); /* threads may race here: all store the same value */
   return fd;
 }
 
 /* Is the descriptor still our doorbell? The program may have closed it, and opened a file with the same number. */
 static bool is_doorbell(const struct sp_region *region, int fd) {
   struct stat status;
-  return !fstat(fd, &status) && S_ISFIFO(status.st_mode) &&
-         file_id(&status) == __atomic_load_n(&region->doorbell_file, __ATOMIC_ACQUIRE);
+  return !fstat(fd, &status) && S_ISFIFO(status.st_mode) && file_id(&status) == sp_load_acquire(&region->doorbell_file);
 }
 
 /* Make it a region that has nothing open and nothing mapped. */
@@ -232,7 +231,7 @@ static void let_go(struct sp_region *region) {
 static void ring(struct sp_region *region, uint8_t bell) {
   int saved = errno;
   SP_UNCANCELLED;
-  int fd = __atomic_load_n(&region->doorbell_fd, __ATOMIC_ACQUIRE);
+  int fd = sp_load_acquire(&region->doorbell_fd);
   if (fd < 0 || !is_doorbell(region, fd)) {
     /* Either no agent was reading when we attached (ENXIO), and perhaps one is by now. Or the program has closed the
      * descriptor: then the number is not ours any more, and not ours to close, and the slot's lock was lost, too. */
@@ -240,8 +239,7 @@ static void ring(struct sp_region *region, uint8_t bell) {
     if (fd >= 0 && region->slot)
       sp_region_relock(region);
     fd = open_doorbell(region);
-    if (fd >= 0 &&
-        !__atomic_compare_exchange_n(&region->doorbell_fd, &seen_fd, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    if (fd >= 0 && !sp_compare_exchange(&region->doorbell_fd, &seen_fd, fd)) {
       close(fd);
       fd = seen_fd; /* another thread was first: seen_fd is now its descriptor */
     }
@@ -296,10 +294,10 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
 static void claim_again(struct sp_region *region) {
   struct sp_slot *slot = region->slot;
   for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
-    uint64_t memory_bytes = __atomic_load_n(&region->charged[device].memory_bytes, __ATOMIC_RELAXED);
-    uint64_t context_bytes = __atomic_load_n(&region->charged[device].context_bytes, __ATOMIC_RELAXED);
-    __atomic_store_n(&slot->devices[device].memory_used_bytes, memory_bytes, __ATOMIC_RELAXED);
-    __atomic_store_n(&slot->devices[device].context_bytes, context_bytes, __ATOMIC_RELAXED);
+    uint64_t memory_bytes = sp_load(&region->charged[device].memory_bytes);
+    uint64_t context_bytes = sp_load(&region->charged[device].context_bytes);
+    sp_store(&slot->devices[device].memory_used_bytes, memory_bytes);
+    sp_store(&slot->devices[device].context_bytes, context_bytes);
   }
   slot->claimed_ns = sp_now_ns();
   slot->pid = region->pid;

@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "region/order.h"
 #include "region/region.h"
 
 #define GUARDS_MAX 4096u /* an agent has one per share, a program one */
@@ -55,16 +56,16 @@ static bool replace(struct sp_guard *guard) {
 static void on_fault(int number, siginfo_t *info, void *context) {
   (void)context;
   int saved = errno;
-  uint32_t count = __atomic_load_n(&guard_count, __ATOMIC_ACQUIRE);
+  uint32_t count = sp_load_acquire(&guard_count);
   for (uint32_t index = 0; info->si_code == BUS_ADRERR && index < count; index++) {
-    struct sp_guard *guard = __atomic_load_n(&guards[index], __ATOMIC_ACQUIRE);
+    struct sp_guard *guard = sp_load_acquire(&guards[index]);
     if (!guard || !within(guard, info->si_addr))
       continue;
     uint32_t whole = 0;
-    if (__atomic_compare_exchange_n(&guard->lost, &whole, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    if (sp_compare_exchange(&guard->lost, &whole, 1)) {
       if (!replace(guard))
         break;
-      __atomic_store_n(&guard->lost, 2, __ATOMIC_SEQ_CST);
+      sp_store_full(&guard->lost, 2);
     }
     errno = saved; /* another thread replaces the pages: this one faults again until that is done */
     return;
@@ -90,11 +91,10 @@ bool sp_guard_add(struct sp_guard *guard) {
   int saved = errno;
   for (uint32_t index = 0; index < GUARDS_MAX; index++) {
     struct sp_guard *none = NULL;
-    if (!__atomic_compare_exchange_n(&guards[index], &none, guard, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+    if (!sp_compare_exchange(&guards[index], &none, guard))
       continue;
-    uint32_t count = __atomic_load_n(&guard_count, __ATOMIC_RELAXED); /* raised below: on_fault looks no further */
-    while (count <= index &&
-           !__atomic_compare_exchange_n(&guard_count, &count, index + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+    uint32_t count = sp_load(&guard_count); /* raised below: on_fault looks no further */
+    while (count <= index && !sp_compare_exchange(&guard_count, &count, index + 1)) {
     }
     install();
     errno = saved;
@@ -108,7 +108,7 @@ bool sp_guard_add(struct sp_guard *guard) {
 void sp_guard_drop(struct sp_guard *guard) {
   for (uint32_t index = 0; index < GUARDS_MAX; index++) {
     struct sp_guard *ours = guard;
-    if (__atomic_compare_exchange_n(&guards[index], &ours, NULL, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+    if (sp_compare_exchange(&guards[index], &ours, NULL))
       return;
   }
 }

@@ -4,6 +4,7 @@
  * protocol needs is named here. */
 #define _GNU_SOURCE
 #include "region/region.h"
+#include "region/order.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,27 +22,6 @@
 #ifndef SYS_futex_waitv
 #define SYS_futex_waitv 449 /* the same number on every architecture since Linux 5.16 */
 #endif
-
-/* ---- memory orders, named once ---- */
-
-static uint32_t load_acquire(const uint32_t *word) {
-  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
-}
-static uint64_t load_relaxed64(const uint64_t *word) {
-  return __atomic_load_n(word, __ATOMIC_RELAXED);
-}
-static void store_relaxed64(uint64_t *word, uint64_t value) {
-  __atomic_store_n(word, value, __ATOMIC_RELAXED);
-}
-static void store_relaxed(uint32_t *word, uint32_t value) {
-  __atomic_store_n(word, value, __ATOMIC_RELAXED);
-}
-static void store_release(uint32_t *word, uint32_t value) {
-  __atomic_store_n(word, value, __ATOMIC_RELEASE);
-}
-static void full_fence(void) {
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
 
 /* ---- the clock ---- */
 
@@ -63,7 +43,7 @@ static uint64_t called_ns(void) {
 /* This process's own time, on the clock of the kernel's timeouts. It may differ from the agent's: see sp_now_ns. */
 static uint64_t own_now_ns(void) {
   struct timespec now;
-  if (__builtin_expect(__atomic_load_n(&by_call, __ATOMIC_RELAXED), 0))
+  if (__builtin_expect(sp_load(&by_call), 0))
     return called_ns();
   clock_gettime(CLOCK_MONOTONIC, &now);
   return ns_of(&now);
@@ -72,7 +52,7 @@ static uint64_t own_now_ns(void) {
 /* The time in ns on the agent's CLOCK_MONOTONIC, on which all times in a region are. Before sp_clock_agree, and in the
  * agent, it is the process's own. */
 uint64_t sp_now_ns(void) {
-  return own_now_ns() - (uint64_t)__atomic_load_n(&ahead_ns, __ATOMIC_RELAXED);
+  return own_now_ns() - (uint64_t)sp_load(&ahead_ns);
 }
 
 /* By how many ns this process's time namespace moves the clock; 0 without a namespace, or if the kernel has none. The
@@ -107,9 +87,9 @@ void sp_clock_agree(uint64_t heartbeat_ns) {
   bool faked = ns_of(&told) + FAKED_NS < before_ns || ns_of(&told) > after_ns + FAKED_NS;
   int64_t moved_ns = namespace_ns();
   bool agrees = apart(after_ns - (uint64_t)moved_ns, heartbeat_ns) < apart(after_ns, heartbeat_ns);
-  __atomic_store_n(&by_call, faked, __ATOMIC_RELAXED);
+  sp_store(&by_call, faked);
   /* If the heartbeat does not agree, the agent is in the same namespace, or gone. */
-  __atomic_store_n(&ahead_ns, heartbeat_ns && agrees ? moved_ns : 0, __ATOMIC_RELAXED);
+  sp_store(&ahead_ns, heartbeat_ns && agrees ? moved_ns : 0);
 }
 
 /* The system call itself. For FUTEX_WAIT_BITSET `timeout` is a time of CLOCK_MONOTONIC, and not a span; for FUTEX_WAKE
@@ -139,18 +119,18 @@ int sp_header_check(const struct sp_header *header) {
 
 /* Is the slot (0 to SP_SLOTS_MAX - 1) in use? If so, its head can be read: the acquire pairs with sp_slot_claim. */
 bool sp_slot_claimed(const struct sp_slots_header *claims, uint32_t slot) {
-  return __atomic_load_n(&claims->claimed[slot], __ATOMIC_ACQUIRE);
+  return sp_load_acquire(&claims->claimed[slot]);
 }
 
 /* Mark the slot as in use. The caller holds the slot's record lock and has written its pid. */
 void sp_slot_claim(struct sp_slots_header *claims, uint32_t slot) {
-  __atomic_store_n(&claims->claimed[slot], 1, __ATOMIC_RELEASE); /* pairs with the pread in sp_slots_look */
+  sp_store_release(&claims->claimed[slot], 1); /* pairs with the pread in sp_slots_look */
 }
 
 /* Does a process with this pid, a number of its own pid namespace, have a slot? NVML's lists are reduced by it. */
 bool sp_region_has_pid(const struct sp_region *region, int32_t pid) {
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++)
-    if (sp_slot_claimed(region->claims, index) && __atomic_load_n(&region->slots[index].pid, __ATOMIC_RELAXED) == pid)
+    if (sp_slot_claimed(region->claims, index) && sp_load(&region->slots[index].pid) == pid)
       return true;
   return false;
 }
@@ -158,23 +138,23 @@ bool sp_region_has_pid(const struct sp_region *region, int32_t pid) {
 /* The turn: odd = open, even = closed. The acquire pairs with sp_grant_open: what is read of the grant after this is at
  * least as new as the word. */
 uint32_t sp_grant_word(const struct sp_grant *grant) {
-  return load_acquire(&grant->word);
+  return sp_load_acquire(&grant->word);
 }
 /* What the agent says beside the turn: SP_GRANT_*. It may change while the turn is open. */
 uint32_t sp_grant_flags(const struct sp_grant *grant) {
-  return __atomic_load_n(&grant->flags, __ATOMIC_RELAXED);
+  return sp_load(&grant->flags);
 }
 /* How much predicted work the process may have in flight under the turn. */
 uint64_t sp_grant_budget_ns(const struct sp_grant *grant) {
-  return load_relaxed64(&grant->budget_ns);
+  return sp_load(&grant->budget_ns);
 }
 /* Past the budget, a second unit may follow one in flight while both are predicted to end within this. */
 uint64_t sp_grant_lookahead_ns(const struct sp_grant *grant) {
-  return load_relaxed64(&grant->lookahead_ns);
+  return sp_load(&grant->lookahead_ns);
 }
 /* When the agent last said that it is alive; 0: it has stopped as planned, or the share is released. */
 uint64_t sp_header_heartbeat_ns(const struct sp_header *header) {
-  return load_relaxed64(&header->heartbeat_ns);
+  return sp_load(&header->heartbeat_ns);
 }
 
 /* Sleep while the grant's word is `word`, for at most `timeout_ns`. It may return early: the caller looks again. errno
@@ -202,7 +182,7 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
   enum { SIZE_U32 = 2, PRIVATE = 128 };
   static uint32_t waitv_missing; /* 1 after the kernel or a seccomp filter refused */
   int saved = errno;
-  if (!load_acquire(&waitv_missing)) {
+  if (!sp_load_acquire(&waitv_missing)) {
     struct waitv waits[2] = {{.value = word, .address = (uint64_t)(uintptr_t)&grant->word, .flags = SIZE_U32},
                              {.value = value, .address = (uint64_t)(uintptr_t)local, .flags = SIZE_U32 | PRIVATE}};
     /* The kernel reads a 64-bit timespec here on every architecture. */
@@ -213,7 +193,7 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
     deadline.seconds = (int64_t)(at_ns / 1000000000u);
     deadline.ns = (int64_t)(at_ns % 1000000000u);
     if (syscall(SYS_futex_waitv, waits, 2, 0, &deadline, CLOCK_MONOTONIC) < 0 && (errno == ENOSYS || errno == EPERM))
-      store_release(&waitv_missing, 1);
+      sp_store_release(&waitv_missing, 1);
     else {
       errno = saved;
       return;
@@ -221,7 +201,7 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
   }
   if (timeout_ns > 500000)
     timeout_ns = 500000;
-  if (load_acquire(&grant->word) == word) {
+  if (sp_load_acquire(&grant->word) == word) {
     struct timespec deadline = timespec_of(own_now_ns() + timeout_ns);
     futex(local, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, value, &deadline);
   }
@@ -230,21 +210,20 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
 
 /* The calling thread is about to sleep at the closed gate: count it. The first one also notes since when. */
 void sp_slot_wait_begin(struct sp_slot_device *slot) {
-  if (__atomic_fetch_add(&slot->waiting, 1, __ATOMIC_SEQ_CST) == 0)
-    store_relaxed64(&slot->waiting_since_ns, sp_now_ns());
+  if (sp_add_full(&slot->waiting, 1) == 0)
+    sp_store(&slot->waiting_since_ns, sp_now_ns());
 }
 
 /* The calling thread, which has counted itself, has slept and still waits. So a count of 0, or of more than
  * SP_WAITING_MAX, is damage: set it to 1. True: this call has repaired it. */
 bool sp_slot_wait_again(struct sp_slot_device *slot) {
-  uint32_t waiting = __atomic_load_n(&slot->waiting, __ATOMIC_RELAXED);
-  return (waiting == 0 || waiting > SP_WAITING_MAX) &&
-         __atomic_compare_exchange_n(&slot->waiting, &waiting, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+  uint32_t waiting = sp_load(&slot->waiting);
+  return (waiting == 0 || waiting > SP_WAITING_MAX) && sp_compare_exchange(&slot->waiting, &waiting, 1);
 }
 
 /* The calling thread waits no more. */
 void sp_slot_wait_end(struct sp_slot_device *slot) {
-  __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST);
+  sp_sub_full(&slot->waiting, 1);
 }
 
 /* Write a diagnostic, with a number that its kind gives a meaning, into our slot. A later one of the same kind replaces
@@ -252,7 +231,7 @@ void sp_slot_wait_end(struct sp_slot_device *slot) {
 void sp_region_diagnose(struct sp_region *region, enum sp_diagnostic_kind kind, uint32_t detail) {
   if (!region->slot || region->slot->pid != (int32_t)getpid() || detail == UINT32_MAX)
     return; /* the slot is not ours; or the detail plus one would be 0, which means that nothing has happened */
-  store_relaxed(&region->slot->diagnostics[kind], detail + 1);
+  sp_store(&region->slot->diagnostics[kind], detail + 1);
 }
 
 /* The check word of a report, a hash of its fields. `words` are the fields, packed as in sp_slot_publish. A reader
@@ -277,20 +256,19 @@ void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report
                              report->launches,
                              (uint64_t)report->longest_unit_us << 32 | report->passed};
   uint32_t sequence = slot->sequence; /* one writer at a time: the caller holds the turn lock */
-  store_relaxed(&slot->sequence, sequence | 1u);
-  __atomic_thread_fence(__ATOMIC_RELEASE);
-  store_relaxed(&slot->check,
-                sp_slot_check(words)); /* pairs with sp_slot_read: a copy of old and new fields fails it */
-  store_relaxed(&slot->held_turn, report->held_turn);
-  store_relaxed(&slot->drained_turn, report->drained_turn);
-  store_relaxed64(&slot->drained_ns, report->drained_ns);
-  store_relaxed64(&slot->entered_ns, report->entered_ns);
-  store_relaxed64(&slot->residue_until_ns, report->residue_until_ns);
-  store_relaxed64(&slot->idle_ns, report->idle_ns);
-  store_relaxed64(&slot->launches, report->launches);
-  store_relaxed(&slot->passed, report->passed);
-  store_relaxed(&slot->longest_unit_us, report->longest_unit_us);
-  store_release(&slot->sequence, (sequence | 1u) + 1u);
+  sp_store(&slot->sequence, sequence | 1u);
+  sp_fence_release();
+  sp_store(&slot->check, sp_slot_check(words)); /* pairs with sp_slot_read: a copy of old and new fields fails it */
+  sp_store(&slot->held_turn, report->held_turn);
+  sp_store(&slot->drained_turn, report->drained_turn);
+  sp_store(&slot->drained_ns, report->drained_ns);
+  sp_store(&slot->entered_ns, report->entered_ns);
+  sp_store(&slot->residue_until_ns, report->residue_until_ns);
+  sp_store(&slot->idle_ns, report->idle_ns);
+  sp_store(&slot->launches, report->launches);
+  sp_store(&slot->passed, report->passed);
+  sp_store(&slot->longest_unit_us, report->longest_unit_us);
+  sp_store_release(&slot->sequence, (sequence | 1u) + 1u);
 }
 
 /* Enter the turn report->held_turn: publish the report, then read the grant's word again. 1: it still names that turn,
@@ -298,20 +276,20 @@ void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report
  * lock. */
 int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, const struct sp_grant *grant) {
   sp_slot_publish(slot, report);
-  full_fence(); /* pairs with the fence in sp_grant_close: one of the two sees the other */
-  return load_acquire(&grant->word) == report->held_turn;
+  sp_fence(); /* pairs with the fence in sp_grant_close: one of the two sees the other */
+  return sp_load_acquire(&grant->word) == report->held_turn;
 }
 
 /* Count `count` copies from host memory to the device, of `bytes` in all. Any thread may call it. */
 void sp_slot_copied_to_device(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count) {
-  __atomic_fetch_add(&slot->to_device_bytes, bytes, __ATOMIC_RELAXED);
-  __atomic_fetch_add(&slot->to_device_count, count, __ATOMIC_RELAXED);
+  sp_add(&slot->to_device_bytes, bytes);
+  sp_add(&slot->to_device_count, count);
 }
 
 /* Count `count` copies from the device to host memory, of `bytes` in all. Any thread may call it. */
 void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count) {
-  __atomic_fetch_add(&slot->to_host_bytes, bytes, __ATOMIC_RELAXED);
-  __atomic_fetch_add(&slot->to_host_count, count, __ATOMIC_RELAXED);
+  sp_add(&slot->to_host_bytes, bytes);
+  sp_add(&slot->to_host_count, count);
 }
 
 typedef uint64_t __attribute__((may_alias, aligned(8))) eight_claims;
@@ -319,7 +297,7 @@ typedef uint64_t __attribute__((may_alias, aligned(8))) eight_claims;
 /* The memory that a slot reports on the device. If the account was overwritten while memory was charged, it falls below
  * zero when that memory is freed. A negative account counts as 0 until the process claims its slot again. */
 static uint64_t memory_of(const struct sp_slot *slot, uint32_t device) {
-  uint64_t bytes = load_relaxed64(&slot->devices[device].memory_used_bytes);
+  uint64_t bytes = sp_load(&slot->devices[device].memory_used_bytes);
   return bytes >> 63 ? 0 : bytes;
 }
 
@@ -329,13 +307,12 @@ static uint64_t slots_memory(const struct sp_region *region, uint32_t device, in
   uint64_t total = 0;
   for (uint32_t group = 0; group < SP_SLOTS_MAX; group += 8) {
     /* eight slots at a time: most shares have one process */
-    uint64_t claimed =
-        __atomic_load_n((const eight_claims *)(const void *)&region->claims->claimed[group], __ATOMIC_ACQUIRE);
+    uint64_t claimed = sp_load_acquire((const eight_claims *)(const void *)&region->claims->claimed[group]);
     for (uint32_t index = group; claimed; index++, claimed >>= 8)
       if (claimed & 0xff)
         total += memory_of(&region->slots[index], device);
   }
-  *overhead_bytes = (int64_t)load_relaxed64((const uint64_t *)&region->grants[device].overhead_bytes);
+  *overhead_bytes = (int64_t)sp_load((const uint64_t *)&region->grants[device].overhead_bytes);
   return total;
 }
 
@@ -365,34 +342,33 @@ int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t byt
     return -1;
   /* Add first, then look. If two processes race, at least one sees the bytes of both, so the cap is never exceeded. At
    * worst both are refused although one would fit: so the caller tries twice. */
-  __atomic_fetch_add(used, bytes, __ATOMIC_SEQ_CST);
+  sp_add_full(used, bytes);
   if (limit_bytes == 0 || sp_region_memory_used(region, device) <= limit_bytes) {
-    __atomic_fetch_add(&region->charged[device].memory_bytes, bytes,
-                       __ATOMIC_RELAXED); /* for claim_again in attach.c */
+    sp_add(&region->charged[device].memory_bytes, bytes); /* for claim_again in attach.c */
     return 0;
   }
-  __atomic_fetch_sub(used, bytes, __ATOMIC_SEQ_CST);
+  sp_sub_full(used, bytes);
   return -1;
 }
 
 /* Lower our slot's charge by `bytes`. A negative number, in two's complement, raises it, whatever the cap says. */
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes) {
-  __atomic_fetch_sub(&region->slot->devices[device].memory_used_bytes, bytes, __ATOMIC_SEQ_CST);
-  __atomic_fetch_sub(&region->charged[device].memory_bytes, bytes, __ATOMIC_RELAXED);
+  sp_sub_full(&region->slot->devices[device].memory_used_bytes, bytes);
+  sp_sub(&region->charged[device].memory_bytes, bytes);
 }
 
 /* Add to the part of our slot's charge that is reserved for contexts; `bytes` negative: that much is no longer. The
  * charge itself does not change here. */
 void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes) {
-  __atomic_fetch_add(&region->slot->devices[device].context_bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
-  __atomic_fetch_add(&region->charged[device].context_bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
+  sp_add(&region->slot->devices[device].context_bytes, (uint64_t)bytes);
+  sp_add(&region->charged[device].context_bytes, (uint64_t)bytes);
 }
 
 /* ---- the agent's side ---- */
 
 /* Tell the processes that the agent is alive at `now_ns`; 0: it stops, and the gates open, unless paused. */
 void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns) {
-  store_relaxed64(&owner->header->heartbeat_ns, now_ns);
+  sp_store(&owner->header->heartbeat_ns, now_ns);
 }
 
 /* Wake all threads that sleep on the grant's word, so that they look at the grant again. */
@@ -403,34 +379,34 @@ void sp_grant_wake(struct sp_grant *grant) {
 /* Change what the turn allows: sp_grant_flags and the two functions behind it tell the meaning. Threads that sleep
  * notice it only after sp_grant_wake. */
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags) {
-  store_relaxed64(&grant->lookahead_ns, lookahead_ns);
-  store_relaxed64(&grant->budget_ns, budget_ns);
-  store_release(&grant->flags, flags);
+  sp_store(&grant->lookahead_ns, lookahead_ns);
+  sp_store(&grant->budget_ns, budget_ns);
+  sp_store_release(&grant->flags, flags);
 }
 
 /* The word was overwritten: write back `word`, the open turn that the agent remembers. */
 void sp_grant_mend(struct sp_grant *grant, uint32_t word) {
-  store_release(&grant->word, word); /* pairs with sp_grant_word, like the store in sp_grant_open */
+  sp_store_release(&grant->word, word); /* pairs with sp_grant_word, like the store in sp_grant_open */
 }
 
 /* Keep the bill in the region: if this agent is killed, the next one continues from there. */
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
-  store_relaxed64(&grant->used_ns, used_ns);
+  sp_store(&grant->used_ns, used_ns);
 }
 
 /* Tell the processes what the agent has learned from NVML: how much memory a context takes on the device (0: not
  * known), and how much the share's processes take beyond what their slots report: the sum, and what some of them take
  * less (`spare_bytes`, rounded down to SP_PAGE_BYTES). */
 void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes, uint64_t spare_bytes) {
-  store_relaxed64(&grant->context_bytes, context_bytes);
+  sp_store(&grant->context_bytes, context_bytes);
   /* Before the sum, which often falls by as much: what programs are shown should not be smaller meanwhile. */
-  store_release(&grant->spare_pages, (uint32_t)(spare_bytes / SP_PAGE_BYTES));
-  store_relaxed64((uint64_t *)&grant->overhead_bytes, (uint64_t)overhead_bytes);
+  sp_store_release(&grant->spare_pages, (uint32_t)(spare_bytes / SP_PAGE_BYTES));
+  sp_store((uint64_t *)&grant->overhead_bytes, (uint64_t)overhead_bytes);
 }
 
 /* How much of what was reserved for contexts the share's processes do not take, as sp_grant_overhead has set it. */
 uint64_t sp_grant_spare_bytes(const struct sp_grant *grant) {
-  return (uint64_t)load_acquire(&grant->spare_pages) * SP_PAGE_BYTES;
+  return (uint64_t)sp_load_acquire(&grant->spare_pages) * SP_PAGE_BYTES;
 }
 
 /* Open the gate: set the next odd word and return it; `now_ns` is noted as the time. The turn allows what sp_grant_set
@@ -439,8 +415,8 @@ uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t look
                        uint64_t now_ns) {
   uint32_t word = grant->word | 1u; /* only the arbiter writes it */
   sp_grant_set(grant, budget_ns, lookahead_ns, flags);
-  store_relaxed64(&grant->granted_ns, now_ns);
-  store_release(&grant->word, word); /* pairs with sp_grant_word: budget and flags are there when the gate is open */
+  sp_store(&grant->granted_ns, now_ns);
+  sp_store_release(&grant->word, word); /* pairs with sp_grant_word: budget and flags are there when the gate is open */
   return word;
 }
 
@@ -450,8 +426,8 @@ uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
   uint32_t word = (grant->word | 1u) + 1u;
   if (word == 0)
     word = 2; /* 0 means "no turn" */
-  store_release(&grant->flags, flags);
-  store_release(&grant->word, word);
-  full_fence(); /* pairs with sp_slot_enter */
+  sp_store_release(&grant->flags, flags);
+  sp_store_release(&grant->word, word);
+  sp_fence(); /* pairs with sp_slot_enter */
   return word;
 }

@@ -4,6 +4,7 @@
  * the arbiter's lock; `member` is a share on `device`.
  */
 #include "agent/arbiter/node.h"
+#include "region/order.h"
 
 /* Did another share, which still has processes, have a turn within SP_RECENT_NS? It will want one soon, and what is
  * queued now delays it. */
@@ -93,8 +94,8 @@ void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *devic
       holder->deadline_ns = holder->granted_ns + quantum_ns;
   }
   sp_grant_set(holder->grant, now.budget_ns, now.lookahead_ns, now.flags);
-  if (raised & SP_GRANT_CONTENDED) {         /* it may have parked without ringing: then its turn ends now */
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with park_locked in keeper.c */
+  if (raised & SP_GRANT_CONTENDED) { /* it may have parked without ringing: then its turn ends now */
+    sp_fence();                      /* pairs with park_locked in keeper.c */
     sp_slots_scan(holder, now_ns);
     if (holder->view.entered && !holder->view.busy)
       holder->deadline_ns = now_ns;

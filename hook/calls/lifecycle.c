@@ -131,7 +131,7 @@ static uint32_t retains[RETAINS];
 /* Count a successful retain of the device's primary context. */
 static void count_retain(CUdevice device) {
   if (device >= 0 && device < RETAINS) {
-    __atomic_fetch_add(&retains[device], 1, __ATOMIC_RELAXED);
+    sp_add(&retains[device], 1);
   }
 }
 
@@ -219,9 +219,8 @@ static bool may_be_last(CUdevice device, bool reset) {
   if (device < 0 || device >= RETAINS) {
     return true;
   }
-  uint32_t held = __atomic_load_n(&retains[device], __ATOMIC_RELAXED);
-  while (held != 0 && !__atomic_compare_exchange_n(&retains[device], &held, reset ? 0 : held - 1, false,
-                                                   __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  uint32_t held = sp_load(&retains[device]);
+  while (held != 0 && !sp_compare_exchange(&retains[device], &held, reset ? 0 : held - 1)) {
   }
   return reset || held <= 1;
 }

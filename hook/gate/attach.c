@@ -158,7 +158,7 @@ static int attach(void) {
   } else if (pthread_atfork) {
     pthread_atfork(NULL, NULL, after_fork_in_child);
   }
-  __atomic_store_n(&sp_this_process.attached, 1, __ATOMIC_RELEASE);
+  sp_store_release(&sp_this_process.attached, 1);
   return 0;
 }
 

@@ -63,9 +63,9 @@ static inline bool fits(const struct sp_device *device, const struct sp_stream_s
 static inline void announce(struct sp_thread *thread, const struct sp_device *device) {
   sp_store(&thread->inside, device->bit);
   if (sp_unlikely(sp_load(&sp_this_process.no_membarrier)))
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    sp_fence();
   else
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
+    sp_fence_compiler(); /* the keeper's membarrier is the other half */
 }
 
 /* Find the state of the stream that `sought` names, and put it first in the pair of the thread's cache where it
@@ -84,7 +84,7 @@ static struct sp_stream_state *look_up(struct sp_known_stream pair[2], struct sp
  * the thread's context. `per_thread`: NULL means the thread's own stream. */
 static inline struct sp_stream_state *cached_state(struct sp_device *device, struct sp_thread *thread, void *stream,
                                                    bool per_thread) {
-  uint64_t generation = __atomic_load_n(&sp_this_process.stream_generation, __ATOMIC_ACQUIRE);
+  uint64_t generation = sp_load_acquire(&sp_this_process.stream_generation);
   uint64_t key =
       generation << 32 | thread->looks << 2 | (uint32_t)per_thread << 1 | 1; /* never 0: that marks an empty place */
   uint64_t spread = (uint64_t)(uintptr_t)stream * 0x9e3779b97f4a7c15u; /* 2^64 / the golden ratio: spreads neighbours */
@@ -125,18 +125,18 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       predicted_ns = unknown_ns(device);
     announce(thread, device);
     uint32_t word = sp_grant_word(device->grant);
-    if (sp_likely(word == __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE))) {
+    if (sp_likely(word == sp_load_acquire(&device->entered))) {
       if (sp_likely(fits(device, state, predicted_ns))) {
         break;
       }
       /* A thread that waits takes its announce back, or the keeper would wait for it. */
-      __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+      sp_store_release(&thread->inside, 0);
       enum sp_progress progress =
           sp_wait_progress(device, thread, state, sp_load(&profile->predicted_ns) ? predicted_ns : 0);
       if (progress == SP_MADE)
         continue;
       announce(thread, device);
-      if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
+      if (sp_grant_word(device->grant) != sp_load_acquire(&device->entered)) {
         continue; /* the turn ended meanwhile: wait for the next one */
       }
       thread->stood_ns = 0;
@@ -144,7 +144,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
         sp_wait_gave_up(device, thread);
       break;
     }
-    __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+    sp_store_release(&thread->inside, 0);
     if (sp_unlikely(entered)) /* the gate closed before the turn's first launch: the keeper must report it drained */
       sp_keeper_kick(device);
     entered = false;
@@ -153,7 +153,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
     asked = true;
     if (sp_wait_turn(device, thread, state, &entered)) {
       announce(thread, device);
-      __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+      sp_add(&device->passed, 1);
       break;
     }
   }
@@ -218,7 +218,7 @@ static void publish_drain_eta(struct sp_device *device, const struct sp_stream_s
  * no turn. */
 static void publish_pass(struct sp_device *device) {
   pthread_mutex_lock(&device->turn_lock);
-  device->report.passed = __atomic_add_fetch(&device->passed, 1, __ATOMIC_RELAXED);
+  device->report.passed = sp_add(&device->passed, 1) + 1;
   sp_slot_publish(device->slot, &device->report);
   pthread_mutex_unlock(&device->turn_lock);
 }
@@ -230,7 +230,7 @@ static void pass_crowded(struct sp_device *device, uint32_t most) {
   if (!device)
     return;
   publish_pass(device);
-  if (!__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
+  if (!sp_exchange(&told, 1))
     sp_share_crowded(most);
 }
 
@@ -289,7 +289,7 @@ static inline __attribute__((always_inline)) void count_launch(const struct sp_p
     sp_store(&state->batch_mixed, true);
   }
   sp_store(&state->batch_launches, sp_load(&state->batch_launches) + 1);
-  uint64_t pending_ns = __atomic_add_fetch(&state->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
+  uint64_t pending_ns = sp_add_full(&state->pending_ns, pass->predicted_ns) + pass->predicted_ns;
   sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
   if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
       sp_unlikely(!sp_load(&pass->profile->predicted_ns)) || sp_unlikely(sp_profile_is_stale(pass->profile)) ||
@@ -308,7 +308,7 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
   struct sp_thread *thread = sp_thread_self();
   if (sp_likely(result == CUDA_SUCCESS))
     count_launch(pass, thread);
-  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+  sp_store_release(&thread->inside, 0);
   if (sp_unlikely(pass->entered)) /* after the launch, because a wake-up takes longer than a launch */
     sp_keeper_kick(device);
 }
@@ -322,7 +322,7 @@ void sp_gate_left(void) {
   sp_record_left(thread);
   sp_wait_left(thread);
   uint32_t inside = sp_load(&thread->inside);
-  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+  sp_store_release(&thread->inside, 0);
   for (; inside; inside &= inside - 1) /* the thread may have entered a turn for a launch that it never made */
     sp_keeper_kick(&sp_this_process.devices[__builtin_ctz(inside)]);
 }

@@ -18,6 +18,7 @@
 
 #include "hook/gate/gate.h"
 #include "hook/interpose/driver.h"
+#include "region/order.h"
 #include "region/region.h"
 
 #define SP_THREADS_MAX      1024
@@ -27,10 +28,8 @@
 #define SP_STRETCH          256u
 #define SP_UNKNOWN_ALONE_NS 1000000u /* the least that an unknown unit counts for while no other share waits */
 
-#define sp_likely(condition)     __builtin_expect(!!(condition), 1)
-#define sp_unlikely(condition)   __builtin_expect(!!(condition), 0)
-#define sp_load(pointer)         __atomic_load_n(pointer, __ATOMIC_RELAXED)
-#define sp_store(pointer, value) __atomic_store_n(pointer, value, __ATOMIC_RELAXED)
+#define sp_likely(condition)   __builtin_expect(!!(condition), 1)
+#define sp_unlikely(condition) __builtin_expect(!!(condition), 0)
 
 struct sp_work_profile {
   uint64_t key;          /* 0: empty row */

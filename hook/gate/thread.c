@@ -34,7 +34,7 @@ void sp_thread_forget_streams(struct sp_thread *thread) {
 static void release_record(void *pointer) {
   struct sp_thread *thread = pointer;
   for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
-    __atomic_fetch_add(&departed_launches[device], thread->launches[device], __ATOMIC_RELAXED);
+    sp_add(&departed_launches[device], thread->launches[device]);
     sp_store(&thread->launches[device], 0);
   }
   self = NULL;
@@ -45,8 +45,8 @@ static void release_record(void *pointer) {
   thread->event_launches = 0;
   thread->closed = 0;
   sp_thread_forget_streams(thread);
-  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-  __atomic_store_n(&thread->used, 0, __ATOMIC_RELEASE);
+  sp_store_release(&thread->inside, 0);
+  sp_store_release(&thread->used, 0);
 }
 
 /* Run once: have release_record called when a thread ends. */
@@ -62,11 +62,10 @@ struct sp_thread *sp_thread_self(void) {
   pthread_once(&exit_key_once, make_exit_key);
   for (uint32_t index = 0; index < SP_THREADS_MAX; index++) {
     uint32_t unused = 0;
-    if (!__atomic_compare_exchange_n(&records[index].used, &unused, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+    if (!sp_compare_exchange(&records[index].used, &unused, 1))
       continue;
     uint32_t count = sp_load(&record_count);
-    while (count <= index &&
-           !__atomic_compare_exchange_n(&record_count, &count, index + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+    while (count <= index && !sp_compare_exchange(&record_count, &count, index + 1)) {
     }
     self = &records[index];
     if (exit_key_made)
@@ -90,9 +89,9 @@ uint32_t sp_thread_index(const struct sp_thread *thread) {
 /* Is any thread between the gate and the driver's return, on the device with this index? The answer is right only after
  * sp_barrier. */
 bool sp_threads_inside(uint32_t device_index) {
-  uint32_t count = __atomic_load_n(&record_count, __ATOMIC_ACQUIRE);
+  uint32_t count = sp_load_acquire(&record_count);
   for (uint32_t index = 0; index < count; index++)
-    if (__atomic_load_n(&records[index].inside, __ATOMIC_ACQUIRE) >> device_index & 1u)
+    if (sp_load_acquire(&records[index].inside) >> device_index & 1u)
       return true;
   return false;
 }
@@ -116,8 +115,8 @@ void sp_barrier(void) {
       return;
     /* The program has entered a sandbox that forbids membarrier. From now on each announce has its own fence. Announces
      * that were made without one reach all cores long before this wait is over. */
-    __atomic_store_n(&sp_this_process.no_membarrier, 1, __ATOMIC_SEQ_CST);
+    sp_store_full(&sp_this_process.no_membarrier, 1);
     sp_sleep_ns(SEEN_NS);
   }
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  sp_fence();
 }

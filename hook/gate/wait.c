@@ -56,7 +56,7 @@ static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, 
   pthread_mutex_lock(&device->turn_lock);
   bool entered = sp_load(&device->entered) == word;
   if (entered && with_event) /* our event may have replaced that of the thread that entered */
-    __atomic_store_n(&device->start_state, NULL, __ATOMIC_RELEASE);
+    sp_store_release(&device->start_state, NULL);
   /* Another thread may have entered a later turn meanwhile: its report must not be overwritten. */
   if (!entered && sp_grant_word(device->grant) == word) {
     struct sp_report *report = &device->report;
@@ -77,14 +77,14 @@ static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, 
       /* The next launch begins now, and not when the last work ended. */
       sp_store(&device->began_ns, now_ns);
       sp_store(&device->back_ns, 0);
-      __atomic_store_n(&device->fresh_ns, now_ns, __ATOMIC_RELEASE);
+      sp_store_release(&device->fresh_ns, now_ns);
     } else if (device->aside) {
       /* The turn was returned while work stood behind a wait. Until now that work ran outside every turn: marker.c. */
       sp_store(&device->began_ns, now_ns);
-      __atomic_store_n(&device->back_ns, now_ns, __ATOMIC_RELEASE);
+      sp_store_release(&device->back_ns, now_ns);
     }
     bool aside = device->aside;
-    __atomic_store_n(&device->aside, false, __ATOMIC_RELEASE);
+    sp_store_release(&device->aside, false);
     report->held_turn =
         word; /* drained_turn and drained_ns keep the drain of the turn before, which the agent may not have read */
     if (report->drained_turn == word)
@@ -94,8 +94,8 @@ static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, 
     entered = sp_slot_enter(device->slot, report, device->grant);
     if (entered) {
       if (!empty || !with_event)
-        __atomic_store_n(&device->start_state, NULL, __ATOMIC_RELEASE);
-      __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
+        sp_store_release(&device->start_state, NULL);
+      sp_store_release(&device->entered, word);
     } else {
       /* Nothing was launched: an earlier turn may still drain, so publish its report again. */
       *report = before;
@@ -118,7 +118,7 @@ void sp_wait_left(struct sp_thread *thread) {
   if (turn)
     sp_slot_wait_end(turn->slot);
   if (progress)
-    __atomic_fetch_sub(&progress->gate_waiters, 1, __ATOMIC_SEQ_CST);
+    sp_sub_full(&progress->gate_waiters, 1);
 }
 
 /* Enter the turn if the gate is open: *entered is true if that succeeds. Else sleep until the gate opens. False: the
@@ -153,7 +153,7 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
                                   uint64_t predicted_ns) {
   if (sp_load(&state->pending_ns))
     sp_stream_mark(state, true, false); /* so that progress can be seen */
-  uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
+  uint32_t progress = sp_load_acquire(&device->progress);
   uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
   if (in_flight_ns == 0)
     return SP_STUCK; /* there is no marker (the driver refused one), so nothing to wait for */
@@ -176,12 +176,12 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
    * anew with a predicted end. What the thread has waited in earlier turns counts, or it would wait for ever. */
   until_ns -= thread->stood_ns;
   if (until_ns > now_ns) {
-    __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+    sp_add_full(&device->gate_waiters, 1);
     thread->awaits_progress = device;
-    if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
+    if (sp_load_full(&device->progress) == progress)
       futex_wait_private(&device->progress, progress, until_ns - now_ns);
     sp_wait_left(thread);
-    if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress)
+    if (sp_load_acquire(&device->progress) != progress)
       return SP_MADE;
     thread->stood_ns += sp_now_ns() - now_ns;
   }
@@ -190,7 +190,7 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
 
 /* Count a launch that passes although nothing has finished, and double the thread's patience. */
 void sp_wait_gave_up(struct sp_device *device, struct sp_thread *thread) {
-  __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+  sp_add(&device->passed, 1);
   thread->passed_ns = sp_now_ns();
   if (thread->patience_ns < PROGRESS_MAX_NS)
     thread->patience_ns *= 2;

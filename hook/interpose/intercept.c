@@ -60,23 +60,22 @@ static void load_driver(void) {
   void *handle = open != NULL ? open(SP_DRIVER_FILE, SP_RTLD_LAZY | SP_RTLD_NOLOAD) : NULL;
   if (handle != NULL) {
     for (int row = 0; row < SP_ROW_COUNT; row++) {
-      __atomic_store_n(&sp_real[row], sp_object_symbol(handle, symbols[row].name), __ATOMIC_RELAXED);
+      sp_store(&sp_real[row], sp_object_symbol(handle, symbols[row].name));
     }
-#define SP_FIELD(field, symbol, older, parameters)                                                                     \
-  __atomic_store_n((void **)&driver.field, own_export(handle, symbol, older), __ATOMIC_RELAXED);
+#define SP_FIELD(field, symbol, older, parameters) sp_store((void **)&driver.field, own_export(handle, symbol, older));
     SP_DRIVER_FUNCTIONS(SP_FIELD)
 #undef SP_FIELD
-    __atomic_store_n(&driver_loaded, 1, __ATOMIC_RELEASE); /* pairs with the loads of have_driver */
+    sp_store_release(&driver_loaded, 1); /* pairs with the loads of have_driver */
   }
   errno = saved_errno;
 }
 
 /* Is the driver loaded, and are the tables filled? They are filled here if it has been loaded since the last call. */
 static bool have_driver(void) {
-  if (__builtin_expect(__atomic_load_n(&driver_loaded, __ATOMIC_ACQUIRE) == 0, 0)) {
+  if (__builtin_expect(sp_load_acquire(&driver_loaded) == 0, 0)) {
     load_driver();
   }
-  return __atomic_load_n(&driver_loaded, __ATOMIC_ACQUIRE) != 0;
+  return sp_load_acquire(&driver_loaded) != 0;
 }
 
 /* The driver's functions for our own calls. Never NULL; its members are NULL while no driver is loaded, or where the
@@ -88,7 +87,7 @@ const struct sp_driver *sp_driver(void) {
 
 /* The driver's own export of this row of the table; NULL: no driver is loaded, or it lacks the function. */
 void *sp_find_real(enum sp_row row) {
-  return have_driver() ? __atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) : NULL;
+  return have_driver() ? sp_load(&sp_real[row]) : NULL;
 }
 
 /* What the caller would have found for this row's name without us: remembered if it is the driver's or a tool's. NULL:
@@ -107,7 +106,7 @@ void *sp_find_next(enum sp_row row, const void *caller) {
     found = sp_find_real(row);
   }
   if (found != NULL) {
-    __atomic_store_n(&sp_next[row], found, __ATOMIC_RELAXED);
+    sp_store(&sp_next[row], found);
   } else {
     /* No driver yet: the caller may have a stub that loads it. Not remembered, because the stub's library may be
      * unloaded. */
@@ -142,7 +141,7 @@ static bool is_per_thread(const char *name) {
 void *sp_wrapper_of(void *address) {
   int best = -1;
   for (int row = 0; address != NULL && have_driver() && row < SP_ROW_COUNT; row++) {
-    if (__atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) != address) {
+    if (sp_load(&sp_real[row]) != address) {
       continue;
     }
     bool own = is_per_thread(symbols[row].name), best_own = best >= 0 && is_per_thread(symbols[best].name);

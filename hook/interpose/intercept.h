@@ -23,6 +23,7 @@
 enum sp_row {
 #define WRAPPED(name, since, class, action, subject, reason) SP_ROW_##name,
 #include "driver/wrapped.h"
+#include "region/order.h"
   SP_ROW_COUNT
 };
 
@@ -55,13 +56,13 @@ CUresult sp_unavailable(enum sp_row row);
 
 /* The driver's own export; NULL: there is none. */
 static inline void *sp_real_of(enum sp_row row) {
-  void *function = __atomic_load_n(&sp_real[row], __ATOMIC_RELAXED);
+  void *function = sp_load(&sp_real[row]);
   return __builtin_expect(function != NULL, 1) ? function : sp_find_real(row);
 }
 
 /* What the code at `caller` would have found for the exported name without us; NULL: nothing. */
 static inline void *sp_next_of(enum sp_row row, const void *caller) {
-  void *function = __atomic_load_n(&sp_next[row], __ATOMIC_RELAXED);
+  void *function = sp_load(&sp_next[row]);
   return __builtin_expect(function != NULL, 1) ? function : sp_find_next(row, caller);
 }
 

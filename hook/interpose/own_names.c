@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "hook/interpose/resolve.h"
+#include "region/order.h"
 
 #if defined(__x86_64__)
 #define RELOCATION_POINTER R_X86_64_64
@@ -143,7 +144,7 @@ static void write_word(const struct dl_phdr_info *info, ElfW(Addr) address, ElfW
       (sealed && syscall(SYS_mprotect, page, page_bytes, PROT_READ | PROT_WRITE) != 0)) {
     return;
   }
-  __atomic_store_n((ElfW(Addr) *)address, value, __ATOMIC_RELAXED);
+  sp_store((ElfW(Addr) *)address, value);
   if (sealed) {
     syscall(SYS_mprotect, page, page_bytes, PROT_READ);
   }
@@ -219,7 +220,7 @@ static int return_names(struct dl_phdr_info *info, size_t size, void *data) {
 /* Examine the new objects. `loads`: how many had ever been loaded, just before the loader's lock was taken. False:
  * another one has been loaded since, or our own library was not found. */
 static bool look_at_new(sp_iterate_function *iterate, unsigned long long loads) {
-  unsigned long long before = __atomic_load_n(&seen, __ATOMIC_RELAXED);
+  unsigned long long before = sp_load(&seen);
   struct look look = {.iterate = iterate, .loads = loads};
   if (iterate(count_objects, &look) != 0 || look.own.symbols == NULL) {
     return false;
@@ -229,7 +230,7 @@ static bool look_at_new(sp_iterate_function *iterate, unsigned long long loads) 
   if (iterate(return_names, &look) != 0) {
     return false;
   }
-  __atomic_store_n(&seen, loads, __ATOMIC_RELAXED);
+  sp_store(&seen, loads);
   return true;
 }
 
@@ -248,7 +249,7 @@ void sp_own_names_return(void) {
   unsigned long long loads = 0;
   for (int looks = 0; iterate != NULL && looks < MOST_LOOKS; looks++) {
     iterate(read_loads, &loads);
-    if (loads == __atomic_load_n(&seen, __ATOMIC_RELAXED)) {
+    if (loads == sp_load(&seen)) {
       return;
     }
     int saved = errno;

@@ -10,6 +10,7 @@
  * and stay.
  */
 #include "hook/interpose/resolve.h"
+#include "region/order.h"
 
 #define SP_RTLD_DEEPBIND 8
 
@@ -105,7 +106,7 @@ void sp_resolve(void) {
     struct sp_object object;
     if (map->l_ld == _DYNAMIC) {
       behind_us = true;
-      __atomic_store_n(&own_handle, (void *)map, __ATOMIC_RELAXED);
+      sp_store(&own_handle, (void *)map);
       continue;
     }
     if (!sp_object_read(map->l_addr, map->l_ld, &object)) {
@@ -131,19 +132,18 @@ void sp_resolve(void) {
   /* musl lists itself before the preloaded objects. */
   chain_dlsym = chain_dlsym != NULL ? chain_dlsym : dlsym_of_libc;
   chain_dlopen = chain_dlopen != NULL ? chain_dlopen : dlopen_of_libc;
-  __atomic_store_n(&sp_dlopen_mask, keeps_deepbind() ? ~0 : ~SP_RTLD_DEEPBIND, __ATOMIC_RELAXED);
-  __atomic_store_n(&libc_iterate, (sp_iterate_function *)iterate_of_libc, __ATOMIC_RELAXED);
-  __atomic_store_n(&libc_dlopen, (sp_dlopen_function *)dlopen_of_libc, __ATOMIC_RELAXED);
-  __atomic_store_n(&libc_dlsym, (sp_dlsym_function *)dlsym_of_libc,
-                   __ATOMIC_RELEASE); /* resolve_once: the others are set */
+  sp_store(&sp_dlopen_mask, keeps_deepbind() ? ~0 : ~SP_RTLD_DEEPBIND);
+  sp_store(&libc_iterate, (sp_iterate_function *)iterate_of_libc);
+  sp_store(&libc_dlopen, (sp_dlopen_function *)dlopen_of_libc);
+  sp_store_release(&libc_dlsym, (sp_dlsym_function *)dlsym_of_libc); /* resolve_once: the others are set */
   /* Last, with release: if the trampolines see these, the mask is set. */
-  __atomic_store_n(&sp_chain_dlsym, (sp_dlsym_function *)chain_dlsym, __ATOMIC_RELEASE);
-  __atomic_store_n(&sp_chain_dlopen, (sp_dlopen_function *)chain_dlopen, __ATOMIC_RELEASE);
+  sp_store_release(&sp_chain_dlsym, (sp_dlsym_function *)chain_dlsym);
+  sp_store_release(&sp_chain_dlopen, (sp_dlopen_function *)chain_dlopen);
 }
 
 /* Run sp_resolve unless it has run: a library's constructor may call the driver before ours. */
 static void resolve_once(void) {
-  if (__atomic_load_n(&libc_dlsym, __ATOMIC_ACQUIRE) == NULL) {
+  if (sp_load_acquire(&libc_dlsym) == NULL) {
     sp_resolve();
   }
 }
@@ -151,22 +151,22 @@ static void resolve_once(void) {
 /* libc's own dlsym, past any other interposer; NULL: it was not found. */
 sp_dlsym_function *sp_libc_dlsym(void) {
   resolve_once();
-  return __atomic_load_n(&libc_dlsym, __ATOMIC_RELAXED);
+  return sp_load(&libc_dlsym);
 }
 
 /* libc's own dlopen; NULL: it was not found. */
 sp_dlopen_function *sp_libc_dlopen(void) {
   resolve_once();
-  return __atomic_load_n(&libc_dlopen, __ATOMIC_RELAXED);
+  return sp_load(&libc_dlopen);
 }
 
 /* libc's own dl_iterate_phdr; NULL: it was not found. */
 sp_iterate_function *sp_libc_iterate(void) {
   resolve_once();
-  return __atomic_load_n(&libc_iterate, __ATOMIC_RELAXED);
+  return sp_load(&libc_iterate);
 }
 
 /* The loader's record of this library; NULL until sp_resolve has run. */
 void *sp_own_handle(void) {
-  return __atomic_load_n(&own_handle, __ATOMIC_RELAXED);
+  return sp_load(&own_handle);
 }

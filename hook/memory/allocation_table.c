@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "hook/memory/memory.h"
+#include "region/order.h"
 
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
@@ -24,7 +25,7 @@ static void *shared_table;
 /* The pages at *shared, all zero when the first caller maps them, and again in a forked child. NULL: no memory. If two
  * threads map at once, one mapping is dropped. */
 void *sp_map_wiped(void **shared, size_t bytes) {
-  void *found = __atomic_load_n(shared, __ATOMIC_ACQUIRE);
+  void *found = sp_load_acquire(shared);
   if (__builtin_expect(found != NULL, 1)) {
     return found;
   }
@@ -33,7 +34,7 @@ void *sp_map_wiped(void **shared, size_t bytes) {
     return NULL;
   }
   madvise(page, bytes, MADV_WIPEONFORK); /* a kernel before 4.14 refuses: then the child keeps a copy */
-  if (!__atomic_compare_exchange_n(shared, &found, page, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+  if (!sp_compare_exchange(shared, &found, page)) {
     munmap(page, bytes);
     return found;
   }
@@ -42,7 +43,7 @@ void *sp_map_wiped(void **shared, size_t bytes) {
 
 /* Lock the table. NULL: there is none yet, so it has no rows, and nothing is locked. */
 struct sp_allocation_table *sp_allocations_lock(void) {
-  struct sp_allocation_table *table = __atomic_load_n(&shared_table, __ATOMIC_ACQUIRE);
+  struct sp_allocation_table *table = sp_load_acquire(&shared_table);
   if (table != NULL) {
     pthread_mutex_lock(&table->lock);
   }
@@ -130,13 +131,13 @@ static bool grow(struct sp_allocation_table *table) {
     munmap(table->rows, table->row_count * sizeof *table->rows);
   }
   table->rows = larger.rows;
-  __atomic_store_n(&table->row_count, larger.row_count, __ATOMIC_RELAXED);
+  sp_store(&table->row_count, larger.row_count);
   return true;
 }
 
 /* Are more than half of the rows empty? May be asked without the lock. */
 static bool roomy(const struct sp_allocation_table *table) {
-  return 2 * __atomic_load_n(&table->used, __ATOMIC_RELAXED) < __atomic_load_n(&table->row_count, __ATOMIC_RELAXED);
+  return 2 * sp_load(&table->used) < sp_load(&table->row_count);
 }
 
 /* Before an allocation: make the table if there is none, and make room for another row. False: no memory. */
@@ -175,7 +176,7 @@ void sp_allocations_insert(struct sp_allocation_table *table, const struct sp_al
   if (row->key != 0) {
     sp_memory_uncharge(row); /* it was freed in a way that the hook does not see */
   } else {
-    __atomic_store_n(&table->used, table->used + 1, __ATOMIC_RELAXED);
+    sp_store(&table->used, table->used + 1);
   }
   *row = *allocation;
 }
@@ -184,5 +185,5 @@ void sp_allocations_insert(struct sp_allocation_table *table, const struct sp_al
 void sp_allocations_take(struct sp_allocation_table *table, struct sp_allocation *row, struct sp_allocation *taken) {
   *taken = *row;
   remove_row(table, row);
-  __atomic_store_n(&table->used, table->used - 1, __ATOMIC_RELAXED);
+  sp_store(&table->used, table->used - 1);
 }

@@ -21,17 +21,17 @@ static uint64_t trims =
 
 /* An allocation node is made, so graphs of this process may take memory from now on. */
 void sp_graphs_allocate(void) {
-  __atomic_store_n(&graphs_allocate, 1, __ATOMIC_RELAXED);
+  sp_store(&graphs_allocate, 1);
 }
 
 /* Was any allocation node made in this process? If not, graph launches skip all that is here. */
 bool sp_graphs_may_allocate(void) {
-  return __atomic_load_n(&graphs_allocate, __ATOMIC_RELAXED) != 0;
+  return sp_load(&graphs_allocate) != 0;
 }
 
 /* A pool of graphs was trimmed: every graph that is launched after this takes its memory again. */
 void sp_graphs_trimmed(void) {
-  __atomic_fetch_add(&trims, 1, __ATOMIC_RELAXED);
+  sp_add(&trims, 1);
 }
 
 /* The bytes of all allocation nodes of a graph and of its child graphs. The first node sets *device, which is
@@ -115,7 +115,7 @@ bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
   }
   struct sp_allocation *row = sp_allocations_find(table, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable);
   /* If it was launched since the last trim, it still has its memory. */
-  uint64_t bytes = row != NULL && row->owner != __atomic_load_n(&trims, __ATOMIC_RELAXED) ? row->bytes : 0;
+  uint64_t bytes = row != NULL && row->owner != sp_load(&trims) ? row->bytes : 0;
   int device = row != NULL ? row->device_ordinal : SP_NO_DEVICE;
   sp_allocations_unlock(table);
   return reserve(device, bytes, growth);
@@ -136,7 +136,7 @@ void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult res
   struct sp_allocation *row =
       table != NULL ? sp_allocations_find(table, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable) : NULL;
   if (row != NULL) {
-    row->owner = __atomic_load_n(&trims, __ATOMIC_RELAXED);
+    row->owner = sp_load(&trims);
   }
   if (table != NULL) {
     sp_allocations_unlock(table);

@@ -1,5 +1,6 @@
 /* Finds the device and context that an allocation belongs to. */
 #include "hook/memory/charge.h"
+#include "region/order.h"
 
 static uint32_t generation = 1; /* rises when a context is gone */
 
@@ -19,7 +20,7 @@ struct sp_location sp_location_current(void) {
     int device;
   } known __attribute__((tls_model("initial-exec")));
   const struct sp_driver *driver = sp_driver();
-  uint32_t now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
+  uint32_t now = sp_load_acquire(&generation);
   CUcontext context = NULL;
   if (driver->cuCtxGetCurrent == NULL || driver->cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL) {
     return (struct sp_location){.context = 0, .device = device_now()};
@@ -34,7 +35,7 @@ struct sp_location sp_location_current(void) {
 
 /* A context is gone: what threads remember of devices is void. */
 void sp_locations_changed(void) {
-  __atomic_fetch_add(&generation, 1, __ATOMIC_ACQ_REL);
+  sp_add_full(&generation, 1);
 }
 
 /* The device of the stream's own context, where its allocations are made. It is the current one for the default

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <time.h>
 
+#include "region/order.h"
 #include "region/uncancelled.h"
 
 /* Pools grow by multiples of GRAIN_BYTES: measured on an H200 with the driver of CUDA 13.0. A pool that has grown by
@@ -95,7 +96,7 @@ static void refresh(struct sp_pools *pools, struct sp_pool *pool) {
 static void refresh_all(int device_ordinal, bool every) {
   struct sp_pools *pools = sp_pools_lock(false);
   bool keeps = false;
-  __atomic_store_n(&dirty, 0, __ATOMIC_RELAXED); /* what another thread frees during this sets it again */
+  sp_store(&dirty, 0); /* what another thread frees during this sets it again */
   for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
     struct sp_pool *pool = &pools->pools[index];
     if (pool->state != SP_POOL_OPEN && pool->state != SP_POOL_DESTROYED) {
@@ -107,7 +108,7 @@ static void refresh_all(int device_ordinal, bool every) {
     keeps |= pool->handle != NULL && pool->charged > pool->live; /* the graphs' pool shrinks only when it is trimmed */
   }
   if (keeps) {
-    __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+    sp_store(&dirty, 1);
   }
   if (pools != NULL) {
     sp_pools_unlock(pools);
@@ -117,7 +118,7 @@ static void refresh_all(int device_ordinal, bool every) {
 /* If some pool may hold more than its allocations, ask the driver what all pools hold, and correct the charges. Called
  * when the program has waited for work, as pools may have shrunk then, and before it is told a figure. errno stays. */
 void sp_pools_look(void) {
-  if (__builtin_expect(__atomic_load_n(&dirty, __ATOMIC_RELAXED) != 0, 0)) {
+  if (__builtin_expect(sp_load(&dirty) != 0, 0)) {
     int saved_errno = errno;
     refresh_all(0, true);
     errno = saved_errno;
@@ -361,7 +362,7 @@ bool sp_pool_grown(struct sp_growth *growth) {
     pool->grain = LEAST_BYTES;
   }
   if (now > pool->live) {
-    __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+    sp_store(&dirty, 1);
   }
   pool->charged = now;
   pool->answered = number;
@@ -382,7 +383,7 @@ void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
   sp_memory_rollback(pool->device, less);
   if (allocated) {
     sp_slot_memory_refused(pool->device, growth->bytes);
-    __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+    sp_store(&dirty, 1);
     sp_pools_shrink(pool->device);
   }
 }
@@ -400,5 +401,5 @@ void sp_pool_freed(const struct sp_allocation *taken) {
     refresh(pools, pool);
   }
   sp_pools_unlock(pools);
-  __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+  sp_store(&dirty, 1);
 }

@@ -1,6 +1,7 @@
 /* The table of pools, and the questions to the driver about what they hold. */
 #include "hook/memory/pool_table.h"
 
+#include "region/order.h"
 #include "region/uncancelled.h"
 
 static void *shared_pools;
@@ -8,8 +9,8 @@ static void *shared_pools;
 /* Lock the table of pools. NULL: there is none yet; with `create` it is made, and NULL means that there is no memory
  * for it. */
 struct sp_pools *sp_pools_lock(bool create) {
-  struct sp_pools *pools = create ? sp_map_wiped(&shared_pools, sizeof *pools)
-                                  : __atomic_load_n((struct sp_pools **)&shared_pools, __ATOMIC_ACQUIRE);
+  struct sp_pools *pools =
+      create ? sp_map_wiped(&shared_pools, sizeof *pools) : sp_load_acquire((struct sp_pools **)&shared_pools);
   if (pools != NULL) {
     pthread_mutex_lock(&pools->lock);
   }
@@ -18,7 +19,7 @@ struct sp_pools *sp_pools_lock(bool create) {
 
 /* Is there a table of pools? It is never removed. */
 bool sp_pools_exist(void) {
-  return __atomic_load_n((struct sp_pools **)&shared_pools, __ATOMIC_ACQUIRE) != NULL;
+  return sp_load_acquire((struct sp_pools **)&shared_pools) != NULL;
 }
 
 /* Unlock the table. */

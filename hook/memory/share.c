@@ -50,7 +50,7 @@ void sp_slot_memory_refused(int device_ordinal, uint64_t bytes) {
   if (!device)
     return;
   sp_store(&device->slot->refused_bytes, bytes);
-  __atomic_fetch_add(&device->slot->refusals, 1, __ATOMIC_RELAXED);
+  sp_add(&device->slot->refusals, 1);
 }
 
 /* The share's cap on this device; UINT64_MAX: there is none. */

@@ -24,8 +24,7 @@ bool sp_stream_capturing(void *stream, bool per_thread) {
 /* Decrement the count, unless it is 0. False: it was 0. */
 static bool decrement(uint32_t *count) {
   uint32_t before = sp_load(count);
-  while (before &&
-         !__atomic_compare_exchange_n(count, &before, before - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+  while (before && !sp_compare_exchange(count, &before, before - 1)) {
   }
   return before != 0;
 }
@@ -33,12 +32,12 @@ static bool decrement(uint32_t *count) {
 /* Count a capture that is about to begin, and wait until no thread is recording an event. */
 void sp_streams_capture_begin(void *stream) {
   struct sp_stream_state *state = sp_stream_of_handle(stream);
-  __atomic_fetch_add(&sp_this_process.captures, 1, __ATOMIC_SEQ_CST);
+  sp_add_full(&sp_this_process.captures, 1);
   if (state)
-    __atomic_fetch_add(&state->captures, 1, __ATOMIC_RELAXED);
+    sp_add(&state->captures, 1);
   /* A thread that has not seen the new count must finish its record before the capture begins. It may be waiting for
    * room in its stream, so wait for it, but for 100 ms at most. Pairs with sp_stream_record. */
-  for (int look = 0; look < SP_LOOKS_MAX && __atomic_load_n(&records, __ATOMIC_SEQ_CST); look++)
+  for (int look = 0; look < SP_LOOKS_MAX && sp_load_full(&records); look++)
     sp_sleep_ns(SP_LOOK_NS);
 }
 
@@ -97,21 +96,21 @@ CUresult sp_stream_record(struct sp_stream_state *state, CUevent event, bool lau
     launching = false;
   }
   bool legacy = !per_thread && (stream == NULL || stream == CU_STREAM_LEGACY);
-  __atomic_fetch_add(&records, 1, __ATOMIC_SEQ_CST); /* pairs with sp_streams_capture_begin */
+  sp_add_full(&records, 1); /* pairs with sp_streams_capture_begin */
   if (recording)
     sp_store(&recording->state, state);
-  CUresult result = __atomic_load_n(&sp_this_process.captures, __ATOMIC_SEQ_CST)
+  CUresult result = sp_load_full(&sp_this_process.captures)
                         ? record_beside_captures(event, stream, per_thread, launching || !legacy)
                         : record_now(event, stream, per_thread);
   if (recording && recording->undone) /* sp_stream_record_left has counted it */
     return result;
   if (recording)
     sp_store(&recording->state, NULL);
-  __atomic_fetch_sub(&records, 1, __ATOMIC_RELEASE);
+  sp_sub_full(&records, 1);
   return result;
 }
 
 /* A thread has left a record by a jump: it is no longer under way. */
 void sp_stream_record_left(void) {
-  __atomic_fetch_sub(&records, 1, __ATOMIC_RELEASE);
+  sp_sub_full(&records, 1);
 }

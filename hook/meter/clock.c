@@ -135,8 +135,8 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
   uint64_t now_ns = sp_now_ns(), seen_ns = sp_load(&device->seen_ns[device->queue_head % SP_MARKERS_MAX]),
            before_ns = sp_load(&device->finished_ns);
   int64_t span_ns = 0, start_ns = 0;
-  struct sp_stream_state *start = __atomic_exchange_n(&device->start_state, NULL, __ATOMIC_ACQUIRE);
-  if (__atomic_exchange_n(&device->stale, false, __ATOMIC_ACQUIRE)) {
+  struct sp_stream_state *start = sp_exchange(&device->start_state, NULL);
+  if (sp_exchange(&device->stale, false)) {
     memset(device->clocks, 0, sizeof device->clocks);
     clock->event = NULL;
     device->scale = 0; /* the end of the work that was in flight cannot be known */

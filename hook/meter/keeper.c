@@ -42,8 +42,8 @@
 
 /* Wake the keeper if it sleeps. If it is about to sleep, it sees that `kick` has changed, and does not. */
 void sp_keeper_kick(struct sp_device *device) {
-  __atomic_fetch_add(&device->kick, 1, __ATOMIC_SEQ_CST);
-  if (!__atomic_load_n(&device->asleep, __ATOMIC_SEQ_CST))
+  sp_add_full(&device->kick, 1);
+  if (!sp_load_full(&device->asleep))
     return; /* pairs with sleep_until_kicked */
   int saved = errno;
   syscall(SYS_futex, &device->kick, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
@@ -74,18 +74,18 @@ void sp_keeper_pause(struct sp_device *device) {
 static void sleep_until_kicked(struct sp_device *device, uint32_t kick, bool holding, uint32_t word,
                                uint64_t timeout_ns) {
   struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
-  __atomic_store_n(&device->asleep, 1, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&device->kick, __ATOMIC_SEQ_CST) == kick) {
+  sp_store_full(&device->asleep, 1);
+  if (sp_load_full(&device->kick) == kick) {
     if (holding)
       sp_grant_wait_or(device->grant, word, &device->kick, kick, timeout_ns);
     else
       syscall(SYS_futex, &device->kick, FUTEX_WAIT_PRIVATE, kick, &timeout, NULL, 0);
   }
-  __atomic_store_n(&device->asleep, 0, __ATOMIC_SEQ_CST);
+  sp_store_full(&device->asleep, 0);
 }
 
 static bool queue_empty(const struct sp_device *device) {
-  return __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE) == sp_load(&device->queue_head);
+  return sp_load_acquire(&device->queue_tail) == sp_load(&device->queue_head);
 }
 
 /* The queue is not empty: wait for its oldest marker, take it out, and wake the threads that wait for progress. False:
@@ -97,12 +97,12 @@ static bool wait_for_marker(struct sp_device *device) {
   struct sp_stream_state *state = marker->state;
   bool waited = false;
   uint64_t began_ns = sp_now_ns();
-  __atomic_store_n(&device->waiting_state, state, __ATOMIC_SEQ_CST); /* pairs with await_keeper in stream_state.c */
+  sp_store_full(&device->waiting_state, state); /* pairs with await_keeper in stream_state.c */
   if (sp_stands_first(device)) {
-    __atomic_store_n(&device->waiting_state, NULL, __ATOMIC_SEQ_CST);
+    sp_store_full(&device->waiting_state, NULL);
     return false;
   }
-  if (!__atomic_load_n(&state->dead, __ATOMIC_SEQ_CST)) {
+  if (!sp_load_full(&state->dead)) {
     if (driver->cuCtxSetCurrent) {
       driver->cuCtxSetCurrent(state->context); /* a driver may refuse an event of a context that is not current */
     }
@@ -110,9 +110,9 @@ static bool wait_for_marker(struct sp_device *device) {
     waited = driver->cuEventSynchronize(marker->event) == CUDA_SUCCESS;
   }
   sp_marker_finish(device, waited, sp_now_ns() - began_ns > BLOCKED_NS);
-  __atomic_store_n(&device->waiting_state, NULL, __ATOMIC_SEQ_CST);
-  __atomic_fetch_add(&device->progress, 1, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&device->gate_waiters, __ATOMIC_SEQ_CST))
+  sp_store_full(&device->waiting_state, NULL);
+  sp_add_full(&device->progress, 1);
+  if (sp_load_full(&device->gate_waiters))
     syscall(SYS_futex, &device->progress, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
   return true;
 }
@@ -121,7 +121,7 @@ static bool wait_for_marker(struct sp_device *device) {
 static void publish(struct sp_device *device) {
   struct sp_report *report = &device->report;
   report->launches = sp_threads_launches(device->index);
-  int64_t starved_ns = __atomic_exchange_n(&device->starved_ns, 0, __ATOMIC_RELAXED);
+  int64_t starved_ns = sp_exchange(&device->starved_ns, 0);
   if (starved_ns < 0 && (uint64_t)-starved_ns > report->idle_ns)
     starved_ns = -(int64_t)report->idle_ns;
   report->idle_ns += (uint64_t)starved_ns;
@@ -149,7 +149,7 @@ static void tell(struct sp_device *device, uint64_t *told_ns) {
 /* Leave the entered turn: every later launch waits at the gate. True: no thread launches under it any more. The caller
  * holds turn_lock. */
 static bool try_leave(struct sp_device *device) {
-  __atomic_store_n(&device->entered, 0, __ATOMIC_SEQ_CST);
+  sp_store_full(&device->entered, 0);
   sp_barrier(); /* pairs with announce() in gate.c */
   return !sp_threads_inside(device->index);
 }
@@ -253,9 +253,9 @@ static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launch
   if (!try_leave(device) || (has_work(device) && !stands) || sp_threads_launches(device->index) != launches) {
     /* For the agent it still is the same turn, because nothing else was published. */
     if (sp_grant_word(device->grant) == turn)
-      __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
+      sp_store_release(&device->entered, turn);
   } else if (say_drained(device, turn, contended)) {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with sp_pressure_update: one of the two sees the other */
+    sp_fence(); /* pairs with sp_pressure_update: one of the two sees the other */
     if (sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
       sp_region_ring(&sp_this_process.region);
   }
@@ -351,7 +351,7 @@ void *sp_keeper_run(void *argument) {
   bool believed = false; /* that the program pauses: believed once for each piece of work */
   while (sp_load(&sp_this_process.attached)) {
     /* Read before the state that a kick announces: so a later kick ends the sleep below at once. */
-    uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
+    uint32_t kick = sp_load_full(&device->kick);
     bool standing = false;
     if (!queue_empty(device) && !(standing = !wait_for_marker(device))) {
       tell(device, &told_ns);

@@ -18,9 +18,9 @@ static uint32_t keepers; /* how many run */
 
 /* The thread's function: be the device's keeper, and be counted meanwhile. */
 static void *run(void *device) {
-  __atomic_fetch_add(&keepers, 1, __ATOMIC_RELAXED);
+  sp_add(&keepers, 1);
   sp_keeper_run(device);
-  __atomic_fetch_sub(&keepers, 1, __ATOMIC_RELAXED);
+  sp_sub(&keepers, 1);
   return NULL;
 }
 
@@ -51,7 +51,7 @@ static void block_signals(sigset_t *before) {
 static enum sp_keeper_state start_once(struct sp_device *device) {
   SP_UNCANCELLED;
   uint32_t none = SP_KEEPER_NONE;
-  if (!__atomic_compare_exchange_n(&device->keeper, &none, SP_KEEPER_STARTS, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+  if (!sp_compare_exchange(&device->keeper, &none, SP_KEEPER_STARTS))
     return (enum sp_keeper_state)none;
   int error = start(device);
   if (error) {
@@ -59,7 +59,7 @@ static enum sp_keeper_state start_once(struct sp_device *device) {
     sp_store(&device->keeper_tried_ns, sp_now_ns());
   }
   enum sp_keeper_state state = error ? SP_KEEPER_NONE : SP_KEEPER_RUNS;
-  __atomic_store_n(&device->keeper, state, __ATOMIC_RELEASE);
+  sp_store_release(&device->keeper, state);
   return state;
 }
 
@@ -115,6 +115,6 @@ static uint32_t count_threads(void) {
 /* A keeper calls this from time to time: end the process if only keepers are left of its threads. libc counts them, so
  * the process would never end. */
 void sp_keeper_last(void) {
-  if (first_has_ended() && count_threads() <= __atomic_load_n(&keepers, __ATOMIC_RELAXED) + 1)
+  if (first_has_ended() && count_threads() <= sp_load(&keepers) + 1)
     exit(0); /* the keepers and the first are left: libc does the same when the last thread has ended */
 }

@@ -137,7 +137,7 @@ static void account_beside(struct sp_device *device, const struct sp_marker *mar
     int64_t until_ns = busy->until_ns, idle_ns = sp_busy_add(busy, bounds->from_ns, end_ns);
     device->beside_ns += (uint64_t)(busy->until_ns - until_ns - idle_ns);
     sp_store(&device->slot->beside_until_us, (uint32_t)((uint64_t)(end_ns + device->clock.guess_ns) / 1000));
-    __atomic_store_n(&device->slot->beside_ns, device->beside_ns, __ATOMIC_RELEASE);
+    sp_store_release(&device->slot->beside_ns, device->beside_ns);
   }
   bounds->from_ns = within(bounds->from_ns, end_ns, bounds->end_ns);
   bounds->least_ns = within(bounds->least_ns, end_ns, bounds->end_ns);
@@ -161,10 +161,9 @@ static void account_put_off(struct sp_device *device, const struct sp_marker *ma
  * and the end of the work in device->ended_ns. */
 static void account(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds bounds) {
   struct sp_clock *clock = &device->clock;
-  uint64_t fresh_ns = __atomic_exchange_n(&device->fresh_ns, 0, __ATOMIC_ACQUIRE);
-  bool aside =
-      __atomic_load_n(&device->aside, __ATOMIC_ACQUIRE); /* read before back_ns, which is set before `aside` ends */
-  uint64_t back_ns = __atomic_load_n(&device->back_ns, __ATOMIC_ACQUIRE);
+  uint64_t fresh_ns = sp_exchange(&device->fresh_ns, 0);
+  bool aside = sp_load_acquire(&device->aside); /* read before back_ns, which is set before `aside` ends */
+  uint64_t back_ns = sp_load_acquire(&device->back_ns);
   int64_t idle_ns = 0;
   if (fresh_ns) {
     sp_busy_begin(&device->busy, (int64_t)fresh_ns - clock->guess_ns);
@@ -190,14 +189,14 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
     /* More work that ended before may follow: the turn's own work begins with the first that did not end before. */
     if (!aside && bounds.end_ns > beside_until_ns) {
       sp_busy_begin(&device->busy, beside_until_ns);
-      __atomic_compare_exchange_n(&device->back_ns, &back_ns, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+      sp_compare_exchange(&device->back_ns, &back_ns, 0);
     }
   } else {
     begin_as_ours(device, marker, &bounds, fresh_ns != 0);
     account_put_off(device, marker, &bounds);
   }
   idle_ns += add(&device->busy, &bounds, (int64_t)marker->work_ns);
-  __atomic_fetch_add(&device->starved_ns, idle_ns, __ATOMIC_RELAXED);
+  sp_add(&device->starved_ns, idle_ns);
   uint64_t ended_ns = (uint64_t)(device->busy.until_ns + clock->guess_ns), finished_ns = sp_load(&device->finished_ns);
   sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
 }
@@ -228,7 +227,7 @@ static void learn_unit(struct sp_device *device, const struct sp_marker *marker,
 
 /* Does any stream of the device but this one have work in flight? */
 static bool others(const struct sp_device *device, const struct sp_stream_state *state) {
-  uint32_t tail = __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE);
+  uint32_t tail = sp_load_acquire(&device->queue_tail);
   for (uint32_t place = device->queue_head; place != tail; place++)
     if (device->queue[place % SP_MARKERS_MAX].state != state)
       return true;
@@ -329,8 +328,8 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
   }
   sp_store(&state->pieces_done, marker.pieces);
   pthread_mutex_lock(&device->queue_lock);
-  __atomic_store_n(&device->queue_head, device->queue_head + 1, __ATOMIC_RELEASE);
+  sp_store_release(&device->queue_head, device->queue_head + 1);
   pthread_mutex_unlock(&device->queue_lock);
-  __atomic_fetch_sub(&state->outstanding, 1, __ATOMIC_ACQ_REL);
-  __atomic_fetch_add(&device->completed_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+  sp_sub_full(&state->outstanding, 1);
+  sp_add_full(&device->completed_ns, marker.work_ns);
 }

@@ -24,8 +24,7 @@ struct sp_work_profile *sp_profile_find(uint64_t key) {
       return row;
     if (found == 0) {
       uint64_t empty = 0;
-      if (__atomic_compare_exchange_n(&row->key, &empty, key, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) ||
-          empty == key)
+      if (sp_compare_exchange(&row->key, &empty, key) || empty == key)
         return row;
     }
   }

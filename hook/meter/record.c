@@ -39,7 +39,7 @@ static uint32_t use_place(struct sp_device *device, const struct sp_marker *mark
   if (marker) {
     device->queue[place % SP_MARKERS_MAX] = *marker;
     sp_store(&device->seen_ns[place % SP_MARKERS_MAX], 0);
-    __atomic_store_n(&device->queue_tail, place + 1, __ATOMIC_RELEASE);
+    sp_store_release(&device->queue_tail, place + 1);
   }
   pthread_mutex_unlock(&device->queue_lock);
   return place + 1;
@@ -55,13 +55,13 @@ static void take_pending(struct sp_stream_state *state, struct sp_marker *marker
   marker->version = sp_load(&state->batch_version);
   marker->guessed = sp_load(&state->batch_guessed);
   marker->launches = sp_load(&state->batch_launches);
-  __atomic_fetch_add(&state->outstanding, 1, __ATOMIC_ACQ_REL);
-  marker->work_ns = __atomic_exchange_n(&state->pending_ns, 0, __ATOMIC_ACQ_REL);
+  sp_add_full(&state->outstanding, 1);
+  marker->work_ns = sp_exchange(&state->pending_ns, 0);
   sp_store(&state->batch_profile, NULL);
   sp_store(&state->batch_mixed, false);
   sp_store(&state->batch_guessed, false);
   sp_store(&state->batch_launches, 0);
-  __atomic_fetch_add(&state->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
+  sp_add_full(&state->device->marked_ns, marker->work_ns);
   marker->stretch = sp_load(&state->device->stretch);
   marker->recorded_ns = sp_now_ns();
   marker->pieces = state->pieces + marker->launches + 1;
@@ -80,17 +80,17 @@ static void put_back(struct sp_stream_state *state, const struct sp_marker *mark
     sp_store(&state->batch_guessed, true);
   sp_store(&state->batch_began_ns, marker->first_ns);
   sp_store(&state->batch_launches, sp_load(&state->batch_launches) + marker->launches);
-  __atomic_fetch_add(&state->pending_ns, marker->work_ns, __ATOMIC_ACQ_REL);
-  __atomic_fetch_sub(&state->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
-  __atomic_fetch_sub(&state->outstanding, 1, __ATOMIC_ACQ_REL);
+  sp_add_full(&state->pending_ns, marker->work_ns);
+  sp_sub_full(&state->device->marked_ns, marker->work_ns);
+  sp_sub_full(&state->outstanding, 1);
 }
 
 /* Give up work that will never get a marker, because its context has failed for good, or its stream was destroyed
  * unseen. It counts as finished, and as passed. */
 static void give_up(struct sp_stream_state *state, const struct sp_marker *marker) {
-  __atomic_fetch_add(&state->device->passed, marker->launches, __ATOMIC_RELAXED);
-  __atomic_fetch_sub(&state->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
-  __atomic_fetch_sub(&state->outstanding, 1, __ATOMIC_ACQ_REL);
+  sp_add(&state->device->passed, marker->launches);
+  sp_sub_full(&state->device->marked_ns, marker->work_ns);
+  sp_sub_full(&state->outstanding, 1);
 }
 
 /* Is the driver's error permanent? Errors about captures, for want of memory, and of the call itself (not supported, or
@@ -102,8 +102,8 @@ static bool is_final(CUresult result) {
 }
 
 /* Record a marker; the caller has locked the state, and sp_stream_mark_by tells the parameters. `recording`: the
- * thread's; NULL for the keeper. Returns the place in the queue + 1; 0: it was not recorded, and the work stays
- * pending, or is given up after a permanent error. */
+ * thread's; NULL for the keeper. Returns the place in the queue + 1; 0: it was not recorded, and the work stays pending,
+ * or is given up after a permanent error. */
 static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged,
                             struct sp_recording *recording) {
   const struct sp_driver *driver = sp_driver();
@@ -143,8 +143,7 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
 }
 
 /* The thread is about to record: note where a jump goes back to, for sp_record_left. `cancel_state`: whether the thread
- * could be cancelled before, which no caller has changed. NULL: there is no place for the note; the keeper needs none.
- */
+ * could be cancelled before, which no caller has changed. NULL: there is no place for the note; the keeper needs none. */
 static struct sp_recording *begin_recording(struct sp_thread *thread, int cancel_state) {
   if (!thread)
     return NULL;
@@ -219,7 +218,7 @@ void sp_stream_start(struct sp_stream_state *state) {
   const struct sp_driver *driver = sp_driver();
   struct sp_device *device = state->device;
   SP_UNCANCELLED;
-  __atomic_store_n(&device->start_state, NULL, __ATOMIC_RELEASE);
+  sp_store_release(&device->start_state, NULL);
   if (!driver->cuEventCreate || !driver->cuEventRecord || pthread_mutex_trylock(&state->lock))
     return;
   bool entered = sp_context_enter(state->context);
@@ -233,7 +232,7 @@ void sp_stream_start(struct sp_stream_state *state) {
   if (state->live && !state->dead &&
       (state->start_event || driver->cuEventCreate(&state->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&
       sp_stream_record(state, state->start_event, true, recording) == CUDA_SUCCESS)
-    __atomic_store_n(&device->start_state, state, __ATOMIC_RELEASE);
+    sp_store_release(&device->start_state, state);
   if (recording && recording->undone)
     return;
   if (entered)

@@ -30,7 +30,7 @@ bool sp_stands_first(const struct sp_device *device) {
 /* Does all work in flight stand? The first marker of each stream decides. False also if there is no marker, or if a
  * stream has work but no marker. May change the current context. Asks the driver, so no lock may be held. */
 bool sp_stands(struct sp_device *device) {
-  uint32_t tail = __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE), look = ++device->looks;
+  uint32_t tail = sp_load_acquire(&device->queue_tail), look = ++device->looks;
   if (device->queue_head == tail || sp_streams_unmarked(device))
     return false;
   for (uint32_t place = device->queue_head; place != tail; place++) {

@@ -31,7 +31,7 @@ static bool own_stream(const void *stream, bool per_thread) {
  * handle names one stream, whatever the context; the default streams are each context's own. */
 static bool state_matches(const struct sp_stream_state *state, const struct sp_device *device, const void *stream,
                           bool per_thread, uint32_t owner, const void *context) {
-  if (!__atomic_load_n(&state->live, __ATOMIC_ACQUIRE))
+  if (!sp_load_acquire(&state->live))
     return false;
   if (state->device != device || state->owner_thread != owner)
     return false;
@@ -60,7 +60,7 @@ static struct sp_stream_state *free_state(const void *context) {
     if (index >= state_count) {
       if (pthread_mutex_init(&state->lock, NULL))
         return NULL;
-      __atomic_store_n(&state_count, index + 1, __ATOMIC_RELEASE);
+      sp_store_release(&state_count, index + 1);
     }
     return state;
   }
@@ -69,7 +69,7 @@ static struct sp_stream_state *free_state(const void *context) {
 
 /* Are there as many states as there may be? Then a new stream gets one only when another stream's is free. */
 bool sp_streams_full(void) {
-  return __atomic_load_n(&state_count, __ATOMIC_ACQUIRE) == SP_STREAMS_MAX;
+  return sp_load_acquire(&state_count) == SP_STREAMS_MAX;
 }
 
 /* Find a stream's own context and that context's device, where its work runs and its events are made. On entry *context
@@ -106,7 +106,7 @@ struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_threa
   find_home(stream, &context, &device);
   if (!device)
     return NULL; /* the share does not hold this device */
-  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  uint32_t count = sp_load_acquire(&state_count);
   for (uint32_t index = 0; index < count; index++)
     if (state_matches(&states[index], device, stream, per_thread, owner, context))
       return &states[index];
@@ -135,7 +135,7 @@ struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_threa
     sp_store(&state->batch_launches, 0);
     sp_store(&state->captures, 0);
     sp_store(&state->dead, false);
-    __atomic_store_n(&state->live, true, __ATOMIC_RELEASE);
+    sp_store_release(&state->live, true);
   }
   pthread_mutex_unlock(&table_lock);
   return state;
@@ -145,22 +145,22 @@ struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_threa
  * the same handle in every context. The callers count the open captures of a stream, as they end when it is destroyed;
  * a program cannot destroy a default stream. */
 struct sp_stream_state *sp_stream_of_handle(const void *stream) {
-  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  uint32_t count = sp_load_acquire(&state_count);
   for (uint32_t index = 0; index < count && !default_stream(stream); index++)
-    if (__atomic_load_n(&states[index].live, __ATOMIC_ACQUIRE) && states[index].stream == stream)
+    if (sp_load_acquire(&states[index].live) && states[index].stream == stream)
       return &states[index];
   return NULL;
 }
 
 /* Has any stream of the device work that has not ended, as far as is known? */
 bool sp_streams_pending(const struct sp_device *device) {
-  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  uint32_t count = sp_load_acquire(&state_count);
   for (uint32_t index = 0; index < count; index++) {
     const struct sp_stream_state *state = &states[index];
     if (sp_load(&state->device) != device || sp_load(&state->dead))
       continue;
     /* In this order, because a thread that records a marker moves the work from the first counter to the second. */
-    if (__atomic_load_n(&state->pending_ns, __ATOMIC_ACQUIRE) || __atomic_load_n(&state->outstanding, __ATOMIC_ACQUIRE))
+    if (sp_load_acquire(&state->pending_ns) || sp_load_acquire(&state->outstanding))
       return true;
   }
   return false;
@@ -168,11 +168,10 @@ bool sp_streams_pending(const struct sp_device *device) {
 
 /* Has any stream of the device unmarked work, and no marker of its own in the queue? */
 bool sp_streams_unmarked(const struct sp_device *device) {
-  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  uint32_t count = sp_load_acquire(&state_count);
   for (uint32_t index = 0; index < count; index++)
     if (sp_load(&states[index].device) == device && !sp_load(&states[index].dead) &&
-        __atomic_load_n(&states[index].pending_ns, __ATOMIC_ACQUIRE) &&
-        !__atomic_load_n(&states[index].outstanding, __ATOMIC_ACQUIRE))
+        sp_load_acquire(&states[index].pending_ns) && !sp_load_acquire(&states[index].outstanding))
       return true;
   return false;
 }
@@ -180,7 +179,7 @@ bool sp_streams_unmarked(const struct sp_device *device) {
 /* Does any stream without a marker in the queue have unmarked work that began to be launched longer ago than twice its
  * predicted time? Then that work probably runs with pauses, and the keeper marks it, so that the pauses are seen. */
 bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns) {
-  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  uint32_t count = sp_load_acquire(&state_count);
   for (uint32_t index = 0; index < count; index++) {
     const struct sp_stream_state *state = &states[index];
     uint64_t pending_ns = sp_load(&state->pending_ns);
@@ -196,7 +195,7 @@ bool sp_streams_sparse(const struct sp_device *device, uint64_t now_ns) {
  * `recorder`: which thread the caller is. */
 void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder) {
   const struct sp_driver *driver = sp_driver();
-  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  uint32_t count = sp_load_acquire(&state_count);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_stream_state *state = &states[index];
     if (sp_load(&state->device) != device || !sp_load(&state->pending_ns) || sp_load(&state->dead))
@@ -215,9 +214,8 @@ void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_record
  * other streams would wait. */
 static bool may_mark(struct sp_stream_state *state, const struct sp_device *device, const void *context,
                      uint32_t owner) {
-  return sp_load(&state->pending_ns) && sp_load(&state->device) == device &&
-         __atomic_load_n(&state->live, __ATOMIC_ACQUIRE) && (void *)state->context == context &&
-         (!state->owner_thread || state->owner_thread == owner);
+  return sp_load(&state->pending_ns) && sp_load(&state->device) == device && sp_load_acquire(&state->live) &&
+         (void *)state->context == context && (!state->owner_thread || state->owner_thread == owner);
 }
 
 /* Has the thread seen the end of all work in the stream, by waiting for an event behind it? Then no marker is needed.
@@ -238,7 +236,7 @@ bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread 
 void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
                       enum sp_sync sync) {
   const struct sp_driver *driver = sp_driver();
-  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE), owner = sp_thread_index(thread) + 1, most = 0;
+  uint32_t count = sp_load_acquire(&state_count), owner = sp_thread_index(thread) + 1, most = 0;
   CUcontext context = NULL;
   bool own = own_stream(stream, per_thread), marked = false;
   thread->closed = 0;
@@ -298,7 +296,7 @@ void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum 
  * this stream. */
 static void await_keeper(const struct sp_stream_state *state) {
   for (int look = 0; look < SP_LOOKS_MAX; look++) {
-    if (__atomic_load_n(&state->device->waiting_state, __ATOMIC_ACQUIRE) != state)
+    if (sp_load_acquire(&state->device->waiting_state) != state)
       return;
     sp_sleep_ns(SP_LOOK_NS);
   }
@@ -306,7 +304,7 @@ static void await_keeper(const struct sp_stream_state *state) {
 
 /* Wait, for 100 ms at most, until the keeper has seen the end of the stream's work. */
 static void await_work(const struct sp_stream_state *state) {
-  for (int look = 0; look < SP_LOOKS_MAX && __atomic_load_n(&state->outstanding, __ATOMIC_ACQUIRE); look++)
+  for (int look = 0; look < SP_LOOKS_MAX && sp_load_acquire(&state->outstanding); look++)
     sp_sleep_ns(SP_LOOK_NS);
 }
 
@@ -338,7 +336,7 @@ void sp_streams_forget(void *stream, void *context) {
   CUcontext current = NULL;
   if (context && driver->cuCtxGetCurrent)
     driver->cuCtxGetCurrent(&current);
-  uint32_t count = __atomic_load_n(&state_count, __ATOMIC_ACQUIRE);
+  uint32_t count = sp_load_acquire(&state_count);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_stream_state *state = &states[index];
     /* If a context goes, states of destroyed streams count, too: the keeper may still wait for their last marker. */
@@ -354,14 +352,14 @@ void sp_streams_forget(void *stream, void *context) {
     /* A marker that a thread is just recording must be in the stream before the stream is destroyed. */
     bool locked = lock_for_a_while(&state->lock);
     pthread_mutex_lock(&table_lock);
-    __atomic_store_n(&state->live, false, __ATOMIC_RELEASE);
+    sp_store_release(&state->live, false);
     /* Before the waits below: the context may go on meanwhile, and launches into its streams need new states. */
-    __atomic_fetch_add(&sp_this_process.stream_generation, 1, __ATOMIC_ACQ_REL);
+    sp_add_full(&sp_this_process.stream_generation, 1);
     if (context)
-      __atomic_store_n(&state->dead, true, __ATOMIC_SEQ_CST); /* pairs with wait_for_marker in keeper.c */
+      sp_store_full(&state->dead, true); /* pairs with wait_for_marker in keeper.c */
     /* Work that could not be marked counts as passed, because its end will never be known. */
-    if (__atomic_exchange_n(&state->pending_ns, 0, __ATOMIC_ACQ_REL))
-      __atomic_fetch_add(&state->device->passed, sp_load(&state->batch_launches), __ATOMIC_RELAXED);
+    if (sp_exchange(&state->pending_ns, 0))
+      sp_add(&state->device->passed, sp_load(&state->batch_launches));
     /* A capture ends with its stream. But a context may stay after all (the release of a primary one), and so may its
      * captures: if it does go, sp_streams_gone ends them. */
     if (!context)
@@ -372,7 +370,7 @@ void sp_streams_forget(void *stream, void *context) {
     if (context) {
       await_keeper(state);
       /* Another context may get the same handle. */
-      __atomic_store_n(&state->device->stale, true, __ATOMIC_RELEASE);
+      sp_store_release(&state->device->stale, true);
     }
   }
 }

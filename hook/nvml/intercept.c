@@ -23,6 +23,7 @@ static const struct {
 } symbols[SP_NVML_COUNT] = {
 #define NVML_WRAPPED(name) {#name, sp_wrap_##name},
 #include "driver/nvml_wrapped.h"
+#include "region/order.h"
 };
 
 typedef int uuid_function(void *device, char *text, unsigned int length);
@@ -43,13 +44,12 @@ static void load_library(void) {
   void *handle = open != NULL ? open(SP_NVML_FILE, SP_RTLD_LAZY | SP_RTLD_NOLOAD) : NULL;
   if (handle != NULL) {
     for (int row = 0; row < SP_NVML_COUNT; row++) {
-      __atomic_store_n(&real[row], sp_object_symbol(handle, symbols[row].name), __ATOMIC_RELAXED);
+      sp_store(&real[row], sp_object_symbol(handle, symbols[row].name));
     }
-    __atomic_store_n((void **)&get_uuid, sp_object_symbol(handle, "nvmlDeviceGetUUID"), __ATOMIC_RELAXED);
-    __atomic_store_n((void **)&get_device, sp_object_symbol(handle, "nvmlDeviceGetHandleByUUID"), __ATOMIC_RELAXED);
-    __atomic_store_n((void **)&get_gpu, sp_object_symbol(handle, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"),
-                     __ATOMIC_RELAXED);
-    __atomic_store_n(&loaded, 1, __ATOMIC_RELEASE); /* pairs with the loads of have_library */
+    sp_store((void **)&get_uuid, sp_object_symbol(handle, "nvmlDeviceGetUUID"));
+    sp_store((void **)&get_device, sp_object_symbol(handle, "nvmlDeviceGetHandleByUUID"));
+    sp_store((void **)&get_gpu, sp_object_symbol(handle, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"));
+    sp_store_release(&loaded, 1); /* pairs with the loads of have_library */
   }
   errno = saved;
 }
@@ -57,15 +57,15 @@ static void load_library(void) {
 /* Is the library loaded, and are the addresses filled in? They are filled in here if it has been loaded since the last
  * call. */
 static bool have_library(void) {
-  if (__atomic_load_n(&loaded, __ATOMIC_ACQUIRE) == 0) {
+  if (sp_load_acquire(&loaded) == 0) {
     load_library();
   }
-  return __atomic_load_n(&loaded, __ATOMIC_ACQUIRE) != 0;
+  return sp_load_acquire(&loaded) != 0;
 }
 
 /* The library's own export of this row; NULL: the library is not loaded, or lacks it. */
 void *sp_nvml_real(enum sp_nvml_row row) {
-  return have_library() ? __atomic_load_n(&real[row], __ATOMIC_RELAXED) : NULL;
+  return have_library() ? sp_load(&real[row]) : NULL;
 }
 
 /* What the program would have found for this row's name without us; NULL: nothing. It is not remembered: these calls
@@ -86,15 +86,15 @@ int sp_nvml_unavailable(void) {
 /* The library's own nvmlDeviceGetUUID: write the device's UUID to `text`, which has `length` bytes. Returns
  * NVML_SUCCESS or an error. */
 int sp_nvml_uuid(void *device, char *text, unsigned int length) {
-  uuid_function *function = have_library() ? __atomic_load_n(&get_uuid, __ATOMIC_RELAXED) : NULL;
+  uuid_function *function = have_library() ? sp_load(&get_uuid) : NULL;
   return function != NULL ? function(device, text, length) : NVML_ERROR_FUNCTION_NOT_FOUND;
 }
 
 /* The library's handle of the device with this UUID, in *device. For a MIG instance that of its GPU, which is what the
  * lists show. Returns NVML_SUCCESS or an error. */
 int sp_nvml_device(const char *uuid, void **device) {
-  by_uuid_function *by_uuid = have_library() ? __atomic_load_n(&get_device, __ATOMIC_RELAXED) : NULL;
-  gpu_function *gpu_of = __atomic_load_n(&get_gpu, __ATOMIC_RELAXED);
+  by_uuid_function *by_uuid = have_library() ? sp_load(&get_device) : NULL;
+  gpu_function *gpu_of = sp_load(&get_gpu);
   void *gpu = NULL;
   int result = by_uuid != NULL ? by_uuid(uuid, device) : NVML_ERROR_FUNCTION_NOT_FOUND;
   if (result == NVML_SUCCESS && uuid[0] == 'M' && gpu_of != NULL && gpu_of(*device, &gpu) == NVML_SUCCESS) {

@@ -8,7 +8,7 @@
 /* View the region that this process is attached to, or else a copy of it. False: the process is in no share, or its
  * region cannot be used; then there is nothing to close. errno stays. */
 bool sp_view_open(struct sp_view *view) {
-  if (__atomic_load_n(&sp_this_process.attached, __ATOMIC_ACQUIRE)) {
+  if (sp_load_acquire(&sp_this_process.attached)) {
     view->region = &sp_this_process.region;
     return true;
   }

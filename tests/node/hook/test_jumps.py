@@ -1,4 +1,4 @@
-"""Test that a program runs on, metered and capped as before, after a signal handler has left a driver call by a jump."""
+"""Test that a program runs on, metered and capped, after a signal handler has left a driver call by a jump."""
 
 import subprocess
 from pathlib import Path

@@ -63,3 +63,10 @@ def test_every_slip_that_changes_nothing_is_a_line_of_its_file() -> None:
         if before not in map(str.strip, (REPO_ROOT / path).read_text().splitlines())
     ]
     assert gone == []
+
+
+@pytest.mark.parametrize("room", ["region", "hook", "agent"])
+def test_memory_orders_are_named_on_one_page(room: str) -> None:
+    sources = [*(REPO_ROOT / room).rglob("*.c"), *(REPO_ROOT / room).rglob("*.h")]
+    naming = {path.name for path in sources if "__ATOMIC" in path.read_text() or "stdatomic" in path.read_text()}
+    assert naming == ({"order.h"} if room == "region" else set())

@@ -17,21 +17,23 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-static int slept(const struct timespec *span, struct timespec *rest);
+#include "region/uncancelled.h"
+
+static void slept(uint64_t ns);
 static long called(long number, ...);
 static int take_lock(pthread_mutex_t *lock);
 static int leave_lock(pthread_mutex_t *lock);
 static int try_lock(pthread_mutex_t *lock);
 static int slack_ns;
 static bool named; /* prctl is not called: else the test's own thread would be renamed */
-#define nanosleep             slept
+#define sp_sleep_ns           slept
 #define syscall               called
 #define prctl(what, to)       ((what) == PR_SET_TIMERSLACK ? (slack_ns = (int)(intptr_t)(to)) : (named = true))
 #define pthread_mutex_lock    take_lock
 #define pthread_mutex_trylock try_lock
 #define pthread_mutex_unlock  leave_lock
 #include "hook/meter/keeper.c"
-#undef nanosleep
+#undef sp_sleep_ns
 #undef syscall
 #include "tests/support/hook/c/field.h"
 
@@ -115,10 +117,8 @@ static void look(void) {
   }
 }
 
-static int slept(const struct timespec *span, struct timespec *rest) {
-  (void)rest;
-  sleep_in(FOR_TIME, now_ns + span->tv_sec * 1000000000 + span->tv_nsec);
-  return 0;
+static void slept(uint64_t ns) {
+  sleep_in(FOR_TIME, now_ns + (int64_t)ns);
 }
 
 static long called(long number, ...) {

@@ -4,12 +4,12 @@
  * day ahead, launches and records take a while to arrive at the device, and the keeper wakes some time after an end.
  * Each stream works by itself.
  */
-#include <time.h>
+#include "region/uncancelled.h"
 
-static int sleep_virtually(const struct timespec *span, struct timespec *rest);
-#define nanosleep sleep_virtually
+static void sleep_virtually(uint64_t ns);
+#define sp_sleep_ns sleep_virtually
 #include "hook/meter/stream_state.c"
-#undef nanosleep
+#undef sp_sleep_ns
 #include "hook/gate/gate.h"
 #define sp_wait_progress wait_in_real_time
 #include "hook/gate/wait.c"
@@ -116,6 +116,9 @@ void sp_captures_end_with(struct sp_stream_state *state) {
 struct sp_thread *sp_thread_self(void) {
   return &thread;
 }
+struct sp_thread *sp_thread_known(void) {
+  return &thread;
+}
 
 struct sp_device *sp_device_current(void) {
   return device();
@@ -196,10 +199,8 @@ void meter_until(int64_t until_ns) {
   now_ns = later(now_ns, until_ns);
 }
 
-static int sleep_virtually(const struct timespec *span, struct timespec *rest) {
-  (void)rest;
-  meter_until(now_ns + span->tv_nsec);
-  return 0;
+static void sleep_virtually(uint64_t ns) {
+  meter_until(now_ns + (int64_t)ns);
 }
 
 enum sp_progress sp_wait_progress(struct sp_device *of, struct sp_thread *self, struct sp_stream_state *state,
