@@ -1,25 +1,26 @@
 /*
- * The orders of all atomic operations, named once. No other file of the hook, the region and the arbiter names an
- * order.
+ * The orders of all atomic operations, named once: no other file of region/, hook/ and agent/ names one.
  *
- *   relaxed   sp_load, sp_store, sp_add, sp_sub: the word says nothing about any other. Counters, hints, and words that
- *             a lock or another operation of this page orders.
- *   one way   sp_store_release, sp_load_acquire: one thread prepares something and then stores the word; a thread that
- *             loads this value sees what was prepared.
- *   two ways  sp_store_full, sp_add_full, sp_sub_full, then sp_load_full: each of two threads writes a word of its own
- *             and then reads the other's word. At least one of the two sees the other's write, so that at least one
- * acts on it. sp_fence between a write and a read does the same. one only  sp_exchange, sp_compare_exchange: of several
- * threads only one gets the old value. Ordered both ways.
+ * Relaxed: sp_load, sp_store, sp_add, sp_sub. The word says nothing about another word. These are counters, hints, and
+ * words that a lock or another operation of this page orders.
  *
- * The pairs that go two ways:
- *   a thread's announce, `inside`         device->entered       gate.c; sp_barrier: membarrier is the fence of both sides
- *   device->kick, there is more to do     device->asleep        keeper.c
- *   device->progress, the budget has room device->gate_waiters  keeper.c; wait.c
- *   the keeper waits, `waiting_state`     state->dead           keeper.c; stream_state.c
- *   threads that record, `records`        captures              capture.c
- *   a process reports that it enters      grant->word           sp_slot_enter; sp_grant_close
- *   a process reports that a turn is over grant->flags          keeper.c; sp_pressure_update
- *   memory_used_bytes of one process      that of the others    sp_region_memory_try
+ * One way: sp_store_release, sp_load_acquire. A thread prepares something and then stores the word. A thread that loads
+ * this value sees what was prepared.
+ *
+ * Two ways: sp_store_full, sp_add_full or sp_sub_full, then sp_load_full. Each of two threads writes a word of its own
+ * and then reads the other's. At least one of the two sees the other's write, and acts on it. An sp_fence between the
+ * write and the read does the same. The pairs:
+ *
+ *   a thread's announce, `inside`   device->entered       gate.c; thread.c (membarrier is the fence of both sides)
+ *   device->kick: there is work     device->asleep        keeper.c
+ *   device->progress: there is room device->gate_waiters  keeper.c; wait.c
+ *   `waiting_state`: keeper waits   state->dead           keeper.c; stream_state.c
+ *   `records`: threads that record  captures              capture.c
+ *   a process enters its turn       grant->word           sp_slot_enter; sp_grant_close
+ *   a process has returned its turn grant->flags          keeper.c; sp_pressure_update
+ *   a process's memory_used_bytes   that of the others    sp_region_memory_try
+ *
+ * One only: sp_exchange, sp_compare_exchange. Of several threads only one gets the old value. Ordered both ways.
  */
 #ifndef SHAREPOD_ORDER_H
 #define SHAREPOD_ORDER_H
