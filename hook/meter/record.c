@@ -102,8 +102,8 @@ static bool is_final(CUresult result) {
 }
 
 /* Record a marker; the caller has locked the state, and sp_stream_mark_by tells the parameters. `recording`: the
- * thread's; NULL for the keeper. Returns the place in the queue + 1; 0: it was not recorded, and the work stays pending,
- * or is given up after a permanent error. */
+ * thread's; NULL for the keeper. Returns the place in the queue + 1; 0: it was not recorded, and the work stays
+ * pending, or is given up after a permanent error. */
 static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged,
                             struct sp_recording *recording) {
   const struct sp_driver *driver = sp_driver();
@@ -143,7 +143,8 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
 }
 
 /* The thread is about to record: note where a jump goes back to, for sp_record_left. `cancel_state`: whether the thread
- * could be cancelled before, which no caller has changed. NULL: there is no place for the note; the keeper needs none. */
+ * could be cancelled before, which no caller has changed. NULL: there is no place for the note; the keeper needs none.
+ */
 static struct sp_recording *begin_recording(struct sp_thread *thread, int cancel_state) {
   if (!thread)
     return NULL;
