@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+import valid_cluster
 from cluster_world import World, pod_body
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -148,6 +149,10 @@ class Events(RuleBasedStateMachine):
         self.untold.clear()
 
     @invariant()
+    def what_it_keeps_twice_is_the_same(self) -> None:
+        valid_cluster.validate(self.cluster)
+
+    @invariant()
     def no_device_is_oversubscribed(self) -> None:
         for agent in self.world.agents.values():
             for index in range(agent.devices):
@@ -156,6 +161,7 @@ class Events(RuleBasedStateMachine):
         for name in SIZES:
             if row := self.cluster.row(name):
                 assert min(row.free_milli) >= 0, f"{name} is promised twice: {row}"
+        valid_cluster.validate(self.cluster)
 
     def teardown(self) -> None:
         """Check that, once all is heard and nothing is assumed, every replica sees and answers the same."""

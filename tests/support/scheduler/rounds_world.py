@@ -5,7 +5,8 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from valid_state import validate
+import valid_cluster
+import valid_state
 
 from sharepod.scheduler.controller.actions import Action, Evict, Release, Tell, Yield
 from sharepod.scheduler.controller.job import key_of
@@ -103,7 +104,8 @@ def random_tasks(
 
 def check(timeline: Timeline) -> None:
     """Check the invariants that must hold after every cycle."""
-    validate(timeline.cluster, timeline.state)
+    valid_cluster.validate(timeline.cluster)
+    valid_state.validate(timeline.cluster, timeline.state)
     milli: defaultdict[str, int] = defaultdict(int)
     mib: defaultdict[str, int] = defaultdict(int)
     gangs: defaultdict[tuple[str, str], list[Pod]] = defaultdict(list)
