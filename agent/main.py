@@ -147,7 +147,7 @@ class Agent:
         self._environment = simulated_environment(settings)
         self.feed_tally: Final = Counters()
         self.claim: Claim
-        """Claims a device for this agent, so that no other one serves it."""
+        """Claims a device for this agent, so that no other one serves it. Set by `open`."""
 
     def prepare(self) -> HostLock:
         """Lock the directory against other agents, and do what comes before NVML is opened. Return the lock.
@@ -201,8 +201,8 @@ class Agent:
             hook_file.remove(Path(settings.hook_directory), keep=hook_path)
         if settings.metrics_listen:
             self._serve_metrics(collector.NodeMetrics(node, self.feed_tally))
-        close_arbiter.pop_all()
-        self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
+        close_arbiter.pop_all()  # the node closes the arbiter from now on
+        self._stack.callback(node.close)  # it opens the gates: before the metrics go, which may take half a second
         return node
 
     def _serve_metrics(self, collector: collector.NodeMetrics) -> None:
@@ -289,9 +289,9 @@ def _open_socket_to(path: Path, mode: int, group: str) -> None:
 
 
 async def _opened(simulate: str, stopping: asyncio.Event) -> Inventory | None:
-    """Return the inventory, which opens NVML on a thread and may take a minute; None: `stopping` is set before.
+    """Return the inventory, which opens NVML on a thread and may take a minute; None: `stopping` was set before.
 
-    `simulate` names simulated devices. Logs that it takes long. Raises AgentUnavailable.
+    `simulate` names simulated devices. If it takes longer than SLOW_OPEN_S, that is logged. Raises AgentUnavailable.
     """
     opening = asyncio.create_task(on_thread("inventory", lambda: Inventory(simulate)))
     stop = asyncio.create_task(stopping.wait())
@@ -428,8 +428,8 @@ async def _tick_until(stopping: asyncio.Event, node: Node, feed: Feed | None) ->
 def run_agent(settings: Settings, *, private: bool = False, troubles: Sequence[str] = ()) -> int:
     """Run the agent until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0, or 1 when it could not start.
 
-    A planned stop opens the gates and keeps the shares of running programs for the next agent. A `private` agent is
-    started by nobody again, so it never ends by itself. `troubles`: what an operator should know of this process, each
+    A planned stop opens the gates and keeps the shares of running programs for the next agent. `private`: nothing
+    starts this agent again, so it never ends by itself. `troubles`: what an operator should know of this process, each
     as "what: cause: remedy".
     """
     serve = functools.partial(_serve, private=private, troubles=troubles)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _check(result: int, what: str) -> int:
-    """Return a result >= 0; raise OSError for -errno."""
+    """Return a result >= 0; raise OSError for -errno. `what`: the call, for the error's text."""
     if result < 0:
         raise OSError(-result, f"{what}: {os.strerror(-result)}")
     return result
@@ -60,12 +60,12 @@ class NativeArbiter:
         self._ffi = native.ffi
         self._lib = native.lib
         self.region_abi_version: int = self._lib.SP_ABI
-        # Read into again and again, on the event loop alone.
+        # Buffers that the calls below use again and again: all calls are made on the event loop.
         self._usage = self._ffi.new("struct sp_usage *")
         self._waits, self._turns = (self._ffi.new("struct sp_histogram *") for _ in range(2))
         self._processes = self._ffi.new("struct sp_process[]", self._lib.SP_SLOTS_MAX)
         self._holdings = self._ffi.new("struct sp_holding[]", self._lib.SP_SLOTS_MAX)
-        self._diagnostics = self._ffi.new("struct sp_diagnostic[]", 16)
+        self._diagnostics = self._ffi.new("struct sp_diagnostic[]", 16)  # SP_DIAGNOSTICS_KEPT of node.h
         self._arbiter: Any = self._lib.sp_arbiter_new()
         if self._arbiter == self._ffi.NULL:
             raise OSError(errno.ENOMEM, "arbiter: out of memory")
@@ -140,7 +140,7 @@ class NativeArbiter:
         _check(self._lib.sp_arbiter_update_share(self._arbiter, share, packed, len(terms)), "update share")
 
     def pause_share(self, share: Handle, paused: bool) -> None:
-        """Close the gates of the share and of its gang, or take that back; a gang runs while none of it is paused."""
+        """Pause the share, or resume it. The gates of its gang are closed while any share of the gang is paused."""
         _check(self._lib.sp_arbiter_pause_share(self._arbiter, share, int(paused)), "pause share")
 
     def join_gang(self, share: Handle, key: int) -> None:

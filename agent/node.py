@@ -43,7 +43,7 @@ ANSWER_S: Final = 2.0
 OWNERLESS_NS: Final = 60_000_000_000
 """A share without a known owner ends when it has had no process for this long: until then one may be about to start."""
 _ADOPTS_LAST: Final = "a new agent adopts the shares of the last checkpoint only"
-_UNSAVED: Final = {
+_AFTER_FAILURE: Final = {
     errno.ENOSPC: f"{_ADOPTS_LAST}: make room there",
     errno.ENOENT: (
         "its directory is gone, and with it the regions of the shares (a user's runtime directory goes when that user "
@@ -125,7 +125,7 @@ class Node:
         Raises a ShareError and leaves nothing behind.
         """
         if (there := self._registry.known(ask)) is not None:
-            return self._one(there)
+            return self._status_of(there)
         ticks = ask.owner_start_ticks or (start_ticks(ask.owner_pid) if ask.owner_pid else 0)
         share = self._registry.register(
             ask,
@@ -168,7 +168,7 @@ class Node:
         before = self._registry.find(reference)
         share = self._registry.update(reference, changes, share_class, labels, gang)
         if share == before:  # every start of a container sends the same terms again
-            return self._one(share)
+            return self._status_of(share)
         log.info("share updated", extra=share.log_fields)
         return self._publish_change(share)
 
@@ -192,7 +192,7 @@ class Node:
         share = self._registry.pause(reference, paused=paused, yielding=yielding)
         log.info("share yields" if yielding else "share paused" if paused else "share resumed", extra=share.log_fields)
         self.publish()
-        return self._one(share)
+        return self._status_of(share)
 
     def statuses(self, references: Iterable[str] = ()) -> tuple[ShareStatus, ...]:
         """Return the shares with these ids or names, or all if none is given, as of now. Raises UnknownShare."""
@@ -209,7 +209,7 @@ class Node:
         """Return the share with that id or name, or of that container. Raises UnknownShare."""
         return self._registry.find(reference)
 
-    def _one(self, share: Share) -> ShareStatus:
+    def _status_of(self, share: Share) -> ShareStatus:
         """Return the status of one share, as of now."""
         return self.statuses([share.id])[0]
 
@@ -299,7 +299,7 @@ class Node:
         Everything else stays as last published, at most two seconds ago. Else a node where a hundred containers start
         would read all shares and devices for each of them.
         """
-        status = self._one(share)
+        status = self._status_of(share)
         self._spending.count(status, self._party(share))
         shares = {known.share.id: known for known in self.published.shares} | {share.id: status}
         self.published = replace(self.published, shares=tuple(shares.values()), spent=self._spending.spent())
@@ -307,7 +307,7 @@ class Node:
         return status
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
-        """Take looks of the inventory into account. A critical Xid goes into the checkpoint at once.
+        """Take looks of the inventory. A change of the critical Xids goes into the checkpoint at once.
 
         Called on the event loop; after `close` it does nothing.
         """
@@ -323,12 +323,12 @@ class Node:
         self._devices.notice_hanging(self.now_ns())
 
     def look_after_shares(self) -> None:
-        """Do what is due every two seconds: check the regions, remove what is left over, publish, renew `troubles`.
+        """Do what is due every two seconds: check the regions, end what is unused, publish, renew `troubles`.
 
         Also log what is new about programs: bad input, damage, missing driver functions.
         """
         self._registry.check_regions()
-        self._clear()
+        self._end_unused()
         self.publish()
         self.troubles = tuple(self._troubles())
         contexts = {info.uuid: self._devices.context_bytes(info.uuid) for info in self._registry.devices}
@@ -363,7 +363,7 @@ class Node:
         self._devices.tell_unhealthy()
         if not is_same_driver:
             self._arbiter.forget_contexts()  # also in the grants of the shares, which are adopted now
-        self._clear()
+        self._end_unused()
         self.publish()
 
     def _add_missing(self, left: checkpoint.Checkpoint, unlisted: Sequence[Unlisted]) -> None:
@@ -372,16 +372,16 @@ class Node:
         Also add those that it lists but cannot describe. A GPU in MIG mode is in the list by its instances. What an
         earlier agent knew of a device is kept. It gets its old index, or one above all others if that is taken.
         """
-        there = {info.uuid for info in self._registry.devices}
-        absent = [one for one in left.devices if one.uuid not in there and not one.uuid.startswith(STANDS_IN)]
-        known, unseen = matched(unlisted, absent)
+        listed = {info.uuid for info in self._registry.devices}
+        absent = [one for one in left.devices if one.uuid not in listed and not one.uuid.startswith(STANDS_IN)]
+        known, unseen = matched(unlisted, absent)  # devices of the earlier agent, and new ones
         missing = {uuid: one.reason for uuid, one in known.items()}
         for held in (terms.device for record in left.records for terms in record.share.devices):
-            if held not in there:
+            if held not in listed:
                 missing.setdefault(held, NOT_LISTED)
-        places = {info.address for info in self._registry.devices}
+        addresses = {info.address for info in self._registry.devices}
         for info in absent:
-            if info.address and info.address not in places and not info.uuid.startswith("MIG-"):
+            if info.address and info.address not in addresses and not info.uuid.startswith("MIG-"):
                 missing.setdefault(info.uuid, NOT_LISTED)
         infos = {info.uuid: info for info in absent}
         taken = {info.index for info in self._registry.devices}
@@ -394,7 +394,7 @@ class Node:
             index = one.index if one.index not in taken else max(taken) + 1
             taken.add(index)
             info = DeviceInfo(one.name, index, "unknown", 0, address=one.address)
-            self._devices.add_missing(info, one.reason, self.now_ns(), None if one.uuid else one.place)
+            self._devices.add_missing(info, one.reason, self.now_ns(), place=None if one.uuid else one.place)
 
     def _adopt_one(self, record: checkpoint.Record) -> None:
         """Take over one share, or log why that fails. It is released at once if its owner has ended meanwhile."""
@@ -418,11 +418,11 @@ class Node:
             except ShareError:
                 self.release(share.id, reason="owner ended while no agent ran")
 
-    def _clear(self) -> None:
-        """Remove directories of shares that no agent serves and no process uses; end shares without a known owner."""
+    def _end_unused(self) -> None:
+        """Remove directories that no agent serves and no process uses; end ownerless shares that have no process."""
         self._leftovers.clear({share.id for share in self._registry.shares()})
         now_ns = self.now_ns()
-        empty = [held.share.id for held in self.published.shares if held.share.ownerless and not held.processes]
+        empty = [status.share.id for status in self.published.shares if status.share.ownerless and not status.processes]
         self._empty_ns = {share: self._empty_ns.get(share, now_ns) for share in empty}
         for share, since_ns in self._empty_ns.items():
             if now_ns - since_ns >= OWNERLESS_NS:
@@ -439,17 +439,17 @@ class Node:
         statuses, failure = self.published.shares, ""
         try:
             unread = self._leftovers.texts()
-            of_devices = bool(statuses or unread or not self._devices.are_well())
-            if of_devices or (self.published.spent and not is_last):
-                devices, critical = self._registry.devices if of_devices else (), self._devices.critical()
+            needs_devices = bool(statuses or unread or not self._devices.are_well())
+            if needs_devices or (self.published.spent and not is_last):
+                devices, critical = self._registry.devices if needs_devices else (), self._devices.critical()
                 text = self._dumper.dump(statuses, unread, devices, self.published.spent, critical)
                 checkpoint.write(self._state_directory, text)
             else:
                 checkpoint.remove(self._state_directory)
-            if not of_devices:
+            if not needs_devices:
                 checkpoint.remove_unreadable(self._state_directory)
         except OSError as error:
-            then = _UNSAVED.get(error.errno or 0, f"{_ADOPTS_LAST}: let the agent write there")
+            then = _AFTER_FAILURE.get(error.errno or 0, f"{_ADOPTS_LAST}: let the agent write there")
             failure = f"{os.strerror(error.errno or 0)}: {then}"
         if failure == self._save_failure:
             return

@@ -205,14 +205,14 @@ def _on_tmpfs(path: Path) -> bool:
     while not place.exists():
         place = place.parent
     real = str(place.resolve())
-    best = ("", "")
+    innermost = ("", "")  # mount point and kind; of several mounts at one point the last counts
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         _, point, kind, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
+        point = point.replace("\\040", " ")  # how the kernel writes a space
         inside = point == "/" or real == point or real.startswith(point + "/")
-        if inside and len(point) >= len(best[0]):
-            best = (point, kind)
-    return best[1] in ("tmpfs", "ramfs")
+        if inside and len(point) >= len(innermost[0]):
+            innermost = (point, kind)
+    return innermost[1] in ("tmpfs", "ramfs")
 
 
 def _check_socket_path(path: str) -> None:
@@ -279,7 +279,7 @@ def default_runtime_directory(environment: Mapping[str, str]) -> str:
 def runtime_directories(environment: Mapping[str, str]) -> list[str]:
     """Return where agents of this user may keep their regions, the default first. `sharepod` looks in all of them.
 
-    If $XDG_RUNTIME_DIR is not set (cron, su, system units, JupyterHub), its usual value stands for it.
+    If $XDG_RUNTIME_DIR is not set (cron, su, system units, JupyterHub), its usual value is taken.
     """
     uid = os.getuid()
     wanted = "/run" if uid == 0 else environment.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"

@@ -56,6 +56,7 @@ def read_flags(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 
 
 def _peers(options: argparse.Namespace) -> tuple[Peer, ...]:
+    """Return the peers that the flags name. Raises ValueError for a wrong flag."""
     found: dict[str, Peer] = {}
     for text in options.peer:
         name, _, path = (part.strip() for part in text.partition("="))
@@ -78,6 +79,7 @@ def _peers(options: argparse.Namespace) -> tuple[Peer, ...]:
 
 
 def _library(text: str, path: str) -> Path:
+    """Return the resolved path of a peer's library. Raises ValueError, with the flag's `text`, if it cannot be one."""
     library = Path(path).resolve()
     try:
         with library.open("rb") as file:

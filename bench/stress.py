@@ -36,6 +36,7 @@ CLOCK_NS = 1000
 """The accuracy of a turn's end, which is the device's time mapped to the host's clock. A launch needs 3 µs to reach the
 device, so a launch that slipped out of its turn starts later than this."""
 AROUND_NS = 5_000_000
+"""A fault's text tells what the devices did from this long before a kernel to this long after."""
 EXIT_NS = 2_000_000
 """A killed process may go on launching for this long, until the signal has reached it."""
 DEATH_NS = 30_000_000
@@ -123,6 +124,7 @@ class Round:
     # ---- actions ----
 
     def _join(self) -> None:
+        """Add a share on all devices or on one, with one or two storm programs in it."""
         devices = (
             tuple(map(str, range(self._devices)))
             if self._dice.random() < 0.4
@@ -134,6 +136,7 @@ class Round:
             self._start(member, storm_command(seed, threads, len(devices), faults=self._dice.random() < 0.1))
 
     def _register(self, devices: tuple[str, ...], limit: float) -> Member:
+        """Add a share of a random class and request."""
         share_class = self._dice.choice(["standard", "standard", "latency", "batch"])
         terms = Terms(self._dice.randint(1, 10), limit, share_class, devices=devices)
         name = f"share{len(self._members)}"
@@ -156,6 +159,7 @@ class Round:
             self._start(member, load_command("spin", options))
 
     def _kill(self) -> None:
+        """Kill a random program, unless fewer than three run."""
         living = [(m.name, p) for m in self._members for p in m.programs if p.running()]
         if len(living) < 3:
             return
@@ -165,6 +169,7 @@ class Round:
         self._release_rings()
 
     def _pause(self) -> None:
+        """Pause a random share for a moment."""
         member = self._dice.choice(self._members)
         self._node.client.pause(member.name)
         time.sleep(self._dice.uniform(0.01, 0.1))
@@ -179,6 +184,7 @@ class Round:
     # ---- judgement ----
 
     def _end(self) -> Verdict:
+        """Wait for the end of all programs that were not killed. One that does not end is a deadlock."""
         verdict = Verdict(kills=len(self._kills))
         for member in self._members:
             for program in member.programs:
@@ -192,6 +198,11 @@ class Round:
         return verdict
 
     def _judge(self, verdict: Verdict) -> Verdict:
+        """Add to the verdict what the device's log shows.
+
+        A kernel outside its share's turns is no fault if the hook counts it as passed. One that was launched in a turn
+        is no fault either, if the share's account has its time as run beside other work (within STOOD_NS).
+        """
         kernels, usage = self._node.kernels(), self._node.usage()
         verdict += Verdict(kernels=len(kernels), episodes=sum(map(self._episodes, self._members)))
         turns = self._node.held()
@@ -202,12 +213,12 @@ class Round:
         for owner, found in outside.items():
             beside_ns = sum(device.usage.beside_ns for device in usage[owner].devices)
             deliberate = sum(device.usage.passed for device in usage[owner].devices)
-            unknown, ran_ns = _not_stood(found, turns)
-            verdict += Verdict(passed=min(deliberate, len(unknown)))
-            if len(unknown) > deliberate or ran_ns > 2 * beside_ns + STOOD_NS:
-                first = (unknown or found)[0]
+            not_launched, ran_ns = _by_launch(found, turns)
+            verdict += Verdict(passed=min(deliberate, len(not_launched)))
+            if len(not_launched) > deliberate or ran_ns > 2 * beside_ns + STOOD_NS:
+                first, strange = (not_launched or found)[0], len(not_launched)
                 text = (
-                    f"{owner}: {len(found)} kernels outside its turns, of which {len(unknown)} were not launched in one"
+                    f"{owner}: {len(found)} kernels outside its turns, of which {strange} were not launched in one"
                     f" and {deliberate} passed; the rest had the device for {ran_ns} ns, {beside_ns} told; {first}"
                 )
                 text += _around(first, kernels, self._node.turns())
@@ -217,7 +228,7 @@ class Round:
         return verdict
 
     def _left_behind(self, kernel: Kernel) -> bool:
-        """Tell whether the device had not noticed yet that the process was killed which launched this in its turn."""
+        """Tell whether a killed process may have launched this: the device still runs its work for a while."""
         return any(
             owner == kernel.owner
             and kernel.submitted_ns <= kill + EXIT_NS
@@ -231,13 +242,14 @@ class Round:
         return sum(int(f.get("episodes", f.get("rounds", 0))) for f in fields)
 
     def _waits(self, member: Member, kernels: Sequence[Kernel]) -> Verdict:
+        """Return the wake-ups that a share's programs lost, and the turns if a program was killed during the wait."""
         if member.terms.limit < 100:
             return Verdict()  # its limit rightly keeps it off an idle device
         verdict = Verdict()
         own = [kernel for kernel in kernels if kernel.device in member.devices]
         for program in member.programs:
             slow = () if program.killed else program.result().other.get("slow", ())
-            waits = list(zip(slow[::2], slow[1::2], strict=True))
+            waits = list(zip(slow[::2], slow[1::2], strict=True))  # begin and end of each, in turn
             for began, ended in figures.lost_wake_ups(own, waits, IDLE_BOUND_NS):
                 text = f"{member.name} waited {(ended - began) / 1e6:.0f} ms from {began} beside an idle device"
                 if any(began <= kill <= ended for kill, _ in self._kills):
@@ -256,20 +268,23 @@ def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
     return covered
 
 
-def _not_stood(outside: Sequence[Kernel], turns: Sequence[Held]) -> tuple[list[Kernel], int]:
-    """Return the kernels not launched in their owner's turns; and the others' device time until their next turns."""
-    launched = [replace(kernel, started_ns=kernel.submitted_ns) for kernel in outside]
-    unknown = {id(k) for k in figures.outside_turns(launched, turns, CLOCK_NS)}
+def _by_launch(outside: Sequence[Kernel], turns: Sequence[Held]) -> tuple[list[Kernel], int]:
+    """Divide an owner's kernels that started outside its turns, by whether they were launched in one.
+
+    Return those that were not, and how long the others had the device until the owner's next turn, in ns.
+    """
+    launches = [replace(kernel, started_ns=kernel.submitted_ns) for kernel in outside]
+    stray = {id(launch) for launch in figures.outside_turns(launches, turns, CLOCK_NS)}
     ran: dict[int, list[tuple[int, int]]] = {}
-    for kernel, at_launch in zip(outside, launched, strict=True):
-        if id(at_launch) in unknown:
+    for kernel, launch in zip(outside, launches, strict=True):
+        if id(launch) in stray:
             continue
-        later = [t.granted_ns for t in turns if (t.owner, t.device) == (kernel.owner, kernel.device)]
-        next_ns = min((granted_ns for granted_ns in later if granted_ns > kernel.started_ns), default=kernel.ended_ns)
+        granted = [t.granted_ns for t in turns if (t.owner, t.device) == (kernel.owner, kernel.device)]
+        next_ns = min((grant_ns for grant_ns in granted if grant_ns > kernel.started_ns), default=kernel.ended_ns)
         had_ns = min(kernel.busy_ns, next_ns - kernel.started_ns)
         ran.setdefault(kernel.device, []).append((kernel.started_ns, kernel.started_ns + had_ns))
     ran_ns = sum(map(_covered_ns, ran.values()))
-    return [k for k, at_launch in zip(outside, launched, strict=True) if id(at_launch) in unknown], ran_ns
+    return [kernel for kernel, launch in zip(outside, launches, strict=True) if id(launch) in stray], ran_ns
 
 
 def _around(kernel: Kernel, kernels: Sequence[Kernel], turns: Sequence[Turn]) -> str:

@@ -28,7 +28,7 @@ PIPE_WIDTH = 200
 
 _ASCII: Final = {"–": "-", "→": "->", "…": "...", "µ": "u", "±": "+-", "×": "x", "≤": "<=", "≥": ">="}
 _ASCII.update(dict.fromkeys("▁▂▃▄▅▆▇█", "#"))
-"""What stands for a character that the locale lacks."""
+"""What is written for a character that the locale lacks."""
 
 
 @cache
@@ -61,9 +61,11 @@ def _plain(value: object) -> object:
 
 def check_writable(path: Path) -> None:
     """Raise CliError unless a file can be written at `path`. Call it before the work that fills the file."""
-    place = path if path.exists() else path.parent
-    cause = "it is a directory" if path.is_dir() else "" if place.exists() else f"{place} is not there"
-    if not cause and not os.access(place, os.W_OK):
+    must_be_writable = path if path.exists() else path.parent
+    cause = "it is a directory" if path.is_dir() else ""
+    if not must_be_writable.exists():
+        cause = f"{must_be_writable} is not there"
+    elif not cause and not os.access(must_be_writable, os.W_OK):
         cause = "permission denied"
     if cause:
         raise CliError(f"cannot write {path}: {cause}: choose another file")
@@ -91,13 +93,13 @@ def note(text: str) -> None:
 
 
 def error_line(text: str) -> None:
-    """Print one error line to stderr. If that fails too, only the exit code tells of the error."""
+    """Print one error line to stderr. If it cannot be written, only the exit code tells of the error."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"error: {' '.join(text.split())}\n")
 
 
 def _substitute(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that the locale lacks by ASCII: the `codecs` error handler of both outputs.
+    """Replace characters that the locale lacks by ASCII. This is the error handler for `codecs` of both outputs.
 
     Returns the replacement and the position at which encoding goes on. Raises any other error again.
     """
@@ -108,11 +110,11 @@ def _substitute(error: UnicodeError) -> tuple[str, int]:
 
 
 def open_streams() -> None:
-    """Open closed standard streams on /dev/null, so that no file or socket of ours becomes an output.
+    """Open /dev/null in place of each standard stream that was closed at the start.
 
-    Characters that the locale lacks are written in ASCII.
-
-    The new descriptors close on exec, so the program of `sharepod run` finds its streams closed as they were.
+    Else our next file or socket would get its number and receive our output. The new descriptors close on exec, so the
+    program of `sharepod run` finds its streams closed as they were. This also sets how text is written: characters that
+    the locale lacks become ASCII.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -126,7 +128,7 @@ def open_streams() -> None:
 def flush() -> None:
     """Write what is still buffered. Raises OSError.
 
-    Then the rest is dropped, or the interpreter would try to write it again at its exit.
+    After an error the rest is dropped: else the interpreter would try to write it again at its exit.
     """
     try:
         sys.stdout.flush()

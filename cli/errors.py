@@ -16,7 +16,7 @@ class CliError(Exception):
     """An error that the user can fix. `str(error)` is the whole line: the cause, then the remedy."""
 
     def __init__(self, text: str, exit_code: int = EXIT_FAILURE, remedy: str = "") -> None:
-        """Take the line, or if the remedy is given apart, what comes before it."""
+        """`text` is the whole line; if `remedy` is given, only what comes before it."""
         super().__init__(f"{text}: {remedy}" if remedy else text)
         self.exit_code = exit_code
         self.cause = text

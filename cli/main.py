@@ -104,7 +104,7 @@ def _usage_line(error: typer.TyperException) -> str:
 
 
 def _page() -> str:
-    """Return the command of the help page for an error that names none: with the verb, if there is one."""
+    """Return the command of the help page to name: `sharepod` with the verb of the command line, if it has one."""
     verbs = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands}
     return " ".join(["sharepod", *(word for word in sys.argv[1:2] if word in verbs)])
 

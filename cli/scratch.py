@@ -1,7 +1,7 @@
-"""A directory that lives as long as its process. If the process is killed, the next one of its kind removes it.
+"""A directory that lives as long as its process. If the process is killed, the next command of its kind removes it.
 
-The lock on the directory itself tells whether the process lives: the kernel releases it at the end of the process,
-whatever ends it. The pid in the name is for human readers, and tells these directories from others with a similar name.
+The process holds a lock on the directory itself: the kernel releases it when the process ends, whatever ends it. The
+pid in the name is for human readers. It also tells these directories from others with a similar name.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Scratch:
     """A new directory for this user only, `PREFIX.PID.RANDOM`. A context manager; `remove` ends it too."""
 
     def __init__(self, prefix: str, parent: str = IN_MEMORY) -> None:
-        """Make it, after removing directories of the same prefix and user that a dead process left. Raises OSError."""
+        """Remove what dead processes of this user left under the prefix, then make the directory. Raises OSError."""
         for left in Path(parent).glob(f"{prefix}.[0-9]*.*"):
-            _remove_unless_held(left)
+            _remove_unless_locked(left)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}.{os.getpid()}.", dir=parent))
-            # Another process may find it before it is locked, and remove it. Then it is made again.
+            # Another process may remove it before it is locked. Then it is made again.
             try:
-                self.path.chmod(0o700)  # whatever the umask is
+                self.path.chmod(0o700)  # the umask may have taken rights from it
                 self._lock = _open(self.path)
             except FileNotFoundError:
                 continue
@@ -60,8 +60,8 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def _remove_unless_held(path: Path) -> None:
-    """Remove a directory of this user if the process that made it is dead, so that its lock is free."""
+def _remove_unless_locked(path: Path) -> None:
+    """Remove a directory of this user, unless it is locked: then the process that made it is alive."""
     try:
         lock = _open(path)
     except OSError:  # it belongs to another user, is no directory, or is gone
@@ -70,7 +70,7 @@ def _remove_unless_held(path: Path) -> None:
         if os.fstat(lock).st_uid == os.getuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-    except BlockingIOError:  # its process is alive
+    except BlockingIOError:  # it is locked
         pass
     finally:
         os.close(lock)

@@ -1,4 +1,4 @@
-"""Runs many tasks in parallel, each in a process of its own. No process outlives the command, however that ends."""
+"""Runs many tasks in parallel, each in a process of its own. No process outlives the command, however it ends."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
     Raises what the function raises, and CliError if the process of a task was killed.
     """
     context = multiprocessing.get_context("fork")
-    running: dict[Connection, tuple[int, BaseProcess]] = {}  # by our end of its pipe: the task's index, its process
+    # By our end of the pipe to a process: the index of its task, and the process.
+    running: dict[Connection, tuple[int, BaseProcess]] = {}
     done: dict[int, Result] = {}
-    waiting = list(enumerate(tasks))[::-1]  # the next task is the last one
+    waiting = list(enumerate(tasks))[::-1]  # reversed: the next task is taken from the end
     parent = os.getpid()
     try:
-        for number in range(len(tasks)):
-            while number not in done:
+        for wanted in range(len(tasks)):
+            while wanted not in done:
                 while waiting and len(running) < jobs:
                     index, task = waiting.pop()
                     ours, theirs = context.Pipe(duplex=False)
@@ -40,7 +41,7 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
                         target=_work, args=(function, task, theirs, parent), daemon=True
                     )
                     running[ours] = index, process
-                    # Until the process has set its own signal handling, signals wait: a terminal sends them to all.
+                    # A terminal sends its signals to all processes: they wait until the new one handles them itself.
                     with undisturbed():
                         process.start()
                     theirs.close()
@@ -48,7 +49,7 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
                     index, working = running[connection]
                     done[index] = _receive(connection, working)
                     del running[connection]
-            yield done.pop(number)
+            yield done.pop(wanted)
     finally:
         for _, left in running.values():
             if left.pid is not None:
@@ -77,7 +78,7 @@ def _receive(connection: Connection, process: BaseProcess) -> Any:
 
 
 def _work(function: Callable[[Task], Result], task: Task, results: Connection, parent: int) -> None:
-    """Run one task, and send its outcome: True and the result, or False and the error. This is a new process's main.
+    """Run one task, and send its outcome: True and the result, or False and the error. The main of a new process.
 
     If the process `parent`, the command, dies, the kernel kills this one.
     """

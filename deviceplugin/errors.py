@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PluginError(Exception):
-    """An error that kubelet is told, and the pod's owner by an Event.
+    """An error that kubelet is told. The pod's owner is told by an Event.
 
     `retriable`: it may pass by itself (no room, a server is away), so kubelet should try again. Otherwise the pod's
     owner has to change something.

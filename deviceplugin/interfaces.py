@@ -1,4 +1,4 @@
-"""Protocols of what the plugin's parts ask of the API server, of kubelet and of the node's processes."""
+"""Protocols: what the plugin's parts ask of the API server, of kubelet and of the node's processes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class ApiServer(Protocol):
-    """What the plugin asks of pods.Pods."""
+    """What the plugin asks of the API server: pods.Pods."""
 
     @property
     def listed(self) -> bool:
-        """Tell whether the watch has reported all pods once, and its reader has handled them."""
+        """Tell whether the watch has reported all pods once, and the plugin has handled them."""
 
     async def get(self, namespace: str, name: str, within_s: float = ...) -> Pod | None:
         """Return a pod as it is now; None: it does not exist. Raises ApiUnavailable after `within_s` at most."""
@@ -36,7 +36,7 @@ class ApiServer(Protocol):
 
 
 class Kubelet(Protocol):
-    """What the plugin asks of podresources.PodResources."""
+    """What the plugin asks of kubelet: podresources.PodResources."""
 
     async def look(self) -> Listing:
         """Return which container holds which units, and which pods kubelet knows. Raises KubeletUnavailable."""
@@ -46,7 +46,7 @@ class Kubelet(Protocol):
 
 
 class Processes(Protocol):
-    """What the plugin asks of processes.HostProcesses."""
+    """What the plugin asks of the node's processes: processes.HostProcesses."""
 
     async def live_pods(self) -> frozenset[str]:
         """Return the uids of the pods that have a process now. Raises PluginError when that cannot be told."""

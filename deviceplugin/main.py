@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.deviceplugin")
 
 LOOK_S: Final = 1.0
-"""The interval at which the health of the devices is read."""
-LOOK_AROUND_S: Final = 5.0
-"""The interval at which kubelet is asked for the ids of other device plugins."""
+"""The interval at which the agent is asked for the node and the health of its devices."""
+RIVALS_LOOK_S: Final = 5.0
+"""The interval at which kubelet is asked for the ids of NVIDIA's device plugin."""
 PRELOAD_NAME: Final = "ld.so.preload"
 
 
@@ -68,12 +68,12 @@ class Plugin:
         self._unhealthy: dict[int, str] = {}
         """By index: the reason why a device is unhealthy, as last told."""
 
-    def note(self, given: Collection[str], now_s: float) -> None:
+    def note_rivals(self, ids: Collection[str], now_s: float) -> None:
         """Take the ids that kubelet has from NVIDIA's device plugin; log which of our devices are newly among them.
 
         `now_s` is the event loop's time.
         """
-        for uuid in self.device_filter.observe(self._node, given, now_s):
+        for uuid in self.device_filter.observe(self._node, ids, now_s):
             remedy = "keep the GPU out of NVIDIA's device plugin, or out of `offer`; pods that have it go on"
             log.error("device in two device plugins", extra={"device": uuid, "remedy": remedy})
 
@@ -84,7 +84,7 @@ class Plugin:
         return Units(health, spare_percent=self._settings.spare_percent)
 
     def offered(self) -> frozenset[DeviceUuid]:
-        """Return the devices that the agent should know as given out: not those that another plugin gives out too."""
+        """Return the devices that this plugin gives out: not those that another plugin gives out too."""
         devices = self.device_filter.seen(self._node).devices
         return frozenset(DeviceUuid(device.uuid) for device in devices if device.uuid not in self.device_filter.rivals)
 
@@ -92,7 +92,7 @@ class Plugin:
         """Return where files are on the node, for a container that starts now. `node` is the agent's latest answer.
 
         Raises SettingsError if the shares lie below the directory of the simulated devices' state: every container may
-        write there.
+        write to that directory.
         """
         settings = self._settings
         simulated = None
@@ -115,32 +115,32 @@ class Plugin:
         devices = self.device_filter.seen(self._node).devices
         reasons = {device.index: device.health_reason for device in devices if not device.healthy}
         if reasons != self._unhealthy:
-            what = "; ".join(f"device {index}: {reason or 'no reason given'}" for index, reason in reasons.items())
+            listed = "; ".join(f"device {index}: {reason or 'no reason given'}" for index, reason in reasons.items())
             if reasons:
-                text = f"{len(reasons)} of {len(devices)} devices take no new shares: {what}"
+                text = f"{len(reasons)} of {len(devices)} devices take no new shares: {listed}"
                 pods.node_event("SharePodDevicesUnhealthy", text, warning=True)
             else:
                 pods.node_event("SharePodDevicesHealthy", f"all {len(devices)} devices take shares again")
         self._unhealthy = reasons
 
     async def look_for_ever(self, agent: Agent, service: PluginService, pods: Pods) -> None:
-        """Ask the agent for the node every LOOK_S, for ever; tell kubelet and the operator what has changed.
+        """Ask the agent for the node every LOOK_S, for ever.
 
-        Kubelet gets the units with their health, and the operator an Event with the reasons.
+        After a change kubelet gets the units with their health, and the node's operator an Event with the reasons.
         """
         while True:
-            with contextlib.suppress(PluginError):  # the agent may restart: running programs go on
+            with contextlib.suppress(PluginError):  # the agent is away, perhaps for a restart: the last state stays
                 self._node = await agent.node()
                 service.show(self.units())
                 self.tell_health(pods)
             await asyncio.sleep(LOOK_S)
 
-    async def look_around_for_ever(self, kubelet: PodResources) -> None:
-        """Ask kubelet every LOOK_AROUND_S, for ever, which devices NVIDIA's device plugin gives out as well."""
+    async def look_for_rivals_for_ever(self, kubelet: PodResources) -> None:
+        """Ask kubelet every RIVALS_LOOK_S, for ever, which devices NVIDIA's device plugin gives out as well."""
         while True:
             with contextlib.suppress(KubeletUnavailable):  # then the known ids stay
-                self.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
-            await asyncio.sleep(LOOK_AROUND_S)
+                self.note_rivals(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
+            await asyncio.sleep(RIVALS_LOOK_S)
 
 
 def _prepare(settings: Settings) -> None:
@@ -168,7 +168,7 @@ def _access(settings: Settings) -> Access:
 async def _runtime(settings: Settings, pods: Pods) -> Runtime:
     """Return the node's kubelet and container runtime as soon as the API server answers.
 
-    Raises PluginError where shares would reach no container, and tells the node's operator by an Event.
+    If they are such that shares would reach no container, tell the node's operator by an Event and raise PluginError.
     """
     while True:
         try:
@@ -195,14 +195,14 @@ def _say_that_it_waits(settings: Settings, pods: Pods) -> None:
 
 async def _node(agent: Agent) -> NodeView:
     """Return the node as soon as its agent answers. The log says once that the plugin waits."""
-    said = False
+    logged = False
     while True:
         try:
             return await agent.node()
         except PluginError as error:
-            if not said:
+            if not logged:
                 log.warning("waiting for the agent", extra={"cause": str(error)})
-            said = True
+            logged = True
         await asyncio.sleep(LOOK_S)
 
 
@@ -232,7 +232,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         plugin = Plugin(settings, node)
         plugin.place(node)  # reports simulated devices in a wrong place now, not at the first pod
         with contextlib.suppress(KubeletUnavailable):  # never offer a device of both plugins, not even at first
-            plugin.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
+            plugin.note_rivals(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
         policy = Policy(nvidia_cdi=settings.devices == "cdi")
         cdi = CdiDirectory(settings.cdi_directory)
         record = Record(Store(settings.state_directory))
@@ -261,7 +261,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         gc.freeze()  # objects of the start stay: no collection has to scan them again
         works = (
             plugin.look_for_ever(agent, service, pods),
-            plugin.look_around_for_ever(kubelet),
+            plugin.look_for_rivals_for_ever(kubelet),
             reconciler.follow(),
             reconciler.resume_for_ever(),
             collector.collect_for_ever(),

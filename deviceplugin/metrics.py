@@ -14,38 +14,39 @@ if TYPE_CHECKING:
 
 
 class Times:
-    """How long the calls of one kind took. They are counted in `told`, the part of the report for these calls."""
+    """Counts how long the calls of one kind took."""
 
-    def __init__(self, told: pb.CallTimes) -> None:
-        self._told = told
+    def __init__(self, times: pb.CallTimes) -> None:
+        """`times` is the part of the report for these calls: it is counted there."""
+        self._times = times
 
     def add(self, took_ns: int) -> None:
         """Count a call of this duration: in its bucket (see CALL_BOUNDS_NS), and in the sum."""
-        self._told.counts[bisect_left(CALL_BOUNDS_NS, took_ns)] += 1
-        self._told.sum_ns += took_ns
+        self._times.counts[bisect_left(CALL_BOUNDS_NS, took_ns)] += 1
+        self._times.sum_ns += took_ns
 
 
 class Counters:
     """The counters of one plugin."""
 
     def __init__(self) -> None:
-        self._told = nothing_yet()
-        """The counters, as the report has them."""
-        self.allocate = Times(self._told.allocate)
-        self.pre_start = Times(self._told.pre_start)
+        self._counts = nothing_yet()
+        """A report in which only the counters are filled in."""
+        self.allocate = Times(self._counts.allocate)
+        self.pre_start = Times(self._counts.pre_start)
 
     def started(self, result: str, took_ns: int) -> None:
         """Count the start of a container: its result, one of STARTS, and how long PreStartContainer took."""
-        self._told.starts[result] += 1
+        self._counts.starts[result] += 1
         self.pre_start.add(took_ns)
 
     def registered(self) -> None:
         """Count a registration with kubelet."""
-        self._told.registrations += 1
+        self._counts.registrations += 1
 
     def failed(self, side: str) -> None:
         """Count a failed call to `side`, one of SIDES: it did not answer, or not as it should."""
-        self._told.errors[side] += 1
+        self._counts.errors[side] += 1
 
     def report(
         self,
@@ -65,7 +66,7 @@ class Counters:
         report = Report(
             serving=serving, allocations=allocations, unbound_allocations=unbound, rival_devices=rival_devices
         )
-        report.MergeFrom(self._told)
+        report.MergeFrom(self._counts)
         if offer is not None:
             report.offer.device_uuids[:] = sorted(offer)
         return report

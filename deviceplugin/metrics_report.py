@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.metrics import Counters
 
 REPORT_S: Final = 5.0
-"""The interval of the reports. The agent shows a report for 30 s (STALE_NS), so a few may be lost."""
+"""The interval of the reports. The agent shows a report for 30 s (its STALE_NS), so a few reports may be lost."""
 
 
 class Reporter:

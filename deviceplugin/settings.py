@@ -86,7 +86,7 @@ class Settings:
 
 
 def _complete(settings: Settings, _: Callable[[str], str], __: Mapping[str, str]) -> Settings:
-    """Return the settings unchanged: this is `Options.complete`. Raises SettingsError if the node's name is missing."""
+    """Return the settings unchanged. Raises SettingsError if the node's name is missing. For `Options.complete`."""
     if not settings.node_name:
         raise SettingsError(
             "no node name: give --node-name or SHAREPOD_PLUGIN_NODE_NAME (spec.nodeName by the downward API)"

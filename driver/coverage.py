@@ -1,6 +1,6 @@
 """Lists what the hook does about each driver API function: reads ``driver.def``, writes ``docs/cuda-coverage.md``.
 
-It may not load a library. Nothing needs it at run time.
+It may not load the driver or any other library. No process needs it at run time.
 """
 
 import re
@@ -12,10 +12,12 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 _ABSENT = re.compile(r"^ABSENT\((\w+), (\d+)\)$", re.MULTILINE)
-_IS_PASSED = r'DRIVER(\1, \2, passed, "not in the driver for Linux", "absent")'
+_AS_DRIVER_ROW = r'DRIVER(\1, \2, passed, "not in the driver for Linux", "absent")'
+"""What an ABSENT row stands for."""
 _ROW = re.compile(r'^(WRAPPED|DRIVER)\((\w+), (\d+), (\w+), (?:([A-Z]+), )?"([^"]*)", "([^"]*)"\)$', re.MULTILINE)
-_BEGINS = re.compile(r"^[A-Z]+\(", re.MULTILINE)
+_ROW_BEGIN = re.compile(r"^[A-Z]+\(", re.MULTILINE)
 _VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
+"""The suffixes that tell the variants of a function apart; _ptsz and _ptds: for per-thread default streams."""
 
 CLASSES = {
     "metered": "work on the device: it passes the gate, is counted as a launch and billed; a copy that serves host "
@@ -111,7 +113,7 @@ class Function:
     action: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown class, reason or action, one that does not fit the others, and an empty subject.
+        """Check that class, reason and action are known and fit together, and that there is a subject.
 
         Raises:
             ValueError: the text names the function.
@@ -135,9 +137,10 @@ def read_functions() -> list[Function]:
     Raises:
         ValueError: for a row that does not parse or names something unknown.
     """
-    text = _ABSENT.sub(_IS_PASSED, (_HERE / "driver.def").read_text(encoding="utf-8"))
+    text = _ABSENT.sub(_AS_DRIVER_ROW, (_HERE / "driver.def").read_text(encoding="utf-8"))
     rows = _ROW.findall(text)
-    if len(rows) != len(_BEGINS.findall(text)) or any((macro == "WRAPPED") != bool(row[3]) for macro, *row in rows):
+    # A row that _ROW does not match is only counted. Only a WRAPPED row has an action, row[3].
+    if len(rows) != len(_ROW_BEGIN.findall(text)) or any((macro == "WRAPPED") != bool(row[3]) for macro, *row in rows):
         raise ValueError("driver.def: a row is not of the form that its head describes")
     return [
         Function(name, int(since), kind, subject, reason, action)
@@ -151,12 +154,15 @@ def plain_name(name: str) -> str:
 
 
 def _version(since: int) -> str:
-    """Return a CUDA version as people write it: 12.3 for 12030, – for 0, which means that none is documented."""
+    """Return a CUDA version as people write it: 12.3 for 12030; – for 0, as none is documented then."""
     return f"{since // 1000}.{since % 1000 // 10}" if since else "–"
 
 
 def _variants(group: Sequence[Function]) -> str:
-    """Return the exported names of one function. Those that came later than the first have their version."""
+    """Return the exported names of the variants `group` of one function: the plain name, and suffixes.
+
+    A variant that came later than the first is followed by its version.
+    """
     plain = plain_name(group[0].name)
     first = min(function.since for function in group)
     parts = []
@@ -167,33 +173,33 @@ def _variants(group: Sequence[Function]) -> str:
 
 
 def _table(functions: Sequence[Function]) -> list[str]:
-    """Return the table of one subject: one line a function, with its variants together."""
+    """Return the table of one subject, as lines. All variants of a function that have the same reason are one line."""
     groups: dict[tuple[str, str], list[Function]] = {}
     for function in functions:
         groups.setdefault((plain_name(function.name), function.reason), []).append(function)
-    reasons = any(function.reason for function in functions)
-    columns = ["function", "since", "exported as", *(["reason"] if reasons else [])]
+    has_reasons = any(function.reason for function in functions)
+    columns = ["function", "since", "exported as", *(["reason"] if has_reasons else [])]
     rows = [columns, ["---"] * len(columns)]
     for (plain, reason), group in sorted(groups.items()):
         since = _version(min(function.since for function in group))
-        rows.append([plain, since, _variants(group), *([reason] if reasons else [])])
+        rows.append([plain, since, _variants(group), *([reason] if has_reasons else [])])
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def _counts(functions: Sequence[Function]) -> list[str]:
-    """Return the table of the classes, with how many functions and exported names each has."""
-    names = Counter(function.kind for function in functions)
+    """Return the table of the classes, as lines, with the numbers of functions and of exported names in each."""
+    exported = Counter(function.kind for function in functions)
     plain = {kind: {plain_name(function.name) for function in functions if function.kind == kind} for kind in CLASSES}
     lines = ["| class | functions | exported names | what the hook does |", "| --- | --- | --- | --- |"]
     for kind, meaning in CLASSES.items():
-        lines.append(f"| [{kind}](#{kind}) | {len(plain[kind])} | {names[kind]} | {meaning} |")
-    everything = {plain_name(function.name) for function in functions}
-    lines.append(f"| all | {len(everything)} | {len(functions)} | |")
+        lines.append(f"| [{kind}](#{kind}) | {len(plain[kind])} | {exported[kind]} | {meaning} |")
+    all_plain = {plain_name(function.name) for function in functions}
+    lines.append(f"| all | {len(all_plain)} | {len(functions)} | |")
     return lines
 
 
 def _legend(functions: Sequence[Function]) -> list[str]:
-    """Return the table of what the reasons of these functions mean; nothing if none has a reason."""
+    """Return the table of what the reasons of these functions mean, as lines; nothing if no function has a reason."""
     used = {function.reason for function in functions}
     rows = [f"| {reason} | {text} |" for reason, text in (REASONS | ESCAPES | NOTES).items() if reason in used]
     return ["", "| reason | meaning |", "| --- | --- |", *rows] if rows else []

@@ -80,7 +80,8 @@ enum {
   CUDA_ERROR_UNKNOWN = 999,
 };
 
-/* Constants in place of handles. 0 means the legacy stream, or in a per-thread function the thread's own stream. */
+/* Constants in place of handles. 0 means the legacy stream; in a per-thread function (_ptsz, _ptds) it means the
+ * thread's own stream. */
 #define CU_STREAM_LEGACY     ((CUstream)(uintptr_t)1)
 #define CU_STREAM_PER_THREAD ((CUstream)(uintptr_t)2)
 
@@ -114,7 +115,7 @@ enum {
   CU_MEMORYTYPE_HOST = 1,
   CU_MEMORYTYPE_DEVICE = 2,
   CU_MEMORYTYPE_ARRAY = 3,
-  CU_MEMORYTYPE_UNIFIED = 4, /* the address tells */
+  CU_MEMORYTYPE_UNIFIED = 4, /* the address tells which kind of memory it is */
   CU_MEM_LOCATION_TYPE_DEVICE = 1,
   CU_MEM_LOCATION_TYPE_HOST = 2,
   CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
@@ -211,6 +212,7 @@ typedef struct {
 
 /* ---- copies ---- */
 
+/* The fields of a copy's source or destination. `side` is src or dst; the other parameters are types. */
 #define CU_COPY_SIDE_2D(side, host, address, size)                                                                     \
   size side##XInBytes, side##Y;                                                                                        \
   unsigned int side##MemoryType;                                                                                       \
@@ -218,7 +220,7 @@ typedef struct {
   address side##Device;                                                                                                \
   CUarray side##Array;                                                                                                 \
   size side##Pitch;
-/* In copies between devices a side's spare pointer is its context. */
+/* `spare` is a name: in copies between devices this field is the side's context. */
 #define CU_COPY_SIDE_3D(side, host, address, size, spare)                                                              \
   size side##XInBytes, side##Y, side##Z, side##LOD;                                                                    \
   unsigned int side##MemoryType;                                                                                       \
@@ -360,7 +362,7 @@ typedef union {
     uint64_t value64;
     unsigned int flags;
     CUdeviceptr alias;
-  } waitValue; /* and to write one: the same layout */
+  } waitValue; /* the operation that writes a value has the same layout */
   uint64_t pad[6];
 } CUstreamBatchMemOpParams;
 typedef struct {

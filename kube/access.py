@@ -1,8 +1,8 @@
 """The API server's address and our credentials: those of a pod's service account, or of a kubeconfig.
 
-The library reads both, and runs the exec plugin that a kubeconfig names (EKS, GKE or AKS). It does not notice a
-replaced file, and asks for a new token only by the clock. So this module decides when to read again: when a file has
-changed, after a minute, and when the API server no longer knows our token.
+The library reads both, and runs the exec plugin that a kubeconfig names (EKS, GKE or AKS). But it does not notice a
+replaced file, and asks for a new token only at certain times. So this module decides when to read again: when a file
+has changed, after a minute, and when the API server no longer knows our token.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 AGE_S: Final = 60.0
-"""Older credentials are read again. The library runs a plugin only if its token ends within 5 minutes."""
+"""Older credentials are read again. Even then the library runs a plugin only if its token ends within 5 minutes."""
 REFUSED_S: Final = 5.0
 """The least time between two reads because the API server did not know our token."""
 READ_S: Final = 15.0
-"""The time that a plugin has to answer."""
+"""The time for one read of the credentials: a plugin may have to answer in it."""
 _TOKEN: Final = "BearerToken"  # noqa: S105 - what the library calls it
 _TEXT_MAX: Final = 200
+"""Characters of another program's or library's text that an error quotes."""
 
 T = TypeVar("T")
 
@@ -58,12 +59,13 @@ class Access:
         """`name` stands for `files` in errors. `read` fills a configuration and returns what refreshes it."""
         self._name, self._files, self._read = name, files, read
         self._lock = asyncio.Lock()
-        self._asked: asyncio.Future[Any] | None = None
+        self._last_read: asyncio.Future[Any] | None = None
         """The last read of the credentials, which may still be under way."""
         self._configuration = Configuration()
         self._refresh: Refresh | None = None
+        """Reads the credentials in `_configuration` again; None: they were never read."""
         self._stamp: tuple[object, ...] = ()
-        """Of the files at the last read; empty: they have to be read."""
+        """The stamps of the files at the last read; empty: they have to be read."""
         self._read_s = 0.0
         """When the credentials were last read or refreshed, or a refresh failed."""
         self._refused_s = -REFUSED_S
@@ -92,14 +94,15 @@ class Access:
                 except AccessError as error:
                     self._read_s = time.monotonic()
                     log.warning("credentials stay as they were", extra={"cause": str(error)})
-            known = self._configuration
-            files = [_stamp(Path(file)) for file in (known.ssl_ca_cert, known.cert_file, known.key_file) if file]
-            return known, (known.host, known.verify_ssl, known.tls_server_name, known.proxy, *files)
+            now = self._configuration
+            stamps = [_stamp(Path(file)) for file in (now.ssl_ca_cert, now.cert_file, now.key_file) if file]
+            return now, (now.host, now.verify_ssl, now.tls_server_name, now.proxy, *stamps)
 
     def refused(self) -> bool:
         """Have the next `current` read everything again, because the API server does not know our token.
 
-        Return True: the request may be repeated. Return False, and do nothing, if it was done less than REFUSED_S ago.
+        Returns True: the caller may repeat its request. If this was done less than REFUSED_S ago, it does nothing and
+        returns False.
         """
         now_s = time.monotonic()
         if now_s - self._refused_s < REFUSED_S:
@@ -114,16 +117,16 @@ class Access:
         AccessError if the read is too slow or fails, and if what it has read cannot be used.
         """
         too_slow = AccessError(f"{self._name}: no credential within {READ_S:.0f} s: see what its plugin does")
-        if self._asked is not None and not self._asked.done():
+        if self._last_read is not None and not self._last_read.done():
             work.close()
             raise too_slow  # the library lets a hanging plugin run on: a second one would hang beside it
-        self._asked = asked = asyncio.ensure_future(work)
-        if not (await asyncio.wait({asked}, timeout=READ_S))[0]:
+        self._last_read = read = asyncio.ensure_future(work)
+        if not (await asyncio.wait({read}, timeout=READ_S))[0]:
             # Nobody awaits it any more. Its error is fetched here, so that asyncio does not log it as a lost one.
-            asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+            read.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise too_slow
         try:
-            done = asked.result()
+            result = read.result()
         except (ConfigException, OSError, yaml.YAMLError) as error:
             raise AccessError(f"{self._name}: {_reason(error)}: put it right") from None
         except Exception as error:  # noqa: BLE001 - the library trips in any way over a file that is no kubeconfig
@@ -131,12 +134,12 @@ class Access:
             raise AccessError(text) from None
         self._check(configuration)
         self._read_s = time.monotonic()
-        return done
+        return result
 
     def _check(self, configuration: Configuration) -> None:
         """Check the address and the credential of a configuration that was read. Raises AccessError.
 
-        In the configuration the token loses its line feed, and the strictest checks of certificates are switched off.
+        It also changes the configuration: the token loses its line feed, and certificates are checked less strictly.
         """
         parts = urlsplit(configuration.host)
         token = str(configuration.api_key.get(_TOKEN) or "").strip()  # a file of one line ends with a line feed
@@ -201,7 +204,7 @@ def from_kubeconfig(path: Path) -> Access:
 def _stamp(file: Path) -> object:
     """Return a value that changes when a file is replaced; None: it is missing, which the next read reports."""
     try:
-        status = os.stat(file)  # noqa: PTH116 - for every request
+        status = os.stat(file)  # noqa: PTH116 - Path.stat is slower, and this runs for every request
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino

@@ -35,10 +35,13 @@ CONNECT_S: Final = 5.0
 CONNECTIONS: Final = 8
 MERGE: Final = "application/merge-patch+json"
 _ABOUT_THE_OBJECT: Final = (404, 409, 410, 422)
+"""The statuses of refusals that the caller gets as an Answer."""
 _DEAD_S: Final = 30
+"""After this time a connection with a silent other end is given up."""
 _LINE_MAX: Final = 16 * 2**20
-"""An object has at most 1.5 MiB in etcd. As JSON with escapes it is longer."""
+"""Bytes. An object has at most 1.5 MiB in etcd. As JSON with escapes it is longer."""
 _TEXT_MAX: Final = 300
+"""Characters of the server's text that an error quotes."""
 
 
 class ApiUnavailable(Exception):
@@ -51,7 +54,7 @@ class ApiUnavailable(Exception):
         self.final = final
         """Whether asking again soon is useless."""
         self.after_s = after_s
-        """The time after which the server wants to be asked again."""
+        """The time after which the server wants to be asked again; None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,9 @@ class Client:
     ) -> Answer:
         """Send one request, and return the answer. Raises ApiUnavailable.
 
-        `parameters` are the query, `media` is the content type of `body`, a try takes at most `timeout_s`. A refusal
-        that is about the object (404, 409, 410, 422) is an answer, too. After a 401 the credentials are read again, and
-        the request is repeated, unless that was done just before (`Access.refused`).
+        `parameters` are the query. `media` is the content type of `body`. A try takes at most `timeout_s`. A refusal
+        that is about the object (404, 409, 410, 422) is an answer, too. After a 401 the credentials are read again and
+        the request is repeated, unless they have just been read for that reason (`Access.refused`).
         """
         while True:
             async with self._open(method, path, parameters or {}, timeout_s, body, media) as response:
@@ -107,9 +110,9 @@ class Client:
     async def patiently(
         self, path: str, within_s: float, pause_s: float, failed: Callable[[], None] = lambda: None
     ) -> Answer:
-        """Return the answer to a GET of `path`. It is repeated while the API server is away.
+        """Return the answer to a GET of `path`. The GET is repeated while the API server is away.
 
-        `pause_s`, the first pause, doubles with each try. `failed` is called for each failed try. Raises ApiUnavailable
+        `pause_s` is the first pause: each try doubles it. `failed` is called for each failed try. Raises ApiUnavailable
         when `within_s` have passed, and at once if another try is useless.
         """
         deadline_s = time.monotonic() + within_s
@@ -125,26 +128,26 @@ class Client:
                 pause_s *= 2
 
     async def stream(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> AsyncGenerator[Object]:
-        """Send a GET, and yield the JSON object of each line of the answer until it ends (a watch).
+        """Send the GET of a watch, and yield the JSON object in each line of the answer until the answer ends.
 
         `parameters` are the query. Raises ApiUnavailable if the stream breaks, or lasts longer than `timeout_s`.
         """
-        rest = b""  # of a line that has not come whole
+        partial = b""  # the begin of a line that has not come whole
         async with self._open("GET", path, parameters, timeout_s) as response:
             if response.status != 200:
                 if response.status == 401:
                     self._access.refused()  # the next request has new credentials
                 raise self.refusal(self._answer(response, await response.read()))
             async for chunk in response.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                if len(rest) > _LINE_MAX:
+                *lines, partial = (partial + chunk).split(b"\n")
+                if len(partial) > _LINE_MAX:
                     raise ApiUnavailable(f"{self._access.server} sent a line of more than {_LINE_MAX} bytes")
                 for line in lines:
                     if line.strip():
                         yield self._parsed(line)
 
     def refusal(self, answer: Answer) -> ApiUnavailable:
-        """Return the error to raise for an answer that the caller cannot use; its body, a Status, gives the reason."""
+        """Return the error to raise for an answer that the caller cannot use. The answer's body gives the reason."""
         message = answer.body.get("message")
         text = " ".join(message.split())[:_TEXT_MAX] if isinstance(message, str) and message else "no reason given"
         remedy = {
@@ -164,7 +167,7 @@ class Client:
         body: Object | None = None,
         media: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send one request, and yield its response for as long as the caller reads it. Arguments: as for `call`.
+        """Send one request, and yield its response while the caller reads it. The parameters are those of `call`.
 
         Raises ApiUnavailable if there is no response, or if the caller's reading fails.
         """
@@ -187,13 +190,13 @@ class Client:
     async def _current(self) -> _Session:
         """Return the session with the present credentials. Raises AccessError.
 
-        It is a new one if the address or a certificate has changed. The one before ends with its last request.
+        It is a new one if the address or a certificate has changed. The old one ends with its last request.
         """
         configuration, stamp = await self._access.current()
         if self._session is None or self._session.stamp != stamp:
-            before, self._session = self._session, _Session(configuration, stamp, self._agent)
-            if before is not None:
-                await before.retire()
+            old, self._session = self._session, _Session(configuration, stamp, self._agent)
+            if old is not None:
+                await old.retire()
         self._session.api.configuration = configuration  # its token may be new
         return self._session
 
@@ -208,9 +211,9 @@ class Client:
         return ApiUnavailable(f"API server {self._access.server}: {reason}: see that it runs and is reached from here")
 
     def _answer(self, response: aiohttp.ClientResponse, data: bytes) -> Answer:
-        """Return a response, with its body `data`, as an answer: a success, or a refusal about the object.
+        """Return a response with the body `data` as an answer: a success, or a refusal that is about the object.
 
-        Raises ApiUnavailable for a refusal that is about the server or about us.
+        Raises ApiUnavailable for any other refusal.
         """
         if 200 <= response.status < 300 or response.status in _ABOUT_THE_OBJECT:
             return Answer(response.status, self._parsed(data))
@@ -220,7 +223,7 @@ class Client:
             body = {}
         error = self.refusal(Answer(response.status, body))
         after = response.headers.get("Retry-After", "")
-        error.after_s = float(after) if after.isdecimal() and len(after) < 4 else None  # a date is ignored
+        error.after_s = float(after) if after.isdecimal() and len(after) < 4 else None  # no date, and below 1000 s
         raise error
 
     def _parsed(self, data: bytes) -> Object:
@@ -239,14 +242,15 @@ class _Session:
     """The library's client with one set of certificates. It lives until its last request has ended."""
 
     def __init__(self, configuration: Configuration, stamp: tuple[object, ...], agent: str) -> None:
-        """`stamp` came from `Access.current` with the configuration, and is another one when address or files change.
+        """`configuration` and `stamp` are those of `Access.current`. `agent` is the User-Agent.
 
-        `agent` is the User-Agent. The library's sockets are replaced by those of `_Rest`, which notice a dead
-        connection. Raises AccessError for an invalid certificate.
+        Raises AccessError for an invalid certificate.
         """
         self.stamp = stamp
-        self._users = 0
+        self._requests = 0
+        """Requests that are under way."""
         self._retired = False
+        """True: it closes with its last request."""
         configuration.connection_pool_maxsize = CONNECTIONS
         configuration.client_session_kwargs = {
             "trust_env": False,
@@ -264,18 +268,18 @@ class _Session:
     @contextlib.asynccontextmanager
     async def for_request(self) -> AsyncIterator[ApiClient]:
         """Lend the client for one request. The last request of a retired session closes it."""
-        self._users += 1
+        self._requests += 1
         try:
             yield self.api
         finally:
-            self._users -= 1
-            if self._retired and not self._users:
+            self._requests -= 1
+            if self._retired and not self._requests:
                 await self.close()
 
     async def retire(self) -> None:
         """Close it once no request uses it."""
         self._retired = True
-        if not self._users:
+        if not self._requests:
             await self.close()
 
     async def close(self) -> None:
@@ -294,7 +298,7 @@ class _Rest(RESTClientObject):  # type: ignore[misc]
 async def _refuse_redirects(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Pass a request on, as aiohttp's middleware. Raise ClientError for a redirect: no other server gets our token."""
+    """Pass a request on. Raise ClientError for a redirect: no other server may get our token. aiohttp's middleware."""
     response = await handler(request)
     if response.status in (301, 302, 303, 307, 308):
         response.close()
@@ -305,7 +309,8 @@ async def _refuse_redirects(
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """Return a socket for `address` that notices within 30 s that the other end is gone.
 
-    While it waits, three probes follow 15 s of silence, 5 s apart; while it sends, TCP_USER_TIMEOUT (ms) counts.
+    While it waits for data, the kernel sends three probes after 15 s of silence, 5 s apart. While data of ours is not
+    acknowledged, TCP_USER_TIMEOUT (in ms) counts.
     """
     family, kind, protocol, _, _ = address
     connection = socket.socket(family, kind, protocol)
@@ -318,5 +323,5 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 def jittered(pause_s: float) -> float:
-    """Return a random pause between half of `pause_s` and all of it, so that not all clients ask again at once."""
+    """Return a random pause between half of `pause_s` and all of it: not all clients should ask again at once."""
     return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

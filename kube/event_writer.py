@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.kube.events")
 
 EVENT_S: Final = 5.0
+"""The limit for one try to write an Event."""
 EVENT_TRIES: Final = 3
 _QUEUE_MAX: Final = 256
+"""The most Events that wait to be written."""
 
 
 class EventWriter:
-    """An asynchronous context manager. At its end pending Events still have a moment to be written."""
+    """Writes the Events of one component; an asynchronous context manager. At its end it still writes for a moment."""
 
     def __init__(self, client: Client, host: str, component: str, first_s: float = 0.5) -> None:
-        """`component` on `host` reports. After a failed write the pause is at most 4 times `first_s`, then 16 times."""
+        """The Events say that `component` on `host` reports. `first_s` sets the pauses between tries: see `_write`."""
         self._client = client
         self._first_s = first_s
         self._book = EventBook(host, component)
@@ -54,9 +56,9 @@ class EventWriter:
         return self._writings.qsize()
 
     def tell(self, subject: Subject, reason: str, message: str, *, warning: bool) -> None:
-        """Count an Event, and queue it to be written unless its subject has had enough of them (EventBook).
+        """Count an Event. Queue it to be written, unless enough was written about its subject (EventBook).
 
-        `reason` is one word for programs, `message` a line for users. If _QUEUE_MAX Events are queued, the Event is
+        `reason` is one word for programs, `message` a line for users. If _QUEUE_MAX Events are queued, this one is
         dropped, and the log says so.
         """
         about = notice(subject, reason, message, warning=warning)
@@ -81,11 +83,14 @@ class EventWriter:
                 self._writings.task_done()
 
     async def _write(self, writing: Writing) -> None:
-        """Write one Event, in EVENT_TRIES tries while the API server is away. If it fails, it is logged and dropped."""
+        """Write one Event, in up to EVENT_TRIES tries. If all fail, the Event is dropped, and the log says so.
+
+        The pause before the second try is at most 4 times `first_s`, before the third 16 times.
+        """
         why = ""
-        for number in range(EVENT_TRIES):
-            if number:
-                await asyncio.sleep(self._first_s * 4**number * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        for attempt in range(EVENT_TRIES):
+            if attempt:
+                await asyncio.sleep(self._first_s * 4**attempt * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             try:
                 answer = await self._send(writing)
             except ApiUnavailable as error:
@@ -96,10 +101,11 @@ class EventWriter:
             if 200 <= answer.status < 300:
                 return
             why = str(self._client.refusal(answer))
-            if answer.status == 409 and writing.create and number:
+            if answer.status == 409 and writing.create and attempt:
                 return  # the answer to an earlier try was lost, but that try has succeeded
+            # 409 for a new Event: its name is taken. 404 for a change: the Event has expired. Both are created anew.
             if answer.status != (409 if writing.create else 404):
-                break  # else the name of the new Event is taken, or the old Event has expired: create it anew
+                break
             writing = self._book.again(writing, time.time())
         self._book.forget(writing)
         subject = writing.notice.subject

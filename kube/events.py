@@ -1,7 +1,7 @@
 """Decides which Events about a pod are written (`kubectl describe pod` shows them) and which are only counted. Pure.
 
-The same Event again within ten minutes is one object with a count. Few Events of one pod are written in a minute,
-whatever happens to it. An Event that was withheld is in the count of the next one that is written.
+The same Event again within ten minutes only raises the count of the first one. Few Events of one pod are written in a
+minute, whatever happens to it. One that is not written is included in the count of the next one that is.
 
 The Events are those of core/v1, as kubelet writes them, so our roles need no second API group. The library has their
 types, but nothing that counts or limits them.
@@ -16,11 +16,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 WINDOW_S: Final = 600.0
+"""The same Event again within this time is counted in the first one."""
 WRITES_PER_MINUTE: Final = 4
+"""The most writes about one subject."""
 COUNTS_PER_MINUTE: Final = 2
-"""Of those writes, this many may only raise a count: the others are kept for new Events."""
+"""The most writes that only raise a count: the others of WRITES_PER_MINUTE are kept for new Events."""
 _KNOWN_MAX: Final = 1024
-"""Events and pods that are remembered. The oldest are forgotten first."""
+"""How many Events and how many subjects are remembered. The oldest are forgotten first."""
 _MESSAGE_MAX: Final = 1024
 _REASON_MAX: Final = 128
 _NAME_MAX: Final = 253
@@ -53,11 +55,12 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """A write to the API server: a new Event, or the name of an existing one and its changes."""
+    """A write to the API server."""
 
     notice: Notice
     name: str
     create: bool
+    """True: a new Event; False: a change of the one with this name."""
     body: Body
 
 
@@ -83,29 +86,31 @@ class EventBook:
         self._write_times: OrderedDict[str, list[float]] = OrderedDict()
         """By the subject's uid: the times of its last writes, at most WRITES_PER_MINUTE each."""
         self._number = 0
+        """How many names were given: a part of the next name."""
 
     def take(self, notice: Notice, now_s: float, unix_s: float) -> Writing | None:
         """Count an Event. Return what to write now; None: enough was written about its subject in the last minute.
 
-        An Event that was counted within WINDOW_S and has been written only gets its new count; any other is created.
+        The same Event within WINDOW_S, once it is written, only gets a higher count. Every other Event is created.
         """
         known = self._entries.get(notice)
         if known is None or now_s - known.last_s > WINDOW_S:
             known = self._remember(notice, _Entry("", unix_s, now_s, 0))
         known.count += 1
         known.last_s = now_s
-        if not self._may_write(notice.subject.uid, now_s, COUNTS_PER_MINUTE if known.name else WRITES_PER_MINUTE):
+        is_written = bool(known.name)
+        if not self._may_write(notice.subject.uid, now_s, COUNTS_PER_MINUTE if is_written else WRITES_PER_MINUTE):
             return None
-        if not known.name:
+        if not is_written:
             known.name = self._name(notice.subject.name, unix_s)
             return Writing(notice, known.name, create=True, body=self._whole(notice, known, unix_s))
         body: Body = {"count": known.count, "lastTimestamp": _time(unix_s)}
         return Writing(notice, known.name, create=False, body=body)
 
     def again(self, writing: Writing, unix_s: float) -> Writing:
-        """Return a write that creates the Event under a new name, which the book notes.
+        """Return a write that creates the Event of `writing` under a new name. The book notes the name.
 
-        `writing` has failed: the Event that it changes has expired, or the name of its new Event is taken.
+        Called when `writing` has failed: the Event that it changes has expired, or the name of its new Event is taken.
         """
         known = self._entries.get(writing.notice) or _Entry("", unix_s, 0.0, 1)  # the book may have forgotten it
         known.name = self._name(writing.notice.subject.name, unix_s)
@@ -121,10 +126,10 @@ class EventBook:
         if writing.create and known is not None and known.name == writing.name:
             del self._entries[writing.notice]
 
-    def _may_write(self, uid: str, now_s: float, most: int) -> bool:
-        """Tell whether a subject had fewer than `most` writes in the last minute. If so, note one more, at `now_s`."""
+    def _may_write(self, uid: str, now_s: float, writes_max: int) -> bool:
+        """Tell whether a subject had fewer than `writes_max` writes in the last minute. If so, note one at `now_s`."""
         recent = [at for at in self._write_times.get(uid, []) if now_s - at < 60]
-        allowed = len(recent) < most
+        allowed = len(recent) < writes_max
         if allowed:
             recent.append(now_s)
         self._write_times[uid] = recent
@@ -134,7 +139,7 @@ class EventBook:
         return allowed
 
     def _remember(self, notice: Notice, entry: _Entry) -> _Entry:
-        """Put an Event into the book as its newest, and return it. The oldest may be forgotten for it."""
+        """Put an Event into the book as its newest, and return it. If there are too many, forget the oldest."""
         self._entries[notice] = entry
         self._entries.move_to_end(notice)
         while len(self._entries) > _KNOWN_MAX:
@@ -142,7 +147,7 @@ class EventBook:
         return entry
 
     def _name(self, subject_name: str, unix_s: float) -> str:
-        """Return a new Event's name. The time and a number make it unique, even after a restart."""
+        """Return a new Event's name. The time in µs and a number make it unique, even after a restart."""
         self._number += 1
         suffix = f".{int(unix_s * 1e6):x}{self._number % 256:02x}"
         return subject_name[: _NAME_MAX - len(suffix)].rstrip("-.") + suffix
@@ -174,7 +179,7 @@ class EventBook:
 
 
 def event_namespace(subject: Subject) -> str:
-    """Return the namespace of an Event. For a subject without one the API server accepts only `default`."""
+    """Return the namespace of an Event. If its subject has none, the API server accepts only `default`."""
     return subject.namespace or "default"
 
 

@@ -1,9 +1,9 @@
 """Decides which replica is active, by a Lease at the API server, as Kubernetes' own controllers do.
 
-The holder writes its name again every few seconds. The other replicas watch whether the name is written. They use their
-own clocks, so the machines' clocks need not agree. A holder that could not write for RENEW_WITHIN_S stops deciding,
-well before another replica may take over. If two decide for a moment, that does no harm: their writes name the pod by
-its uid, and the agent has the last word about devices.
+The holder writes its name again every few seconds. The other replicas measure by their own clocks how long the Lease
+stays unchanged, so the machines' clocks need not agree. A holder that could not write for RENEW_WITHIN_S stops
+deciding, well before another replica may take over. If two decide for a moment, that does no harm: their writes name
+the pod by its uid, and the agent has the last word about devices.
 
 The library's election is not used (docs/adr/0026): it goes by the wall clock, writes local time as UTC, waits for an
 answer for five minutes, and does not give the lease up.
@@ -29,8 +29,11 @@ log = logging.getLogger("sharepod.kube.lease")
 TAKE_AFTER_S: Final = 15.0
 """A lease that was not written for this time is free."""
 RENEW_WITHIN_S: Final = 10.0
+"""A holder that has not written the lease for this time does not decide."""
 RENEW_S: Final = 2.0
+"""The interval of the holder's writes and of the others' reads."""
 CALL_S: Final = 4.0
+"""The limit for one answer."""
 
 
 class Lease:
@@ -44,9 +47,9 @@ class Lease:
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name, self._holder = name, holder
         self._written_s: float | None = None
-        """When the last step began that wrote the lease, by `clock`; None: this replica does not hold the lease."""
-        self._seen = ("", -1.0)
-        """What the lease said when it last changed, and when this replica saw the change."""
+        """By `clock`: the begin of the last step that wrote the lease. None: this replica does not hold the lease."""
+        self._last_change = ("", -1.0)
+        """The lease's holder and time as this replica first saw them, and when that was."""
         self.turns = 0
         """How many times this replica has got the lease."""
         self.trouble = ""
@@ -83,7 +86,7 @@ class Lease:
 
     async def _step(self) -> None:
         """Read the lease once. Renew it if this replica has it, take it if it is free. Raises ApiUnavailable."""
-        began_s = self._clock()  # before the read: however long the write takes, the hold does not count as longer
+        began_s = self._clock()  # the hold counts from here, so that a slow read or write never makes it too long
         answer = await self._read()
         if answer.status == 404:
             await self._create(began_s)
@@ -92,17 +95,17 @@ class Lease:
             raise self._client.refusal(answer)
         spec = at(answer.body, "spec")
         holder = text(spec, "holderIdentity")
-        said_now = f"{holder} {spec.get('renewTime')}"
-        if said_now != self._seen[0]:
-            self._seen = said_now, began_s
-        ours = holder == self._holder
-        free = not holder or began_s - self._seen[1] >= TAKE_AFTER_S  # by our clock: it was not written meanwhile
-        if not ours and self._written_s is not None:
+        content = f"{holder} {spec.get('renewTime')}"
+        if content != self._last_change[0]:
+            self._last_change = content, began_s
+        is_ours = holder == self._holder
+        is_free = not holder or began_s - self._last_change[1] >= TAKE_AFTER_S
+        if not is_ours and self._written_s is not None:
             self._lose(f"{holder or 'no replica'} has it")
-        if ours or free:
-            changes = spec.get("leaseTransitions")
-            transitions = (changes if isinstance(changes, int) else 0) + (not ours)
-            self._won(await self._replace(answer, self._spec(transitions, is_new=not ours)), began_s)
+        if is_ours or is_free:
+            so_far = spec.get("leaseTransitions")
+            transitions = (so_far if isinstance(so_far, int) else 0) + (not is_ours)
+            self._won(await self._replace(answer, self._spec(transitions, is_new=not is_ours)), began_s)
 
     async def _read(self) -> Answer:
         """Return the answer to a GET of the lease. Raises ApiUnavailable."""
@@ -129,7 +132,8 @@ class Lease:
     def _spec(self, transitions: int, *, is_new: bool) -> Object:
         """Return the spec that says that this replica holds the lease. `is_new`: until now it did not.
 
-        `transitions`: how often the lease has changed hands. It is for readers; so are the times.
+        `transitions`: how often the lease has changed hands. This number and the times are only for people: the other
+        replicas merely notice that `renewTime` changes.
         """
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {

@@ -1,7 +1,7 @@
 """Reads a pod as the API server shows it, whatever it contains. Pure values.
 
-A field that is missing or of another type counts as empty: a tenant wrote it, or another version of Kubernetes. The
-meaning of annotations is for the user of this value to find out.
+A field that is missing or of another type counts as empty: a tenant wrote it, or another version of Kubernetes. What
+annotations mean is not known here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Container:
     stays: bool = True
     """Whether it runs beside the others: it is no init container, or it is a sidecar."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of a draft's container. A variable is empty here if its value comes from another object."""
+    """Variables; only in a draft (read_draft). A variable is empty here if its value comes from another object."""
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -65,7 +65,7 @@ class Pod:
     name: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Only in a draft."""
+    """Only in a draft (read_draft)."""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     ephemeral: tuple[str, ...] = ()
@@ -98,9 +98,10 @@ class Pod:
 
     @property
     def cgroup_uid(self) -> str:
-        """Return the name of its cgroup: the manifest's hash for the mirror of a static pod, else the uid.
+        """Return the uid in the name of its cgroup: the manifest's hash for the mirror of a static pod, else the uid.
 
-        A tenant may annotate any pod with such a hash. It has no dashes, and a uid has: so it never names another pod.
+        A tenant may annotate any pod with such a hash. But a hash has no dashes and a uid has: so the hash is never the
+        uid of another pod.
         """
         digest = self.annotations.get(_HASH, "") if _MIRROR in self.annotations else ""
         return digest if _DIGEST.fullmatch(digest) else self.uid
@@ -188,7 +189,7 @@ def _pod(body: Object, resource: str, *, is_draft: bool) -> Pod:
 
 
 def _containers(spec: Object, key: str, resource: str, is_draft: bool) -> tuple[Container, ...]:
-    """Read the list `key` of a pod's spec. An entry that is no object is left out, but counts in the others' index."""
+    """Read the list `key` of a pod's spec. An entry that is no object is left out, but keeps its index."""
     found = spec.get(key)
     return tuple(
         _container(entry, (key, index), resource, is_draft)
@@ -215,8 +216,8 @@ def _container(entry: Object, place: tuple[str, int], resource: str, is_draft: b
 def _workload(controller: Object, template_hash: str) -> str:
     """Return the workload that a pod's controller belongs to, like Deployment/web; empty: the pod has no controller.
 
-    `template_hash`: the pod's label pod-template-hash; a Deployment names its ReplicaSets by it. A CronJob names its
-    Jobs by the minute for which they are made.
+    A Deployment ends the names of its ReplicaSets with `template_hash`, the pod's label pod-template-hash. A CronJob
+    ends the names of its Jobs with the minute for which they are made.
     """
     kind, name = text(controller, "kind"), text(controller, "name")
     if kind == "ReplicaSet" and template_hash and name.endswith(f"-{template_hash}"):
@@ -224,4 +225,4 @@ def _workload(controller: Object, template_hash: str) -> str:
     elif kind == "Job" and (by_minute := _OF_CRON_JOB.fullmatch(name)):
         kind, name = "CronJob", by_minute[1]
     found = f"{kind}/{name}"
-    return found if _WORKLOAD.fullmatch(found) else ""  # whoever makes a pod may write anything here
+    return found if _WORKLOAD.fullmatch(found) else ""  # a tenant may have written anything

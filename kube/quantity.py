@@ -1,7 +1,8 @@
 """Reads Kubernetes' quantities, "1500m" or "10Gi", exactly. Pure.
 
-The library's `parse_quantity` rounds to 28 digits. It takes "NaN", "1_000" and Arabic digits for numbers, and also
-"1e999999", an integer that fills the memory. Here a number has at most 20 digits before its point and after it.
+The library's `parse_quantity` is not used. It rounds to 28 digits. It takes "NaN", "1_000" and Arabic digits for
+numbers, and also "1e999999", an integer that fills the memory. Here a number has at most 20 digits before its point and
+as many after it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ _TEXT: Final = re.compile(
     r"([+-]?)([0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
 )
 _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+"""The exponent of 2 for a suffix."""
 _DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+"""The exponent of 10 for a suffix."""
 _MOST: Final = 2**31 - 1
 """More than any machine has; the largest number that placement uses."""
 _LENGTH_MAX: Final = 64
-"""Longer texts are no quantities, and are not cached: pods of strangers must not fill the memory."""
+"""Longer texts are no quantities, and are not cached: a tenant's pods must not fill the memory."""
 
 
 def exact(text: str) -> Fraction | None:
@@ -30,7 +33,7 @@ def exact(text: str) -> Fraction | None:
     number, suffix = Fraction(match[1] + match[2].removesuffix(".")), match[3] or ""
     if suffix in _BINARY:
         return number * (1 << _BINARY[suffix])
-    exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
+    exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])  # else it is "e3" or "E-3"
     return number * Fraction(10) ** exponent
 
 

@@ -1,6 +1,6 @@
 """Reads a server's certificate, key, clients' authority and token from files, and reads them again when they change.
 
-It opens no socket: a server asks it for the TLS context of a connection, or whether a header shows the token.
+It opens no socket. A server asks it for the TLS context of a connection, or whether a header has the right token.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 TOKEN_MIN: Final = 16
 _TOKEN_READ_MAX: Final = 4096
+"""Bytes that are read of a token's file."""
 
 
 def read_token(path: str) -> bytes:
-    """Return the token in a file, without surrounding white space. Raises OSError or ValueError (what is wrong)."""
+    """Return the token in a file, without surrounding white space. Raises OSError, or ValueError with what is wrong."""
     with Path(path).open("rb") as file:
         token = file.read(_TOKEN_READ_MAX).strip()
-    if len(token) < TOKEN_MIN or not all(0x21 <= byte <= 0x7E for byte in token):
+    if len(token) < TOKEN_MIN or not all(0x21 <= byte <= 0x7E for byte in token):  # "!" to "~"
         raise ValueError(f"it is no token: write one word of at least {TOKEN_MIN} printable ASCII characters")
     return token
 
@@ -40,14 +41,14 @@ def _read_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:
     context.load_cert_chain(certificate, key, password="")  # without a password OpenSSL asks on the terminal
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
-        # A client that resumes a session would not have to show a certificate again.
+        # No sessions to resume: a client that resumes one does not show its certificate again.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context
 
 
 class Credentials:
-    """What a server shows to clients (certificate and key), and what clients show to it (a certificate, or the token).
+    """What a server shows to clients (certificate and key), and what clients must show to it (a certificate, a token).
 
     Empty paths: no TLS, no client certificate, no token. A server calls `refresh` for each connection, so renewed files
     are used from the next connection on. If files cannot be read, that is logged once, and the last content stays.
@@ -75,14 +76,14 @@ class Credentials:
         self.context: ssl.SSLContext | None = None
         self._token: bytes | None = None
         self._pair: tuple[bytes, bytes]
-        """Certificate and key, as the files hold them."""
+        """The content of the files of certificate and key."""
         if cause := self._read():
             raise SettingsError(f"{what}: {cause}")
 
     def refresh(self) -> bool:
         """Read the files again if they have changed. Tell whether new content is in use now.
 
-        False: they have not changed, or they cannot be read; then the last content stays.
+        False: they have not changed, or what changed cannot be used. Then the last content stays in use.
         """
         stamps = self._look()
         if stamps == self._stamps:
@@ -95,7 +96,7 @@ class Credentials:
         return True
 
     def following(self) -> ssl.SSLContext | None:
-        """Return a context for an asyncio server; every handshake uses the files as they are then.
+        """Return a context for an asyncio server. It follows the files: each handshake uses their present content.
 
         None: there is no certificate, so the server speaks no TLS.
         """
@@ -104,18 +105,18 @@ class Credentials:
             return None
 
         def renew(connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
-            """Give the connection, which begins its handshake, the context of the present files."""
+            """Give a connection that begins its handshake the context of the present files."""
             self.refresh()
             if self.context is not None:
                 connection.context = self.context
 
-        context.sni_callback = renew  # called even if the client names no server
+        context.sni_callback = renew  # OpenSSL calls it in each handshake, even if the client names no server
         return context
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        """Return the credentials for a gRPC server that asks for no client certificates. A certificate must be given.
+        """Return the credentials for a gRPC server that asks for no client certificates. They follow the files.
 
-        At every handshake gRPC asks whether the files have changed.
+        There must be a certificate.
         """
         import grpc  # imported late: the webhook does not need it
 
@@ -124,17 +125,17 @@ class Credentials:
             certificate, key = self._pair
             return grpc.ssl_server_certificate_configuration([(key, certificate)])
 
-        def renewed() -> grpc.ServerCertificateConfiguration | None:  # on a thread of gRPC; None: no change
-            """Return a new configuration if the files have changed."""
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            """Return a new configuration; None: the files have not changed. gRPC calls it in each handshake."""
             return configuration() if self.refresh() else None
 
-        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)  # the stubs forget None
+        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)  # gRPC's types forget None
         return grpc.dynamic_ssl_server_credentials(configuration(), fetch)
 
     def accept(self, authorization: str) -> bool:
-        """Tell whether the Authorization header has the token; always True without a token file.
+        """Tell whether the Authorization header has the token. True if there is no token file.
 
-        The comparison takes the same time wherever the first wrong byte is: its time tells nothing about the token.
+        The comparison takes equally long wherever the first wrong byte is, so its duration tells nothing of the token.
         """
         if self._token is None:
             return True
@@ -142,12 +143,13 @@ class Credentials:
         return hmac.compare_digest(token.strip().encode(), self._token) and scheme.lower() == "bearer"
 
     def _read(self) -> str:
-        """Read all files, and use them from now on. Return an empty text, or what is wrong with one of them.
+        """Read all files, and use their content from now on. Return an empty text.
 
-        If something is wrong, the last content stays in use.
+        If something is wrong, the last content stays in use; return what is wrong.
         """
         try:
-            content = {path: Path(path).read_bytes() for path in self._paths}  # OpenSSL does not say which is missing
+            # Read here, because OpenSSL does not say which file is missing.
+            content = {path: Path(path).read_bytes() for path in self._paths}
             context = None
             if self._certificate:
                 context = _read_context(self._certificate, self._key, self._client_ca)
@@ -167,7 +169,7 @@ class Credentials:
         return ""
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        """Return the stamps of all files; if they differ from the last ones, a file has changed."""
+        """Return the stamps of all files. A stamp changes when its file does."""
         return [_stamp(path) for path in self._paths]
 
 

@@ -1,4 +1,4 @@
-"""The errors that keep a process from starting: one line with what is wrong, the bound and the remedy; an exit code."""
+"""The errors that keep a process from starting: a text of one line, with the limit and the remedy, and an exit code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
+_LIKENESS: Final = 0.6
+"""From 0 to 1: a known name must be at least so like an unknown one to be named as the remedy. difflib's default."""
 
 
 class CannotStart(Exception):
@@ -25,10 +27,10 @@ class SettingsError(CannotStart):
 
 
 def unknown(what: str, name: str, known: Sequence[str], remedy: str = "") -> SettingsError:
-    """Return the error for an unknown name; `what` is the kind of name, like "flag".
+    """Return the error for an unknown name. `what` is the kind of name, such as "flag".
 
-    It ends in the nearest of the `known` names; if none is near, in the remedy, or in all known names.
+    The error ends in the `known` name that is most like it. If none is, it ends in `remedy`, or in all known names.
     """
-    near = difflib.get_close_matches(name, known, 1, 0.6)
+    near = difflib.get_close_matches(name, known, 1, _LIKENESS)
     cure = f"did you mean {near[0]}?" if near else remedy or f"known are {', '.join(known)}"
     return SettingsError(f"unknown {what} {name}: {cure}")

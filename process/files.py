@@ -15,15 +15,13 @@ UNFINISHED: Final = ".new"
 def replace(path: Path, content: str | bytes, mode: int = 0o644) -> os.stat_result:
     """Replace the file at `path`, also on disk, and give it `mode`. Return the status of the new file.
 
-    Only one process may write it at a time.
-
-    Raises OSError. Then the old file is still there, and no part of the new one is left: on a full disk such a part
-    would take the room that the next write needs.
+    Only one process may write it at a time. Raises OSError: then the old file is still there, and no part of the new
+    one is left. On a full disk such a part would take the room that the next write needs.
     """
     fresh = path.with_name(path.name + UNFINISHED)
     try:
         with open(os.open(fresh, _FLAGS, mode), "wb") as file:  # noqa: PTH123 - a descriptor
-            os.fchmod(file.fileno(), mode)  # whatever the umask is, and whatever mode a crash left
+            os.fchmod(file.fileno(), mode)  # neither the umask nor an unfinished file may change the mode
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())

@@ -1,7 +1,7 @@
 """Reads the flags of a process. Typer writes its `--help`, so that it looks like the `sharepod` command's.
 
-argparse reads the flags: Typer would load pydantic to check their values, at 10 MiB in each process (ADR 25). Values
-stay text here. They are checked in one place, wherever they come from.
+argparse reads the flags, and not Typer: that would load pydantic to check their values, at 10 MiB in each process (ADR
+25). Values stay text here: `options.py` checks them, wherever they come from.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sharepod.process.setting import Setting
 
 _WORD_MAX: Final = 29
-"""`--help` breaks a longer word in its column of defaults."""
+"""Characters: Typer would break a longer word anywhere in its column of defaults."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,8 +30,8 @@ class _Parser(argparse.ArgumentParser):
 def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Sequence[str]) -> dict[str, object]:
     """Return the values of the given flags by the names of their settings, and that of `--config` by `config`.
 
-    `head` is the text at the top of `--help`, `items` are the settings. Values are text, those of `FLAG` bool. Raises
-    SettingsError. `--help` is printed and ends the process.
+    `items` are the settings. Values are text; those of the kind FLAG are bool. `--help` is printed, with `head` at its
+    top, and ends the process. Raises SettingsError.
     """
     parser = _Parser(prog=program, allow_abbrev=False, add_help=False)
     parser.add_argument("--config")
@@ -54,16 +54,16 @@ def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Seq
 
 
 def _with_breaks(word: str) -> str:
-    """Return a word with a space after each comma, colon or slash at which `--help` is to break it (80 columns).
+    """Return a word with spaces in it, at which `--help` can break it: after commas, colons or slashes.
 
     A part is longer than _WORD_MAX only if it has none of these marks.
     """
-    end = max(word.rfind(mark, 0, _WORD_MAX) for mark in ",:/") + 1
+    end = max(word.rfind(mark, 0, _WORD_MAX) for mark in ",:/") + 1  # 0: there is no mark
     return word if len(word) <= _WORD_MAX or not end else f"{word[:end]} {_with_breaks(word[end:])}"
 
 
 def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
-    """Let Typer print `--help`, from a function that takes each setting as a parameter."""
+    """Let Typer print `--help`. It makes the options from the parameters of a function: one for each setting."""
     import inspect
 
     import typer
@@ -78,7 +78,7 @@ def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
 
     parameters = []
     for item in items:
-        is_flag = item.kind is FLAG  # without `--no-…`, which would take a column from the descriptions
+        is_flag = item.kind is FLAG  # `--no-…` is left out: it would take a column from the descriptions
         option = typer.Option(item.flag, metavar=None if is_flag else item.kind.metavar, help=item.meaning)
         default = _with_breaks(item.default) or None
         parameters.append(

@@ -1,6 +1,6 @@
 """The kinds of values that settings have: how a value is read from a flag, a variable or YAML, and how it is shown.
 
-If only one process needs a kind, it is defined beside that process's settings.
+A kind that only one process needs is defined beside the settings of that process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FALSE: Final = ("0", "false", "no", "off", "")
 
 
 def plain(value: object) -> str:
-    """Return a value as text: YAML may have read it as a number. Raises ValueError for a boolean, a list or nothing."""
+    """Return a value as text: YAML may have read it as a number. Raises ValueError for a boolean, a list or None."""
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
     raise ValueError("give text")
@@ -39,7 +39,7 @@ def text(pattern: str = r".*", remedy: str = "give text", metavar: str = "NAME")
 
 
 def choice(*words: str) -> Kind[str]:
-    """Return the kind of one word out of `words`, two at least."""
+    """Return the kind of one word out of `words`, which are two or more."""
 
     def read(value: object) -> str:
         """Return the word. Raises ValueError."""
@@ -53,7 +53,7 @@ def choice(*words: str) -> Kind[str]:
 
 
 def whole(least: int, most: int, what: str = "a whole number", metavar: str = "NUMBER") -> Kind[int]:
-    """Return the kind of whole numbers from `least`, 0 or more, to `most`. `what` names such a number in the error."""
+    """Return the kind of whole numbers from `least` (>= 0) to `most`. `what` is what the error asks for."""
 
     def read(value: object) -> int:
         """Return the number. Raises ValueError."""
@@ -71,7 +71,7 @@ def percent(least: int, most: int) -> Kind[int]:
 
 
 def _read_flag(value: object) -> bool:
-    """Return whether a word means yes; an empty text means no. Raises ValueError."""
+    """Return whether a word means true; an empty text means false. Raises ValueError for any other."""
     word = str(value).lower()
     if word not in _TRUE + _FALSE:
         raise ValueError("give true or false")
@@ -95,16 +95,16 @@ PATH: Final[Kind[Path]] = Kind("PATH", _read_path)
 
 
 def _read_file(value: object) -> str:
-    """Return an absolute path as text; an empty text stays empty. Raises ValueError."""
+    """Return an absolute path, or the empty text, as text. Raises ValueError for any other."""
     return str(_read_path(value)) if plain(value) else ""
 
 
 FILE: Final[Kind[str]] = Kind("PATH", _read_file)
-"""An absolute path, or empty for none."""
+"""An absolute path; empty: no file."""
 
 
 def _read_words(value: object) -> tuple[str, ...]:
-    """Return the words of a list, or of a text with commas, without empty ones. Raises ValueError."""
+    """Return the words of a list, or of a text with commas. Empty words are left out. Raises ValueError."""
     parts = value if isinstance(value, (list, tuple)) else plain(value).split(",")
     return tuple(word for word in (plain(part).strip() for part in parts) if word)
 
@@ -116,7 +116,8 @@ WORDS: Final[Kind[tuple[str, ...]]] = Kind("LIST", _read_words, ",".join)
 def address(remedy: str, *, off: str | None = None, least_port: int = 0) -> Kind[str]:
     """Return the kind of `HOST:PORT`. `remedy` is the error for any other text.
 
-    If `off` is given, it is the value for the word off and for an empty text. A port below `least_port` is refused.
+    `off` is the value for the word off and for an empty text; None: these are errors, too. A port below `least_port` is
+    refused.
     """
 
     def read(value: object) -> str:
@@ -133,7 +134,7 @@ def address(remedy: str, *, off: str | None = None, least_port: int = 0) -> Kind
 
 
 def is_loopback(place: str) -> bool:
-    """Tell whether a `HOST:PORT` can be reached only from this machine. Of names, only localhost counts as local."""
+    """Tell whether a `HOST:PORT` can be reached only from this machine. The only name that counts is localhost."""
     host = place.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

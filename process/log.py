@@ -1,4 +1,7 @@
-"""Formats the log of a process: one event a line on stderr, as text (`key=value`) or JSON. Values travel in `extra`."""
+"""Formats the log of a process: one event a line on stderr, as text (`key=value`) or JSON.
+
+A call such as log.info gives the values of an event in `extra`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+"""The attributes that any record may have: all others came in `extra`."""
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Return the event's own values, those that came in `extra`."""
+    """Return the values that came in `extra`."""
     return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
 
 

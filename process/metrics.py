@@ -1,7 +1,8 @@
 """Tables of metrics: a row becomes one of prometheus_client's families, and one line of the manual. Pure.
 
-When a collector is scraped, it takes a snapshot and hands it to its tables. A new metric is one row of a table. Its
-name decides its type: a counter's name ends in `_total`; a metric that is no counter, histogram or info is a gauge.
+When a collector is scraped, it takes a snapshot and hands it to its tables. A table finds the sources in the snapshot,
+such as shares; a row has one series for each of them. A new metric is one row. A Row is a counter if its name ends in
+`_total`, else a gauge.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Row(Generic[Source]):
     name: str
     doc: str
     value: Callable[[Source], float]
+    """Returns the value of a source."""
 
     @property
     def kind(self) -> str:
@@ -54,7 +56,7 @@ class Row(Generic[Source]):
     def samples(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
         """Return the name and the labels of a source's sample.
 
-        `labels` are the names of the table's labels, `key` their values, of which the last may be missing.
+        `labels` are the names of the table's labels, `key` their values. Values at the end may be missing.
         """
         return [(self.name, dict(zip(labels, key, strict=False)))]
 
@@ -67,7 +69,7 @@ class HistogramRow(Generic[Source]):
     doc: str
     bounds_s: Sequence[float]
     value: Callable[[Source], tuple[Sequence[int], float]]
-    """Return the counts, by the first bound that each value did not exceed (the last: above all), and the sum."""
+    """Returns a source's counts and sum, as `Histogram.seconds` does."""
 
     @property
     def kind(self) -> str:
@@ -81,36 +83,36 @@ class HistogramRow(Generic[Source]):
     def series(self, sources: Iterable[tuple[Key, Source]]) -> list[tuple[Key, Values]]:
         """Return the samples of each source, by the values of the table's labels.
 
-        They are, for each bound, the count of values up to it; then the count and the sum of all.
+        They are, for each bound and for infinity, the count of values up to it; then the count and the sum of all.
         """
         found: list[tuple[Key, Values]] = []
         for key, source in sources:
             counts, sum_s = self.value(source)
-            below = list(accumulate(counts))
-            found.append((key, [*below, below[-1], sum_s]))
+            up_to = list(accumulate(counts))
+            found.append((key, [*up_to, up_to[-1], sum_s]))
         return found
 
     def samples(self, labels: Sequence[str], key: Key) -> list[tuple[str, Labels]]:
         """Return the names and the labels of a source's samples, in the order of `series`.
 
-        `labels` are the names of the table's labels, `key` their values, of which the last may be missing.
+        `labels` are the names of the table's labels, `key` their values. Values at the end may be missing.
         """
-        own = dict(zip(labels, key, strict=False))
-        ends = [number(bound_s) for bound_s in (*self.bounds_s, _INFINITY)]
-        buckets = [(f"{self.name}_bucket", {**own, "le": end}) for end in ends]
-        return [*buckets, (f"{self.name}_count", own), (f"{self.name}_sum", own)]
+        common = dict(zip(labels, key, strict=False))
+        bounds = [number(bound_s) for bound_s in (*self.bounds_s, _INFINITY)]
+        buckets = [(f"{self.name}_bucket", {**common, "le": bound}) for bound in bounds]
+        return [*buckets, (f"{self.name}_count", common), (f"{self.name}_sum", common)]
 
 
 @dataclass(frozen=True, slots=True)
 class InfoRow(Generic[Source]):
-    """A series that is always 1. Its labels need not be repeated on other series. Its name ends in `_info`."""
+    """A metric that is always 1 and has many labels, which other metrics need not repeat. Its name ends in `_info`."""
 
     name: str
     text: str
     labels: tuple[str, ...]
-    """Its own labels, besides those of its table."""
+    """The names of its own labels, besides those of its table."""
     value: Callable[[Source], Sequence[str]]
-    """Return their values."""
+    """Returns the values of its own labels for a source."""
 
     @property
     def kind(self) -> str:
@@ -141,9 +143,9 @@ class InfoRow(Generic[Source]):
 
         `labels` are the names of the table's labels; `key` has their values, then those of the row's own labels.
         """
-        first = len(key) - len(self.labels)
-        table = dict(zip(labels, key[:first], strict=False))
-        return [(self.name, {**table, **dict(zip(self.labels, key[first:], strict=True))})]
+        split = len(key) - len(self.labels)
+        of_table = dict(zip(labels, key[:split], strict=False))
+        return [(self.name, {**of_table, **dict(zip(self.labels, key[split:], strict=True))})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,22 +154,22 @@ class Table(Generic[Snapshot, Source]):
 
     title: str
     labels: Mapping[str, Sequence[str]]
-    """By name: the possible values of a label; none: it can have any value."""
+    """By name: the possible values of a label; empty: it can have any value."""
     rows: Sequence[Row[Source] | HistogramRow[Source] | InfoRow[Source]]
     sources: Callable[[Snapshot], Iterable[tuple[Sequence[str], Source]]]
-    """Return the sources in a snapshot, each with its labels' values. The last labels may be missing."""
+    """Returns the sources in a snapshot, each with the values of its labels. Values at the end may be missing."""
     ended: Callable[[Snapshot], Iterable[tuple[Sequence[str], Source]]] = lambda _: ()
-    """Return sources that no longer exist. Their counters are still reported, their gauges are not."""
+    """Returns sources that no longer exist. Their counters are still reported, their gauges are not."""
 
     def families(self, snapshot: Snapshot) -> list[Family]:
-        """Return a family for each row, with the series of a snapshot, if it has some.
+        """Return a family for each row, with the series of a snapshot; it may have none.
 
         A gauge has no series for a source that has ended.
         """
         names = tuple(self.labels)
-        sources = [(tuple(values), source) for values, source in self.sources(snapshot)]
-        counted = [*sources, *((tuple(values), source) for values, source in self.ended(snapshot))]
-        return [Family(row, names, row.series(sources if row.kind == "gauge" else counted)) for row in self.rows]
+        present = [(tuple(values), source) for values, source in self.sources(snapshot)]
+        with_ended = [*present, *((tuple(values), source) for values, source in self.ended(snapshot))]
+        return [Family(row, names, row.series(present if row.kind == "gauge" else with_ended)) for row in self.rows]
 
 
 class Histogram:
@@ -186,12 +188,15 @@ class Histogram:
 
     @property
     def seconds(self) -> tuple[list[int], float]:
-        """Return the counts, by the first bound that each value did not exceed (the last: above all), and the sum."""
+        """Return the counts and the sum of all durations.
+
+        Each count is for the durations up to its bound and above the bound before. The last is for those above all.
+        """
         return list(self._counts), self._sum_s
 
 
 AnyTable = Table[Snapshot, Any]
-"""A table of sources of any type: only the table itself knows the type."""
+"""A table with sources of any type. Only the table itself knows the type."""
 
 
 def families(tables: Iterable[AnyTable[Snapshot]], snapshot: Snapshot) -> list[Family]:
@@ -212,6 +217,6 @@ def manual(title: str, introduction: Sequence[str], tables: Iterable[AnyTable[An
 
 
 def _label(item: tuple[str, Sequence[str]]) -> str:
-    """Return a label for the manual: its name and, if they are given, its possible values."""
+    """Return a label for the manual: its name and its possible values, if the table gives them."""
     name, values = item
     return f"`{name}`" + (f" ({', '.join(values)})" if values else "")

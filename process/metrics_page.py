@@ -1,9 +1,9 @@
 """Writes a page of metrics exactly as prometheus_client does, in a tenth of the time.
 
-The library's encoders sort, check and escape the labels of every sample at every scrape, which took 46 to 75 ms for
-5,900 lines (ADR 24); a hundred shares, and as many that have ended, have 10,400. Between two scrapes labels do not
-change, and most values do not. So the encoder writes the lines of a series once. A scrape adds the values, and takes
-the last scrape's text of a series that has not changed. A test compares the two outputs byte for byte.
+The library's encoders sort, check and escape the labels of every sample at every scrape. That took 46 to 75 ms for
+5,900 lines (ADR 24); a hundred shares, and as many that have ended, have 10,400. But between two scrapes labels do not
+change, and most values do not. So the library's encoder writes the lines of a series once, and a scrape only puts the
+values of changed series into them. A test compares the page with the library's byte for byte.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     Key = tuple[str, ...]
-    """The values of a series' labels, which tell it from the others of its family."""
+    """The values of a series' labels: no other series of its family has the same."""
     Values = Sequence[float]
-    """The values of a series' samples: of a histogram several, else one."""
+    """The values of a series' samples: a histogram has several, any other metric one."""
 
 number: Final[Callable[[float], str]] = floatToGoString
 """Writes a number as Prometheus does."""
-_VALUE: Final = "NaN"
-"""The placeholder that the encoder writes for the value of a new series."""
+_PLACEHOLDER: Final = "NaN"
+"""What the encoder writes for the value of a new series."""
 
 
 class MetricRow(Protocol):
@@ -43,7 +43,7 @@ class MetricRow(Protocol):
         """Return the library's family, without samples."""
 
     def samples(self, labels: Sequence[str], key: Key) -> list[tuple[str, dict[str, str]]]:
-        """Return the names and the labels of a series' samples. `labels` are the names of the table's labels."""
+        """Return the names and the labels of a series' samples, in order. `labels` are the names of the table's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Family:
     series: Sequence[tuple[Key, Values]]
 
     def metric(self, series: Iterable[tuple[Key, Values]] | None = None) -> Metric:
-        """Return it as the library's family, with the given series; None: with all of its own."""
+        """Return this as the library's family, with the given series; None: with all of its own."""
         made = self.row.empty()
         made.samples = [
             Sample(name, labels, value)
@@ -75,7 +75,7 @@ class Collector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A collector in prometheus_client's sense: it returns given families."""
+    """What an encoder of prometheus_client takes: a collector, which returns the given families."""
 
     metrics: Sequence[Metric] = ()
 
@@ -86,28 +86,30 @@ class Library:
 
 @dataclass(slots=True)
 class _Series:
-    """A series in the encoder's text."""
+    """The text of a series."""
 
     lines: Sequence[str]
     """The line of each sample without its value."""
     values: Values = ()
+    """The values at the last scrape."""
     text: str = ""
-    """The lines with the values."""
+    """The lines with these values."""
 
 
 @dataclass(slots=True)
 class _Written:
-    """A family in the encoder's text."""
+    """The text of a family."""
 
     header: str = ""
+    """The lines of its description and type; empty: not written yet."""
     series: dict[Key, _Series] = field(default_factory=dict)
 
 
 class Page:
-    """The text of one collector in one format. Any thread may ask for it, also several at a time."""
+    """The text of one collector in one format. Any number of threads may ask for it at the same time."""
 
     def __init__(self, encode: Callable[[Library], bytes]) -> None:
-        """Take an encoder of prometheus_client."""
+        """`encode` is the encoder of prometheus_client for the format."""
         self._encode = encode
         self._end = encode(Library()).decode()
         """What ends every page: the encoder's text for no families ("# EOF" in OpenMetrics, else nothing)."""
@@ -118,7 +120,7 @@ class Page:
     def text(self, collector: Collector) -> bytes:
         """Collect, and return what the encoder would write of the collector's families.
 
-        The families are collected without the lock, which guards only what is known of the last scrape.
+        Only `_written` needs the lock: while one thread collects, others are not held up.
         """
         families = list(collector.collect())
         parts: list[str] = []
@@ -130,7 +132,7 @@ class Page:
     def _parts(self, family: Family) -> list[str]:
         """Return the header of a family and the text of each of its series. The caller holds the lock.
 
-        Series that are not there any more are forgotten.
+        The text of a series that is not there any more is forgotten.
         """
         written = self._written.get(family.row.name)
         if written is None:
@@ -153,13 +155,13 @@ class Page:
     def _write(self, family: Family, keys: Sequence[Key], written: _Written) -> None:
         """Have the encoder write a family's header and the lines of the new series `keys`, and keep them in `written`.
 
-        It writes each line with the value NaN, which is then cut off.
+        The encoder writes _PLACEHOLDER as each value. It is cut off here.
         """
         counts = [len(family.row.samples(family.labels, key)) for key in keys]
         made = family.metric((key, (math.nan,) * count) for key, count in zip(keys, counts, strict=True))
         rows = self._encode(Library([made])).decode().removesuffix(self._end).split("\n")[:-1]
-        head = len(rows) - sum(counts)
-        lines = iter(rows[head:])
+        header_rows = len(rows) - sum(counts)
+        lines = iter(rows[header_rows:])
         for key, count in zip(keys, counts, strict=True):
-            written.series[key] = _Series([next(lines).removesuffix(_VALUE) for _ in range(count)])
-        written.header = "".join(f"{row}\n" for row in rows[:head])
+            written.series[key] = _Series([next(lines).removesuffix(_PLACEHOLDER) for _ in range(count)])
+        written.header = "".join(f"{row}\n" for row in rows[:header_rows])

@@ -1,8 +1,8 @@
 """Serves a collector's metrics over HTTP: unencrypted on loopback, beyond it with TLS and a bearer token.
 
-prometheus_client parses what a scraper accepts, and writes the text. Its own server knows no token and keeps its first
-certificate. It also makes the handshake in the thread that accepts, where a silent peer blocks all others (ADR 24). So
-here each connection has a thread of its own, which makes the handshake and limits its time.
+prometheus_client's own server is not used. It knows no token and keeps its first certificate. It also makes the
+handshake in the thread that accepts, where a silent peer blocks all others (ADR 24). Here each connection has a thread
+of its own, which makes the handshake and limits its time.
 """
 
 from __future__ import annotations
@@ -34,30 +34,28 @@ log = logging.getLogger("sharepod.metrics")
 
 PATHS: Final = ("/metrics", "/")
 CONNECTIONS_MAX: Final = 16
-"""More connections are closed at once: strangers must not fill the process with threads."""
+"""Connections beyond these are closed at once: peers must not fill the process with threads."""
 PATIENCE_S: Final = 5.0
 """How long a peer may be silent."""
 _ALL: Final = "::"
-"""All addresses of this host."""
+"""All addresses of this host, IPv6 and IPv4."""
 GZIP_LEVEL: Final = 1
-"""For a hundred shares: 36 KB in 1.2 ms. Level 9, which prometheus_client uses, gives 25 KB in 11 ms."""
+"""A hundred shares take 36 KB and 1.2 ms. At level 9, which prometheus_client uses, they take 25 KB and 11 ms."""
 
 
 class Pages:
-    """A collector's metrics in the formats that Prometheus asks for.
-
-    Our names are the same under every escaping. The encoder has the least work if it allows UTF-8.
-    """
+    """A collector's metrics in the formats that Prometheus asks for."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._text = Page(exposition.generate_latest)
+        # Our names need no escaping. ALLOWUTF8 gives the encoder the least work.
         self._openmetrics = Page(functools.partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8))
 
     def answer(self, accept: str) -> tuple[str, bytes]:
-        """Return the content type that fits an Accept header, and the present metrics."""
-        _, found = exposition.choose_encoder(accept)
-        if found.startswith("application/openmetrics-text"):
+        """Return the present metrics in the format that an Accept header asks for, after their content type."""
+        _, content_type = exposition.choose_encoder(accept)
+        if content_type.startswith("application/openmetrics-text"):
             return openmetrics.CONTENT_TYPE_LATEST, self._openmetrics.text(self._collector)
         return exposition.CONTENT_TYPE_PLAIN_0_0_4, self._text.text(self._collector)
 
@@ -70,12 +68,12 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
 
     def __init__(self, host: str, port: int, pages: Pages, credentials: Credentials) -> None:
-        """Listen on an address of this host; IPv6 has colons and no brackets. Raises OSError.
+        """Listen on an address of this host, without brackets. Raises OSError.
 
-        "::" are all addresses of both families, or those of IPv4 if the kernel has no IPv6.
+        "::" are all addresses of both families. If the kernel has no IPv6, they are those of IPv4.
         """
         if host == _ALL and not socket.has_dualstack_ipv6():
-            host = "0.0.0.0"  # noqa: S104 - what was asked for, as far as it can be had
+            host = "0.0.0.0"  # noqa: S104 - all addresses were asked for
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
         self.credentials = credentials
@@ -83,7 +81,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind the socket; one for all addresses takes IPv4 connections too. Raises OSError."""
+        """Bind the socket. If it is for all addresses, it takes IPv4 connections too. Raises OSError."""
         if self.server_address[0] == _ALL:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
@@ -91,7 +89,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept one connection, and return it with its peer's address. Raises OSError.
 
-        With TLS its first read makes the handshake, on the connection's own thread.
+        A TLS handshake is not made here: the first read makes it, on the connection's own thread.
         """
         connection, peer = super().get_request()
         self.credentials.refresh()
@@ -102,7 +100,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), peer
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer the connection on a thread of its own; close it when there are CONNECTIONS_MAX already."""
+        """Start a thread that answers the connection. If there are CONNECTIONS_MAX already, close it instead."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -113,14 +111,14 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, then free the place for another connection."""
+        """Answer the connection, on its thread; then make room for another one."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log the present exception if it is a fault of ours: nothing about peers that leave or speak no TLS."""
+        """Log the present exception, unless it is an OSError: that comes from a peer that left or speaks no TLS."""
         error = sys.exception()
         if not isinstance(error, OSError):
             log.error("scrape failed", exc_info=error)
@@ -147,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the answer's status, content type and text; status 500 if the collector raises OSError."""
         try:
             return HTTPStatus.OK, *self.server.pages.answer(self.headers.get("Accept", ""))
-        except OSError:  # handle_error would take it for an error of the connection
+        except OSError:  # caught here, because handle_error would take it for an error of the connection
             log.exception("metrics not collected")
             return HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"the metrics cannot be collected: see the log\n"
 
@@ -156,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
-        """Send an answer, with the metrics compressed if the client takes that. The answer to HEAD has no body."""
+        """Send an answer. Metrics are compressed if the client accepts that. The answer to HEAD has no body."""
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         if status == HTTPStatus.OK and exposition.gzip_accepted(self.headers.get("Accept-Encoding", "")):
@@ -178,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve(collector: Collector, address: str, credentials: Credentials) -> Callable[[], None]:
-    """Serve a collector on `address` ("127.0.0.1:9464") from a thread. Return the function that stops it and waits.
+    """Serve a collector on `address`, such as "127.0.0.1:9464", from a thread. Return the function that stops it.
 
     Raises CannotStart if the address cannot be listened on.
     """
@@ -193,7 +191,7 @@ def serve(collector: Collector, address: str, credentials: Credentials) -> Calla
     thread.start()
 
     def stop() -> None:
-        """Stop listening and wait for the thread; connections under way are left to their threads."""
+        """Stop listening, and wait for the thread that accepts. Those of connections under way go on."""
         server.shutdown()
         server.server_close()
         thread.join()

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings")
 Given = dict[str, tuple[str, object]]
-"""By the name of a setting: where its value comes from, and the value as it is there."""
+"""By the name of a setting: where its value was given, for errors, and the value, not checked yet."""
 
 CONFIG: Final = "config"
-"""No setting: it names the file, by `--config` or the variable `PREFIX_CONFIG`."""
+"""The name of the file is no setting: it is given by `--config` or the variable `PREFIX_CONFIG`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Options(Generic[Settings]):
     prefix: str
     """The prefix of its environment variables."""
     others: tuple[str, ...] = ()
-    """Other programs' variables with the same prefix. A name that ends in `_` stands for all that begin with it."""
+    """Variables of other programs that have the same prefix. A name that ends in `_` is the begin of several."""
     complete: Callable[[Settings, Callable[[str], str], Mapping[str, str]], Settings] = lambda settings, *_: settings
-    """Takes settings, a function from a setting's name to the place of its value, and the environment. Returns the
-    settings, with those filled in that depend on others. Raises SettingsError when they do not fit together."""
+    """Checks what several settings must agree on, and fills in those that depend on others. It takes the settings, a
+    function from a setting's name to where its value was given, and the environment. Raises SettingsError."""
 
     def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         """Return the settings from the arguments of the command line, the environment and the file that they name.
@@ -70,7 +70,7 @@ class Options(Generic[Settings]):
     def load(self, flags: Mapping[str, object], environment: Mapping[str, str], config: str | None = None) -> Settings:
         """Return the settings from flags (by the names of settings), the environment and the YAML file `config`.
 
-        None: the file that the environment names, if it names one. Raises SettingsError.
+        `config` None: the file that the environment names, if it names one. Raises SettingsError.
         """
         items = {item.name: item for item in described(self.settings)}
         path = config or environment.get(self.variable(CONFIG))
@@ -105,11 +105,11 @@ class Options(Generic[Settings]):
         variables = {self.variable(name): name for name in items}
         known = {*variables, self.variable(CONFIG)}
         for key in environment:
-            if key.startswith(self.prefix) and key not in known and not self._is_anothers(key):
+            if key.startswith(self.prefix) and key not in known and not self._is_of_others(key):
                 raise unknown("environment variable", key, sorted(known))
         return {name: (f"environment {key}", environment[key]) for key, name in variables.items() if key in environment}
 
-    def _is_anothers(self, key: str) -> bool:
+    def _is_of_others(self, key: str) -> bool:
         """Tell whether a variable with our prefix belongs to another program, by `others`."""
         return any(key == other or (other.endswith("_") and key.startswith(other)) for other in self.others)
 
@@ -117,7 +117,7 @@ class Options(Generic[Settings]):
 def _read(item: Setting, where: str, value: object) -> object:
     """Return the value of a setting as its kind reads it from `value`, which was given at `where`.
 
-    Raises SettingsError, which names that place.
+    Raises SettingsError, which names this place.
     """
     try:
         return item.kind.read(value)

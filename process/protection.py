@@ -18,16 +18,16 @@ def protected(
 ) -> Callable[[Settings, Callable[[str], str], Mapping[str, str]], Settings]:
     """Return a check for Options.complete, which raises SettingsError if an address is not protected.
 
-    `needed` names, by the setting of an address, the settings that protect it. All of them must be given if other hosts
-    can reach the address. Else all are given, or none.
+    `needed`: by the name of the setting that is an address, the names of the settings that protect it. If other hosts
+    can reach the address, all of these must be given. Otherwise either all or none must be.
     """
 
     def complete(settings: Settings, where: Callable[[str], str], _: Mapping[str, str]) -> Settings:
         """Return the settings unchanged. Raises SettingsError, with the place `where` the address was given."""
-        for name, names in needed.items():
+        for name, protecting in needed.items():
             address = getattr(settings, name)
-            missing = [item for item in names if not getattr(settings, item)]
-            some_given = len(missing) < len(names)
+            missing = [item for item in protecting if not getattr(settings, item)]
+            some_given = len(missing) < len(protecting)
             if missing and (some_given or (address != "off" and not is_loopback(address))):
                 flags = ", ".join("--" + item.replace("_", "-") for item in missing)
                 raise SettingsError(

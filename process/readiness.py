@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def add_probes(application: web.Application, not_ready: Callable[[], str] = str) -> None:
-    """Serve both probes in the application. `not_ready` returns why the process cannot answer yet; empty text: it can.
+    """Serve both probes in the application.
 
-    Without `not_ready` it always can.
+    `not_ready` returns why the process cannot answer its clients yet; empty text: it can. The default: it always can.
     """
 
     async def healthy(_: web.Request) -> web.Response:

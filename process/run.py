@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 2.0
 """The time between two looks for a file that is awaited."""
 _TELL_LOOKS: Final = 150
-"""While a file is awaited, this is told after so many looks: every five minutes."""
+"""While a file is awaited, that is told once in so many looks: every five minutes."""
 
 
 class Logged(Protocol):
@@ -53,9 +53,9 @@ def run(
 ) -> int:
     """Await `serve` with the settings and an event that SIGTERM or SIGINT sets; return the exit code.
 
-    `program` is the name in front of errors. Besides CannotStart, each error of `expected` is written as one line on
-    stderr and gives the exit code that stands there. With `hang_up` the end of the terminal is a signal too. `serve` is
-    cancelled `patience_s` after the signal, because it may wait for another process; None: never.
+    `program` is the name in front of errors. A CannotStart, or an error of `expected`, becomes one line on stderr;
+    `expected` has the exit code of each of its errors. `hang_up`: the end of the terminal (SIGHUP) sets the event too.
+    `serve` may wait for another process: so it is cancelled `patience_s` after the signal; None: never.
     """
     log.set_up(settings.log_format, settings.log_level)
     try:
@@ -82,7 +82,7 @@ async def _until_stopped(
 ) -> None:
     """Await `serve`, with an event that a signal sets; raise what it raises. The parameters are those of `run`.
 
-    If it is cancelled `patience_s` after a signal, that is an orderly end, too.
+    A cancellation `patience_s` after a signal is an orderly end: nothing is raised.
     """
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     work = asyncio.create_task(serve(settings, stopping))
@@ -99,11 +99,11 @@ async def _until_stopped(
         if patience_s is not None:
             loop.call_later(patience_s, give_up)
 
-    stops = [signal.SIGTERM, signal.SIGINT]
-    # Under nohup SIGHUP is ignored: then the end of the terminal is no reason to stop.
+    signals = [signal.SIGTERM, signal.SIGINT]
+    # nohup starts a process with SIGHUP ignored: then the end of the terminal must not stop it.
     if hang_up and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        stops.append(signal.SIGHUP)
-    for number in stops:
+        signals.append(signal.SIGHUP)
+    for number in signals:
         loop.add_signal_handler(number, stop)
     try:
         await work
@@ -113,9 +113,9 @@ async def _until_stopped(
 
 
 async def work_until(end: Awaitable[object], works: Iterable[Coroutine[None, None, None]]) -> None:
-    """Do all of `works` at once until `end` is over, then cancel them. None of them should end by itself.
+    """Run all of `works` at the same time until `end` is done, then cancel them.
 
-    If one ends or fails, all end, and a BaseExceptionGroup is raised.
+    None of them should end by itself. If one ends or fails, all end, and a BaseExceptionGroup is raised.
     """
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(endless(work)) for work in works]
@@ -127,7 +127,7 @@ async def work_until(end: Awaitable[object], works: Iterable[Coroutine[None, Non
 async def drained(stopping: asyncio.Event, seconds: float, begin: Callable[[], None]) -> None:
     """Wait until `stopping` is set, call `begin`, which begins the drain, and wait `seconds` more.
 
-    In that time clients still ask the process, until they have heard of its end.
+    In that time the process still serves clients that have not heard of its end.
     """
     await stopping.wait()
     begin()
@@ -137,7 +137,7 @@ async def drained(stopping: asyncio.Event, seconds: float, begin: Callable[[], N
 async def awaited(path: str, stopping: asyncio.Event, tell: Callable[[], None]) -> bool:
     """Return True as soon as there is a file at `path`, or False when `stopping` is set before.
 
-    While the file is missing, `tell` is called now and then.
+    While the file is missing, `tell` is called at the first look and then once in _TELL_LOOKS looks.
     """
     looks = 0
     while not Path(path).exists():
@@ -154,13 +154,13 @@ async def awaited(path: str, stopping: asyncio.Event, tell: Callable[[], None]) 
 async def endless(work: Coroutine[None, None, None]) -> None:
     """Await work that never ends by itself. Raises RuntimeError if it ends: the process must not go on without it.
 
-    That includes a cancellation by a library inside it, which a TaskGroup would take for a quiet end.
+    A CancelledError that a library raises inside it is such an end, too: a TaskGroup would take it for an orderly one.
     """
     try:
         await work
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if task is not None and task.cancelling():  # this task itself was cancelled
             raise
     raise RuntimeError(f"{getattr(work, '__qualname__', work)} ended")
 
@@ -175,7 +175,7 @@ def listening() -> Iterator[None]:
 
 
 def take_open_files(least: int = 0) -> None:
-    """Raise this process's limit of open files to its hard limit. Raises CannotStart when that is below `least`."""
+    """Raise this process's limit of open files to its hard limit. Raises CannotStart if that is below `least`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < least:
         raise CannotStart(

@@ -22,17 +22,17 @@ class Kind(Generic[Value]):
     """Takes the text of a flag or variable, or a value from YAML. Raises ValueError with the remedy, `give …`."""
     show: Callable[[Value], str] = str
     bounds: str = ""
-    """A sentence that follows the description of the setting."""
+    """A sentence with the bounds of the value, which follows the description of the setting; empty: there are none."""
 
 
 def setting(default: Value, kind: Kind[Value], doc: str) -> Value:
-    """Return a field of a dataclass of settings, typed as its value. `doc` is its line in `--help` and the manual."""
+    """Return a field of a dataclass of settings, as if it were its value. `doc` is its text in `--help` and manual."""
     return dataclasses.field(default=default, metadata={"kind": kind, "doc": doc})
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field of a dataclass of settings, as its class describes it."""
+    """The description of one setting: a field of a dataclass of settings."""
 
     name: str
     doc: str
@@ -52,7 +52,7 @@ class Setting:
 
 
 def described(settings: Any) -> tuple[Setting, ...]:
-    """Return the settings of a dataclass, or of its instance, in order. Each field was made with `setting`."""
+    """Return the settings of a dataclass, or of its instance, in order. Each field must be made with `setting`."""
     return tuple(
         Setting(field.name, field.metadata["doc"], field.metadata["kind"], field.metadata["kind"].show(field.default))
         for field in dataclasses.fields(settings)

@@ -56,10 +56,13 @@ class Arbiter(Closing):
         limit: float = 100.0,
         memory_bytes: int | Mapping[int, int] = 0,
     ) -> Share:
-        """Add a share of `request` percent, at most `limit`, of each device; its files are made in `region`."""
+        """Add a share of `request` percent, at most `limit`, of each device; its files are made in `region`.
+
+        `memory_bytes`: its memory limit on each device, or one by device; 0: none.
+        """
         region.mkdir(parents=True, exist_ok=True)
         caps = memory_bytes if isinstance(memory_bytes, Mapping) else dict.fromkeys(devices, memory_bytes)
-        percent = round(request * 1000), round(limit * 1000)
-        asked = [(self.device(number), Terms(*percent, caps[number])) for number in devices]
+        millipercent = round(request * 1000), round(limit * 1000)
+        asked = [(self.device(number), Terms(*millipercent, caps[number])) for number in devices]
         handle = self.native.add_share(str(region), asked, ShareClass.STANDARD, [])
         return Share(handle, tuple(devices), region, self.native)

@@ -10,7 +10,10 @@ from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, 
 
 cuda = ctypes.CDLL("libcuda.so.1")
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
-GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2  # modes of a capture
+HOST_PORTABLE_MAPPED = 3
+NO_PTX = b"\x7fELF" + bytes(64)
+"""An image in which the simulated driver finds a kernel of any name."""
 
 
 def ok(result: int) -> None:
@@ -24,7 +27,7 @@ def start(device: int = 0) -> c_void_p:
     ok(cuda.cuInit(0))
     ok(cuda.cuDevicePrimaryCtxRetain(byref(context), device))
     ok(cuda.cuCtxSetCurrent(context))
-    ok(cuda.cuModuleLoadData(byref(module), b"\x7fELF" + bytes(64)))
+    ok(cuda.cuModuleLoadData(byref(module), NO_PTX))
     return module
 
 
@@ -36,7 +39,7 @@ def kernel(module: c_void_p, name: str) -> c_void_p:
 
 
 def launch(function: c_void_p, stream: c_void_p | None = None, grid: int = 1, word: int | None = None) -> int:
-    """Launch a kernel; `word` is its one parameter. Returns the driver's result."""
+    """Launch a kernel of `grid` blocks; `word` is its one parameter. Returns the driver's result."""
     parameters = None
     if word is not None:
         value = c_uint64(word)
@@ -61,7 +64,7 @@ def new_event(flags: int = 0) -> c_void_p:
 def hold(stream: c_void_p | None = None) -> Callable[[], None]:
     """Make a stream wait until the returned function is called, so that later work is queued before it can begin."""
     memory = c_void_p()
-    ok(cuda.cuMemHostAlloc(byref(memory), c_size_t(4), 3))
+    ok(cuda.cuMemHostAlloc(byref(memory), c_size_t(4), HOST_PORTABLE_MAPPED))
     word = ctypes.cast(memory, ctypes.POINTER(c_uint32))
     word[0] = 0
     ok(cuda.cuStreamWaitValue32(stream, memory, 1, 0))

@@ -12,10 +12,12 @@ from typing import Any
 from rig.driver import HOST_FUNCTION, cuda, kernel, ok
 from rig.structs import Location, PoolProps, fields
 
+# Types of nodes; attributes of the memory of graphs; operations on words; how a wait compares.
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, WAIT, RECORD, ALLOC, FREE, BATCH = 0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12
 USED, USED_HIGH, RESERVED, RESERVED_HIGH = range(4)
 WAIT_32, WRITE_32, BARRIER, WAIT_64, WRITE_64 = 1, 2, 6, 4, 5
 AT_LEAST, EQUAL, ANY_BIT, NEITHER = range(4)
+PINNED, DEVICE = 1, 1
 
 
 class Kernel(Structure):
@@ -119,11 +121,11 @@ def add(name: str, graph: c_void_p, argument: object, *after: c_void_p) -> c_voi
 
 def allocation(size: int) -> Allocation:
     """Return the parameters of an allocation on device 0."""
-    return Allocation(PoolProps(1, 0, Location(1, 0)), bytes=size)
+    return Allocation(PoolProps(PINNED, 0, Location(DEVICE, 0)), bytes=size)
 
 
 def operations(*words: tuple[int, int, int, int]) -> object:
-    """Return operations. Each word has: what, address, value, how."""
+    """Return operations on words. Each is: the operation, the address, the value, and how a wait compares."""
     return (Operation * len(words))(*[Operation(*word) for word in words])
 
 

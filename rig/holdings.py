@@ -29,8 +29,8 @@ from rig.structs import (
 from sharepod.simgpu.truth import ProcessTruth, Truth
 
 MIB = 1 << 20
-DEVICE = 1
-THRESHOLD, RESERVED, RESERVED_HIGH, USED, USED_HIGH = 4, 5, 6, 7, 8
+PINNED, DEVICE, READ_WRITE = 1, 1, 3
+THRESHOLD, RESERVED, RESERVED_HIGH, USED, USED_HIGH = 4, 5, 6, 7, 8  # attributes of a pool
 
 
 def used() -> int:
@@ -41,7 +41,7 @@ def used() -> int:
 
 
 def account(pid: int | None = None) -> ProcessTruth:
-    """Return what a process (default: this one) truly has of device 0. The device's sum has to agree."""
+    """Return what a process (default: this one) truly has of device 0. All processes' sum has to be the device's."""
     with Truth(os.environ["SIMGPU_STATE"]) as truth:
         processes = truth.processes(0)
         assert sum(p.memory_bytes for p in processes) == truth.devices()[0].memory_used_bytes
@@ -52,7 +52,7 @@ def account(pid: int | None = None) -> ProcessTruth:
 def make_pool(handle_types: int = 0) -> c_void_p:
     """Create a pool on device 0."""
     pool = c_void_p()
-    ok(cuda.cuMemPoolCreate(byref(pool), byref(PoolProps(1, handle_types, Location(DEVICE, 0)))))
+    ok(cuda.cuMemPoolCreate(byref(pool), byref(PoolProps(PINNED, handle_types, Location(DEVICE, 0)))))
     return pool
 
 
@@ -90,7 +90,7 @@ def free_in(address: int, stream: c_void_p | None = None) -> None:
 def physical(size: int, handle_types: int = 0) -> c_uint64:
     """Create physical memory of device 0."""
     handle = c_uint64()
-    prop = Prop(1, handle_types, Location(DEVICE, 0))
+    prop = Prop(PINNED, handle_types, Location(DEVICE, 0))
     ok(cuda.cuMemCreate(byref(handle), c_size_t(size), byref(prop), c_uint64(0)))
     return handle
 
@@ -105,7 +105,7 @@ def reserve(size: int) -> int:
 def map_at(address: int, size: int, handle: c_uint64) -> None:
     """Map physical memory and let device 0 use it."""
     ok(cuda.cuMemMap(c_uint64(address), c_size_t(size), c_size_t(0), handle, c_uint64(0)))
-    access = Access(Location(DEVICE, 0), 3)
+    access = Access(Location(DEVICE, 0), READ_WRITE)
     ok(cuda.cuMemSetAccess(c_uint64(address), c_size_t(size), byref(access), c_size_t(1)))
 
 
@@ -127,7 +127,7 @@ def get(address: int, size: int) -> bytes:
 
 
 def new_array(*shape: int, texel: int = 1, channels: int = 1, flags: int = 0) -> c_void_p:
-    """Create an array of width, height, depth."""
+    """Create an array. `shape`: width, height, depth; the last two may be left out. `texel`: its CUarray_format."""
     array = c_void_p()
     sizes = (*shape, 0, 0)[:3]
     ok(cuda.cuArray3DCreate_v2(byref(array), byref(Array3D(*sizes, texel, channels, flags))))
@@ -135,7 +135,7 @@ def new_array(*shape: int, texel: int = 1, channels: int = 1, flags: int = 0) ->
 
 
 def serve(path: str) -> socket.socket:
-    """Wait for the other process's connection."""
+    """Listen at `path`, and return the connection of the other process, which calls `visit`."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path + ".new")
         listener.listen()
@@ -144,7 +144,7 @@ def serve(path: str) -> socket.socket:
 
 
 def visit(path: str) -> socket.socket:
-    """Connect to the other process."""
+    """Return a connection to the other process, which calls `serve`."""
     while not Path(path).exists():
         time.sleep(0.01)
     peer = socket.socket(socket.AF_UNIX)

@@ -24,6 +24,8 @@ from sharepod.simgpu.truth import Truth
 
 START_DELAY_NS = 100_000_000
 """The time between the go and the first launch, so that all programs begin together."""
+SETTLE_NS = 500_000_000
+"""Programs start in this time, and no bar covers it. The work also goes on for this time after the last sample."""
 
 
 class Node(Closing):
@@ -60,7 +62,7 @@ class Node(Closing):
         self._agent = RunningAgent(self._directory / "run", environment=settings, ends_with_us=True)
 
     def open(self) -> None:
-        """Start the agent; or, without one, a program that makes the device, as there is no truth to read before."""
+        """Start the agent. Without one start a program that makes the device: before that there is no truth to read."""
         if self._hook:
             self._start_agent()
         else:
@@ -136,16 +138,12 @@ class Node(Closing):
         return self.add(owner, load_command(load.mode, load.options), self.share_environment(owner, load.terms))
 
     def run(self, loads: Mapping[str, Load], seconds: float) -> list[Sample]:
-        """Run all loads together for `seconds`. Return the truth at every full second.
-
-        The samples begin after half a second: programs start in that time, and no bar covers it.
-        """
+        """Run all loads together for `seconds`. Return the truth at every full second, from SETTLE_NS on."""
         programs = [self.start(owner, load) for owner, load in loads.items()]
-        settle_ns = 500_000_000
         start_ns = time.monotonic_ns() + START_DELAY_NS
         for program in programs:
-            program.go(start_ns, start_ns + round(seconds * 1e9) + 2 * settle_ns)
-        samples = self.samples(start_ns + settle_ns, round(seconds))
+            program.go(start_ns, start_ns + round(seconds * 1e9) + 2 * SETTLE_NS)
+        samples = self.samples(start_ns + SETTLE_NS, round(seconds))
         for program in programs:
             program.result()
         return samples
@@ -161,7 +159,7 @@ class Node(Closing):
     def parts(self, seconds: float, first_ns: int = 0) -> dict[str, float]:
         """Return the part of the next `seconds` that each owner's work takes, all devices together.
 
-        With `first_ns` the time begins then.
+        `first_ns`: when the time begins; 0: now.
         """
         before, after = self.samples(first_ns or time.monotonic_ns(), 1, round(seconds * 1e9))
         span_ns = after.now_ns - before.now_ns

@@ -36,12 +36,12 @@ def _status(pid: int) -> dict[str, list[str]]:
 def seen(pid: int) -> dict[int, int]:
     """Return the processes below `pid` in a namespace below ours: their pids here, mapped to their pids there."""
     found: dict[int, int] = {}
-    statuses = {int(path.name): _status(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    by_pid = {int(path.name): _status(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     family = {pid}
-    while grown := {child for child, status in statuses.items() if int(status.get("PPid", "0 ")[0]) in family} - family:
+    while grown := {child for child, status in by_pid.items() if int(status.get("PPid", ["0"])[0]) in family} - family:
         family |= grown
     for child in family:
-        pids = statuses.get(child, {}).get("NSpid", [])
+        pids = by_pid.get(child, {}).get("NSpid", [])  # one for each namespace, ours first, its own last
         if len(pids) > 1:
             found[int(pids[0])] = int(pids[-1])
     return found

@@ -43,8 +43,8 @@ def compiled(
 ) -> Path:
     """Compile and link, unless `output` was made of the same sources, headers and flags. Return `output`.
 
-    An output that was made elsewhere counts too, so it can be copied to a machine without a compiler. Raises
-    BuildFailed.
+    A digest of those lies beside it. So an output that was made elsewhere counts too, and can be copied to a machine
+    without a compiler. Raises BuildFailed.
     """
     folders = dict.fromkeys([*includes, *(source.parent for source in sources)])
     headers = [path for folder in folders for pattern in ("*.h", "*.def") for path in sorted(folder.glob(pattern))]
@@ -67,7 +67,7 @@ def compiled(
     if done.returncode:
         complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
         raise BuildFailed(f"{output.name} does not compile: {complaint}")
-    made_of.unlink(missing_ok=True)
+    made_of.unlink(missing_ok=True)  # a process that dies here leaves an output that is built again
     partial.rename(output)
     note = partial.with_name(f"{partial.name}.sha256")
     note.write_text(digest.hexdigest(), encoding="ascii")

@@ -17,7 +17,11 @@ def check(result: int) -> None:
 
 
 def main() -> None:
-    """Launch 500 µs kernels, eight at a time, for ever. `idle`: only hold a context. `exec`: then become `sleep`."""
+    """Launch 500 µs kernels, eight at a time, for ever.
+
+    Argument `idle`: only hold the context after the first eight, until the input ends. Argument `exec`: become `sleep`
+    once there is input, with a kernel in flight.
+    """
     cuda = ctypes.CDLL("libcuda.so.1")
     context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     check(cuda.cuInit(0))
@@ -25,13 +29,13 @@ def main() -> None:
     check(cuda.cuCtxSetCurrent(context))
     check(cuda.cuModuleLoadData(ctypes.byref(module), PTX))
     check(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"k_500us"))
-    told = False
+    ready = False
     while True:
         for _ in range(8):
             check(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None))
         check(cuda.cuCtxSynchronize())
-        if not told:
-            told = True
+        if not ready:
+            ready = True
             sys.stdout.write("ready\n")
             sys.stdout.flush()
             if "idle" in sys.argv:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 CLASSES: Final = ("latency", "standard", "batch")
 BANDS: Final = ("negative", "zero", "positive", "system")
 SYSTEM_PRIORITY: Final = 2_000_000_000
-"""The lowest of the priorities that Kubernetes reserves for itself."""
+"""The lowest of the priorities that Kubernetes reserves for itself: the band `system`."""
 ORDERS: Final = ("release", "yield", "evict")
-"""The kinds of actions that are written to the API server, and below what became of each."""
+"""The kinds of actions that are written to the API server. RESULTS: what can become of each."""
 RESULTS: Final = ("written", "gone", "conflict", "budget", "forbidden", "invalid", "busy", "away")
 YIELDS: Final = ("limited", "paused", "evicted", "resumed")
 EVICTIONS: Final = ("yield", "overrun", "timeout", "restart", "unbound")
@@ -112,12 +112,15 @@ class QueueNames:
 
     def __init__(self) -> None:
         self._ruled: set[str] = set()
+        """Named queues that have had rules of their own, at most QUEUES_MAX."""
         self._others: set[str] = set()
+        """The other named queues, at most QUEUES_MAX."""
 
     def told(self, look: GateLook) -> dict[str, QueueLook]:
-        """Return the queues by the names under which they are reported. New queues get a name while there are few.
+        """Return the numbers of the queues by the names under which they are reported.
 
-        The queues beyond QUEUES_MAX are added up under OTHER. A queue that has gone keeps its name, with zeros.
+        New queues get a name while there are few. The others are added up under OTHER. A queue that has gone keeps its
+        name, with zeros.
         """
         for name in sorted(look.ruled):
             if len(self._ruled) < QUEUES_MAX:
@@ -215,7 +218,7 @@ _ROUNDS: Final[HistogramRow[Histogram]] = HistogramRow(
 def _counted(
     known: Sequence[str], of: Callable[[GateCounters], Mapping[str, int]]
 ) -> Callable[[GateSnapshot], list[tuple[tuple[str], int]]]:
-    """Return the function that gives a Table its rows: for each key of `known`, the key and its count in a snapshot.
+    """Return a function from a snapshot to the rows of a Table: each key of `known` with its count.
 
     `of` picks the counts in the counters. A key that was not counted yet has 0.
     """

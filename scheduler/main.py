@@ -60,8 +60,8 @@ METRICS_S: Final = 5.0
 async def renew_for_ever(cluster: Cluster, name: str) -> None:
     """Every RENEW_S, for ever, give the cluster a new policy if what its numbers are made of has changed.
 
-    These are the expected pods, and the models, devices and processors of the nodes. `name`: the policy's, one of
-    policy.ROWS. The numbers are computed in a thread, as they take up to half a second.
+    They are made of the expected pods, and of the models, devices and processors of the nodes. `name`: the policy's,
+    one of policy.ROWS. The numbers are computed in a thread, because they take up to half a second.
     """
     latest: tuple[Outline, Mix] | None = None
     while True:
@@ -186,19 +186,19 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
             turn=lambda pod, now_s: turn_of(cluster, state, controller.queues, pod, now_s, decides=lease.is_held()),
         )  # fmt: skip
         agents = await _listen_to_agents(settings, book, client, stack)
-        names = gate_metrics.QueueNames()
+        queue_names = gate_metrics.QueueNames()
 
         def make_metrics() -> list[Family]:
             now_s = time.monotonic()
-            found = summarise(
+            numbers = summarise(
                 cluster, book, now_s, ready=not not_ready(), streams=agents.streams, stream_ends=agents.ended
             )
             gates = summarise_gates(
                 state, controller.queues, now_s, leading=lease.is_held(), turns=lease.turns,
                 rules_refused=bool(controller.refusal),
             )  # fmt: skip
-            of_gates = gate_metrics.GateSnapshot(gates, state.counters, names.told(gates))
-            return [*families(metrics.TABLES, found), *families(gate_metrics.TABLES, of_gates)]
+            of_gates = gate_metrics.GateSnapshot(gates, state.counters, queue_names.told(gates))
+            return [*families(metrics.TABLES, numbers), *families(gate_metrics.TABLES, of_gates)]
 
         _serve_metrics(settings, make_metrics, stack)
         with listening():

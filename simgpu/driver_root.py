@@ -5,8 +5,8 @@
 
 DIR gets the libraries under the driver's version, the names that lead to them, the present SIMGPU_* settings in a file
 (the toolkit's hooks have no environment), an nvidia-smi that lists the GPUs, and the device nodes, which only root may
-make. For GPUs in MIG mode DIR/proc/driver has the capabilities. The toolkit reads those
-of /proc/driver alone, so bind the one over the other in a mount namespace of its own.
+make. For GPUs in MIG mode DIR/proc/driver has the capabilities. The toolkit reads only /proc/driver, so bind
+DIR/proc/driver over it, in a mount namespace of its own.
 """
 
 from __future__ import annotations
@@ -153,10 +153,10 @@ def lay_out_files(root: Path, version: str, gpus: list[Gpu], settings: str) -> N
     found = capabilities(gpus)
     shutil.rmtree(root / "proc/driver", ignore_errors=True)
     for name, minor in found.items():
-        gpu, _, rest = name.partition("/")
-        place = f"{gpu}/mig/{rest}" if rest else f"mig/{name}"
-        text = f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
-        fresh(root / "proc/driver/nvidia/capabilities" / place).write_text(text, encoding="utf-8")
+        gpu, _, instance = name.partition("/")
+        path = f"{gpu}/mig/{instance}" if instance else f"mig/{name}"
+        text = f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"  # 292 is 0o444
+        fresh(root / "proc/driver/nvidia/capabilities" / path).write_text(text, encoding="utf-8")
     if found:
         minors = "".join(f"{name} {minor}\n" for name, minor in found.items())
         fresh(root / "proc/driver/nvidia-caps/mig-minors").write_text(minors, encoding="utf-8")

@@ -18,6 +18,7 @@ from uuid import UUID
 _LIBRARY = Path(__file__).parent / "lib" / "libcuda.so.1"
 _NO_PARENT = 0xFFFFFFFF
 _RECORD = struct.Struct("<IIIiIIQQQQQ")  # struct sg_log_record
+_DEVICES, _CONTEXTS, _PROCESSES = 16, 16384, 1024  # the most that a state can have, or more: see model/state.h
 
 
 class _Device(ctypes.Structure):
@@ -186,7 +187,7 @@ class Truth:
 
     def devices(self) -> list[DeviceTruth]:
         """Return all devices, in the order of their indices."""
-        room = (_Device * 16)()
+        room = (_Device * _DEVICES)()
         count = self._library.simgpu_truth_devices(self._state, room, len(room))
         return [
             DeviceTruth(
@@ -203,13 +204,13 @@ class Truth:
 
     def contexts(self, device: int = 0) -> list[ContextTruth]:
         """Return the contexts of a device, live ones first; dead ones keep their busy time."""
-        room = (_Context * 16384)()
+        room = (_Context * _CONTEXTS)()
         count = self._library.simgpu_truth_contexts(self._state, device, room, len(room))
         return [ContextTruth(c.id, c.pid, c.busy_ns, c.memory_bytes, bool(c.alive)) for c in room[:count]]
 
     def processes(self, device: int = 0) -> list[ProcessTruth]:
         """Return the processes that have memory on a device."""
-        room = (_Process * 1024)()
+        room = (_Process * _PROCESSES)()
         count = self._library.simgpu_truth_processes(self._state, device, room, len(room))
         return [
             ProcessTruth(p.pid, p.contexts_bytes, p.pools_bytes, p.physical_bytes, p.external_bytes)
@@ -220,6 +221,7 @@ class Truth:
         """Return the kernel log's records of all devices, oldest first, each with the fields of ``sg_log_record``."""
         count = self._library.simgpu_truth_kernels(self._state, None, 0)
         room = ctypes.create_string_buffer(max(count, 1) * _RECORD.size)
+        # The log may have grown meanwhile, but no more than `count` records were written.
         count = min(count, self._library.simgpu_truth_kernels(self._state, room, count))
         return _RECORD.iter_unpack(memoryview(room)[: count * _RECORD.size])
 

@@ -1,4 +1,4 @@
-"""Turns what a pod asks for in another system's words into our values, and reads its numbers exactly. Pure."""
+"""What a pod asks for in another system's words, as our values; and the exact readers of its numbers. Pure."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ class Defaults:
     """The operator's values for what another system's words leave open."""
 
     memory_only_percent: int = 10
-    """Compute of a container that asks for memory alone, where `device_memory_bytes` is not given."""
+    """The compute of a container that asks for memory alone, if `device_memory_bytes` is None."""
     device_memory_bytes: int | None = None
-    """Memory of one device, on the nodes that such pods run on."""
+    """The memory of one device, on the nodes that such pods run on; None: not given."""
     scheduler_name: str = "default-scheduler"
     """The scheduler of pods that were written for another system's scheduler."""
 
     def percent_of_memory(self, memory_bytes: int) -> int:
         """Return the compute, in per cent of each device, of a container that asks for this memory alone.
 
-        It is the same part of a device as the memory, rounded up, or `memory_only_percent` if that part is not known.
+        It is the same part of a device as the memory, rounded up. If that part is not known, it is
+        `memory_only_percent`.
         """
         if self.device_memory_bytes is None:
             return self.memory_only_percent
@@ -58,7 +59,7 @@ class Ask:
     share_class: str | None = None
     """None: the pod's own class, else the default."""
     drop: tuple[str, ...] = ()
-    """Another system's resources, which have to be removed."""
+    """The names of another system's resources, which have to be removed from the container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Found:
 
 
 def read_named(item: object, resource: str = "") -> Pod:
-    """Return the pod in a request's JSON; `resource` is the resource that its units count.
+    """Return the pod in a request's JSON; its units are what it asks for of `resource`.
 
     Raises Refused for a container's name that Kubernetes does not allow: names go into errors and annotations.
     """
@@ -85,25 +86,25 @@ def read_named(item: object, resource: str = "") -> Pod:
 
 
 def percentage(what: str, text: str) -> int:
-    """Return a decimal fraction such as 0.25 in whole per cent.
+    """Return a decimal fraction such as 0.25 in whole per cent. `what` is the begin of the error.
 
-    Raises Refused for any other text, and for parts of a per cent; the error begins with `what`.
+    Raises Refused for any other text, and for parts of a per cent.
     """
     match = _DECIMAL.fullmatch(text)
     if match is None or text in ("", "."):
         raise Refused(f"{what} is {shown(text)}: give a decimal number such as 0.5")
-    whole, part = int(match[1] or 0), (match[2] or "").rstrip("0")
-    if len(part) > 2:
-        near = whole * 100 + int(part[:2])
-        remedy = f"{near / 100:.2f} or {(near + 1) / 100:.2f}" if near else "0.01 or more"
+    whole, decimals = int(match[1] or 0), (match[2] or "").rstrip("0")
+    if len(decimals) > 2:
+        below = whole * 100 + int(decimals[:2])
+        remedy = f"{below / 100:.2f} or {(below + 1) / 100:.2f}" if below else "0.01 or more"
         raise Refused(f"{what} is {shown(text)}, finer than 1 %: give {remedy}")
-    return whole * 100 + int(part.ljust(2, "0"))
+    return whole * 100 + int(decimals.ljust(2, "0"))
 
 
 def number(what: str, text: str, least: int, most: int) -> int:
-    """Return the whole number in `text`. Raises Refused unless it is `least` to `most` in plain digits.
+    """Return the whole number in `text`. `what` is the begin of the error.
 
-    The error begins with `what`.
+    Raises Refused unless it is from `least` to `most`, in plain digits.
     """
     if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
         raise Refused(f"{what} is {shown(text)}: give a whole number from {least} to {most}")
@@ -111,9 +112,9 @@ def number(what: str, text: str, least: int, most: int) -> int:
 
 
 def amount(container: Container, resource: str, most: int) -> int | None:
-    """Return how much a container asks for of another system's resource, 0 to `most`; None: nothing. Raises Refused.
+    """Return how much a container asks for of another system's resource, 0 to `most`; None: the resource is not named.
 
-    The API server may write 3000 as 3k.
+    Raises Refused. The amount is read as a quantity, because the API server may write 3000 as 3k.
     """
     text = container.resource(resource)
     if text is None:
@@ -131,17 +132,17 @@ def amount(container: Container, resource: str, most: int) -> int | None:
 
 
 def devices(what: str, text: str) -> int:
-    """Return the number of devices in `text`, 1 to DEVICES_MAX. Raises Refused; the error begins with `what`."""
+    """Return the number of devices in `text`, 1 to DEVICES_MAX. Raises Refused; `what` is the begin of the error."""
     return number(what, text, 1, DEVICES_MAX)
 
 
 def mebibytes(what: str, text: str) -> int:
-    """Return the memory size in `text`, a number of MiB, in bytes. Raises Refused; the error begins with `what`."""
+    """Return the memory size in `text`, a number of MiB, in bytes. Raises Refused; `what` is the begin of the error."""
     return number(what, text, 1, MEMORY_MOST_BYTES // MIB) * MIB
 
 
 def no_whole_devices(pod: Pod, system: str) -> None:
-    """Raise Refused when a pod that asks for a part of a device in `system`'s words also asks for whole devices."""
+    """Raise Refused if the pod, which asks for a part of a device in `system`'s words, also asks for whole devices."""
     for container in pod.all_containers:
         if container.resource(WHOLE_GPU) is not None:
             raise Refused(

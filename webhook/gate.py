@@ -19,7 +19,7 @@ SYSTEM: Final = "gates"
 def decide(request: Request) -> Decision:
     """Return the decision: a new pod that asks for shares gets the gate, or is refused if its gang is wrong.
 
-    Any other pod is admitted unchanged. A pod that names its node is bound already, and no gate could hold it.
+    Any other pod is admitted unchanged, also one that names its node: it is bound already, and no gate could hold it.
     """
     if request.operation != "CREATE":
         return Decision()

@@ -1,6 +1,7 @@
 """Reads HAMi's words: resources of containers, per device; memory in MiB, compute in per cent. Pure.
 
-`nvidia.com/gpu` alone is NVIDIA's word for a whole device. Such a pod stays with NVIDIA's device plugin.
+A pod that asks only for `nvidia.com/gpu` is not HAMi's: this is NVIDIA's word for a whole device, and the pod stays
+with NVIDIA's device plugin.
 """
 
 from __future__ import annotations
@@ -55,46 +56,46 @@ def find(pod: Pod, defaults: Defaults) -> Found | None:
 
 
 def _ask(container: Container, defaults: Defaults) -> tuple[Ask, str]:
-    """Return what a container asks for, and a warning or an empty text. Raises Refused.
+    """Return what a container asks for, and a warning; empty: there is none. Raises Refused.
 
-    An amount of 0 counts as none, but 0 devices are refused. The share's percentage is that of the compute, else that
-    of the memory, else 100.
+    An amount of 0 counts as not given, but 0 devices are refused. The share's percentage is that of the compute. If
+    this is not given, it is that of the memory; if neither is, it is 100.
     """
     count = amount(container, WHOLE_GPU, DEVICES_MAX)
     if count == 0:
         raise Refused(f"{WHOLE_GPU} of container {container.name} is 0: give 1 to {DEVICES_MAX}, or leave it out")
     memory = (amount(container, MEMORY, MEMORY_MOST_BYTES // MIB) or 0) * MIB or None
-    part = amount(container, MEMORY_PERCENT, 100) or None
+    memory_percent = amount(container, MEMORY_PERCENT, 100) or None
     compute = amount(container, COMPUTE, 100) or None
-    low = amount(container, PRIORITY, 1) == 1  # HAMi's 0 is high, and means nothing here
-    if memory and part:
+    is_low = amount(container, PRIORITY, 1) == 1  # 1 is low in HAMi. 0 is high, and means nothing here.
+    if memory and memory_percent:
         raise Refused(f"container {container.name} asks for {MEMORY} and {MEMORY_PERCENT}: give one of them")
-    forced = container.environment.get(POLICY_VARIABLE, "").lower() == "force"
-    limit, warning = (compute if forced else None), ""  # not forced: its programs may use idle time, too
-    if compute and part and part != compute:
-        memory = _memory_part(container, part, compute, defaults)
-    elif compute and compute < 100 and not memory and not part:
+    is_forced = container.environment.get(POLICY_VARIABLE, "").lower() == "force"
+    limit, warning = (compute if is_forced else None), ""  # not forced: its programs may use idle time, too
+    if compute and memory_percent and memory_percent != compute:
+        memory = _memory_part(container, memory_percent, compute, defaults)
+    elif compute and compute < 100 and not memory and not memory_percent:
         # In HAMi such a container has all memory of its devices: no other pod fits beside it.
-        if forced:
+        if is_forced:
             raise Refused(
                 f"container {container.name} asks for all memory of a device and is held to {compute} % of it, "
                 f"which leaves the rest to nobody: give {MEMORY}"
             )
         warning = f"{container.name} gets whole devices: it asks for no {MEMORY}"
         compute = 100
-    percent = compute or part or (defaults.percent_of_memory(memory) if memory else 100)
-    names = tuple(name for name in (WHOLE_GPU, *RESOURCES) if container.resource(name) is not None)
-    return Ask(container, percent, count or 1, memory, limit, "batch" if low else None, names), warning
+    percent = compute or memory_percent or (defaults.percent_of_memory(memory) if memory else 100)
+    drop = tuple(name for name in (WHOLE_GPU, *RESOURCES) if container.resource(name) is not None)
+    return Ask(container, percent, count or 1, memory, limit, "batch" if is_low else None, drop), warning
 
 
-def _memory_part(container: Container, part: int, compute: int, defaults: Defaults) -> int:
-    """Return `part` per cent of a device's memory in bytes, in whole MiB.
+def _memory_part(container: Container, percent: int, compute: int, defaults: Defaults) -> int:
+    """Return `percent` per cent of a device's memory in bytes, in whole MiB.
 
-    Raises Refused if a device's memory is not known; the error names the container and its `compute`.
+    Raises Refused if a device's memory is not known. `container` and its `compute` are for this error.
     """
     if defaults.device_memory_bytes is None:
         raise Refused(
-            f"container {container.name} asks for {part} % of the memory and {compute} % of the compute: "
+            f"container {container.name} asks for {percent} % of the memory and {compute} % of the compute: "
             f"give {MEMORY}, or the same percentage of both"
         )
-    return defaults.device_memory_bytes * part // 100 // MIB * MIB
+    return defaults.device_memory_bytes * percent // 100 // MIB * MIB

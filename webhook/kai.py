@@ -1,6 +1,6 @@
 """Reads KAI's and Run:ai's words: annotations of the pod, for one of its containers. Pure.
 
-There `gpu-fraction` is a part of a device's memory, and a program's compute follows it.
+In these systems `gpu-fraction` is a part of a device's memory, and of its compute.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ DEVICES: Final = "gpu-fraction-num-devices"
 CONTAINER: Final = "gpu-fraction-container-name"
 COMPUTE: Final = "gpu-sm-percentage"
 LENT: Final = ("gpu-fraction.limit", "gpu-memory.limit")
+"""Annotations that let a pod use free memory beyond its request; LENT_VARIABLE does the same."""
 LENT_VARIABLE: Final = "RUNAI_GPU_MEMORY_LIMIT"
 CORES: Final = "gpu-sm-cores"
 KEYS: Final = (FRACTION, MEMORY, DEVICES, CONTAINER, COMPUTE, *LENT, CORES)
 WRITTEN_BY_KAI: Final = "nvidia.com/container."
+"""The prefix of annotations that KAI's own webhook writes."""
 
 
 def find(pod: Pod, defaults: Defaults) -> Found | None:
@@ -70,18 +72,18 @@ def _container(pod: Pod, given: dict[str, str]) -> Container:
 def _check(pod: Pod, container: Container, given: dict[str, str]) -> None:
     """Raise Refused for words that contradict each other, or that no share can fulfil.
 
-    `given` are the pod's annotations in KAI's words, `container` is the one that gets the share.
+    `container` is the one that gets the share. `given` are the pod's annotations in KAI's words.
     """
     if FRACTION in given and MEMORY in given:
         raise Refused(f"annotations {FRACTION} and {MEMORY} are both given: give one of them")
     if FRACTION not in given and MEMORY not in given:
         raise Refused(f"annotation {next(iter(given))} is given without {FRACTION} or {MEMORY}: give one of these")
     no_whole_devices(pod, SYSTEM)
-    lent = next((f"annotation {key}" for key in LENT if key in given), None)
-    if lent is None and LENT_VARIABLE in container.environment:
-        lent = f"variable {LENT_VARIABLE} of container {container.name}"
-    if lent is not None:
-        raise Refused(f"{lent} lends memory beyond the request, which no share can: ask for as much as it needs")
+    lender = next((f"annotation {key}" for key in LENT if key in given), None)
+    if lender is None and LENT_VARIABLE in container.environment:
+        lender = f"variable {LENT_VARIABLE} of container {container.name}"
+    if lender is not None:
+        raise Refused(f"{lender} lends memory beyond the request, which no share can: ask for as much as it needs")
     if CORES in given:
         raise Refused(f"annotation {CORES} counts cores of one kind of device: give {COMPUTE}")
     if any(key.startswith(WRITTEN_BY_KAI) for key in pod.annotations):

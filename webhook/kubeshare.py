@@ -52,7 +52,7 @@ def find(pod: Pod, _: Defaults) -> Found | None:
 
 
 def _given(pod: Pod) -> dict[str, str]:
-    """Return the pod's words, from labels and annotations. Raises Refused if the two differ in a word."""
+    """Return the pod's values in KubeShare's words, from labels and annotations. Raises Refused if the two differ."""
     labels = {key: text for key, text in pod.labels.items() if key.startswith(PREFIX)}
     annotations = {key: text for key, text in pod.annotations.items() if key.startswith(PREFIX)}
     for key in labels.keys() & annotations.keys():
@@ -62,9 +62,9 @@ def _given(pod: Pod) -> dict[str, str]:
 
 
 def _ask(pod: Pod, given: dict[str, str], request: int, limit: int) -> Ask:
-    """Return the share of the pod's only container. `request` and `limit` are in per cent of one device.
+    """Return the share of the pod's only container. `given` is the result of `_given`. Raises Refused.
 
-    Above 100 they are whole devices. `given` are the pod's words, see `_given`. Raises Refused.
+    `request` and `limit` are in per cent of one device. Above 100 they must be whole devices.
     """
     memory = number(MEMORY, given[MEMORY], 0, MEMORY_MOST_BYTES) if MEMORY in given else 0
     if 0 < memory < MEMORY_LEAST_BYTES:

@@ -28,7 +28,7 @@ GATE_PATH: Final = "/gate"
 
 
 def _serve_metrics(settings: Settings, collector: WebhookMetrics) -> Callable[[], None]:
-    """Serve a collector at the address in the settings, if there is one. Return the function that ends it.
+    """Serve a collector at the address in the settings, unless it is off. Return the function that ends that.
 
     Raises CannotStart.
     """
@@ -49,7 +49,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
     server = WebhookServer(handlers, credentials, collector)
 
     def drain() -> None:
-        """Begin the drain: clients are sent to other replicas."""
+        """Begin the drain: from now on clients are sent to other replicas."""
         log.info("webhook stopping", extra={"drain_seconds": settings.drain_seconds})
         server.drain()
 

@@ -13,11 +13,11 @@ Operation = dict[str, Any]
 
 
 def difference(before: object, after: object, path: str = "") -> Iterator[Operation]:
-    """Yield the operations that turn `before` into `after`: objects key by key, lists of equal length item by item.
+    """Yield the operations that turn `before` into `after`. `path` is the JSON pointer to both; empty: the document.
 
-    Any other value is replaced as a whole. `path` is the JSON pointer to the two values, empty for the whole document.
+    Objects are compared key by key, lists of equal length item by item. Any other value is replaced as a whole.
     """
-    if before is after:  # also for untouched parts of a hostile pod, however deep they are
+    if before is after:  # parts that nobody changed are not walked through: a hostile pod may be deep
         return
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):

@@ -19,9 +19,9 @@ OPERATIONS: Final = ("CREATE", "UPDATE")
 _UID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _NAME: Final = re.compile(r"[0-9A-Za-z._:-]{0,253}")
 _FORBIDDEN: Final = 403
-"""With 403 and its reason kubectl shows the message. For 422, Invalid, older versions only say that it is invalid."""
+"""The code of a refusal. For 403 and its reason kubectl shows our message. For 422, Invalid, older versions do not."""
 _WARNING_MAX: Final = 120
-"""The length that Kubernetes advises. It cuts at 256."""
+"""Characters of a warning: what Kubernetes advises. It cuts at 256."""
 
 
 class MalformedReview(Exception):
@@ -46,10 +46,11 @@ class Decision:
     """The decision about a pod: refused, or admitted with these changes. The default admits it unchanged."""
 
     refusal: str = ""
+    """Why the pod is refused; empty: it is admitted."""
     patch: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
     system: str = ""
-    """The other sharing system that the pod was written for, or "gates" if the pod got our gate, for the log."""
+    """For the log: the other sharing system that the pod was written for, or "gates" if the pod got our gate."""
 
     @property
     def result(self) -> str:
@@ -120,9 +121,9 @@ def _object(parent: JsonObject, key: str) -> dict[str, Any]:
 
 
 def _text(parent: JsonObject, key: str, form: re.Pattern[str], default: str | None = None) -> str:
-    """Return the text under `key`, or `default` if it is missing. Raises MalformedReview unless `form` matches it all.
+    """Return the text under `key`; if it is missing, `default`. Raises MalformedReview unless `form` matches the text.
 
-    Without a default, a missing text is malformed, too.
+    `default` None: a missing text is malformed, too.
     """
     value = parent.get(key, default)
     if not isinstance(value, str) or not form.fullmatch(value):

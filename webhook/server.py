@@ -1,7 +1,7 @@
 """Answers the API server over HTTPS: one path for each handler, and kubelet's probes. It decides nothing.
 
 A handler is pure and quick, so it is called on the event loop. Any peer that reaches the port may send anything. A body
-that is no review gets a 4xx status and one line in the log, but no more than a few lines a second.
+that is no review gets a 4xx status and one line in the log; the number of such lines is limited.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.webhook")
 
 BODY_MAX: Final = 4 * 2**20
-"""The API server accepts objects of up to 3 MiB."""
+"""Bytes of a body. The API server accepts objects of up to 3 MiB."""
 AT_ONCE: Final = 8
-"""Bodies read at the same time: this bounds the memory that strangers can take."""
+"""Bodies that are read at the same time: this bounds the memory that peers can take."""
 PATIENCE_S: Final = 3.0
 """The time for a body to arrive. The API server waits for 5 s in total."""
 HANDSHAKE_S: Final = 5.0
 IDLE_S: Final = 120.0
+"""How long a connection without a request stays open."""
 LINGER_S: Final = 1.0
-"""The time for a peer to read an answer while not all that it sent was read."""
+"""How long a connection stays open after an answer that was sent before the whole body was read: else the peer could
+lose the answer."""
 STOP_S: Final = 5.0
-_COMPLAINTS: Final = 10
+"""The time that requests under way have to finish."""
+_BURST: Final = 10
+"""Lines that the log may get at once about requests that are no reviews."""
 
 
 class WebhookServer:
@@ -44,7 +48,7 @@ class WebhookServer:
     def __init__(
         self, handlers: Mapping[str, Callable[[Request], Decision]], credentials: Credentials, metrics: WebhookMetrics
     ) -> None:
-        """Serve each handler at its path, which begins with a slash. `metrics` counts it under the rest of it."""
+        """Serve each handler at its path, which begins with a slash. In `metrics` its name is the path without it."""
         self._metrics = metrics
         self._credentials = credentials
         self._reading = asyncio.Semaphore(AT_ONCE)
@@ -81,7 +85,7 @@ class WebhookServer:
         return int(self._listener.sockets[0].getsockname()[1])
 
     def drain(self) -> None:
-        """Ask every client served from now on to use another connection, which leads to another replica."""
+        """From now on close each connection after its answer: the client's next one leads to another replica."""
         self._draining = True
 
     async def stop(self) -> None:
@@ -93,7 +97,7 @@ class WebhookServer:
     def _route(
         self, name: str, handler: Callable[[Request], Decision]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Return what aiohttp calls for each request to a handler's path. `name` is the handler's in the metrics."""
+        """Return what aiohttp calls for each request to a handler's path. `name`: the handler's name in the metrics."""
 
         async def serve(request: web.Request) -> web.Response:
             """Answer one request, and count it. A body that is no review gets a 4xx status."""
@@ -108,7 +112,7 @@ class WebhookServer:
                 response = self._refuse(request, 413, f"the body is longer than {BODY_MAX} bytes")
             except web.HTTPUnsupportedMediaType:
                 response = self._refuse(request, 415, "the body is not application/json")
-            except ConnectionError:  # else aiohttp would log it with a trace
+            except ConnectionError:  # caught, because aiohttp would log it with a trace
                 response = self._refuse(request, 400, "the peer closed before its body had come")
             except TimeoutError:
                 response = self._refuse(request, 408, f"the body did not arrive within {PATIENCE_S:g} s")
@@ -126,7 +130,7 @@ class WebhookServer:
     async def _read(self, request: web.Request) -> bytes:
         """Return a request's body. Raises ConnectionError, TimeoutError, or an error of aiohttp's for a wrong body.
 
-        PATIENCE_S includes the wait while AT_ONCE other bodies are read.
+        While AT_ONCE other bodies are read, it waits. PATIENCE_S includes this wait.
         """
         if request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType
@@ -144,14 +148,15 @@ class WebhookServer:
 
 
 class _Complaints:
-    """Logs what strangers send: ten lines at once, then one line a second. The others are counted."""
+    """Logs requests that are no reviews: _BURST lines at once, then one line a second. The others are counted."""
 
     def __init__(self) -> None:
-        self._left = float(_COMPLAINTS)
-        """Lines that may be logged now: one more each second, _COMPLAINTS at most."""
+        self._left = float(_BURST)
+        """Lines that may be logged now: one more each second, _BURST at most."""
         self._left_at = time.monotonic()
         """When `_left` was last computed."""
         self._untold = 0
+        """Requests since the last line that got none."""
 
     def tell(self, peer: str | None, status: int, cause: str) -> None:
         """Log a request with the status that it got and the cause, or count it for the next line.
@@ -159,7 +164,7 @@ class _Complaints:
         `peer` is its address; None: not known.
         """
         now = time.monotonic()
-        self._left, self._left_at = min(float(_COMPLAINTS), self._left + now - self._left_at), now
+        self._left, self._left_at = min(float(_BURST), self._left + now - self._left_at), now
         if self._left < 1:
             self._untold += 1
             return

@@ -19,7 +19,7 @@ _SCHEDULER: Final = text(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "give the name
 
 
 def _read_memory(value: object) -> int | None:
-    """Return a size in bytes. An empty text gives None, so that a manifest can leave it open. Raises ValueError."""
+    """Return a size in bytes; None: the text is empty, as where a manifest leaves it open. Raises ValueError."""
     if not plain(value):
         return None
     try:
@@ -71,7 +71,7 @@ class Settings:
 
     @property
     def defaults(self) -> Defaults:
-        """What is written where another system's words say nothing."""
+        """The operator's values for what another system's words leave open."""
         return Defaults(self.memory_only_percent, self.device_memory, self.scheduler_name)
 
 

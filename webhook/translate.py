@@ -1,8 +1,8 @@
 """Translates a pod written for another sharing system into a pod with our shares, or refuses it. Pure.
 
-Before the result leaves, the device plugin's own reader reads it: so the plugin never refuses a translated pod. Labels
-and annotations of the other system stay, as selectors may depend on them. Its resources are removed: no node offers
-them.
+At the end the result is read with the device plugin's own reader: so the plugin never refuses a translated pod. Labels
+and annotations of the other system stay, because selectors may depend on them. Its resources are removed, because no
+node offers them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from sharepod.webhook.patch import JsonObject
 
 MARK: Final = "compatibility.sharepod.io/from"
-"""Written on a translated pod: the system, and what its containers asked for."""
-SAID: Final = ("limit", "memory", "devices", "device")
+"""The annotation on a translated pod: the other system, and what the containers asked for."""
+SAME_MEANING: Final = ("limit", "memory", "devices", "device")
 """Our words that mean the same as another system's words."""
 SCHEDULERS: Final = frozenset({"kai-scheduler", "runai-scheduler", "hami-scheduler", "kubeshare-scheduler"})
+"""The schedulers of other systems."""
 _KEY_MAX: Final = 63
+"""Characters that Kubernetes allows in an annotation's name after the slash."""
 _MARK_MAX: Final = 1024
 
 
@@ -62,30 +64,31 @@ def _find(pod: Pod, defaults: Defaults) -> Found | None:
 
 
 def _pending(pod: Pod, found: Found) -> tuple[Ask, ...]:
-    """Return the asks that are not translated yet: the API server may call again, and users copy pods.
+    """Return the asks that are not translated yet. Some may be: the API server may call again, and users copy pods.
 
-    Raises Refused if the pod's mark is from another system.
+    Raises Refused if the pod's MARK names another system.
     """
     if MARK not in pod.annotations:
         return found.asks
     if not pod.annotations[MARK].startswith(found.system):
         raise Refused(f"annotation {MARK} says that the pod came from another system than {found.system}: remove it")
-    # A translation removes another system's resources, and leaves its annotations beside our resource.
+    # A translation removes the other system's resources, and adds ours. It leaves the other system's annotations.
     return tuple(ask for ask in found.asks if ask.drop or RESOURCE not in ask.container.limits)
 
 
 def _check(pod: Pod, ask: Ask) -> None:
     """Raise Refused when the pod also gives in our words what it gives in another system's."""
     # In a marked pod the shares of other containers may come from an earlier translation.
-    marked, container = MARK in pod.annotations, ask.container
+    is_marked, container = MARK in pod.annotations, ask.container
     for item in pod.all_containers:
-        if item.resource(RESOURCE) is not None and (not marked or item.name == container.name):
+        if item.resource(RESOURCE) is not None and (not is_marked or item.name == container.name):
             raise Refused(
                 f"container {item.name} holds {RESOURCE} in a pod written for another system: keep one of the two"
             )
     for name in pod.annotations:
-        before, dot, key = name.removeprefix(PREFIX).rpartition(".")
-        if name.startswith(PREFIX) and key in SAID and not (marked and dot and before != container.name):
+        target, dot, key = name.removeprefix(PREFIX).rpartition(".")
+        is_of_another = bool(dot) and target != container.name
+        if name.startswith(PREFIX) and key in SAME_MEANING and not (is_marked and is_of_another):
             raise Refused(f"annotation {shown(name)} stands beside what another system reads: keep one of the two")
     if VISIBLE in container.environment:
         raise Refused(f"container {container.name} sets {VISIBLE}: remove it, its share says what it sees")
@@ -97,10 +100,10 @@ def _check(pod: Pod, ask: Ask) -> None:
 
 
 def _write(original: JsonObject, pod: Pod, system: str, asks: Iterable[Ask], defaults: Defaults) -> dict[str, Any]:
-    """Return the pod's JSON with our annotations, resources and MARK in it.
+    """Return the pod's JSON with our annotations, resources and MARK in it. `original` is the JSON before.
 
-    Another system's scheduler is replaced by that of `defaults`. `original`, the JSON before, is not changed; the two
-    share the parts that are equal.
+    Another system's scheduler is replaced by that of `defaults`. `original` is not changed: the result is a new object,
+    but has in common with it all parts that are equal.
     """
     annotations = dict(pod.annotations)
     spec: dict[str, Any] = dict(at(original, "spec"))
@@ -121,20 +124,20 @@ def _write(original: JsonObject, pod: Pod, system: str, asks: Iterable[Ask], def
 def _annotations(pod: Pod, ask: Ask) -> dict[str, str]:
     """Return our annotations for one container. The memory in them is that of all its devices together.
 
-    A class that the pod gives in our words wins. Raises Refused for a name that is too long for an annotation.
+    A class that the pod gives in our words is kept. Raises Refused for a name that is too long for an annotation.
     """
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     if ask.devices > 1:
-        said["devices"] = str(ask.devices)
+        values["devices"] = str(ask.devices)
     if ask.limit is not None:
-        said["limit"] = str(ask.limit)
+        values["limit"] = str(ask.limit)
     if ask.memory_bytes is not None:
         total = ask.memory_bytes * ask.devices
-        said["memory"] = str(total) if total % MIB else f"{total // MIB}Mi"
+        values["memory"] = str(total) if total % MIB else f"{total // MIB}Mi"
     if ask.share_class and f"{PREFIX}class" not in pod.annotations:
-        said["class"] = ask.share_class
+        values["class"] = ask.share_class
     written = {}
-    for key, text in said.items():
+    for key, text in values.items():
         name = f"{ask.container.name}.{key}"
         if len(name) > _KEY_MAX:
             raise Refused(f"the name of container {ask.container.name} is too long for an annotation: shorten it to 55")
@@ -153,7 +156,7 @@ def _resources(container: JsonObject, ask: Ask) -> dict[str, Any]:
 
 
 def _read_again(changed: JsonObject) -> None:
-    """Raise Refused when the device plugin would not accept the result together with the pod's own words."""
+    """Raise Refused if the device plugin would not accept the translated pod, with the words that it had of ours."""
     pod = read_named(changed)
     names = tuple(item.name for item in pod.all_containers)
     for container in pod.all_containers:
@@ -162,7 +165,7 @@ def _read_again(changed: JsonObject) -> None:
 
 
 def _check_terms(pod: Pod, container: Container, names: tuple[str, ...]) -> None:
-    """Raise Refused if the device plugin would refuse a container's terms. `names` are all containers of the pod."""
+    """Raise Refused if the device plugin would refuse a container's terms. `names` are those of all its containers."""
     try:
         units = quantity_bytes(container.limits[RESOURCE])
         read_terms(pod.annotations, container.name, units, containers=names)

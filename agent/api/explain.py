@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _holders(node: NodeStatus, device: DeviceUuid, but: ShareId) -> list[tuple[ShareStatus, DeviceUsage]]:
-    """Return the shares that hold or drain the device, each with its usage there; the share `but` is left out."""
+    """Return the shares that have a turn on the device, or drain; each with its usage there. `but` is left out."""
     return [
         (status, usage)
         for status in node.shares

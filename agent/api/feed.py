@@ -34,13 +34,15 @@ Call = Any
 """grpc.aio.StreamStreamCall."""
 Address = tuple[str, int]
 HEARTBEAT_TELLS: Final = 10
-"""Seconds without a change, after which an empty message says that the agent is there."""
+"""After so many snapshots without a change, one a second, an empty message says that the agent is there."""
 RESOLVE_S: Final = 30.0
+"""The time between two questions for the addresses."""
 ANSWER_S: Final = 40.0
 """A scheduler answers every ten seconds. If it does not for this long, it hangs or is gone."""
 SETTLED_S: Final = 30.0
 """A stream that lived for this long was healthy: the next attempt comes soon."""
 BACKOFF_S: Final = (0.5, 30.0)
+"""The shortest and the longest wait before a stream is opened again."""
 ADDRESSES_MAX: Final = 16
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -119,7 +121,7 @@ class Feed:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
-        """Keep one stream to each address of the schedulers, until cancelled: ask for the addresses again and again."""
+        """Keep one stream to each address of the schedulers, and ask for the addresses again and again. Never ends."""
         while True:
             with contextlib.suppress(_Failed):
                 self._set_addresses(await self._resolve())
@@ -172,7 +174,7 @@ class _Stream:
         """When the scheduler last answered, or else the stream was opened (time.monotonic)."""
 
     async def run(self) -> None:
-        """Open the stream again whenever it ends, until cancelled: soon after a healthy one, else later each time."""
+        """Open the stream again whenever it ends: soon after a healthy one, else later each time. Never ends."""
         wait_s, most_s = BACKOFF_S
         while True:
             began_s = time.monotonic()
@@ -225,9 +227,9 @@ class _Stream:
         return grpc.aio.secure_channel(target, credentials, options=options)
 
     async def _talk(self, call: Call) -> None:
-        """Send and listen until one of them fails, and raise its error.
+        """Send and listen at once until one of both fails; then end the other, and raise the error.
 
-        `_listen` knows why the scheduler ends the stream, `_send` that it is silent. Each ends the other.
+        `_listen` finds out why the scheduler ends the stream, `_send` that it is silent.
         """
         self._answered_s = time.monotonic()
         sending = asyncio.create_task(self._send(call))
@@ -258,14 +260,14 @@ class _Stream:
     async def _send(self, call: Call) -> None:
         """Send what each new snapshot changes, or a heartbeat. Raises _Failed if no answer comes for ANSWER_S."""
         sent: Snapshot | None = None
-        quiet = 0
+        unchanged = 0  # snapshots in a row
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the call ended: _listen knows why
             while True:
                 snapshot = self._latest.snapshot
                 if snapshot is not None:
                     told = message(self._node, sent, snapshot)
-                    quiet = 0 if told.ListFields() else quiet + 1
-                    if not quiet or quiet % HEARTBEAT_TELLS == 0:
+                    unchanged = 0 if told.ListFields() else unchanged + 1
+                    if unchanged % HEARTBEAT_TELLS == 0:
                         await call.write(told)
                         self._counters.messages += 1
                     sent = snapshot

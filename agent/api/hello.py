@@ -46,7 +46,9 @@ class Hello:
 
     def __init__(self) -> None:
         self._peers: dict[str, Peer] = {}
+        """By open ticket."""
         self._by_user: Counter[int] = Counter()
+        """By uid: how many open tickets."""
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, asyncio.Task[Any] | None] = {}
         """The connections, each with its task."""

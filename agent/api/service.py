@@ -70,7 +70,7 @@ _CLASSES_OUT: Final = {one: pb.ShareClass.Value(f"SHARE_CLASS_{one.name}") for o
 _CLASSES: Final = {value: one for one, value in _CLASSES_OUT.items()}
 _STATES_OUT: Final = {state: pb.ShareState.Value(f"SHARE_STATE_{state.name}") for state in ShareState}
 _ENDS_OUT: Final = pb.TurnEnd.values()[1:]
-"""By `sp_turn.reason`: both count them in the same order."""
+"""By `sp_turn.reason`: TurnEnd has the same order, after UNSPECIFIED."""
 
 
 async def answer(context: Context, name: str, call: Callable[[], Answer]) -> Answer:
@@ -87,7 +87,7 @@ async def answer(context: Context, name: str, call: Callable[[], Answer]) -> Ans
 
 
 async def _await_answer(context: Context, name: str, call: Awaitable[Answer]) -> Answer:
-    """Return what `call` gives. An error ends the rpc of `context`, with the code of a ShareError, else INTERNAL."""
+    """Return the result of `call`. An error ends the rpc of `context`: with the code of a ShareError, else INTERNAL."""
     try:
         return await call
     except ShareError as error:
@@ -100,7 +100,7 @@ async def _await_answer(context: Context, name: str, call: Awaitable[Answer]) ->
 def _as_rpc(
     method: Callable[[NodeService, Request], Response],
 ) -> Callable[[NodeService, Request, Context], Awaitable[Response]]:
-    """Make an rpc of a method that takes a request and returns the answer: its errors become status codes."""
+    """Turn a method that takes a request and returns the answer into an rpc: its errors become status codes."""
 
     @functools.wraps(method)
     async def handler(self: NodeService, request: Request, context: Context) -> Response:

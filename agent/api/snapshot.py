@@ -1,7 +1,8 @@
 """Snapshots of the node for the scheduler: its devices and shares, and the difference between two snapshots. Pure.
 
-Both have the type of the message that is sent: a snapshot is a complete message without the node's name. A number
-changes only when it has moved by a whole step. So noise is no change, and an idle node has nothing to send.
+Snapshots and differences have the type of the message that is sent; a snapshot is a complete message without the node's
+name. A number changes only when it has moved by a whole step. So noise is no change, and an idle node has nothing to
+send.
 """
 
 from __future__ import annotations
@@ -136,9 +137,9 @@ class SnapshotBuilder:
 
 
 def stepped(told: int, value: int, step: int) -> int:
-    """Return `value` rounded to whole steps; or `told`, sent last, if the two are less than a step apart.
+    """Return `value` rounded to whole steps; but `told`, which was sent last, if that is less than a step away.
 
-    A value of 0 is always 0: an idle device is shown as idle.
+    A value of 0 is always 0, so that an idle device is shown as idle.
     """
     return told if value and abs(value - told) < step else (value + step // 2) // step * step
 

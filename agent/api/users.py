@@ -43,7 +43,7 @@ def _check_labels(labels: Iterable[str]) -> None:
 
 
 class UsersService(NodeService):
-    """The rpcs that a user may call. An rpc that is not in READS must be overridden here, or anyone could call it."""
+    """The rpcs that a user may call. An rpc that is not in READS is overridden here, or any user could call it."""
 
     async def RegisterShare(  # noqa: N802 - proto
         self, request: pb.RegisterShareRequest, context: Context

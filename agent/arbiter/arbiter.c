@@ -22,28 +22,28 @@
 
 #define EVENTS 64
 
-/* The tag of events of the doorbell of the share with that handle: see SP_TAG_DOORBELL. */
+/* The tag of the events of a share's doorbell: see SP_TAG_DOORBELL. `share` is its handle. */
 static uint64_t doorbell_tag(int share) {
   return (uint64_t)SP_TAG_DOORBELL << 62 | (uint64_t)share << 8;
 }
 
 /* Processes of the share have rung: look at those that are new, and step the share's devices. */
 static void on_doorbell(struct sp_arbiter *arbiter, struct sp_share *share) {
-  bool full;
-  uint64_t rung =
-      sp_doorbell_drain(&share->region, &full, &share->rings); /* before the scan: a change after it rings again */
+  bool full; /* a process says that it found no free slot */
+  /* Before the scan, so that a change that the scan misses rings again. */
+  uint64_t rung = sp_doorbell_drain(&share->region, &full, &share->rings);
   uint64_t now_ns = sp_now_ns();
   sp_slots_mark_responsive(share, rung);
   if (rung & ~share->watched || full) /* a process that is not known yet */
     sp_slots_watch(arbiter, share, now_ns);
-  if (full) /* a process says that it found no free slot */
+  if (full)
     sp_diagnostic_full(share);
   sp_step_share(arbiter, share, now_ns);
 }
 
-/* Go on after the agent's threads stood still for longer than SP_STALE_NS, so that all gates opened. Each turn of the
- * device is scanned before its time is billed: one that drained meanwhile pays until its drain, and not until now. */
-static void go_on(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+/* Bill the device after a standstill: the agent's threads stood still for longer than SP_STALE_NS, so all gates opened.
+ * Each turn is scanned before its time is billed: one that drained meanwhile pays until its drain, not until now. */
+static void bill_standstill(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   for (uint32_t index = device->draining; index-- > 0;) /* downwards: an update may end a drain */
     sp_turn_update(arbiter, device->drains[index], now_ns);
   if (device->holder)
@@ -51,8 +51,8 @@ static void go_on(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
   sp_bill(device, now_ns);
 }
 
-/* Every SP_TICK_NS, and after a standstill: the heartbeat if it is due, a look at what rings no doorbell, a step of
- * every device. */
+/* Do what is due without an event: write the heartbeat if it is due, look at what rings no doorbell, and step every
+ * device. Called every SP_TICK_NS, and after a standstill. */
 static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
   arbiter->ticked_ns = now_ns;
   bool beat = now_ns - arbiter->heartbeat_ns > SP_BEAT_NS;
@@ -61,7 +61,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     for (uint32_t index = 0; index < arbiter->device_count; index++) {
       struct sp_node_device *device = &arbiter->devices[index];
       if (device->heartbeat_ns && now_ns - device->heartbeat_ns > SP_STALE_NS)
-        go_on(arbiter, device, now_ns);
+        bill_standstill(arbiter, device, now_ns);
       device->heartbeat_ns = now_ns;
     }
   }
@@ -69,11 +69,11 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     struct sp_share *share = arbiter->shares[handle];
     if (!share)
       continue;
-    if (beat) { /* it touches a page of every share */
+    if (beat) { /* not at every tick, because it touches a page of every share */
       sp_region_heartbeat(&share->region, now_ns);
       sp_terms_mend(arbiter, share);
     }
-    /* Once in SP_WATCH_NS; at each tick, while the process of some slot is not known. */
+    /* Look once in SP_WATCH_NS, but at each tick while the process of some slot is not known. */
     bool look = now_ns - share->watched_ns >= SP_WATCH_NS || share->watched != share->claimed;
     bool late = false; /* a drain is late: its process may have become another program */
     for (uint32_t index = 0; index < share->member_count; index++)
@@ -100,12 +100,12 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     sp_step(arbiter, &arbiter->devices[index], now_ns); /* a step can be due by the passing of time alone */
 }
 
-/* Handle one event of epoll_wait. Its tag (SP_TAG_*) tells what it is: the timer or a poke, which only end the wait
- * (the read resets the counter); a doorbell; or the end of a process. */
+/* Handle one event of epoll_wait. Its tag (SP_TAG_*) tells what it is: the timer or a poke, which only ends the wait;
+ * a doorbell; or the end of a process. */
 static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) {
   uint64_t tag = event->data.u64;
   if (tag >> 62 == SP_TAG_LOOP) {
-    uint64_t count;
+    uint64_t count; /* read to reset it */
     ssize_t got = read((int)(tag & 0xffffffff), &count, sizeof count);
     (void)got;
     return;
@@ -139,7 +139,7 @@ static void *run(void *argument) {
     uint64_t device_due_ns = sp_step_due(arbiter, now_ns);
     if (device_due_ns < due_ns)
       due_ns = device_due_ns;
-    sp_wake(arbiter); /* before the timer is set, so that the waiters begin at once */
+    sp_wake(arbiter); /* before the timer is set, so that the waiters go on at once */
     if (due_ns != armed_ns) {
       struct itimerspec timer = {
           .it_value = {.tv_sec = (time_t)(due_ns / 1000000000u), .tv_nsec = (long)(due_ns % 1000000000u)}};
@@ -153,7 +153,7 @@ static void *run(void *argument) {
       armed_ns = 0; /* the timer has run out */
     pthread_mutex_lock(&arbiter->lock);
     if (now_ns - arbiter->heartbeat_ns > SP_STALE_NS)
-      tick(arbiter, now_ns); /* before an event bills what passed meanwhile */
+      tick(arbiter, now_ns); /* it bills the standstill, before an event bills that time as if the gates were closed */
     for (int index = 0; index < count; index++)
       handle(arbiter, &events[index]);
   }
@@ -161,9 +161,9 @@ static void *run(void *argument) {
   return NULL;
 }
 
-/* Add a descriptor to the loop's epoll; its events carry `tag`. 0 or -errno. Edge-triggered: all that has come is read
- * before the next epoll_wait, so it need not be reported twice. Needs no lock. */
-static int watch(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
+/* Add a descriptor to the loop's epoll; its events carry `tag`. 0 or -errno. It is edge-triggered, because all that has
+ * come is read before the next epoll_wait. Needs no lock. */
+static int add_to_epoll(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = tag};
   return epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }
@@ -181,8 +181,8 @@ struct sp_arbiter *sp_arbiter_new(void) {
   pthread_mutex_init(&arbiter->lock, NULL);
   pthread_cond_init(&arbiter->identity_asked, NULL);
   if (!arbiter->turns || arbiter->epoll_fd < 0 || arbiter->timer_fd < 0 || arbiter->wake_fd < 0 ||
-      watch(arbiter, arbiter->timer_fd, (uint64_t)arbiter->timer_fd) ||
-      watch(arbiter, arbiter->wake_fd, (uint64_t)arbiter->wake_fd)) {
+      add_to_epoll(arbiter, arbiter->timer_fd, (uint64_t)arbiter->timer_fd) ||
+      add_to_epoll(arbiter, arbiter->wake_fd, (uint64_t)arbiter->wake_fd)) {
     sp_arbiter_free(arbiter);
     return NULL;
   }
@@ -207,9 +207,9 @@ int sp_arbiter_start(struct sp_arbiter *arbiter) {
   return error;
 }
 
-/* Open a share's gates for good: what waits passes, unless it is paused. Called when the share is removed, and when the
- * agent stops. */
-static void let_go(struct sp_share *share) {
+/* Open a share's gates for good: launches that wait pass, unless the share is paused. Called when the share is removed,
+ * and when the agent stops. */
+static void open_gates(struct sp_share *share) {
   sp_region_heartbeat(&share->region, 0); /* 0: the gates are open */
   for (uint32_t index = 0; index < share->member_count; index++)
     sp_grant_wake(share->members[index].grant);
@@ -236,9 +236,9 @@ void sp_arbiter_free(struct sp_arbiter *arbiter) {
   }
   for (int handle = 0; handle < SP_SHARES_MAX; handle++)
     if (arbiter->shares[handle])
-      let_go(arbiter->shares[handle]);
+      open_gates(arbiter->shares[handle]);
   if (arbiter->running)
-    sp_identity_stop(arbiter); /* once the gates are open: it may be in the middle of a long look */
+    sp_identity_stop(arbiter); /* after the gates are open, because it may be in the middle of a long look */
   for (int handle = 0; handle < SP_SHARES_MAX; handle++)
     if (arbiter->shares[handle])
       free_share(arbiter->shares[handle]);
@@ -297,7 +297,7 @@ static int check_terms(const struct sp_arbiter *arbiter, const struct sp_terms *
   return 0;
 }
 
-/* Set the member's terms, here and in its grant, which its processes read. The caller tells the policy. */
+/* Set the member's terms, also in its grant, which its processes read. The caller tells the policy. */
 static void write_terms(struct sp_member *member, const struct sp_terms *terms) {
   member->terms = *terms;
   member->grant->memory_limit_bytes = terms->memory_limit_bytes;
@@ -306,8 +306,8 @@ static void write_terms(struct sp_member *member, const struct sp_terms *terms) 
   member->grant->share_class = terms->share_class;
 }
 
-/* Add the member to the device and its policy, and adopt what an earlier agent left in its grant: what it has learned
- * of memory, and an open turn, which drains. 0; -EUSERS: the policy is full. */
+/* Add the member to the device and its policy, and adopt what an earlier agent left in its grant: the memory figures,
+ * and an open turn, which drains. 0; -EUSERS: the policy is full. */
 static int join_device(struct sp_member *member, struct sp_node_device *device, const struct sp_terms *terms,
                        uint64_t now_ns) {
   member->device = device;
@@ -320,12 +320,12 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   device->members[member->policy] = member;
   device->gang_members += member->gang->count > 1;
   write_terms(member, terms);
-  /* As an earlier agent has learned, unless that is damaged. */
+  /* The figures of an earlier agent, unless they are damaged. */
   uint64_t context_bytes = member->grant->context_bytes;
   int64_t overhead_bytes = member->grant->overhead_bytes;
-  if (!device->context_bytes && context_bytes < SP_ADOPTED_MAX_BYTES)
+  if (!device->context_bytes && context_bytes < SP_MEMORY_MAX_BYTES)
     device->context_bytes = context_bytes;
-  if (overhead_bytes < SP_ADOPTED_MAX_BYTES && overhead_bytes > -SP_ADOPTED_MAX_BYTES)
+  if (overhead_bytes < SP_MEMORY_MAX_BYTES && overhead_bytes > -SP_MEMORY_MAX_BYTES)
     member->usage.memory_overhead_bytes = overhead_bytes;
   if (sp_grant_spare_bytes(member->grant) < SP_SPARE_MAX_BYTES)
     member->spare_bytes = sp_grant_spare_bytes(member->grant);
@@ -341,8 +341,8 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   return 0;
 }
 
-/* End the share's turns, and take its members off the devices. Members that have not joined one are left out: so this
- * undoes a sp_arbiter_add_share that has failed midway, too. */
+/* End the share's turns, and take its members off the devices. Members that have not joined their device are left out:
+ * so this also undoes an sp_arbiter_add_share that has failed midway. */
 static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
@@ -356,9 +356,9 @@ static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, ui
   }
 }
 
-/* Make the region in `directory`, or adopt a live one, and add the share to its devices. `used_ns`: by term, up to
- * where an earlier agent has billed it; NULL: 0. Returns the handle, or -errno: then all is undone, but files that were
- * made stay. `error` carries the first failure past the later steps. */
+/* Make the region in `directory`, or adopt a live one, and add the share to its devices. `used_ns`: by term, what an
+ * earlier agent has billed; NULL: 0. Returns the handle, or -errno: then all is undone, but files that were made stay.
+ * After a failure `error` is set, and the later steps are passed over. */
 int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, const struct sp_terms *terms,
                          uint32_t term_count, const uint64_t *used_ns) {
   pthread_mutex_lock(&arbiter->lock);
@@ -393,7 +393,7 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     member->policy = -1;
     member->grant = &share->region.grants[index];
     error = join_device(member, &arbiter->devices[terms[index].device], &terms[index], now_ns);
-    if (!error) { /* an adopted region's account was written by an agent, and later than any checkpoint */
+    if (!error) { /* the account goes on from the later of the region's and the caller's */
       uint64_t adopted_ns = member->grant->used_ns;
       member->usage.used_ns = adopted_ns <= now_ns ? adopted_ns : 0; /* more than the uptime: it is damaged */
       if (used_ns && used_ns[index] > member->usage.used_ns)
@@ -402,7 +402,7 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     }
   }
   if (!error)
-    error = watch(arbiter, share->region.doorbell_fd, doorbell_tag(handle));
+    error = add_to_epoll(arbiter, share->region.doorbell_fd, doorbell_tag(handle));
   if (!error) {
     arbiter->shares[handle] = share;
     if (share->paused)
@@ -419,8 +419,8 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
   return error ? error : handle;
 }
 
-/* Change the terms of a share, in the order of its devices. An open turn is soon judged anew. 0; -ENOENT: no such
- * share; -EINVAL, -ENODEV: the terms are out of range, or for other devices. On errors nothing has changed. */
+/* Change the terms of a share: one for each of its devices, in the same order. 0; -ENOENT: no such share; -EINVAL,
+ * -ENODEV: the terms are out of range, or for other devices. On errors nothing has changed. */
 int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
@@ -438,8 +438,7 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
     sp_member_count(member, true);
     sp_policy_update(&member->device->policy, member->policy, terms[index].request_millipercent,
                      terms[index].limit_millipercent, terms[index].share_class, sp_now_ns());
-    /* A turn that was granted under the old terms is judged anew. */
-    if (member->holding)
+    if (member->holding) /* its turn was granted under the old terms: the policy is asked whether it goes on */
       member->deadline_ns = sp_now_ns();
   }
   sp_arbiter_unlock(arbiter);
@@ -482,10 +481,10 @@ int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
     found->paused = false;
     sp_gang_join(arbiter, found, 0, sp_now_ns());
     leave_devices(arbiter, found, sp_now_ns());
-    /* Without the flag of a pause, which would keep the gate closed. */
+    /* No flags: that of a pause would keep the gate closed. */
     for (uint32_t index = 0; index < found->member_count; index++)
       sp_grant_set(found->members[index].grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);
-    let_go(found);
+    open_gates(found);
     epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, found->region.doorbell_fd, NULL);
     arbiter->shares[share] = NULL;
   }

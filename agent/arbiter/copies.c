@@ -1,42 +1,42 @@
-/* Host copies, as the tenants count them. They are read when usage is asked for and when a process ends, never in a
- * turn. */
+/* Counts host copies (between host memory and a device's memory) by what the tenants report. That is read when usage is
+ * asked for and when a process ends, never in a turn. */
 #include "agent/arbiter/node.h"
 
-/* More than a process can copy: 500 GB/s for a day is a quarter of this. The sum of 64 such processes fits a word. */
+/* More than a process can copy: 500 GB/s for a day is a quarter of this. The sum of 64 such processes fits 64 bits. */
 #define MOST_BYTES ((uint64_t)1 << 57)
 
-/* Set *before, the last value of a counter of a process, to what the process says now, if that has not fallen and can
- * be true. Else count a fault, and keep the last value. */
-static void believe(struct sp_member *member, uint64_t *before, uint64_t said) {
-  if (said >= *before && said <= MOST_BYTES)
-    *before = said;
+/* Set *known, the last value of a process's counter, to what the process reports now, if that has not fallen and can be
+ * true. Else keep the last value, and count a fault. */
+static void take_if_true(struct sp_member *member, uint64_t *known, uint64_t reported) {
+  if (reported >= *known && reported <= MOST_BYTES)
+    *known = reported;
   else
     member->usage.faults++;
 }
 
-/* Read what the process in `slot` has copied on the member's device, and keep what can be believed in `said`. */
-static void take_slot(struct sp_member *member, uint32_t slot) {
-  struct sp_copies *before = &member->said[slot].copies;
-  struct sp_slot_copies said;
-  if (sp_slot_copies(&member->share->region, slot, member->index, &said))
+/* Read what the process in `slot` has copied on the member's device, into member->known. */
+static void read_slot(struct sp_member *member, uint32_t slot) {
+  struct sp_copies *known = &member->known[slot].copies;
+  struct sp_slot_copies report;
+  if (sp_slot_copies(&member->share->region, slot, member->index, &report))
     return; /* the file is truncated: sp_slots_watch counts that as a fault */
-  believe(member, &before->to_device_bytes, said.to_device_bytes);
-  believe(member, &before->to_host_bytes, said.to_host_bytes);
-  believe(member, &before->to_device_count, said.to_device_count);
-  believe(member, &before->to_host_count, said.to_host_count);
+  take_if_true(member, &known->to_device_bytes, report.to_device_bytes);
+  take_if_true(member, &known->to_host_bytes, report.to_host_bytes);
+  take_if_true(member, &known->to_device_count, report.to_device_count);
+  take_if_true(member, &known->to_host_count, report.to_host_count);
 }
 
-/* The sum, cut to half of what a word holds: a counter may not wrap even if each process of a tenant lies. */
-static uint64_t sum(uint64_t one, uint64_t other) {
+/* The sum, cut to UINT64_MAX / 2: a counter may not wrap even if all processes of a tenant lie. */
+static uint64_t capped_sum(uint64_t one, uint64_t other) {
   return one > UINT64_MAX / 2 - other ? UINT64_MAX / 2 : one + other;
 }
 
 /* Add `more` to `total`, counter by counter. */
 static void add(struct sp_copies *total, const struct sp_copies *more) {
-  total->to_device_bytes = sum(total->to_device_bytes, more->to_device_bytes);
-  total->to_host_bytes = sum(total->to_host_bytes, more->to_host_bytes);
-  total->to_device_count = sum(total->to_device_count, more->to_device_count);
-  total->to_host_count = sum(total->to_host_count, more->to_host_count);
+  total->to_device_bytes = capped_sum(total->to_device_bytes, more->to_device_bytes);
+  total->to_host_bytes = capped_sum(total->to_host_bytes, more->to_host_bytes);
+  total->to_device_count = capped_sum(total->to_device_count, more->to_device_count);
+  total->to_host_count = capped_sum(total->to_host_count, more->to_host_count);
 }
 
 /* Add up the host copies of live and of gone processes on the member's device, into its usage. Called when usage is
@@ -46,8 +46,8 @@ void sp_copies_scan(struct sp_member *member) {
   struct sp_copies all = usage->gone_copies;
   for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
-    take_slot(member, slot);
-    add(&all, &member->said[slot].copies);
+    read_slot(member, slot);
+    add(&all, &member->known[slot].copies);
   }
   usage->host_to_device_bytes = all.to_device_bytes;
   usage->device_to_host_bytes = all.to_host_bytes;
@@ -55,8 +55,8 @@ void sp_copies_scan(struct sp_member *member) {
   usage->device_to_host_copies = all.to_host_count;
 }
 
-/* The process in `slot` is gone: keep what it has copied. Called before the slot is cleared. */
+/* The process in `slot` is gone: add its copies to those of gone processes. Called before its slot is cleared. */
 void sp_copies_retire(struct sp_member *member, uint32_t slot) {
-  take_slot(member, slot);
-  add(&member->usage.gone_copies, &member->said[slot].copies);
+  read_slot(member, slot);
+  add(&member->usage.gone_copies, &member->known[slot].copies);
 }

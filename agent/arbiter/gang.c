@@ -3,10 +3,10 @@
  *
  * A gang wants those of its devices on which it waits. When the policy of one device has chosen the gang, the gang
  * *reserves* that device. A reserved device is lent to other shares in short turns, until the policies of the gang's
- * other devices have chosen it, too. Then the gang is *complete* and *commits* its devices: from there on they are not
- * lent, and when all of them are free, their grants open together, in the order of the devices' names. So on each
- * device the gang gets what that device's policy gives it. What it cannot use, because it waits for its slowest device,
- * goes to the other shares.
+ * other devices have chosen it, too. Then the gang is *complete* and *commits* its devices: from then on they are not
+ * lent. When all of them are free, their grants open together, in the order of the devices' names. So on each device
+ * the gang gets what that device's policy gives it. What it cannot use, because it waits for its slowest device, goes
+ * to the other shares.
  *
  * Invariants, which together mean that gangs never wait for each other in a circle:
  *   a gang commits all of its devices at once, or none;
@@ -15,9 +15,9 @@
  *
  * The turns of a gang end together, too (step.c), but its work does not: a kernel of one rank may spin for a kernel of
  * another rank, which waits at the gate of its device. So when the drain of one member is late and another member
- * waits, the waiting member is let in, one launch at a time, to *follow*. The same holds for a gang that holds one
- * device and begins to wait for another one: the waiting member follows for what is left of the turn. The policy has
- * chosen neither of these, so neither may go on when the gang is a turn ahead of its target. A pause, too, can fall
+ * waits, the waiting member may *follow*: it is let in, one launch at a time. The same holds for a gang that has a turn
+ * on one device and begins to wait for another one: the waiting member follows for what is left of the turn. The policy
+ * has chosen no follower, so none may follow when it is more than a turn ahead of its target. A pause, too, can fall
  * between the launches of one collective: a paused gang may follow until the work that it had launched has ended.
  *
  * join.c decides which shares are one gang. A member is a share on one device; `view` is what its processes last said.
@@ -27,21 +27,21 @@
 
 #include "agent/arbiter/node.h"
 
-#define QUANTUM_NS  10000000u  /* a follower's turn; it ends with the drain that it follows */
-#define LONGEST_NS  100000000u /* no turn is longer */
-#define LATE_NS     300000u    /* work that runs this long after its predicted end may be spinning */
-#define HOLD_NS     1000000u   /* a device is kept free for a follower for at most this long */
-#define UNDERWAY_NS 2000000u   /* a turn lasts at least this long before a follower may end it */
-#define REFUSED_NS  2000000u   /* a member that was too far ahead to follow is asked again after this */
+#define FOLLOW_NS      10000000u  /* a follower's turn; it ends with the drain that it follows */
+#define TURN_MAX_NS    100000000u /* no turn is longer */
+#define SPINS_AFTER_NS 300000u    /* work that runs this long after its predicted end may be spinning */
+#define KEEP_FREE_NS   1000000u   /* a device is kept free for a follower for at most this long */
+#define TURN_MIN_NS    2000000u   /* a turn lasts at least this long before a follower may end it */
+#define ASK_AGAIN_NS   2000000u   /* a member that was too far ahead to follow is asked again after this */
 
 /* Does the member wait for a turn? A member of a paused gang does not count as waiting. */
 static bool waits(const struct sp_member *member) {
   return member->view.waiting && !member->gang->paused && !member->holding;
 }
 
-/* True: no other share has the member's device, waits for it, or had a turn on it lately. Then a reservation would win
- * nothing. False for a member with a limit: it always reserves, so that it does not spend its limit on work that spins
- * for the rest of the gang. */
+/* Has the member its device to itself? True: no other share has it, waits for it, or had a turn on it lately. Then a
+ * reservation would win nothing. False for a member with a limit: it always reserves, or else it would spend its limit
+ * on work that spins for the rest of the gang. */
 static bool has_it_alone(const struct sp_member *member) {
   const struct sp_node_device *device = member->device;
   return member->terms.limit_millipercent == SP_POLICY_WHOLE && !sp_others_wait(device, member) &&
@@ -68,7 +68,7 @@ static uint64_t reserved_by(const struct sp_gang *gang) {
   return devices;
 }
 
-/* Does the gang reserve every device on which it waits, except those that it has alone? */
+/* Does the gang reserve every device on which it waits, except those that it has to itself? */
 static bool is_complete(const struct sp_gang *gang) {
   for (uint32_t index = 0; index < gang->count; index++) {
     const struct sp_member *member = gang->members[index];
@@ -78,9 +78,9 @@ static bool is_complete(const struct sp_gang *gang) {
   return true;
 }
 
-/* May the gang commit the devices that it reserves? Not while an older gang that is complete reserves one of them, or
- * one of them is committed already, or has a holder that it was not lent to. A gang that has committed some devices
- * keeps them, even if another of its members begins to wait after that. */
+/* May the gang, if it is complete, commit the devices that it reserves? Not while an older complete gang reserves one
+ * of them, or one of them is committed already, or has a holder that it was not lent to. A gang that has committed some
+ * devices keeps them, even if another of its members begins to wait after that. */
 static bool may_commit(const struct sp_arbiter *arbiter, const struct sp_gang *gang) {
   if (!is_complete(gang))
     return false;
@@ -128,8 +128,8 @@ static void unreserve(struct sp_arbiter *arbiter, struct sp_member *member) {
     forget_gang(arbiter, gang);
 }
 
-/* Give up the member's reservation, if it has one, for example because it waits no longer. The policy has counted it as
- * idle since it reserved the device. If it still waits, tell the policy so. */
+/* Give up the member's reservation, if it has one, for example because it waits no longer. Since it reserved the device
+ * the policy has counted it as idle: if it still waits, tell the policy so. */
 void sp_gang_give_up(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   if (!member->reserves)
     return;
@@ -146,11 +146,11 @@ void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t
     sp_gang_give_up(arbiter, gang->members[index], now_ns);
 }
 
-/* Reserve the device of `member`, which its policy has chosen, for the member's gang. False: a reservation would win
- * nothing; the policy still counts the member as holder, and the caller grants it the device at once. */
+/* Reserve the device of `member`, which the device's policy has chosen, for the member's gang. False: a reservation
+ * would win nothing; the policy still counts the member as holder, and the caller grants it the device at once. */
 bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_gang *gang = member->gang;
-  /* A reservation helps only if another member waits that has reserved its device, or that has to share it. */
+  /* A reservation helps only if another member waits that reserves its device, or has not got it to itself. */
   bool none_to_wait_for = true;
   for (uint32_t index = 0; index < gang->count; index++) {
     const struct sp_member *other = gang->members[index];
@@ -172,8 +172,8 @@ static bool is_committed(const struct sp_member *member) {
   return member->reserves && member->device->committed_to == member->gang;
 }
 
-/* Of the gang's members with a committed device, the next one after `last` in the order of the devices' names; `last`
- * NULL: the first one. NULL: there is none. */
+/* The gang's member with a committed device that comes next after `last` in the order of the devices' names; `last`
+ * NULL: the first one. Returns NULL if there is none. */
 static struct sp_member *next_committed(struct sp_gang *gang, const struct sp_member *last) {
   struct sp_member *next = NULL;
   for (uint32_t index = 0; index < gang->count; index++) {
@@ -185,19 +185,19 @@ static struct sp_member *next_committed(struct sp_gang *gang, const struct sp_me
   return next;
 }
 
-/* Grant all devices that the gang has committed, if all are free; else do nothing. The turns last for the shortest of
- * their quanta, and not past the end of the turns that the gang has already. Devices that it has reserved since are for
- * a later commit. */
+/* Grant all devices that the gang has committed, if all are free; else do nothing. All turns last for the shortest of
+ * their quanta, and not past the end of the turns that the gang has already. Devices that it has reserved since the
+ * commit are for a later one. */
 static void grant_committed(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns) {
   for (uint32_t index = 0; index < gang->count; index++)
     if (is_committed(gang->members[index]) && !sp_step_try_free(arbiter, gang->members[index]->device, now_ns))
       return;
   uint64_t end_ns = sp_gang_deadline_ns(gang);
-  uint64_t quantum_ns = end_ns <= now_ns ? 0 : end_ns == UINT64_MAX ? LONGEST_NS : end_ns - now_ns;
+  uint64_t quantum_ns = end_ns <= now_ns ? 0 : end_ns == UINT64_MAX ? TURN_MAX_NS : end_ns - now_ns;
   for (struct sp_member *member = NULL; (member = next_committed(gang, member));) {
     sp_step_bill_drains(arbiter, member->device, now_ns);
     if (!is_committed(member))
-      continue; /* the scans for that bill have found that it waits no longer */
+      continue; /* the scans for that bill have shown that it waits no longer, and it has given up */
     struct sp_choice choice = sp_policy_take(&member->device->policy, member->policy, now_ns);
     if (choice.share < 0)
       sp_gang_give_up(arbiter, member, now_ns);
@@ -220,33 +220,34 @@ static bool partner_still_runs(const struct sp_member *member) {
   return false;
 }
 
-/* The time, past or to come, from which on work of its gang on another device may be spinning for what `member` waits
- * to launch: LATE_NS after the predicted end of another member's drain; or, where another member has a turn, LATE_NS
- * after both that turn and this wait began. UINT64_MAX: there is no such work. */
+/* From when on (past or to come) work of the gang on another device may be spinning for what `member` waits to launch.
+ * If another member drains, that is SPINS_AFTER_NS after the predicted end of its work. If another member has a turn,
+ * that is SPINS_AFTER_NS after both that turn and this wait have begun. UINT64_MAX: there is no such work. */
 static uint64_t spins_from_ns(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   uint64_t least_ns = UINT64_MAX;
   for (uint32_t index = 0; index < gang->count; index++) {
     const struct sp_member *other = gang->members[index];
-    uint64_t from_ns = UINT64_MAX - LATE_NS; /* none: with LATE_NS it is UINT64_MAX */
+    uint64_t from_ns = UINT64_MAX - SPINS_AFTER_NS; /* never: the sum below is UINT64_MAX */
     if (other != member && other->draining && other->view.busy)
       from_ns = other->view.residue_until_ns > other->closed_ns ? other->view.residue_until_ns : other->closed_ns;
     else if (other != member && other->holding && other->view.entered && sp_turn_ends(other->device, other))
       from_ns = other->granted_ns > member->view.waiting_since_ns ? other->granted_ns : member->view.waiting_since_ns;
-    if (from_ns + LATE_NS < least_ns)
-      least_ns = from_ns + LATE_NS;
+    if (from_ns + SPINS_AFTER_NS < least_ns)
+      least_ns = from_ns + SPINS_AFTER_NS;
   }
   return least_ns;
 }
 
-/* When the member may be let in to follow, or is asked again after a refusal; UINT64_MAX: nothing spins for it. */
-static uint64_t follow_from_ns(const struct sp_member *member) {
+/* When the member may follow, or is asked again after a refusal; UINT64_MAX: nothing spins for it. */
+static uint64_t may_follow_from_ns(const struct sp_member *member) {
   uint64_t from_ns = spins_from_ns(member);
-  return from_ns > member->refused_ns ? from_ns : member->refused_ns;
+  return from_ns > member->ask_again_ns ? from_ns : member->ask_again_ns;
 }
 
-/* Of the members that wait for the device, the one for which work of its gang may be spinning first, and in *from_ns
- * the time from which it may follow. NULL, UINT64_MAX: there is none. */
+/* Find the member that may follow first on the device: of those that wait for it, the one for which work of its gang
+ * may be spinning first. *from_ns: from when on it may follow. Returns NULL, and *from_ns is UINT64_MAX, if there is
+ * none. */
 static struct sp_member *first_to_follow(const struct sp_node_device *device, uint64_t *from_ns) {
   struct sp_member *found = NULL;
   *from_ns = UINT64_MAX;
@@ -255,7 +256,7 @@ static struct sp_member *first_to_follow(const struct sp_node_device *device, ui
     if (!member || member->gang->count < 2 || !member->view.waiting || member->holding ||
         (member->draining && !member->cogranted))
       continue;
-    uint64_t since_ns = follow_from_ns(member);
+    uint64_t since_ns = may_follow_from_ns(member);
     if (since_ns < *from_ns) {
       *from_ns = since_ns;
       found = member;
@@ -265,24 +266,24 @@ static struct sp_member *first_to_follow(const struct sp_node_device *device, ui
 }
 
 /* May the member follow, that is, run before the policy chooses it? A paused member always may, because the policy
- * never chooses it. Another one may if it is at most about one turn ahead of its target, or if work of its gang may
- * have spun for it for longer than SP_DRAIN_MIN_NS. A refusal is noted: the member is asked again after REFUSED_NS. */
+ * never chooses it. Any other member may if it is at most about one turn ahead of its target, or if work may have spun
+ * for it for longer than SP_DRAIN_MIN_NS. A refusal is noted: the member is asked again after ASK_AGAIN_NS. */
 static bool may_follow(struct sp_member *member, uint64_t now_ns) {
   uint64_t from_ns = spins_from_ns(member);
   if (member->gang->paused || sp_policy_is_near(&member->device->policy, member->policy, now_ns) ||
       (from_ns < now_ns && now_ns - from_ns > SP_DRAIN_MIN_NS))
     return true;
-  member->refused_ns = now_ns + REFUSED_NS;
+  member->ask_again_ns = now_ns + ASK_AGAIN_NS;
   return false;
 }
 
 /* Let a member follow on the device, which is free, if work of its gang may be spinning for it. True: it has the
- * device; or it will have it within HOLD_NS, and the device is kept free until that time, device->retry_ns. False:
+ * device; or it may have it within KEEP_FREE_NS, and the device is kept free until then (device->retry_ns). False:
  * nothing is granted. */
-static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+static bool grant_follower(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   uint64_t from_ns;
   struct sp_member *member = first_to_follow(device, &from_ns);
-  if (!member || from_ns > now_ns + HOLD_NS || !may_follow(member, now_ns))
+  if (!member || from_ns > now_ns + KEEP_FREE_NS || !may_follow(member, now_ns))
     return false;
   if (from_ns > now_ns) {
     device->retry_ns = from_ns;
@@ -290,14 +291,14 @@ static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
   }
   if (member->reserves)
     unreserve(arbiter, member);
-  uint64_t end_ns = sp_gang_deadline_ns(member->gang), quantum_ns = QUANTUM_NS;
+  uint64_t end_ns = sp_gang_deadline_ns(member->gang), quantum_ns = FOLLOW_NS;
   if (!sp_policy_is_near(&device->policy, member->policy, now_ns)) {
-    quantum_ns = SP_LENT_NS; /* it is too far ahead of its target: a short turn, and not again soon */
-    member->refused_ns = now_ns + SP_DRAIN_MIN_NS;
+    quantum_ns = SP_LENT_NS; /* it is too far ahead of its target: it gets a short turn, and no other one soon */
+    member->ask_again_ns = now_ns + SP_DRAIN_MIN_NS;
   }
   /* The policy never gives a paused share a turn: so it is granted without the policy. */
   if (!member->gang->paused && sp_policy_take(&device->policy, member->policy, now_ns).share < 0) {
-    member->refused_ns = now_ns + REFUSED_NS;
+    member->ask_again_ns = now_ns + ASK_AGAIN_NS;
     return false;
   }
   member->follows = partner_still_runs(member); /* if not, its turn ends with those of its gang */
@@ -307,18 +308,18 @@ static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
   return true;
 }
 
-/* Is the device, which is free, to be kept for a gang that has just had a turn on it and still drains elsewhere? The
- * gang's turns end together, and their drains nearly so: when the last has drained, its threads wait again at once.
- * True: kept until device->retry_ns at most, HOLD_NS after the close. */
-static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
+/* Keep the device, which is free, for a gang that has just had a turn on it and still drains elsewhere. The turns of a
+ * gang end together, and their drains nearly so: when the last has drained, its threads wait again at once. True: it is
+ * kept, at most until KEEP_FREE_NS after the close (device->retry_ns). */
+static bool keep_for_drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   for (int place = 0; place < device->policy.top; place++) {
     const struct sp_member *member = device->members[place];
-    if (!member || member->gang->count < 2 || now_ns >= member->closed_ns + HOLD_NS)
+    if (!member || member->gang->count < 2 || now_ns >= member->closed_ns + KEEP_FREE_NS)
       continue;
     for (uint32_t index = 0; index < member->gang->count; index++) {
       const struct sp_member *other = member->gang->members[index];
       if (other != member && other->draining && other->closed_ns == member->closed_ns && !other->cogranted) {
-        device->retry_ns = member->closed_ns + HOLD_NS;
+        device->retry_ns = member->closed_ns + KEEP_FREE_NS;
         return true;
       }
     }
@@ -326,9 +327,9 @@ static bool drains_elsewhere(struct sp_node_device *device, uint64_t now_ns) {
   return false;
 }
 
-/* Let a latency share below its request, which is in no larger gang, go before the gang that has committed the device.
+/* The device is committed to a gang. Let a latency share go first that is below its request and in no larger gang.
  * True: one has got the device. */
-static bool latency_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+static bool let_latency_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->latency_waiting)
     return false;
   struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
@@ -343,35 +344,36 @@ static bool latency_first(struct sp_arbiter *arbiter, struct sp_node_device *dev
   return true;
 }
 
-/* Let every gang that is complete, and may, commit its devices: the oldest first. Called before each round of steps and
- * when a device is free, as any change on any device can make a gang complete. */
+/* Let every gang commit its devices that may: the oldest first. Called before each round of steps and when a device is
+ * free, because any change on any device can make a gang complete. */
 void sp_gang_commit(struct sp_arbiter *arbiter) {
   for (uint32_t index = 0; index < arbiter->gang_count; index++)
     if (may_commit(arbiter, arbiter->gangs[index]))
       commit(arbiter, arbiter->gangs[index]);
 }
 
-/* Offer the device, which is free, to the gangs, before the policy is asked. True: it is granted; or it is kept free,
- * for a committed gang, or until device->retry_ns for one that follows soon or has just had its turn here and still
- * drains elsewhere. */
+/* Offer the device, which is free, to the gangs, before the policy is asked. True: it is granted, or it is kept free:
+ * for the gang that has committed it; or until device->retry_ns, for a gang that may follow soon, or that has just had
+ * its turn here and still drains elsewhere. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   if (!device->gang_members)
     return false;
-  if (follow(arbiter, device, now_ns) || drains_elsewhere(device, now_ns))
+  if (grant_follower(arbiter, device, now_ns) || keep_for_drains_elsewhere(device, now_ns))
     return true;
   sp_gang_commit(arbiter);
   if (!device->committed_to)
     return false;
-  if (!latency_first(arbiter, device, now_ns))
+  if (!let_latency_first(arbiter, device, now_ns))
     grant_committed(arbiter, device->committed_to, now_ns);
   return true;
 }
 
-/* Must the holder's turn end because a gang needs the device? A follower's turn ends when no work can spin for it any
- * more, or at its deadline. A refusal to let another member follow is noted in that member. */
+/* Must the holder's turn end because a gang needs the device? A lent turn ends when a gang commits the device; a
+ * follower's turn when no work can spin for it any more, or at its deadline; any other turn when a member may follow. A
+ * refusal to let a member follow is noted in that member. */
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns) {
   const struct sp_member *holder = device->holder;
-  if (holder->lent && device->committed_to) /* lent until a gang commits the device */
+  if (holder->lent && device->committed_to)
     return true;
   if (holder->follows)
     return !partner_still_runs(holder) || now_ns >= holder->deadline_ns;
@@ -387,8 +389,8 @@ static bool is_vacant(const struct sp_node_device *device) {
   return !device->holder;
 }
 
-/* When a member may next follow on the device, which ends the turn of the holder, if there is one. UINT64_MAX: none is
- * to follow as things are, the holder follows itself, or a drain keeps the device. */
+/* When a member may next follow on the device, which ends the turn of the holder, if there is one. UINT64_MAX: no
+ * member waits to follow, the holder follows itself, or a drain keeps the device. */
 uint64_t sp_gang_due_ns(const struct sp_node_device *device) {
   uint64_t from_ns;
   const struct sp_member *holder = device->holder;
@@ -396,8 +398,8 @@ uint64_t sp_gang_due_ns(const struct sp_node_device *device) {
     return UINT64_MAX;
   if (!holder) /* if the device is kept for another gang, perhaps no other step of it is due before */
     return from_ns;
-  uint64_t underway_ns = holder->granted_ns + (holder->lent ? 0 : UNDERWAY_NS);
-  return from_ns > underway_ns ? from_ns : underway_ns;
+  uint64_t may_end_ns = holder->granted_ns + (holder->lent ? 0 : TURN_MIN_NS);
+  return from_ns > may_end_ns ? from_ns : may_end_ns;
 }
 
 /* Close the member's turn, and with it the turns of its gang on other devices that have an end (sp_turn_ends). A
@@ -415,8 +417,8 @@ void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   }
 }
 
-/* When the turns that the gang holds end: the earliest of their deadlines. UINT64_MAX: it holds none that has an end;
- * a follower's turn does not count. */
+/* When the turns that the gang holds end: the earliest of their deadlines. UINT64_MAX: it holds no turn that has an end
+ * (sp_turn_ends). A follower's turn does not count. */
 uint64_t sp_gang_deadline_ns(const struct sp_gang *gang) {
   uint64_t deadline_ns = UINT64_MAX;
   for (uint32_t index = 0; index < gang->count; index++) {
@@ -428,8 +430,8 @@ uint64_t sp_gang_deadline_ns(const struct sp_gang *gang) {
   return deadline_ns;
 }
 
-/* The handle of another device for which the gang still waits, while `member` reserves its own: one that is not
- * reserved yet, or is committed and still in use. -1: none. For the answer why the member waits. */
+/* Tell why `member`, which reserves its device, still waits: the handle of another device that its gang has not
+ * reserved yet, or has committed and that is still in use. -1: there is none, or it does not reserve. */
 int32_t sp_gang_waits_for(const struct sp_member *member) {
   const struct sp_gang *gang = member->gang;
   for (uint32_t index = 0; member->reserves && index < gang->count; index++) {

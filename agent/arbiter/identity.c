@@ -1,7 +1,7 @@
 /* Finds out which process has which slot, on a thread of its own. A tenant can make the answer take long: it can hold
  * thousands of locks on its slots, map thousands of files, or keep the file busy. So this thread asks without the
- * arbiter's lock, one share after the other, and for a bounded time each. Writing to the slots is done here, too: a
- * write waits for the file's inode, which a tenant can hold. The arbiter's own thread only reads.
+ * arbiter's lock, one share after the other, and for a bounded time each: this is a *look*. It also does all writing to
+ * the slots, because a write waits for the file's inode, which a tenant can hold. The arbiter's own thread only reads.
  *
  * A set of slots is a mask with a bit per slot. A slot is *watched* while a pidfd shows the end of its process, *gone*
  * from that end until it has been cleared. A process holds the record lock of its slot, by which it is found. */
@@ -20,66 +20,71 @@
 
 #include "agent/arbiter/node.h"
 
-#define MAPS_MAX    4000        /* lines of /proc/PID/maps */
+#define MAPS_MAX    4000        /* how many lines of /proc/PID/maps are read */
 #define ORPHAN_NS   1000000000u /* if no process holds a claim's lock for this long, the claim's process is dead */
-#define LOOK_MAX_NS 5000000u    /* a look is interrupted after this, and goes on after the other shares' */
-#define REST_MIN_NS 10000000u   /* the least time between two looks at a share; or, if that is longer, */
-#define REST_FACTOR 4u          /* this many times what the last look took: a tenant gets a fifth of the thread */
+#define LOOK_MAX_NS 5000000u    /* a look is interrupted after this, and goes on after the looks at other shares */
+#define REST_MIN_NS 10000000u   /* a share rests after a look for at least this, */
+#define REST_FACTOR 4u          /* … and for this many times what the look took: a tenant gets a fifth of the thread */
 
 /* One look at a share: a copy of what was known when it began, and what it has found. */
 struct look {
-  struct sp_region_owner region; /* its slots_fd is a copy: the share may go meanwhile */
+  struct sp_region_owner region; /* its slots_fd is a duplicate, because the share may be removed meanwhile */
   int handle;
   uint64_t serial;
   uint64_t claimed, watched, gone; /* a bit per slot; gone: to be cleared */
   bool mend;
   bool asked;                 /* find the processes; if false, only clear and mend */
-  int32_t pids[SP_SLOTS_MAX]; /* known for watched slots; for the others once `found` */
-  /* what was found */
-  int pidfds[SP_SLOTS_MAX];
-  uint64_t done, found, nobody, replaced, cleared;
-  uint64_t locks_ns; /* the processor time that the questions for locks took */
-  bool grown;        /* the file was longer than its slots, and was cut back */
+  int32_t pids[SP_SLOTS_MAX]; /* by slot: known for watched slots; for the others once `found` */
+  /* what was found; a bit per slot */
+  uint64_t done;            /* finished, by this look or an earlier part of it */
+  uint64_t found;           /* its process is in pids and pidfds */
+  uint64_t unlocked;        /* no process holds its lock */
+  uint64_t replaced;        /* its process has become another program */
+  uint64_t cleared;         /* it was gone, and is free now */
+  int pidfds[SP_SLOTS_MAX]; /* by slot */
+  uint64_t locks_ns;        /* the processor time that the questions for locks took */
+  bool grown;               /* the file was longer than its slots, and was cut back */
 };
 
 /* Have the identity thread look at the share, unless it is about to, or the share's rest after its last look is not
  * over. Called under the lock. */
 void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
-  if (share->asked || now_ns < share->rest_until_ns)
-    return; /* every tick asks again until all is known and done */
-  share->asked = true;
-  share->looked = 0;
+  if (share->look_asked || now_ns < share->no_look_before_ns)
+    return; /* every tick asks again, until all processes are known */
+  share->look_asked = true;
+  share->look_done = 0;
   pthread_cond_signal(&arbiter->identity_asked);
 }
 
-/* Have the identity thread clear the slots of processes that are gone, and repair damage, whether the
- * share rests or not. Called under the lock. */
+/* Have the identity thread clear the slots of processes that are gone, and repair damage, even if the share rests.
+ * Called under the lock. */
 void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share) {
-  share->clear = true;
+  share->clear_asked = true;
   pthread_cond_signal(&arbiter->identity_asked);
 }
 
-/* The processor time of this thread. */
-static uint64_t own_ns(void) {
+/* The processor time that this thread has used. */
+static uint64_t thread_cpu_ns(void) {
   struct timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* The process that holds the slot's lock; 0: none is known. The kernel searches all locks on the file for it. */
+/* The pid of the process that holds the slot's lock; 0: none is known. The kernel searches all locks on the file for
+ * it, so the time is counted. */
 static int32_t owner_of(struct look *look, uint32_t slot) {
-  uint64_t before_ns = own_ns();
+  uint64_t before_ns = thread_cpu_ns();
   int32_t pid = sp_slot_owner(&look->region, slot);
-  look->locks_ns += own_ns() - before_ns;
+  look->locks_ns += thread_cpu_ns() - before_ns;
   return pid;
 }
 
-/* Find the process that has the slot, and open a pidfd for it: both are put into `look`, and the slot into `found`. If
- * no process holds the slot's lock, the slot is put into `nobody`. In all other cases the next look tries again. */
+/* Find the process that has the slot, and open a pidfd for it: then the slot is in `found`. If no process holds the
+ * slot's lock, the slot is in `unlocked`. In all other cases the next look tries again. */
 static void find_process(struct look *look, uint32_t slot) {
   int32_t pid = owner_of(look, slot);
   if (pid <= 0) {
-    look->nobody |= (uint64_t)1 << slot;
+    look->unlocked |= (uint64_t)1 << slot;
     return;
   }
   int fd = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -95,9 +100,9 @@ static void find_process(struct look *look, uint32_t slot) {
   look->found |= (uint64_t)1 << slot;
 }
 
-/* Does the process map the file of the slots? Asked only about a process that has lost its lock: either it has closed
- * the hook's descriptor, and then it still maps the file, or it has become another program. True, too, if that cannot
- * be told: then it keeps its slot. */
+/* Does the process map the file of the slots? Asked only about a process that has lost its lock. Either it has closed
+ * the hook's descriptor, and then it still maps the file. Or it has become another program. If that cannot be told, the
+ * answer is true: then it keeps its slot. */
 static bool maps_slots(const struct look *look, int32_t pid) {
   char path[32], line[512], needle[32];
   struct stat status;
@@ -115,10 +120,10 @@ static bool maps_slots(const struct look *look, int32_t pid) {
     lines++;
   }
   fclose(file);
-  return found || lines == MAPS_MAX; /* a process with more lines keeps its slot: other processes must get their look */
+  return found || lines == MAPS_MAX; /* a process with more lines keeps its slot: others must get their look */
 }
 
-/* Has the slot's process, which is watched, become another program (exec) that does not use the slot? */
+/* Has the process of the slot, which is watched, become another program (exec) that does not use the slot? */
 static bool is_replaced(struct look *look, uint32_t slot) {
   int32_t pid = look->pids[slot];
   if (pid <= 0 || owner_of(look, slot) != 0)
@@ -129,9 +134,9 @@ static bool is_replaced(struct look *look, uint32_t slot) {
   return !maps_slots(look, pid);
 }
 
-/* Do the look, without the arbiter's lock: cut back a file that has grown, repair damage, clear slots, and find the
- * processes. After LOOK_MAX_NS it ends early: `done` has the slots that are finished. */
-static void go_through(struct look *look, uint64_t began_ns) {
+/* Do the look, without the arbiter's lock: cut back a file that has grown, repair damage, clear slots, and find
+ * processes. After LOOK_MAX_NS it ends early: then some claimed slots are not in `done`. */
+static void do_look(struct look *look, uint64_t began_ns) {
   struct stat status;
   if (!fstat(look->region.slots_fd, &status) && status.st_size > (off_t)SP_SLOTS_BYTES)
     look->grown = ftruncate(look->region.slots_fd, (off_t)SP_SLOTS_BYTES) == 0;
@@ -154,7 +159,7 @@ static void go_through(struct look *look, uint64_t began_ns) {
 
 /* Watch the process that the look has found in the slot: its end is an event for arbiter.c (SP_TAG_PIDFD). Takes the
  * pidfd over; or closes it, if the slot has been watched or given up since, or epoll does not take it. */
-static void watch(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, const struct look *look) {
+static void watch_process(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, const struct look *look) {
   struct sp_tenant *tenant = &share->tenants[slot];
   uint64_t bit = (uint64_t)1 << slot;
   struct epoll_event event = {.events = EPOLLIN,
@@ -170,10 +175,10 @@ static void watch(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t s
   tenant->orphaned_ns = 0;
 }
 
-/* Take over what the look, begun at `began_ns`, has found. Called with the arbiter's lock. Processes that were found
- * are watched; a slot is given up if its process has been replaced, or no process has held its lock for ORPHAN_NS. If
- * the share was removed meanwhile, all is dropped. */
-static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t began_ns) {
+/* Apply what the look, begun at `began_ns`, has found. Called with the arbiter's lock. Processes that were found are
+ * watched. A slot is given up if its process has become another program, or if no process has held its lock for
+ * ORPHAN_NS. If the share was removed meanwhile, all is dropped. */
+static void apply_look(struct sp_arbiter *arbiter, const struct look *look, uint64_t began_ns) {
   struct sp_share *share = sp_share_of(arbiter, look->handle);
   uint64_t now_ns = sp_now_ns();
   if (!share || share->serial != look->serial) {
@@ -187,9 +192,9 @@ static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t b
   share->mend = share->mend && !look->mend;
   share->gone &= ~look->cleared;
   for (uint64_t rest = look->found; rest; rest &= rest - 1)
-    watch(arbiter, share, (uint32_t)__builtin_ctzll(rest), look);
+    watch_process(arbiter, share, (uint32_t)__builtin_ctzll(rest), look);
   uint64_t died = 0;
-  for (uint64_t rest = look->nobody & share->claimed & ~share->watched; rest; rest &= rest - 1) {
+  for (uint64_t rest = look->unlocked & share->claimed & ~share->watched; rest; rest &= rest - 1) {
     struct sp_tenant *tenant = &share->tenants[__builtin_ctzll(rest)];
     if (!tenant->orphaned_ns)
       tenant->orphaned_ns = now_ns;
@@ -202,14 +207,14 @@ static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t b
   for (uint64_t rest = died; rest; rest &= rest - 1)
     sp_slots_died(arbiter, share, (uint32_t)__builtin_ctzll(rest), now_ns);
   if (look->asked) {
-    share->looked = look->done;
-    share->looking_ns += now_ns - began_ns;
-    share->asked = (look->claimed & ~look->done) != 0; /* the look goes on after those at the other shares */
+    share->look_done = look->done;
+    share->look_took_ns += now_ns - began_ns;
+    share->look_asked = (look->claimed & ~look->done) != 0; /* then it goes on after the looks at other shares */
   }
-  if (look->asked && !share->asked) {
-    uint64_t rest_ns = share->looking_ns * REST_FACTOR;
-    share->rest_until_ns = now_ns + (rest_ns > REST_MIN_NS ? rest_ns : REST_MIN_NS);
-    share->looking_ns = 0;
+  if (look->asked && !share->look_asked) {
+    uint64_t rest_ns = share->look_took_ns * REST_FACTOR;
+    share->no_look_before_ns = now_ns + (rest_ns > REST_MIN_NS ? rest_ns : REST_MIN_NS);
+    share->look_took_ns = 0;
   }
   if (died) {
     sp_step_share(arbiter, share, now_ns);
@@ -217,19 +222,19 @@ static void take(struct sp_arbiter *arbiter, const struct look *look, uint64_t b
   }
 }
 
-/* The next share that needs a look, in the order of handles, after the one that was looked at last. NULL: none does. */
+/* The next share that needs a look, in the order of handles after the share of the last look. NULL: none needs one. */
 static struct sp_share *next_asked(struct sp_arbiter *arbiter) {
   for (int count = 0; count < SP_SHARES_MAX; count++) {
-    struct sp_share *share = arbiter->shares[arbiter->identity_next];
-    arbiter->identity_next = (arbiter->identity_next + 1) % SP_SHARES_MAX;
-    if (share && (share->asked || share->clear))
+    struct sp_share *share = arbiter->shares[arbiter->identity_next_handle];
+    arbiter->identity_next_handle = (arbiter->identity_next_handle + 1) % SP_SHARES_MAX;
+    if (share && (share->look_asked || share->clear_asked))
       return share;
   }
   return NULL;
 }
 
-/* The identity thread, until `stopping`: looks at one share after the other that needs it, and sleeps if none does. It
- * holds the lock except during a look and while it sleeps. */
+/* The identity thread, until `stopping`: looks at each share that needs it, one after the other, and sleeps if none
+ * does. It holds the lock except during a look and while it sleeps. */
 static void *run(void *argument) {
   struct sp_arbiter *arbiter = argument;
   prctl(PR_SET_NAME, "sharepod-ident");
@@ -246,24 +251,24 @@ static void *run(void *argument) {
                         .watched = share->watched,
                         .gone = share->gone,
                         .mend = share->mend,
-                        .asked = share->asked,
-                        .done = share->asked ? share->looked : share->claimed};
-    share->clear = false;
+                        .asked = share->look_asked,
+                        .done = share->look_asked ? share->look_done : share->claimed};
+    share->clear_asked = false;
     for (uint64_t rest = look.watched; rest; rest &= rest - 1)
       look.pids[__builtin_ctzll(rest)] = share->tenants[__builtin_ctzll(rest)].pid;
     look.region.slots_fd = fcntl(share->region.slots_fd, F_DUPFD_CLOEXEC, 0);
     sp_arbiter_unlock(arbiter);
     uint64_t began_ns = sp_now_ns();
     if (look.region.slots_fd >= 0) {
-      go_through(&look, began_ns);
-      uint64_t before_ns = own_ns();
-      close(look.region.slots_fd); /* here, because a close takes as long as the file has locks */
-      look.locks_ns += own_ns() - before_ns;
+      do_look(&look, began_ns);
+      uint64_t before_ns = thread_cpu_ns();
+      close(look.region.slots_fd); /* without the lock: the more locks the file has, the longer it takes */
+      look.locks_ns += thread_cpu_ns() - before_ns;
     } else {
       look.done = look.claimed; /* no descriptors left */
     }
     pthread_mutex_lock(&arbiter->lock);
-    take(arbiter, &look, began_ns);
+    apply_look(arbiter, &look, began_ns);
   }
   sp_arbiter_unlock(arbiter);
   return NULL;

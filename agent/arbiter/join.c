@@ -38,8 +38,8 @@ void sp_gang_init(struct sp_share *share) {
   put_in(&share->own, share);
 }
 
-/* Add `each` to gang_members of each device of the gang, unless the gang has one device. 1: it counts; -1u, which
- * wraps: it counts no more. */
+/* Add `each` to gang_members of each device of the gang, unless the gang has one device. `each` is 1 for a gang that
+ * counts from now on, -1u (it wraps) for one that counts no more. */
 static void count_gang(const struct sp_gang *gang, uint32_t each) {
   for (uint32_t index = 0; gang->count > 1 && index < gang->count; index++)
     gang->members[index]->device->gang_members += each;
@@ -62,8 +62,7 @@ static struct sp_gang *find_gang(const struct sp_arbiter *arbiter, const struct 
   return gang;
 }
 
-/* Make an empty joint gang with the key, at the end of the list: older ones are found first. NULL: there is no memory.
- */
+/* Make an empty joint gang with the key, at the end of the list: older ones are found first. NULL: no memory. */
 static struct sp_gang *add_gang(struct sp_arbiter *arbiter, uint32_t key) {
   struct sp_gang **end = &arbiter->joint, *gang = calloc(1, sizeof *gang);
   if (!gang)
@@ -83,8 +82,8 @@ static void drop_gang(struct sp_arbiter *arbiter, struct sp_gang *gang) {
   free(gang);
 }
 
-/* Tell the member's policy and its gate whether its gang is paused, if they do not know. A turn that it holds is left
- * to the next step. */
+/* Tell the member's policy and its gate whether its gang is paused, if that has changed. A turn that it holds is closed
+ * by the next step. */
 static void pause_member(struct sp_member *member, uint64_t now_ns) {
   bool paused = member->gang->paused;
   if (member->device->policy.shares[member->policy].paused == paused)

@@ -1,8 +1,8 @@
 /*
- * Repairs damage to `terms`. Only the agent's own user can write there. But damage could keep a program from its turns
- * for ever: the arbiter decides by what it remembers, and does not write a word again that it has written. A damaged
- * header stays damaged: no attached program reads it, and to a program that attaches it says that the region cannot be
- * used. All functions run under the arbiter's lock.
+ * Repairs damage to the file `terms` of a region. Only the agent's own user can write there. But damage could keep a
+ * program from its turns for ever, because the arbiter decides by what it remembers, and writes a grant only when that
+ * changes. A damaged header stays damaged: no attached program reads it, and it tells a program that attaches that the
+ * region cannot be used. All functions run under the arbiter's lock.
  */
 #include <string.h>
 
@@ -39,8 +39,8 @@ static bool mend_terms(struct sp_member *member) {
   return damaged;
 }
 
-/* Repair the word of the member's grant, and the flag of a pause. While the turn is open, the word is the one that was
- * granted; else it may be any closed word: even, and not 0. True: one of the two was damaged. */
+/* Repair the word of the member's grant, and the flag of a pause. While the turn is open, the word must be the one that
+ * was granted; else it may be any closed word: even, and not 0. True: one of the two was damaged. */
 static bool mend_turn(struct sp_member *member) {
   struct sp_grant *grant = member->grant;
   uint32_t word = sp_grant_word(grant), closed_flags = member->gang->paused ? SP_GRANT_PAUSED : 0;

@@ -49,14 +49,14 @@
 #define SP_LENT_NS              2000000u   /* a turn on a device that a gang has reserved */
 #define SP_LOOKAHEAD_NS         16000000u  /* two units may be in flight when both end within this */
 #define SP_LOOKAHEAD_LATENCY_NS 1100000u   /* … beside a latency share */
-#define SP_ADOPTED_MAX_BYTES    ((int64_t)1 << 50) /* no device has as much: such a number is damaged */
+#define SP_MEMORY_MAX_BYTES     ((int64_t)1 << 50) /* no device has as much: such a number is a lie, or damaged */
 #define SP_SPARE_MAX_BYTES  ((uint64_t)1 << 40) /* no share reserves as much for contexts: such a number is damaged */
 #define SP_DIAGNOSTICS_KEPT 16u                 /* per share */
 #define SP_WATCH_NS         1000000000u         /* how often a share is looked at that rings no doorbell */
 #define SP_DRAIN_MIN_NS     20000000u           /* the least and the most that a drain's bound may be */
 #define SP_DRAIN_MAX_NS     100000000u
-#define SP_STUCK_NS         10000000u  /* the turn of a share that waits although its drain is late */
-#define SP_STUCK_AFTER_NS   50000000u  /* … it gets one when this has passed since the drain's bound */
+#define SP_STUCK_AFTER_NS   50000000u  /* a share that waits for this long past the bound of its own drain is stuck */
+#define SP_STUCK_NS         10000000u  /* … and gets a turn of this length without the policy */
 #define SP_FREE_NS          500000     /* idle time of a turn that is not charged: a wake-up, a pause of the host */
 #define SP_GRACE_NS         10000000   /* … saved up over turns, up to this */
 #define SP_RECENT_NS        100000000u /* a share that had a turn this recently is expected to want another soon */
@@ -88,13 +88,13 @@ struct sp_view {
   uint64_t ended_ns;         /* when the last work ended; while work runs, the time of the scan */
   uint64_t used_ns;          /* device time that the processes used in the current turn so far, added up */
   uint32_t running;          /* processes that have work on the device now: their part of `used_ns` still grows */
-  uint64_t last_ended_ns;    /* when the work of the turn before ended, if it still ran at this turn's grant; else 0 */
-  bool last_runs;            /* … and that of some process still runs */
+  uint64_t last_ended_ns;    /* when the previous turn's work ended, if it still ran at this turn's grant; else 0 */
+  bool last_runs;            /* … or it still runs, in some process */
   uint64_t launches, passed, memory_used_bytes, longest_unit_ns, refusals;
 };
 
 /* The last values that the process in a slot reported for one device and that could be true. */
-struct sp_said {
+struct sp_known {
   uint64_t launches, memory_bytes, context_bytes, beside_ns;
   struct sp_copies copies;
   int64_t overhead_bytes; /* NVML's figure for the process, less `memory_bytes` */
@@ -118,7 +118,7 @@ struct sp_member {
   /* the turn; valid while holding or draining */
   bool holding;
   bool draining;
-  bool late;             /* granted before its own last turn had drained */
+  bool late;             /* granted before its own previous turn had drained */
   bool overdue;          /* … and other shares ran beside that drain */
   bool cogranted;        /* its drain is late, so other shares run beside it, … */
   uint64_t cogranted_ns; /* … since then */
@@ -133,9 +133,9 @@ struct sp_member {
   uint64_t begun_ns;        /* since when it pays for the device's time; 0: not yet */
   int64_t others_ns;        /* of the time since then, the part that other shares have paid */
   int64_t others_late_ns;   /* … and of that, the part since this turn's drain was late */
-  uint64_t last_until_ns;   /* up to when it would have paid for its last turn, had no other share paid a part */
-  int64_t last_used_ns;     /* billed for its last turn, if that had not drained at this grant; 0 once corrected */
-  int64_t unpaid_ns;        /* > 0: its processes used this in its last turn, but another share's drain was billed it */
+  uint64_t last_until_ns;   /* up to when it paid for its previous turn, if it had paid that in one piece */
+  int64_t last_used_ns;     /* billed for its previous turn, if that had not drained at this grant; 0 once corrected */
+  int64_t unpaid_ns;        /* > 0: its ended turn used this, but the drain of another share was billed it */
   int64_t turn_alone_ns;    /* charged as used while no other share waited */
   int64_t turn_idle_ns;     /* not used while others waited */
   int64_t turn_forgiven_ns; /* … and of that, the part that is not charged */
@@ -143,25 +143,25 @@ struct sp_member {
   int64_t owed_used_ns, owed_charged_ns; /* <= 0: counted too much; deducted from what is counted next */
   uint64_t beside_ns;                    /* work that ran outside every turn of the share and is not billed yet */
   uint32_t beside_until_us;              /* … when that had ended: the lower 32 bits, in us */
-  uint64_t beside_billed_ns;             /* … up to when it is billed; see sp_bill_beside for this bound */
-  int64_t put_off_ns;                    /* by how much its processes' work of known length took longer */
+  uint64_t beside_billed_ns;             /* … up to when such work is billed: a bound, see sp_bill_beside */
+  int64_t put_off_ns;                    /* by how much work of known length took longer in this turn, in all */
   int64_t beside_turn_ns;                /* work of other shares that ran beside this turn */
   int64_t changes_ns;                    /* at most this long the device changed to that work and back */
   bool by_clock;                         /* its processes' reports do not cover the turn: the time that passes counts */
-  struct sp_member *cut;                 /* the predecessor, if its drain overran its predicted end into this turn */
-  int64_t cut_ns;                        /* … by how much */
+  struct sp_member *cut_predecessor;     /* the predecessor, if its drain overran its predicted end into this turn */
+  int64_t cut_by_ns;                     /* … by how much */
   uint64_t predecessor_ns;   /* when the predecessor had drained, if this turn was granted before that; else 0 */
   uint64_t predicted_end_ns; /* the predicted end of its drain, when a successor was granted early; 0: none was */
   uint64_t lead_max_ns;      /* with a longer lead its residue is cut in two; learned, see lead.c */
   uint32_t cuts;             /* how many residues in a row were cut */
-  bool lead_shortened;       /* its grant came later than the device's lead: the predecessor's own lead is shorter */
-  uint64_t refused_ns;       /* it was too far ahead of its target to follow; asked again at that time */
+  bool lead_shortened;       /* its grant came later than the device's lead says: a predecessor allows less */
+  uint64_t ask_again_ns;     /* it was too far ahead of its target to follow; asked again at that time */
   uint32_t reason;
-  uint64_t waiting_ns;                                         /* since when the wait is counted; 0: it does not wait */
+  uint64_t waiting_from_ns;                                    /* since when the wait is counted; 0: it does not wait */
   uint64_t retired_launches, retired_passed, retired_refusals; /* sums over the processes that have ended */
   struct sp_usage usage;
   struct sp_histogram waits, turns;
-  struct sp_said said[SP_SLOTS_MAX];
+  struct sp_known known[SP_SLOTS_MAX];
 };
 
 /* What the agent knows of the process in a slot. */
@@ -181,7 +181,7 @@ struct sp_gang {
   struct sp_member *members[SP_NODE_DEVICES_MAX];
 };
 
-/* What a turn needs stands together, at the end: a node with many shares finds little of the rest in its caches. */
+/* What a turn needs stands together, at the end, because a node with many shares has little of this in its caches. */
 struct sp_share {
   uint64_t diagnostic_count; /* taken so far */
   struct sp_diagnostic diagnostics[SP_DIAGNOSTICS_KEPT];
@@ -196,11 +196,12 @@ struct sp_share {
   uint64_t gone;       /* slots of dead processes, not cleared yet: they count as free */
   bool mend;           /* the file, or its claims, are damaged and to be repaired */
   /* identity.c */
-  bool asked, clear;                  /* the thread is to look at the share; to clear and mend */
-  uint64_t serial;                    /* unique among all shares ever: handles are given out again */
-  uint64_t looked;                    /* slots that the current look has finished */
-  uint64_t looking_ns, rest_until_ns; /* what the current look has taken so far; no look is asked for before this */
-  uint64_t rings, locks_ns;           /* the rings, and the thread's processor time, since `counted_ns` */
+  bool look_asked, clear_asked; /* the thread is to look at the share; to clear slots and mend */
+  uint64_t serial;              /* unique among all shares ever: handles are given out again */
+  uint64_t look_done;           /* slots that the present look, which is done in parts, has finished */
+  uint64_t look_took_ns;        /* what the present look has taken so far */
+  uint64_t no_look_before_ns;   /* no look is asked for before this time */
+  uint64_t rings, locks_ns;     /* the rings, and the thread's processor time for locks, since `counted_ns` */
   uint64_t counted_ns, rings_flood_ns, locks_flood_ns; /* and when these were last a flood; 0: never */
   struct sp_gang *gang;                                /* its own, or that of several shares */
   struct sp_gang own;                                  /* its members; empty while they are in another one */
@@ -242,8 +243,8 @@ struct sp_arbiter {
   bool running, stopping;
   pthread_t identity_thread;
   pthread_cond_t identity_asked;
-  int identity_next; /* the handle at which the identity thread goes on */
-  uint64_t serial;   /* of the latest share */
+  int identity_next_handle; /* the handle at which the identity thread goes on */
+  uint64_t serial;          /* of the latest share */
   int epoll_fd, timer_fd, wake_fd;
   uint64_t ticked_ns, heartbeat_ns; /* the last tick, and the last one with a heartbeat */
   uint32_t device_count;
@@ -261,8 +262,7 @@ struct sp_arbiter {
 
 /* shared.c */
 struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share); /* NULL: there is none */
-/* Wake the waiters of all grants that have changed, then unlock. A wake-up costs more than a decision, so it is last.
- */
+/* Wake the waiters of all grants that have changed, then unlock. Waking costs more than deciding, so it is last. */
 void sp_arbiter_unlock(struct sp_arbiter *arbiter);
 /* Make the arbiter's thread look at what another thread has changed. */
 void sp_arbiter_poke(struct sp_arbiter *arbiter);
@@ -285,8 +285,8 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
 /* Read what the share's processes report of the member's device, into the member's view and usage. */
 void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
 void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns); /* in one read */
-/* Bring the device's counts up to date. Called after any change of view, pause, class or claims; `there` is false for a
- * member that leaves. */
+/* Bring the device's counts of waiting and latency members up to date. Called after any change of view, pause, class or
+ * claims; `there` is false for a member that leaves. */
 void sp_member_count(struct sp_member *member, bool there);
 /* Count a fault: the share's tenant has damaged the slots. */
 void sp_slots_fault(struct sp_share *share);
@@ -340,16 +340,16 @@ static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
 void sp_bill_begin(struct sp_member *member);
 /* Bill the time since the last bill, up to `until_ns`, to the shares that have the device. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns);
-/* `member` has drained after its successor, the holder, was granted: note by how much it overran its predicted end. */
+/* `member` has drained after its successor, the holder, was granted: if it overran its predicted end, note how much. */
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns);
-/* The member's turn has closed: bill it for what its predecessor, if that was cut, paid for the member's work. Called
- * before the next grant, because the next turn's work would make this one's residue look longer. */
+/* The member's turn has closed: if its work has cut that of its predecessor, bill it for what the predecessor paid for
+ * this. Called before the next grant, because the next turn's work would make this one's residue look longer. */
 void sp_bill_closed(struct sp_node_device *device, struct sp_member *member);
 /* Bill work that ran outside every turn of the member's share. */
 void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns);
 /* The turn is over and its processes have reported all of it: correct what was counted as used meanwhile. */
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
-/* Correct the bill of the turn before, if that had not drained at the grant of the current one. */
+/* Correct the bill of the member's previous turn, if that had not drained at the grant of the present one. */
 void sp_bill_last(struct sp_node_device *device, struct sp_member *member);
 
 /* pressure.c */

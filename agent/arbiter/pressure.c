@@ -22,14 +22,14 @@ static bool beside_latency(const struct sp_node_device *device, const struct sp_
   return device->latency_present > (uint32_t)member->counted_present;
 }
 
-/* What a grant tells the gate about the others on the device. */
+/* What a grant tells the gate about the other shares on the device. */
 struct pressure {
   uint64_t budget_ns, lookahead_ns;
   uint32_t flags;
 };
 
-/* What the grant of `member`, the holder or about to be it, has to tell the gate now. Where several rules apply, the
- * later one decides. */
+/* What the grant of `member` has to tell the gate now. `member` is the holder, or about to become it. Where several
+ * rules apply, the later one decides. */
 static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member,
                                    uint64_t now_ns) {
   bool contended = sp_others_wait(device, member);
@@ -50,8 +50,8 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
     pressure.budget_ns = SP_BUDGET_LATENCY_NS;
     pressure.lookahead_ns = SP_LOOKAHEAD_LATENCY_NS;
   }
-  /* Work in flight at the deadline outlives the turn. So from sp_pressure_due_ns on the budget is so small that this
-   * work ends soon after the deadline; the work that was launched before keeps the device busy until then. */
+  /* Work in flight at the deadline outlives the turn. So shortly before it (sp_pressure_due_ns) the budget becomes so
+   * small that the last work ends soon after it. The work that was launched before keeps the device busy until then. */
   if (sp_turn_ends(device, member) && pressure.budget_ns > SP_BUDGET_END_NS) {
     if (now_ns + pressure.budget_ns >= member->deadline_ns + SP_BUDGET_END_NS)
       pressure.budget_ns = pressure.lookahead_ns = SP_BUDGET_END_NS;
@@ -59,8 +59,8 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
   return pressure;
 }
 
-/* When the holder needs a step because of the end of its turn: at first the time at which its budget must be lowered;
- * once it is, the deadline. UINT64_MAX: its turn does not end. */
+/* When the holder needs a step because of the end of its turn: the time at which its budget must be lowered, or, once
+ * it is, the deadline. UINT64_MAX: its turn does not end. */
 uint64_t sp_pressure_due_ns(const struct sp_node_device *device) {
   const struct sp_member *holder = device->holder;
   if (!sp_turn_ends(device, holder))
@@ -76,18 +76,18 @@ uint32_t sp_pressure_open(const struct sp_node_device *device, const struct sp_m
   return sp_grant_open(member->grant, pressure.budget_ns, pressure.lookahead_ns, pressure.flags, now_ns);
 }
 
-/* Bring the holder's grant up to date with what has changed around it; wake its keeper if it has to hurry. Its deadline
- * comes sooner if another share begins to wait. Called at each step of a device with a holder. */
+/* Bring the holder's grant up to date with what has changed around it, and wake its keeper if that must act at once.
+ * The deadline comes sooner if a first other share begins to wait. Called at each step of a device with a holder. */
 void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   struct pressure now = pressure_on(device, holder, now_ns);
-  uint32_t flags = holder->grant->flags, raised = now.flags & ~flags;
+  uint32_t flags = holder->grant->flags, raised = now.flags & ~flags; /* raised: set now, and not before */
   uint64_t budget_ns = holder->grant->budget_ns;
   if (now.flags == flags && now.budget_ns == budget_ns)
     return;
   if (now.flags != flags && !device->draining) /* beside a drain the flags do not change what the holder pays */
     sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
-  if (raised & SP_GRANT_CONTENDED && !holder->overdue) { /* a late turn is short, and needs all its time */
+  if (raised & SP_GRANT_CONTENDED && !holder->overdue) { /* a turn that took over a late drain is short as it stands */
     /* Its quantum was computed while no other share waited. */
     uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
     if (holder->granted_ns + quantum_ns < holder->deadline_ns)

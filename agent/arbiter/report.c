@@ -1,5 +1,6 @@
-/* What the arbiter tells: accounts, processes, turns, and its own cost. Called from other threads; each function takes
- * the arbiter's lock. `share` and `device` are handles, `term` is the index of one of the share's devices. */
+/* Answers questions about accounts, processes and turns, and about the arbiter's own cost. Called from other threads;
+ * each function takes the arbiter's lock. `share` and `device` are handles, `term` is the index of one of the share's
+ * devices. */
 #include <errno.h>
 
 #include "agent/arbiter/node.h"
@@ -19,8 +20,8 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
       sp_bill(member->device, now_ns);
     *usage = member->usage;
     usage->gang_device = sp_gang_waits_for(member);
-    if (member->waiting_ns)
-      usage->waited_ns += now_ns - member->waiting_ns;
+    if (member->waiting_from_ns)
+      usage->waited_ns += now_ns - member->waiting_from_ns;
     usage->state = found->gang->paused    ? SP_PAUSED
                    : member->draining     ? SP_DRAINING
                    : member->holding      ? SP_HOLDING
@@ -59,16 +60,16 @@ int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_p
     struct sp_process *process = &processes[count++];
     *process = (struct sp_process){.pid = found->tenants[slot].pid, .slot = slot};
     for (uint32_t index = 0; index < found->member_count; index++) {
-      process->launches += found->members[index].said[slot].launches;
-      process->memory_used_bytes += found->members[index].said[slot].memory_bytes;
+      process->launches += found->members[index].known[slot].launches;
+      process->memory_used_bytes += found->members[index].known[slot].memory_bytes;
     }
   }
   sp_arbiter_unlock(arbiter);
   return found ? (int)count : -ENOENT;
 }
 
-/* Put up to `capacity` finished turns of all shares into the array, oldest first: those with a sequence above `after`
- * that are still kept. Returns how many. */
+/* Put finished turns of all shares into the array, oldest first: up to `capacity` of those that are still kept and have
+ * a sequence above `after`. Returns how many. */
 int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity) {
   pthread_mutex_lock(&arbiter->lock);
   uint64_t oldest = arbiter->turn_count > SP_TURNS_KEPT ? arbiter->turn_count - SP_TURNS_KEPT : 0;
@@ -80,8 +81,8 @@ int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_
   return (int)count;
 }
 
-/* Tell of a device, since the start: the time charged to shares, and how many decisions were made, in what time. 0, or
- * -ENODEV. */
+/* Tell of a device, since the start: the time charged to shares, the number of decisions, and the time that these took.
+ * 0, or -ENODEV. */
 int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
                            uint64_t *decision_ns) {
   if (device < 0 || (uint32_t)device >= arbiter->device_count)

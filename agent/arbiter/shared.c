@@ -17,8 +17,8 @@ void sp_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
   arbiter->wakes[arbiter->wake_count++] = grant;
 }
 
-/* Wake the waiters of all grants that have changed. Called under the lock, at the end of a batch of decisions, because
- * a wake-up costs more than a decision; and before a share is freed. */
+/* Wake the waiters of all grants that have changed. Called under the lock at the end of a batch of decisions, because a
+ * wake-up costs more than a decision; and before a share is freed. */
 void sp_wake(struct sp_arbiter *arbiter) {
   while (arbiter->wake_count) /* the last first: grants that open come after the closes that made room for them */
     sp_grant_wake(arbiter->wakes[--arbiter->wake_count]);

@@ -2,12 +2,13 @@
  * The life of a turn: grant, close, drain. step.c decides what is due when, and policy.c which share is next; this file
  * carries it out.
  *
- * At most one member of a device holds an open grant. A closed grant drains. While it does, the next share may be
- * granted early, when the residue is about to end (so that no bubble opens between the two), or beside the drain, when
- * that is late (co-grant: the hardware slices between the two).
+ * At most one member of a device has an open turn: it is the *holder*. A closed turn *drains* until its work has ended.
+ * Meanwhile the next share may be granted the device early, when the *residue* (the work that still runs) is about to
+ * end: so no bubble opens between the two. Or it is granted beside the drain, when that is late (*co-grant*: the
+ * hardware slices between the two).
  *
- * A member is a share on one device; member->view is what its processes last said. The policy of the device has to be
- * told of each begin and end of a turn. All functions run under the arbiter's lock.
+ * A member is a share on one device; member->view is what its processes last said. The device's policy must be told of
+ * each begin and end of a turn. All functions run under the arbiter's lock.
  */
 #include <string.h>
 
@@ -28,9 +29,9 @@ const uint64_t sp_hand_off_bounds_ns[BOUNDS] = {10000,   20000,   50000,   10000
                                                 1000000, 2000000, 5000000, 10000000, 50000000};
 _Static_assert(sizeof((struct sp_histogram *)0)->counts == (BOUNDS + 1) * sizeof(uint64_t), "one more than bounds");
 
-/* Count the duration from begin_ns to end_ns in the histogram. One that ended before it began counts as 0: an adopted
- * turn is requested after its grant, and a turn can be granted before its predecessor has drained. */
-static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uint64_t begin_ns, uint64_t end_ns) {
+/* Count the duration from begin_ns to end_ns in the histogram. If the end comes first, it counts as 0: an adopted turn
+ * is requested after its grant, and a turn can be granted before its predecessor has drained. */
+static void count_span(struct sp_histogram *histogram, const uint64_t *bounds_ns, uint64_t begin_ns, uint64_t end_ns) {
   uint64_t span_ns = end_ns > begin_ns ? end_ns - begin_ns : 0;
   uint32_t bucket = 0;
   while (bucket < BOUNDS && span_ns > bounds_ns[bucket])
@@ -39,13 +40,13 @@ static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uin
   histogram->sum_ns += span_ns;
 }
 
-/* The member is about to get a grant. Has it waited for the end of another share's turn, and for nothing else, like its
- * limit or its gang? Such a grant is a hand-off. */
-static bool takes_over(const struct sp_member *member) {
+/* Is the grant that the member is about to get a hand-off? It is if the member has waited for the end of another
+ * share's turn, and for nothing else, like its limit or its gang. */
+static bool is_hand_off(const struct sp_member *member) {
   const struct sp_node_device *device = member->device;
   const struct sp_member *last = device->draining ? device->drains[device->draining - 1] : device->recent[0].member;
   return last && last != member && member->gang->count == 1 && member->terms.limit_millipercent == SP_POLICY_WHOLE &&
-         member->waiting_ns && (device->draining || member->waiting_ns < device->drained_ns);
+         member->waiting_from_ns && (device->draining || member->waiting_from_ns < device->drained_ns);
 }
 
 /* Write the member's turn, which has drained at `drained_ns`, into the ring that traces are read from, and count it,
@@ -64,8 +65,8 @@ static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, ui
                            .reason = member->reason,
                            .cogranted = member->cogranted};
   member->usage.turns++;
-  count(&member->waits, sp_turn_bounds_ns, member->requested_ns, member->granted_ns);
-  count(&member->turns, sp_turn_bounds_ns, member->granted_ns, drained_ns);
+  count_span(&member->waits, sp_turn_bounds_ns, member->requested_ns, member->granted_ns);
+  count_span(&member->turns, sp_turn_bounds_ns, member->granted_ns, drained_ns);
 }
 
 /* The member's turn drains from now on: put it at the end of the device's drains, as the youngest. */
@@ -88,9 +89,9 @@ static void remove_drain(struct sp_member *member) {
 }
 
 /* End the member's closed turn, which drained at `drained_ns`, now or a while ago: bill and correct it, record it, and
- * tell the policy. The drain ends no earlier than the last bill; sp_bill_correct takes back what was billed too much.
- */
-static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns, uint64_t now_ns) {
+ * tell the policy. A drain before the last bill counts as one at that bill; sp_bill_correct takes back what was billed
+ * too much. */
+static void end_drain(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (drained_ns < device->billed_until_ns)
     drained_ns = device->billed_until_ns;
@@ -106,15 +107,15 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     device->holder->predecessor_ns = drained_ns;
   remove_drain(member);
   sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
-  if (!member->reserves) /* the policy counts a member that reserves as idle */
+  if (!member->reserves) /* else the policy must go on counting it as idle */
     sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->gang->paused, now_ns);
-  if (!member->cogranted) /* else sp_turn_cogrant has told it */
+  if (!member->cogranted) /* else sp_turn_cogrant has told the policy */
     sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
-/* The member's drain is late: from here on other shares run beside it, and in the policy its turn has ended. The share
- * itself may get a turn again, too: its work that does not end may be spinning for a launch that waits at the share's
- * own closed gate. */
+/* The member's drain is late: from here on other shares run beside it, and in the policy its turn has ended. So the
+ * share itself may get a turn again, too: the work that does not end may be spinning for a launch that waits at the
+ * share's own closed gate. */
 void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_bill(device, now_ns);
@@ -140,22 +141,22 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   member->closed_ns = now_ns;
   member->predicted_end_ns = 0;
   device->holder = NULL;
-  /* The scan comes after the close and its fence: so what a slot says now is either final, or busy. The claims are read
-   * again, too: a new process may have found the gate open. */
+  /* The scan comes after the close and its fence: so a slot that is not busy now stays so. The claims are read again,
+   * too, because a new process may have found the gate open. */
   sp_slots_watch_and_scan(arbiter, member, now_ns);
   uint64_t unit_ns = member->view.longest_unit_ns;
   uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
-  /* A turn that took over a late drain is late at once, unless work of its own has ended: then that drain is over. */
+  /* Its drain is late after one and a half units. If the turn took over a late drain, it is late at once, unless work
+   * of its own has ended: then that drain is over. */
   member->bound_ns = member->overdue && !member->view.first_ended_ns ? now_ns : now_ns + bound_ns;
   sp_lead_closed(member);
   sp_bill_last(device, member);
   sp_bill_closed(device, member);
   if (!member->view.busy) {
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
-    finish(arbiter, member, drained_ns, now_ns);
+    end_drain(arbiter, member, drained_ns, now_ns);
   } else {
-    /* Its keepers must see the close. Processes that have nothing on the device need not. */
-    sp_wake_later(arbiter, member->grant);
+    sp_wake_later(arbiter, member->grant); /* the keepers of its work must see the close */
   }
 }
 
@@ -184,30 +185,30 @@ void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   sp_gang_give_up(arbiter, member, now_ns);
   sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
   if (member->draining)
-    finish(arbiter, member, now_ns, now_ns);
+    end_drain(arbiter, member, now_ns, now_ns);
   struct sp_node_device *device = member->device;
   for (int index = 0; index < 2; index++)
     if (device->recent[index].member == member)
       device->recent[index].member = NULL;
   for (int index = 0; index < device->policy.top; index++)
-    if (device->members[index] && device->members[index]->cut == member)
-      device->members[index]->cut = NULL;
+    if (device->members[index] && device->members[index]->cut_predecessor == member)
+      device->members[index]->cut_predecessor = NULL;
 }
 
 /* Grant the device, which has no holder, to `member` for `quantum_ns`: its gate opens, and its waiters are woken after
- * the decision. The policy has been told, or is passed over. If the member's own last turn still drains, that turn ends
- * here, and the new one takes over what still runs. */
+ * the decision. The caller has told the policy, or grants without it. If the member's own previous turn still drains,
+ * that turn ends here, and the new one takes over what still runs. */
 void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (!device->draining && now_ns > device->billed_until_ns)
     device->billed_until_ns = now_ns; /* no share had the device: none pays for that time */
-  if (takes_over(member))
-    count(&device->hand_offs, sp_hand_off_bounds_ns, device->draining ? now_ns : device->drained_ns, now_ns);
+  if (is_hand_off(member))
+    count_span(&device->hand_offs, sp_hand_off_bounds_ns, device->draining ? now_ns : device->drained_ns, now_ns);
   int64_t last_used_ns = 0;
   uint64_t last_until_ns = 0;
   member->late = member->draining;
   member->overdue = member->late && member->cogranted;
-  if (member->draining) { /* its own late turn still drains: the new turn takes that over */
+  if (member->draining) {
     sp_bill(device, now_ns);
     last_used_ns = (int64_t)member->turn_used_ns;
     last_until_ns = device->billed_until_ns - (uint64_t)member->others_late_ns;
@@ -217,12 +218,12 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   member->holding = true;
   member->cogranted = false;
   member->granted_ns = now_ns;
-  member->requested_ns = member->waiting_ns ? member->waiting_ns : now_ns;
+  member->requested_ns = member->waiting_from_ns ? member->waiting_from_ns : now_ns;
   member->usage.waited_ns += now_ns - member->requested_ns;
-  member->waiting_ns = 0;
+  member->waiting_from_ns = 0;
   member->deadline_ns = now_ns + quantum_ns;
   member->predecessor_ns = 0;
-  member->view.entered = member->view.busy = false;
+  member->view.entered = member->view.busy = false; /* what the view says of the previous turn */
   member->view.used_ns = member->view.running = 0;
   sp_bill_begin(member);
   member->last_used_ns = last_used_ns;
@@ -233,12 +234,12 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   sp_wake_later(arbiter, member->grant);
 }
 
-/* One more share waits for the device: shorten the holder's turn to what it could get now, as its quantum was computed
- * for fewer waiters. */
-static void shorten(struct sp_node_device *device, uint64_t now_ns) {
+/* One more share waits for the device: shorten the holder's turn to what it could get now, because its quantum was
+ * computed for fewer waiters. */
+static void shorten_holder(struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   if (holder->overdue || !(holder->grant->flags & SP_GRANT_CONTENDED))
-    return; /* a late turn is short, and needs all its time; for the first waiter sp_pressure_update does it */
+    return; /* a turn that took over a late drain is short as it stands; for the first waiter see sp_pressure_update */
   uint64_t longest_ns = sp_policy_longest(&device->policy, holder->policy, now_ns);
   if (holder->granted_ns + longest_ns < holder->deadline_ns) {
     holder->deadline_ns = holder->granted_ns + longest_ns;
@@ -254,21 +255,21 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
   sp_bill_beside(device, member, now_ns);
   sp_bill_last(device, member);
   if (member->view.waiting && !member->holding) {
-    if (!member->waiting_ns)
-      member->waiting_ns = member->view.waiting_since_ns;
-  } else if (member->waiting_ns) {
-    member->usage.waited_ns += now_ns - member->waiting_ns;
-    member->waiting_ns = 0;
+    if (!member->waiting_from_ns)
+      member->waiting_from_ns = member->view.waiting_since_ns;
+  } else if (member->waiting_from_ns) {
+    member->usage.waited_ns += now_ns - member->waiting_from_ns;
+    member->waiting_from_ns = 0;
   }
   if (member->draining && !member->view.busy)
-    finish(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
+    end_drain(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
   if (member->reserves && (!member->view.waiting || member->gang->paused))
     sp_gang_give_up(arbiter, member, now_ns);
-  /* While it holds, reserves or drains in time, the policy counts it otherwise; step.c, gang.c and `finish` tell it. */
+  /* A member that holds, reserves or drains in time does not wait in the policy: step.c, gang.c or end_drain tells. */
   if (!member->holding && !member->reserves && (!member->draining || member->cogranted)) {
     bool waited = device->policy.shares[member->policy].waiting, waits = member->view.waiting && !member->gang->paused;
     sp_policy_wait(&device->policy, member->policy, waits, now_ns);
     if (waits && !waited && device->holder)
-      shorten(device, now_ns);
+      shorten_holder(device, now_ns);
   }
 }

@@ -167,8 +167,8 @@ def matched(
     """Match devices that NVML cannot describe now with devices that an earlier agent had and that are absent.
 
     Return the matches by the UUIDs of `absent`, and the `unlisted` ones that no earlier agent had. A GPU may match
-    several absent devices: it was in MIG mode, and its instances have its address. A device of which neither UUID nor
-    address is known matches the absent one with its index, else any that is left. The surest rule goes first.
+    several absent devices: it was in MIG mode, and its instances have its address. If neither UUID nor address can be
+    compared, a device matches the absent one with its index, else any that is left. The surest rule goes first.
     """
     found: dict[DeviceUuid, Unlisted] = {}
     rules: tuple[Callable[[Unlisted, DeviceInfo], bool], ...] = (

@@ -51,11 +51,11 @@ class Health:
 
 
 def step(health: Health, look: DeviceLook, now_ns: int, probation_ns: int = PROBATION_NS) -> Health:
-    """Return the verdict after one look at `now_ns`; `health` is the verdict before it.
+    """Return the verdict after a look at a device at `now_ns`; `health` is the verdict before it.
 
     A fault ends when the device has answered well for `probation_ns`; a critical Xid only if a reset was seen, too.
     """
-    counted = replace(health, xids_seen=health.xids_seen + len(look.xids), unfit=look.unfit)
+    counted = replace(health, xids_seen=health.xids_seen + len(look.xids), unfit=look.unfit)  # the fault is as before
     down = look.gone or look.needs_reset
     critical = [xid for xid in look.xids if xid not in APPLICATION_XIDS]
     if critical:
@@ -69,7 +69,7 @@ def step(health: Health, look: DeviceLook, now_ns: int, probation_ns: int = PROB
 
 
 def overdue(health: Health, now_ns: int) -> Health:
-    """Return the verdict on a device without a look for OVERDUE_NS. A fault that it had before, in `health`, stays."""
+    """Return the verdict on a device without a look for OVERDUE_NS. `health`: the verdict before; its fault stays."""
     fault = health.fault or f"it could not be looked at for {OVERDUE_NS // 10**9} s: NVML does not come back"
     return replace(health, fault=fault, well_since_ns=now_ns)
 

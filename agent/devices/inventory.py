@@ -93,11 +93,11 @@ class _Board(threading.Thread):
         self._handles = tuple(handles)
         self._generation = generation
         self._watch = watch
-        self._events = nvml.XidEvents(self._handles[0].parent)
+        self._events = nvml.XidEvents(self._handles[0].gpu)
         self._known: dict[DeviceUuid, dict[int, DeviceProcess]] = {}
 
     def run(self) -> None:
-        """Look, deliver, and wait for an Xid event or LOOK_INTERVAL_S, until the agent closes."""
+        """Look, deliver, and wait for an Xid event or LOOK_INTERVAL_S; again and again until the agent closes."""
         xids: tuple[int, ...] = ()
         while not self._watch.stopping.is_set():
             with self._watch.session.use() as generation:
@@ -116,7 +116,7 @@ class _Board(threading.Thread):
                 self._handles = tuple(self._watch.find_again(item.info) for item in self._handles)
             except nvml.Failure as error:
                 return tuple(_not_found(item.info.uuid, error) for item in self._handles)
-            self._events = nvml.XidEvents(self._handles[0].parent)
+            self._events = nvml.XidEvents(self._handles[0].gpu)
             self._generation = generation
         self._events.subscribe()
         return tuple(self._look_at(item, xids) for item in self._handles)
@@ -129,7 +129,7 @@ class _Board(threading.Thread):
 
 
 class _Search(threading.Thread):
-    """A thread that asks for a device which NVML does not list; once it is there, the thread looks at it."""
+    """A thread that asks for a device that NVML does not list; once it is there, the thread looks at it."""
 
     def __init__(self, name: DeviceUuid, place: int | None, watch: _Watch) -> None:
         """Search for the device with this UUID. If it could not tell its UUID, search at `place` of NVML's list."""
@@ -157,7 +157,7 @@ class _Search(threading.Thread):
             self._watch.stopping.wait(LOOK_INTERVAL_S)
 
     def _find(self) -> tuple[nvml.Handle, ...]:
-        """Return the device, or what there is at its place; nothing if that is another device, or not whole yet.
+        """Return the device, or the devices at its place; nothing if another GPU is there, or one cannot tell yet.
 
         Raises nvml.Failure.
         """
@@ -165,14 +165,14 @@ class _Search(threading.Thread):
             return (nvml.find(self._name, simulated=self._watch.simulated),)
         answers = nvml.list_gpu(self._place, simulated=self._watch.simulated)
         handles = tuple(one for one in answers if isinstance(one, nvml.Handle))
-        if len(handles) < len(answers):  # an instance of it cannot be described yet
+        if len(handles) < len(answers):  # an instance cannot be described yet
             return ()
         address = self._name.removeprefix(STANDS_IN)
         is_other = any(one.info.address not in ("", address) for one in handles) and ":" in address
         return () if is_other or any(one.info.uuid in self._watch.listed for one in handles) else handles
 
     def _claim(self, handles: Sequence[nvml.Handle]) -> DeviceLook:
-        """Claim the devices, and return the look that says they are found, or that another agent has one of them."""
+        """Claim the devices. Return the look that says that they are found, or that another agent has one of them."""
         infos = tuple(one.info for one in handles)
         if self._place is None:
             return DeviceLook(self._name, found=infos)  # claimed by its UUID when the agent started
@@ -255,9 +255,9 @@ class Inventory:
         return tuple(item.info for board in self._boards for item in board)
 
     def _list(self, count: int) -> list[tuple[nvml.Handle, ...]]:
-        """Return the devices of `count` GPUs, a tuple for each GPU. Those that do not answer are put into `unlisted`.
+        """Return the devices of `count` GPUs, a tuple for each GPU. Those that cannot be described go into `unlisted`.
 
-        All are counted for the indices in NVML's order, so that a device that does not answer moves no other's index.
+        They get indices in NVML's order like the others: so a device that does not answer moves no other's index.
         """
         asks = [functools.partial(nvml.list_gpu, place, simulated=self._simulated) for place in range(count)]
         addresses = () if self._simulated else bus.driven()
@@ -266,7 +266,7 @@ class Inventory:
         for place, answer in enumerate(_answers(asks)):
             board: list[nvml.Handle] = []
             if isinstance(answer, str):
-                # NVML lists the devices that the driver serves in this order, if none is hidden from this process.
+                # NVML's order is that of the addresses, if none of the driver's devices is hidden from this process.
                 answer = (Unlisted(place, -1, answer, address=addresses[place] if len(addresses) == count else ""),)
             for one in answer:
                 if isinstance(one, Unlisted):

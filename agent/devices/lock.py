@@ -1,7 +1,7 @@
 """One agent per host: a file lock on the runtime directory, and a name per device in the kernel's socket namespace.
 
-The kernel releases both when the process ends, however it ends. A second agent gets one line with the first agent's pid
-and the remedy.
+The kernel releases both when the process ends, however it ends. A second agent ends with a line that has the first
+agent's pid and the remedy.
 
 Agents with different runtime directories, or in different containers, find each other by the name if they share a
 network namespace: there is no directory that all of them could write to. But any user can take a name. So root's agent
@@ -44,7 +44,8 @@ class HostLock:
     def __init__(self, runtime_directory: Path, troubles: list[str] | None = None) -> None:
         """Take the directory, which must exist at `__enter__`. Nothing is locked yet.
 
-        What strangers hold when devices are claimed is added to `troubles`, each as "what: remedy".
+        If strangers (users other than root and our own) hold the name or the file of a device that is claimed, this is
+        added to `troubles`, as "what: remedy".
         """
         self.troubles: Final = [] if troubles is None else troubles
         self._path = runtime_directory / NAME
@@ -101,7 +102,7 @@ class HostLock:
     def _lock_file(self, path: Path, index: int) -> None:
         """Lock the kernel's file for a device. Raises AgentUnavailable if another agent may have the lock.
 
-        If only strangers have it (users other than root), root's agent logs them and goes on without the lock.
+        If only strangers have it, root's agent logs them and goes on without the lock.
         """
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -133,7 +134,7 @@ class HostLock:
         except OSError:  # an old kernel, or not Linux: assume that an agent has taken the name
             others = [] if is_free else [socket_names.Holder(os.getuid(), 0)]
         strangers = [one.uid for one in others if is_root and socket_names.is_strangers(one.uid)]
-        if len(strangers) < len(others) or not (is_free or is_root):
+        if len(strangers) < len(others) or not (is_free or is_root):  # one of the others may be an agent
             agents = [one for one in others if one.uid not in strangers]
             raise _taken(index, processes.with_socket(agents[0].inode) if agents else None)
         for uid in strangers:
@@ -173,7 +174,7 @@ class HostLock:
 
 
 def _taken(index: int, pid: int | None) -> AgentUnavailable:
-    """Return the error for a device that another agent has; `pid`: its process, None if that is not known."""
+    """Return the error for a device that another agent has. `pid`: the agent's process, None if it is not known."""
     where, remedy = (
         "it is of another user or container, and its pid is not shown here",
         "use that one, or stop it there",

@@ -143,9 +143,9 @@ class Devices:
                 self._judge(uuid, health.overdue(self._health[uuid], now_ns))
 
     def looked(self, looks: Sequence[DeviceLook], now_ns: int) -> None:
-        """Take looks of the inventory into account: health, processes without a share, memory beyond allocations.
+        """Take looks of the inventory: judge health, find processes without a share, charge memory beyond allocations.
 
-        Called on the event loop, for each round of looks at a GPU.
+        Called on the event loop each time that a thread has looked at its GPU.
         """
         owned = self._registry.pids()
         attached = {pid for pids in owned.values() for pid in pids}
@@ -158,20 +158,20 @@ class Devices:
             self._looks[look.uuid] = look
             self._looked_ns[look.uuid] = now_ns
             self._judge(look.uuid, health.step(self._health[look.uuid], look, now_ns))
-            here = owned.get(look.uuid, set())
+            owned_here = owned.get(look.uuid, set())
             causes = {
                 process.pid: self._registry.unmetered_cause(process, attached=process.pid in attached)
                 for process in look.processes
-                if process.pid not in here
+                if process.pid not in owned_here
             }
-            for found in self._unmanaged.step(look.uuid, look.processes, here, now_ns, causes):
+            for found in self._unmanaged.step(look.uuid, look.processes, owned_here, now_ns, causes):
                 _tell_found(found)
             self._charge_overhead(look)
 
     def _take_found(self, look: DeviceLook, now_ns: int) -> None:
         """Take a missing device that NVML has found; or, if a name stood for it, the devices that are at its place.
 
-        It stays unhealthy, with the verdict it had, until the next looks have shown that it is well.
+        It stays unhealthy, with the verdict that it had, until the next looks have shown that it is well.
         """
         before = self._health[look.uuid]
         if look.uuid == look.found[0].uuid:
@@ -206,7 +206,7 @@ class Devices:
             log.info("device healthy again", extra={"device": device, "shares": held})
 
     def _charge_overhead(self, look: DeviceLook) -> None:
-        """Charge shares with the memory that their processes take beyond allocations on the device that was looked at.
+        """Charge the shares on a device with the memory that their processes take beyond allocations.
 
         Also learn what a context takes there, and log allocations that were refused.
         """

@@ -39,7 +39,7 @@ Failure: Final = pynvml.NVMLError
 _UNSUPPORTED: Final = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
 _GONE: Final = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_NotFound)
 """The errors that say that the device is missing."""
-_EMPTY_SLOT: Final = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
+_NO_INSTANCE: Final = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
 """What drivers answer for a place on a GPU that has no MIG instance."""
 _NO_DRIVER: Final = "no GPU on this machine", "install the NVIDIA driver, or use --simulate 1xH200"
 _WHY_CLOSED: Final = {
@@ -60,17 +60,20 @@ _WHY_CLOSED: Final = {
 _MPS_SERVER: Final = "nvidia-cuda-mps"
 """The name of nvidia-cuda-mps-server, cut to the length that the kernel keeps."""
 _RECOVERY_NONE: Final = 0
+"""The recovery action of a GPU that needs none (nvml.h)."""
 _RECOVERY_FIELD: Final = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+"""None: this version of pynvml cannot ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A device with its NVML handle. `parent` is the whole GPU, from which a MIG instance's events come."""
+    """A device with its NVML handle."""
 
     info: DeviceInfo
     handle: Any
-    parent: Any
-    parent_uuid: str
+    gpu: Any
+    """The handle of the whole GPU: `handle` itself, unless that is a MIG instance."""
+    gpu_uuid: str
 
 
 def load_library(path: str) -> None:
@@ -120,22 +123,22 @@ def list_gpu(position: int, *, simulated: bool) -> tuple[Handle | Unlisted, ...]
 
     An instance, or a GPU, that cannot be described is returned as Unlisted. `simulated`: it has no place on the bus.
     """
-    parent = pynvml.nvmlDeviceGetHandleByIndex(position)
-    instances = _instances(parent)
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(position)
+    instances = _instances(gpu)
     found: list[Handle | Unlisted] = []
-    for handle in [parent] if instances is None else instances:
+    for handle in [gpu] if instances is None else instances:
         try:
-            found.append(_describe(handle, parent, simulated=simulated))
+            found.append(_describe(handle, gpu, simulated=simulated))
         except pynvml.NVMLError as error:
-            found.append(Unlisted(position, -1, fault_of(error), _uuid(handle), _address(parent)))
+            found.append(Unlisted(position, -1, fault_of(error), _uuid(handle), _address(gpu)))
     return tuple(found)
 
 
 def find(uuid: str, *, simulated: bool) -> Handle:
     """Return the device with this UUID; its index is -1: not known. `simulated` as in `list_gpu`."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG") else handle
-    return _describe(handle, parent, simulated=simulated)
+    gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG") else handle
+    return _describe(handle, gpu, simulated=simulated)
 
 
 def with_peers(handles: Sequence[Handle]) -> tuple[Handle, ...]:
@@ -153,13 +156,13 @@ def is_gone(error: Exception) -> bool:
     return isinstance(error, _GONE)
 
 
-def _describe(handle: Any, parent: Any, *, simulated: bool) -> Handle:
-    """Return a device, without its index. `parent`: its GPU, which is `handle` itself unless that is a MIG instance."""
+def _describe(handle: Any, gpu: Any, *, simulated: bool) -> Handle:
+    """Return a device, without its index. `gpu`: its GPU, which is `handle` itself unless that is a MIG instance."""
     uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
-    address = _address(parent)
+    address = _address(gpu)
     node = -1 if simulated else bus.numa_node_of(address)  # a simulated device has no place on this host's bus
-    info = DeviceInfo(uuid, -1, _name(handle, parent), _memory(handle)[0], node, address=address)
-    return Handle(info, handle, parent, _text(pynvml.nvmlDeviceGetUUID(parent)))
+    info = DeviceInfo(uuid, -1, _name(handle, gpu), _memory(handle)[0], node, address=address)
+    return Handle(info, handle, gpu, _text(pynvml.nvmlDeviceGetUUID(gpu)))
 
 
 def _uuid(handle: Any) -> DeviceUuid | None:
@@ -170,23 +173,23 @@ def _uuid(handle: Any) -> DeviceUuid | None:
         return None
 
 
-def _address(parent: Any) -> str:
+def _address(gpu: Any) -> str:
     """Return a GPU's address on the PCI bus as the kernel writes it; empty: not known."""
     try:
-        return bus.address_of(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
+        return bus.address_of(_text(pynvml.nvmlDeviceGetPciInfo(gpu).busId))
     except pynvml.NVMLError:
         return ""
 
 
-def _instances(parent: Any) -> list[Any] | None:
-    """Return the MIG instances of a GPU, None if it is not in MIG mode: in that mode programs run in instances only."""
+def _instances(gpu: Any) -> list[Any] | None:
+    """Return the MIG instances of a GPU; None if it is not in MIG mode. In that mode programs run in instances only."""
     instances: list[Any] = []
     try:
-        if pynvml.nvmlDeviceGetMigMode(parent)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+        if pynvml.nvmlDeviceGetMigMode(gpu)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return None
-        for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
-            with contextlib.suppress(*_EMPTY_SLOT):
-                instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot))
+        for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+            with contextlib.suppress(*_NO_INSTANCE):
+                instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place))
     except _UNSUPPORTED:
         return None
     return instances
@@ -206,12 +209,12 @@ def _memory(handle: Any) -> tuple[int, int]:
     return int(memory.total or 0), int(memory.used or 0)
 
 
-def _name(handle: Any, parent: Any) -> str:
-    """Return a device's product name. For a MIG instance older drivers only know the GPU's."""
+def _name(handle: Any, gpu: Any) -> str:
+    """Return a device's product name. Older drivers know none for a MIG instance: then it is that of the GPU."""
     try:
         return _text(pynvml.nvmlDeviceGetName(handle))
     except pynvml.NVMLError_NotSupported:
-        return _text(pynvml.nvmlDeviceGetName(parent))
+        return _text(pynvml.nvmlDeviceGetName(gpu))
 
 
 def _mps_clients(handle: Any) -> set[int]:
@@ -227,12 +230,12 @@ def nvlink_peers(one: Handle, others: Sequence[Handle]) -> tuple[int, ...]:
 
     In MIG mode there are none.
     """
-    return tuple(other.info.index for other in others if other.parent_uuid != one.parent_uuid and _linked(one, other))
+    return tuple(other.info.index for other in others if other.gpu_uuid != one.gpu_uuid and _linked(one, other))
 
 
 def _linked(one: Handle, other: Handle) -> bool:
     """Tell whether NVLink connects two GPUs; False if one is a MIG instance, or the driver does not tell."""
-    if one.handle is not one.parent or other.handle is not other.parent:
+    if one.handle is not one.gpu or other.handle is not other.gpu:
         return False
     try:
         status = pynvml.nvmlDeviceGetP2PStatus(one.handle, other.handle, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
@@ -257,7 +260,7 @@ def _running(handle: Any) -> dict[int, int]:
     A process that does both is in both of NVML's lists, and each list has all of its memory.
     """
     running = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    with contextlib.suppress(pynvml.NVMLError):  # a device that does not tell is none the worse
+    with contextlib.suppress(pynvml.NVMLError):  # some devices do not tell, which is no fault
         running += pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
     found: dict[int, int] = {}
     for process in running:
@@ -276,13 +279,13 @@ def look_at(item: Handle, xids: tuple[int, ...], known: dict[int, DeviceProcess]
     listed = [_process(pid, memory, known.get(pid), clients) for pid, memory in running.items()]
     processes = tuple(process for process in listed if process.name != _MPS_SERVER)
     mps = bool(clients) or len(processes) < len(listed)
-    unfit = MPS_REASON if mps else _mode_reason(item.parent)
+    unfit = MPS_REASON if mps else _mode_reason(item.gpu)
     return DeviceLook(
         item.info.uuid,
         memory_used_bytes=used,
         processes=processes,
         xids=xids,
-        needs_reset=_needs_reset(item.parent),
+        needs_reset=_needs_reset(item.gpu),
         unfit=unfit,
     )
 
@@ -290,7 +293,7 @@ def look_at(item: Handle, xids: tuple[int, ...], known: dict[int, DeviceProcess]
 def _process(pid: int, memory_used_bytes: int, known: DeviceProcess | None, clients: set[int]) -> DeviceProcess:
     """Return a process on a device. `clients`: the pids that use the device through MPS.
 
-    `known`: the process as of the last look, of which name and region are not read again; None: it is new.
+    `known`: the process as of the last look; then its name and its environment are not read again. None: it is new.
     """
     if known is None:
         environment = environment_of(pid)
@@ -302,20 +305,20 @@ def _process(pid: int, memory_used_bytes: int, known: DeviceProcess | None, clie
     return known if same else replace(known, memory_used_bytes=memory_used_bytes, mps_client=mps)
 
 
-def _mode_reason(parent: Any) -> str:
+def _mode_reason(gpu: Any) -> str:
     """Return why the compute mode of a GPU refuses programs; empty if it does not, or is not known."""
     try:
-        return MODE_REASONS.get(int(pynvml.nvmlDeviceGetComputeMode(parent)), "")
+        return MODE_REASONS.get(int(pynvml.nvmlDeviceGetComputeMode(gpu)), "")
     except pynvml.NVMLError:
         return ""
 
 
-def _needs_reset(parent: Any) -> bool:
-    """Tell whether the driver asks for a recovery action; False if it does not tell."""
+def _needs_reset(gpu: Any) -> bool:
+    """Tell whether the driver recommends a recovery action for a GPU. False, too, if driver or pynvml cannot tell."""
     if _RECOVERY_FIELD is None:
         return False
     try:
-        value = pynvml.nvmlDeviceGetFieldValues(parent, [_RECOVERY_FIELD])[0]
+        value = pynvml.nvmlDeviceGetFieldValues(gpu, [_RECOVERY_FIELD])[0]
     except pynvml.NVMLError:
         return False
     return value.nvmlReturn == pynvml.NVML_SUCCESS and int(value.value.uiVal) != _RECOVERY_NONE
@@ -324,20 +327,20 @@ def _needs_reset(parent: Any) -> bool:
 class XidEvents:
     """The Xid events of one GPU. One thread uses it."""
 
-    def __init__(self, parent: Any) -> None:
+    def __init__(self, gpu: Any) -> None:
         """Take NVML's handle of the GPU. NVML is not called yet."""
-        self._parent = parent
+        self._gpu = gpu
         self._set: Any = None
         self._unsupported = False
 
     def subscribe(self) -> None:
-        """Subscribe, if that has not been done. If the driver has no events, the looks alone must do."""
+        """Subscribe, if that has not been done. If the driver has no events, only the looks find faults."""
         if self._set is not None or self._unsupported:
             return
         events: Any = None
         try:
             events = pynvml.nvmlEventSetCreate()
-            pynvml.nvmlDeviceRegisterEvents(self._parent, pynvml.nvmlEventTypeXidCriticalError, events)
+            pynvml.nvmlDeviceRegisterEvents(self._gpu, pynvml.nvmlEventTypeXidCriticalError, events)
             self._set = events
         except pynvml.NVMLError as error:  # if the device is lost, this is tried again before the next look
             self._unsupported = isinstance(error, _UNSUPPORTED)

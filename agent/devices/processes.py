@@ -11,7 +11,10 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 def holders(status: os.stat_result) -> dict[int, int]:
-    """Return the processes that have locked the file of this status with flock, as far as shown here: user by pid."""
+    """Return the users, by pid, of the processes that have locked a file with flock, as far as they are shown here.
+
+    `status`: that of the file.
+    """
     found: dict[int, int] = {}
     with contextlib.suppress(OSError, ValueError):
         for line in _LOCKS.read_text(encoding="ascii").splitlines():

@@ -55,8 +55,7 @@ def is_this_restarted() -> bool:
 class Session:
     """NVML, open from construction on.
 
-    Invariant: while it is closed, or being opened anew, no thread is inside `use`. `_failed` counts for each GPU the
-    looks in a row that failed.
+    Invariant: while it is closed, or being opened anew, no thread is inside `use`.
     """
 
     def __init__(self, simulate: str) -> None:
@@ -64,11 +63,15 @@ class Session:
         self._simulate = simulate
         self._changed = threading.Condition()
         self._inside = 0
+        """How many threads are inside `use`."""
         self._barred = False
         """No thread may enter `use`: NVML is closed, or is being closed or opened anew."""
         self._generation = 0
+        """How often NVML has been opened anew."""
         self._failed: dict[DeviceUuid, int] = {}
+        """By GPU: how many looks in a row have failed."""
         self._patience = FAILED_LOOKS
+        """NVML is opened anew when so many looks in a row have failed on each GPU."""
         nvml.open_nvml(simulate)
 
     @contextlib.contextmanager
@@ -115,7 +118,7 @@ class Session:
         return cause
 
     def forget(self, device: DeviceUuid) -> None:
-        """Forget a device that is looked at by another name now: its count stands still, and `looked` waits for all."""
+        """Forget a device that is looked at by another name now: `looked` would wait for a count that stands still."""
         with self._changed:
             self._failed.pop(device, None)
 

@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import Final
 
 _SOCK_DIAG: Final = 4
+"""NETLINK_SOCK_DIAG."""
 _BY_FAMILY: Final = 20
+"""SOCK_DIAG_BY_FAMILY."""
 _REQUEST_DUMP: Final = 0x301
-_DONE, _ERROR = 3, 2
+"""NLM_F_REQUEST | NLM_F_DUMP."""
+_DONE, _ERROR = 3, 2  # NLMSG_DONE, NLMSG_ERROR
 _SHOW: Final = 0x01 | 0x40
 """UDIAG_SHOW_NAME, UDIAG_SHOW_UID of linux/unix_diag.h; the second since Linux 5.3."""
-_NAME, _UID = 0, 7
+_NAME, _UID = 0, 7  # UNIX_DIAG_NAME, UNIX_DIAG_UID
 _INODE_AT: Final = 20
 """Where udiag_ino is: nlmsghdr, and four bytes of unix_diag_msg, come before it."""
 _HEADER: Final = struct.Struct("=IHHII")
+"""nlmsghdr: length, type, flags, sequence, port."""
 _ASK: Final = struct.Struct("=BBHIIIII")
+"""unix_diag_req: family, protocol, padding, states, inode, what to show, two words of a cookie."""
 _ATTRIBUTES_AT: Final = 32
 """The attributes follow nlmsghdr and unix_diag_msg."""
 _WAIT_S: Final = 2.0
@@ -62,7 +67,7 @@ def holders(name: bytes) -> dict[bytes, Holder]:
                 if (held == name or held.startswith(name + b"/")) and _UID in attributes:
                     (inode,) = struct.unpack_from("=I", data, at + _INODE_AT)
                     found[held] = Holder(int.from_bytes(attributes[_UID], "little"), inode)
-                at += length + -length % 4
+                at += length + -length % 4  # messages and attributes are padded to four bytes
 
 
 def _attributes(data: bytes) -> dict[int, bytes]:

@@ -83,10 +83,13 @@ class UnmanagedProcesses:
         self._allowed = tuple(allowed)
         self._grace_ns = grace_ns
         self._since: dict[DeviceUuid, dict[int, int]] = {}
+        """By device and pid."""
         self._reported: dict[DeviceUuid, set[int]] = {}
         self._current: dict[DeviceUuid, tuple[DeviceProcess, ...]] = {}
         self._seen: dict[DeviceUuid, int] = {}
+        """By device: how many have been found so far."""
         self._unmetered: dict[DeviceUuid, int] = {}
+        """The number of those that were started in a share of this node."""
 
     def step(
         self,
@@ -96,7 +99,7 @@ class UnmanagedProcesses:
         now_ns: int,
         causes: Mapping[int, str] | None = None,
     ) -> list[Finding]:
-        """Take one look at a device into account. Returns the new findings, each of which was seen for the grace time.
+        """Take a look at a device. Returns the new findings: processes that have now been seen for the grace time.
 
         `owned`: the pids of the shares that hold the device. `causes`: by pid, why a process that was started in a
         share runs unmetered.
@@ -104,15 +107,15 @@ class UnmanagedProcesses:
         before = self._since.get(device, {})
         suspects = [p for p in processes if p.pid not in owned and not self._is_allowed(p.name)]
         since = {p.pid: before.get(p.pid, now_ns) for p in suspects}
-        known = self._reported.get(device, set()) & since.keys()
+        reported = self._reported.get(device, set()) & since.keys()
         confirmed = tuple(
             replace(p, unmetered_cause=(causes or {}).get(p.pid, ""))
             for p in suspects
             if now_ns - since[p.pid] >= self._grace_ns
         )
-        fresh = [Finding(device, p) for p in confirmed if p.pid not in known]
+        fresh = [Finding(device, p) for p in confirmed if p.pid not in reported]
         self._since[device] = since
-        self._reported[device] = known | {finding.process.pid for finding in fresh}
+        self._reported[device] = reported | {finding.process.pid for finding in fresh}
         self._current[device] = confirmed
         self._seen[device] = self.seen(device) + len(fresh)
         self._unmetered[device] = self.unmetered_seen(device) + sum(bool(f.process.unmetered_cause) for f in fresh)

@@ -18,7 +18,7 @@ class Counters:
     schedulers: int = 0
     """How many addresses of schedulers the feed sends to."""
     answered_ns: dict[str, int] = field(default_factory=dict)
-    """When each connected scheduler has last answered (CLOCK_MONOTONIC). Replaced whole, for other threads read it."""
+    """When each connected scheduler last answered (CLOCK_MONOTONIC). Replaced whole, because other threads read it."""
     messages: int = 0
     failures: int = 0
 

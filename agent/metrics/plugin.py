@@ -75,7 +75,7 @@ def _of_report(told: Told) -> list[tuple[tuple[str], Report]]:
 def _counts(
     of: Callable[[Report], Mapping[str, int]],
 ) -> Callable[[Told], list[tuple[tuple[str, str], int]]]:
-    """Return a table's function for metrics with a count for each key; `of` takes these counts from a report."""
+    """Return the source of a table with a count for each key; `of` takes the counts from a report."""
     return lambda told: [
         ((node, key), count) for (node,), report in _of_report(told) for key, count in of(report).items()
     ]

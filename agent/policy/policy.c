@@ -1,10 +1,10 @@
 /*
  * The policy of one device. docs/policy.md states the account in one page; the invariants stand beside the code.
  *
- * Per share two accounts run on the same charges: `credit` earns the request and answers "is it below its request?",
- * `lag` earns the target (request + part of the surplus) and answers "how far behind is it?". A lag common to all
- * active shares is time that the device did not give anyone; it is cancelled (sp_accounts_cancel_common_lag), so only
- * differences between shares remain, and hand-off costs, overcommit and rounding never pile up.
+ * A share has two accounts that the same charges lower. `credit` earns the request and answers "is it below its
+ * request?". `lag` earns the target (request + part of the surplus) and answers "how far behind is it?". Lag that all
+ * active shares have in common is time that the device gave to none. It is cancelled (sp_accounts_cancel_common_lag):
+ * so only differences between shares remain, and hand-off costs, overcommit and rounding never pile up.
  *
  * A share is *active* while it waits or holds a turn. `share` is an index into policy->shares. A call that changes
  * something at `now_ns` (monotonic) first brings the accounts to that time. The caller, the arbiter, makes one call at
@@ -22,7 +22,8 @@ static bool is_known(const struct sp_policy *policy, int share) {
   return share >= 0 && share < policy->top && policy->shares[share].present;
 }
 
-/* `credit`: the share's credit at the time that is asked about. A share with request 0 is never below it. */
+/* Is the share below its request? `credit`: its credit at the time that is asked about. A share with request 0 never
+ * is. */
 static bool is_below_request(const struct sp_policy_share *s, int64_t credit) {
   return s->request_mp > 0 && credit >= 0;
 }
@@ -48,29 +49,29 @@ static uint32_t rule_of(const struct sp_policy_share *s) {
   return takes_surplus(s) ? SP_RULE_SURPLUS : SP_RULE_LEFTOVER;
 }
 
-/* Is `a` chosen before `b`? By the order of the rules; then the share with the turn that is due first; then the one
- * that has waited longest. */
+/* Is `a` chosen before `b`? The order is that of the rules; within a rule the turn that is due first; then the longest
+ * wait. */
 static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_share *b) {
   uint32_t rule_a = rule_of(a);
   uint32_t rule_b = rule_of(b);
   if (rule_a != rule_b)
     return rule_a < rule_b;
-  int behind = sp_accounts_urgency(a, b);
-  return behind != 0 ? behind > 0 : a->waiting_since_ns < b->waiting_since_ns;
+  int sooner = sp_accounts_urgency(a, b);
+  return sooner != 0 ? sooner > 0 : a->waiting_since_ns < b->waiting_since_ns;
 }
 
-/* Begin the share's turn: it holds, and waits no longer. Returns the choice, with the rule and the quantum. The
- * accounts are at now and capped. */
-static struct sp_choice give(struct sp_policy *policy, int share) {
+/* Begin the share's turn: it holds, and waits no longer. Returns the choice, with the rule and the quantum. The caller
+ * has brought the accounts to now and capped them. */
+static struct sp_choice begin_turn(struct sp_policy *policy, int share) {
   struct sp_policy_share *s = &policy->shares[share];
   struct sp_choice choice = {.share = share, .retry_ns = UINT64_MAX};
   choice.quantum_ns = sp_account_quantum(policy, s);
-  if (is_limited(s)) { /* the bucket goes on filling during the turn, so it lasts bucket / (100 % - limit) */
+  if (is_limited(s)) { /* a turn empties the bucket at WHOLE and fills it at the limit, both at once */
     uint64_t bucket = s->bucket > 0 ? (uint64_t)s->bucket : 0;
     choice.quantum_ns = min_u64(choice.quantum_ns, bucket / (WHOLE - s->limit_mp));
   }
   choice.rule = s->rule = rule_of(s);
-  s->holding = true; /* waiting -> holding: the active set, and with it the rates, stay */
+  s->holding = true; /* from waiting to holding: it stays active, so the rates stay */
   s->waiting = false;
   return choice;
 }
@@ -99,13 +100,13 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   }
   if (best == NULL)
     return choice;
-  return give(policy, choice.share);
+  return begin_turn(policy, choice.share);
 }
 
-/* Begin a turn of this share, which belongs to a gang, without comparing it with others. Either the policy chose it
- * before, and it waited for the gang's other devices; or it follows (runs out of turn, because work on another device
- * may spin for its launch). The quantum is at least QUANTUM_MIN_NS, whatever its limit allows. share == -1: it is not
- * known, holds already or is paused, and nothing has changed. */
+/* Begin a turn of this share, which belongs to a gang, without comparing it with others. Either the policy has chosen
+ * it before, and it waited for the gang's other devices; or it follows: it runs out of turn, because work on another
+ * device may spin for its launch. The quantum is at least QUANTUM_MIN_NS, whatever its limit allows. Returns share -1,
+ * and changes nothing, if the share is not known, holds already or is paused. */
 struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].holding || policy->shares[share].paused)
     return (struct sp_choice){.share = -1, .retry_ns = UINT64_MAX};
@@ -114,13 +115,13 @@ struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t no
   sp_accounts_cancel_common_lag(policy);
   policy->decisions++;
   sp_accounts_cap(policy, &policy->shares[share]);
-  struct sp_choice choice = give(policy, share);
+  struct sp_choice choice = begin_turn(policy, share);
   choice.quantum_ns = max_u64(choice.quantum_ns, QUANTUM_MIN_NS);
   return choice;
 }
 
 /* End the share's turn and let it wait for the next one. Called when a holder wants more at the end of its quantum, and
- * to take back a choice that is not to be granted. */
+ * to undo a choice that the caller does not grant. */
 void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns) {
   sp_policy_wait(policy, share, true, now_ns); /* before the end: else it would count as idle in between */
   sp_policy_end(policy, share, now_ns);
@@ -134,11 +135,11 @@ bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns) {
   struct sp_policy_share *s = &policy->shares[share];
   refresh(policy, now_ns);
   sp_accounts_bring(policy, s, now_ns);
-  /* An ordinary turn takes twice the due lag. */
+  /* An ordinary turn lowers the lag by twice the due lag. */
   return !s->paused && s->debt == 0 && s->lag >= -2 * s->due_lag && limit_allows(s, s->bucket);
 }
 
-/* Does a share wait that is below its request and that its limit lets run? */
+/* Does any share wait that is below its request and may run under its limit? */
 static bool request_waits(const struct sp_policy *policy) {
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
     const struct sp_policy_share *s = &policy->shares[i];
@@ -148,8 +149,9 @@ static bool request_waits(const struct sp_policy *policy) {
   return false;
 }
 
-/* The share's ordinary quantum in ns, before its limit cuts it; the shortest one, if the share is not below its request
- * and a waiting share is. Asked about the holder when the first other share begins to wait: a longer turn is cut. */
+/* The share's ordinary quantum (ns), before its limit cuts it. It is the shortest one if the share is not below its
+ * request and a waiting share is. Asked about the holder when the first other share begins to wait: a longer turn is
+ * then cut to this. */
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
@@ -169,9 +171,9 @@ uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns)
   return sp_account_longest(policy, &policy->shares[share]);
 }
 
-/* Should `waiter`, a latency share that its limit lets run, end the turn of `holder` now? Yes if the holder uses
- * leftovers and the waiter has a request; or if the waiter is below its request and the holder was not chosen as a
- * latency share below its own. Nothing changes. */
+/* Should `waiter`, a latency share that may run under its limit, end the turn of `holder` now? Yes, if the holder uses
+ * leftovers and the waiter has a request. Yes, too, if the waiter is below its request, unless the holder was chosen as
+ * a latency share below its own. Nothing changes. */
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns) {
   if (!is_known(policy, waiter) || !is_known(policy, holder) || waiter == holder)
     return false;
@@ -179,11 +181,11 @@ bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, 
   const struct sp_policy_share *h = &policy->shares[holder];
   if (!s->waiting || s->holding || s->paused || s->share_class != SP_CLASS_LATENCY)
     return false;
-  /* The policy is const here: what the waiter has earned since the last call is added below, and not stored. */
+  /* The policy is const here: what the waiter has earned since the last call is added below, but not stored. */
   uint64_t elapsed_ns = now_ns > policy->updated_ns ? min_u64(now_ns - policy->updated_ns, STEP_MAX_NS) : 0;
   if (!h->holding || !limit_allows(s, s->bucket + earned(elapsed_ns, s->limit_mp)))
     return false;
-  /* Leftovers are for times when no other share waits: a latency share need not wait for them even for its surplus. */
+  /* Leftovers are for times when no other share waits: so a latency share ends them even to use surplus. */
   if (h->rule == SP_RULE_LEFTOVER)
     return takes_surplus(s);
   return h->rule != SP_RULE_LATENCY && is_below_request(s, s->credit + earned(elapsed_ns, s->request_mp));
@@ -197,9 +199,9 @@ void sp_policy_init(struct sp_policy *policy) {
   policy->stale = true;
 }
 
-/* Note whether a latency share is present that is not paused (then rounds are shorter), and have all rates computed
- * anew. Called after any change of terms, presence or pause. */
-static void look_for_latency(struct sp_policy *policy) {
+/* Note whether a latency share is present that is not paused (then rounds are shorter), and that all rates must be
+ * computed anew. Called after any change of terms, presence or pause. */
+static void note_latency_and_stale(struct sp_policy *policy) {
   policy->latency_present = false;
   for (int i = 0; i < policy->top; i++) {
     const struct sp_policy_share *s = &policy->shares[i];
@@ -231,7 +233,7 @@ int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_
     s->bucket = sp_account_threshold(s); /* enough for a turn at once */
     if (policy->top <= i)
       policy->top = i + 1;
-    look_for_latency(policy);
+    note_latency_and_stale(policy);
     return i;
   }
   return -1;
@@ -251,7 +253,7 @@ void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, 
   if (s->request_mp == 0)
     s->debt = 0;
   sp_accounts_cap(policy, s);
-  look_for_latency(policy);
+  note_latency_and_stale(policy);
 }
 
 /* Forget the share, its accounts, and a turn that it holds. A later share may get its index. */
@@ -260,34 +262,34 @@ void sp_policy_remove(struct sp_policy *policy, int share, uint64_t now_ns) {
     return;
   sp_accounts_advance(policy, now_ns);
   memset(&policy->shares[share], 0, sizeof policy->shares[share]);
-  sp_accounts_sort(policy, share);
+  sp_accounts_note_active(policy, share);
   while (policy->top > 0 && !policy->shares[policy->top - 1].present)
     policy->top--;
-  look_for_latency(policy);
+  note_latency_and_stale(policy);
 }
 
-/* Pause the share, or resume it. While paused it is never chosen and earns nothing; a turn that it holds goes on until
- * sp_policy_end. */
+/* Pause the share, or resume it. A paused share is never chosen, and earns neither credit nor lag. A turn that it holds
+ * goes on until sp_policy_end. */
 void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].paused == paused)
     return;
   struct sp_policy_share *s = &policy->shares[share];
   sp_accounts_bring(policy, s, now_ns);
   s->paused = paused;
-  sp_accounts_sort(policy, share);
-  if (paused)
+  sp_accounts_note_active(policy, share); /* unless it holds, a pause makes it idle */
+  if (paused)                             /* a correction at this very time may have overfilled its bucket */
     sp_accounts_cap(policy, s);
-  look_for_latency(policy);
+  note_latency_and_stale(policy); /* a paused latency share makes no rounds shorter */
 }
 
-/* Note that the share begins or stops to want a turn. Without an effect if that is known already. */
+/* Note that the share begins or stops to want a turn. Does nothing if that is known already. */
 void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].waiting == waiting)
     return;
   struct sp_policy_share *s = &policy->shares[share];
   sp_accounts_bring(policy, s, now_ns);
   s->waiting = waiting;
-  sp_accounts_sort(policy, share);
+  sp_accounts_note_active(policy, share);
   if (waiting)
     s->waiting_since_ns = policy->updated_ns;
 }
@@ -307,7 +309,7 @@ void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
     return;
   sp_accounts_advance(policy, now_ns);
   policy->shares[share].holding = false;
-  sp_accounts_sort(policy, share);
+  sp_accounts_note_active(policy, share);
   sp_accounts_cap(policy, &policy->shares[share]); /* while it held, its accounts were not capped */
 }
 

@@ -43,7 +43,7 @@ struct sp_policy_share {
   bool present;
   bool waiting; /* wants a turn */
   bool holding; /* from sp_policy_next to sp_policy_end */
-  bool paused;  /* never chosen, earns nothing */
+  bool paused;  /* never chosen; earns neither credit nor lag */
 
   /* Terms. request <= limit; both in millipercent. */
   uint32_t request_mp;
@@ -54,15 +54,15 @@ struct sp_policy_share {
   uint32_t guarantee_mp; /* request, scaled when the active requests exceed 100 %, halved while in debt */
   uint32_t target_mp;    /* guarantee + its part of the surplus, never above the limit */
 
-  /* Accounts, ns x millipercent. Those of a share that is not active are valid at updated_ns. */
+  /* Accounts, ns x millipercent. */
   int64_t credit;  /* guaranteed minus used: >= 0 means "below its request" */
-  int64_t lag;     /* target minus used: within a rule, the share that reaches its due lag first is next */
+  int64_t lag;     /* target minus used; > 0: behind. Within a rule, the share that reaches its due lag first is next */
   int64_t due_lag; /* lag at which its turn is due: half of what an ordinary turn takes away */
   int64_t bucket;  /* what the limit lets it use now; refilled at limit_mp; not kept if the limit is 100 % */
   int64_t debt;    /* overrun past the bound of the lag, >= 0; repaid out of half the request */
 
   uint64_t waiting_since_ns; /* valid while waiting; the tie-break */
-  uint64_t updated_ns;       /* while it is not active: its accounts stand at this time */
+  uint64_t updated_ns;       /* while it is idle, its accounts stand at this time */
   uint64_t longest_unit_ns;  /* as told by sp_policy_unit */
   uint64_t used_ns;          /* everything charged to it, for validation and reports */
   uint32_t rule;             /* the rule that chose the present or last turn */
@@ -75,11 +75,11 @@ struct sp_policy {
   uint64_t active_set[SP_POLICY_SHARES_WORDS]; /* bit i: shares[i] is active; an event costs nothing for the others */
   bool latency_present;                        /* a latency share that is not paused, active or not */
   uint64_t updated_ns;                         /* the accounts of the active shares stand at this time */
-  uint64_t round_ns;                           /* every active share gets a turn within about this: docs/policy.md */
+  uint64_t round_ns;                           /* each active share gets a turn within about this: docs/policy.md */
   uint64_t longest_ns;                         /* the longest ordinary quantum */
   uint32_t active;                             /* shares waiting or holding */
   uint32_t targets_mp;                         /* sum of target_mp over them, <= 100000 */
-  int64_t entitled; /* sum of targets accrued since the last charge: what is not charged of it was lost in hand-offs */
+  int64_t entitled; /* what the targets have earned since the last charge; the part not charged was lost in hand-offs */
   bool stale;       /* the active set or the terms have changed: the rates must be computed again */
   uint64_t used_ns; /* everything charged to anyone */
   uint64_t decisions;

@@ -1,4 +1,5 @@
-/* Which shares are active, their rates, and the length of turns. Only the files of this folder include it. */
+/* The policy's clockwork: which shares are active, their rates, and the length of turns. Only the files of this folder
+ * include it. `_mp` is millipercent: WHOLE is 100 %. */
 #ifndef SHAREPOD_POLICY_RATES_H
 #define SHAREPOD_POLICY_RATES_H
 
@@ -9,14 +10,16 @@
 
 #define QUANTUM_MIN_NS (2 * MS)
 #define QUANTUM_MAX_NS (50 * MS)
-/* A turn costs a hand-off (about 50 us), so turns are long unless a latency share might be kept waiting. */
+/* The longest ordinary quantum beside other active shares, if no unit is long. Each turn costs a hand-off (about 50
+ * us), so it is not much shorter. */
 #define QUANTUM_NS (10 * MS)
-/* A round is this long for each active share: with their longest quanta cut, about the median quantum is left of it. */
+/* How long a round of turns is for each active share: with quanta up to QUANTUM_NS the median one is then about 9 ms
+ * (docs/adr/0012). Where a latency share is present, rounds are shorter, because it might be kept waiting. */
 #define BASE_NS         (12 * MS)
 #define BASE_LATENCY_NS (5 * MS)
-/* What was launched in a turn and ends after it, of small units: measured, docs/adr/0011. */
+/* How long work of small units runs on after the end of its turn: measured, docs/adr/0011. */
 #define RESIDUE_NS (600000ull)
-/* While many shares are active a round of turns aims at this, so that nobody's wait grows with their number. */
+/* The longest that a round should become with many active shares, so that no share's wait grows with their number. */
 #define ROUND_NS (100 * MS)
 
 static inline uint64_t min_u64(uint64_t a, uint64_t b) {
@@ -44,11 +47,11 @@ static inline bool is_active(const struct sp_policy_share *s) {
  * for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) */
 static inline int next_active(const struct sp_policy *policy, int from) {
   for (int word = from / 64; word < SP_POLICY_SHARES / 64; word++) {
-    uint64_t rest = policy->active_set[word];
+    uint64_t candidates = policy->active_set[word];
     if (word == from / 64)
-      rest &= ~(uint64_t)0 << (from % 64);
-    if (rest)
-      return word * 64 + __builtin_ctzll(rest);
+      candidates &= ~(uint64_t)0 << (from % 64);
+    if (candidates)
+      return word * 64 + __builtin_ctzll(candidates);
   }
   return -1;
 }
@@ -64,7 +67,7 @@ void sp_policy_rates(struct sp_policy *policy);
 void sp_policy_round(struct sp_policy *policy);
 /* How long a turn of the share ordinarily lasts (ns), before its limit cuts it. */
 uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_policy_share *s);
-/* How long work ordinarily runs after the end of such a turn: half a unit, for kernels are not cut. */
+/* How long work ordinarily runs after the end of such a turn (ns): half a unit, because kernels are not cut. */
 uint64_t sp_policy_residue(const struct sp_policy_share *s);
 
 #endif

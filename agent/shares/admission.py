@@ -54,7 +54,7 @@ def rooms(
     health: dict[DeviceUuid, str],
     without: ShareId | None = None,
 ) -> dict[DeviceUuid, Room]:
-    """Return the room on every device beside `shares`. The share `without`, which is being changed, is left out.
+    """Return the room that `shares` leave on every device. The share `without`, which is being changed, is left out.
 
     `health`: by device, why it is unhealthy; empty or missing if it is well.
     """
@@ -122,11 +122,11 @@ def _check_health(room: Room) -> None:
 
 
 def _best_fit(candidates: Sequence[Room], ask: DeviceAsk, *, overcommit: bool) -> Room:
-    """Return the fitting device that would have the least time left afterwards, so that large gaps stay whole.
+    """Return the device that the share fits on and that has the least time left, so that large gaps stay whole.
 
-    Ties go to the device with the least memory left, then to the lowest index. A best-effort share gets the device with
-    the least time requested, and so does any share under `overcommit`. Raises DoesNotFit, InvalidInput or WrongState if
-    the share fits on none.
+    Ties go to the device with the least memory left, then to the lowest index. A best-effort share (request 0) gets the
+    device with the least time requested, and so does any share under `overcommit`. Raises DoesNotFit, InvalidInput or
+    WrongState if the share fits on none.
     """
     fitting: list[Room] = []
     refusals: list[DoesNotFit | InvalidInput | WrongState] = []
@@ -148,9 +148,9 @@ def _best_fit(candidates: Sequence[Room], ask: DeviceAsk, *, overcommit: bool) -
 def _summary(
     candidates: Sequence[Room], ask: DeviceAsk, refusals: Sequence[DoesNotFit | InvalidInput | WrongState]
 ) -> DoesNotFit | InvalidInput | WrongState:
-    """Return one error for the candidates, of which none fits: one's own, or one that names the most room there is.
+    """Return the error for a share that fits on none of the candidates.
 
-    `refusals`: the error of each candidate.
+    It is that of the only candidate, or one that tells the most room there is. `refusals`: each candidate's error.
     """
     terms = ask.terms
     if not candidates:
@@ -205,8 +205,8 @@ def check_change(
 ) -> None:
     """Raise DoesNotFit or InvalidInput unless the new terms of `share` fit into `free`, the room without the share.
 
-    Terms that shrink always fit, so an overcommitted node can be corrected step by step. Time that a share yields must
-    fit again when the share wants it back.
+    Only what grows has to fit: so an overcommitted node can be corrected step by step. The time of a share that yields
+    is not checked here, but when the share wants it back (`check_return`).
     """
     before = {held.device: held.terms for held in share.devices}
     for new in changed:
@@ -214,12 +214,12 @@ def check_change(
         grows_time = not share.yielding and new.terms.request_millipercent > old.request_millipercent
         grows_memory = new.terms.memory_limit_bytes > old.memory_limit_bytes
         if grows_time or grows_memory:
-            weighed = Terms(
+            grown = Terms(
                 new.terms.request_millipercent if grows_time else 0,
                 WHOLE_MILLIPERCENT,
                 new.terms.memory_limit_bytes if grows_memory else 0,
             )
-            check_fit(free[new.device], weighed, overcommit=overcommit)
+            check_fit(free[new.device], grown, overcommit=overcommit)
 
 
 def check_return(share: Share, free: dict[DeviceUuid, Room], *, overcommit: bool) -> None:

@@ -40,7 +40,9 @@ NAME: Final = "checkpoint.json"
 UNREADABLE: Final = f"{NAME}.unreadable"
 """The name that an unreadable checkpoint gets. Either a newer agent wrote it, or an operator should look at it."""
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ShareError)
+"""What reading a part of a checkpoint raises if that is not as this agent writes it."""
 _COUNTER_MAX: Final = 2**63
+# The names of the fields that are written.
 _COPIES: Final = tuple(field.name for field in fields(Copies))
 _SHARE: Final = tuple(field.name for field in fields(Share))
 _DEVICE: Final = tuple(field.name for field in fields(DeviceInfo))
@@ -57,7 +59,7 @@ class Record:
     live_launches: int
     """Launches of the live processes, on all devices: the next arbiter reads these from the slots again."""
     text: str = ""
-    """The record as it stood in the checkpoint."""
+    """The record as it stood in the checkpoint: if the share cannot be adopted, it is written back unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Dumper:
         """Take the id of this boot, and the version of the driver; empty: not known."""
         self._head = f'"format": {FORMAT}, "boot_id": {json.dumps(boot)}, "driver": {json.dumps(driver_version)}'
         self._texts: dict[ShareId, tuple[ShareStatus, str]] = {}
-        """Of the last checkpoint: each share's status, and its record."""
+        """By share, as of the last checkpoint: its status, and the text of its record."""
 
     def dump(
         self,
@@ -123,7 +125,7 @@ class Dumper:
         return f'{{{self._head}, "devices": {known}, "critical": {faults}, "spent": {sums}, "shares": [{shares}]}}'
 
     def _text_of(self, status: ShareStatus) -> str:
-        """Return the record of a share: the last one again, if nothing of its status has changed since."""
+        """Return the text of a share's record: the last one again, if its status has not changed since."""
         known = self._texts.get(status.share.id)
         if known is not None and known[0] == status:
             return known[1]
@@ -147,7 +149,7 @@ def _fields(share: Share) -> dict[str, Any]:
         {"device": held.device, "terms": {name: getattr(held.terms, name) for name in _TERMS}} for held in share.devices
     ]
     found = {**{name: getattr(share, name) for name in _SHARE}, "devices": devices}
-    for name in ("yielding", "owner", "gang", "ownerless"):  # an earlier agent does not know these fields
+    for name in ("yielding", "owner", "gang", "ownerless"):  # an earlier agent does not know these: absent if not set
         if not found[name]:
             del found[name]
     return found
@@ -163,7 +165,7 @@ def parse(text: str, boot: str) -> Checkpoint:
         cause = "" if loaded["format"] == FORMAT else f"format {loaded['format']} is not {FORMAT}"
         if not cause:
             is_ours = loaded["boot_id"] == boot
-            records, unread = _read(loaded["shares"] if is_ours else [])
+            records, unread = _read_shares(loaded["shares"] if is_ours else [])
             devices = _devices(loaded.get("devices", ()) if is_ours else ())
             spent = _spent(loaded.get("spent", ()) if is_ours else ())
             critical = _critical(loaded.get("critical", ()) if is_ours else ())
@@ -181,7 +183,7 @@ def _unreadable(cause: str) -> WrongState:
     )
 
 
-def _read(items: Iterable[Mapping[str, Any]]) -> tuple[tuple[Record, ...], tuple[Unread, ...]]:
+def _read_shares(items: Iterable[Mapping[str, Any]]) -> tuple[tuple[Record, ...], tuple[Unread, ...]]:
     """Read each share by itself: return those that can be read, and the others as they stand, with the cause."""
     records: dict[ShareId, Record] = {}
     unread: list[Unread] = []
@@ -206,32 +208,33 @@ def _name(item: Mapping[str, Any]) -> str:
 
 
 def _record(item: Mapping[str, Any]) -> Record:
-    """Read a share. Fields of a newer agent are left out. Raises one of _MALFORMED."""
+    """Read a share. Fields that only a newer agent knows are left out. Raises one of _MALFORMED."""
     share = {name: item["share"][name] for name in _SHARE if name in item["share"]}
     devices = tuple(
-        DeviceTerms(DeviceUuid(held["device"]), Terms(**{n: held["terms"][n] for n in _TERMS if n in held["terms"]}))
-        for held in share.pop("devices")
+        DeviceTerms(DeviceUuid(on["device"]), Terms(**{key: on["terms"][key] for key in _TERMS if key in on["terms"]}))
+        for on in share.pop("devices")
     )
     share["id"] = ShareId(share["id"])
     share["share_class"] = ShareClass(share["share_class"])
     usages = tuple(_usage(usage) for usage in item["usages"])
     if len(usages) != len(devices):
         raise ValueError("accounts and devices differ in number")
+    # Share does not check types. A wrong one of these two would fail later, where they are used.
     if not isinstance(share["directory"], str):
         raise TypeError("its directory is no path")
     if not isinstance(share.get("owner", ""), str):
         raise TypeError("its owner is no digest")
-    return Record(Share(devices=devices, **share), usages, int(item["live_launches"]), json.dumps(item))
+    return Record(Share(devices=devices, **share), usages, int(item["live_launches"]), text=json.dumps(item))
 
 
 def _spent(items: Sequence[Mapping[str, Any]]) -> tuple[Spent, ...]:
     """Read what parties had used; nothing if one is malformed."""
     try:
         parties = [Party(**{name: str(one[name]) for name in _PARTY}) for one in items]
-        numbers = [(int(one["used_ns"]), int(one["shares"])) for one in items]
+        sums = [(int(one["used_ns"]), int(one["shares"])) for one in items]
     except _MALFORMED:
         return ()
-    return tuple(Spent(party, *both) for party, both in zip(parties, numbers, strict=True))
+    return tuple(Spent(party, used_ns, shares) for party, (used_ns, shares) in zip(parties, sums, strict=True))
 
 
 def _critical(items: Iterable[Mapping[str, Any]]) -> dict[DeviceUuid, Health]:
@@ -256,7 +259,7 @@ def _devices(items: Iterable[Mapping[str, Any]]) -> tuple[DeviceInfo, ...]:
 
 def _usage(item: Mapping[str, Any]) -> Usage:
     """Read the account of a share on one device, which an older agent may have written. Raises one of _MALFORMED."""
-    known = {"charged_ns": item["used_ns"], **item}  # older agents had one account for both
+    known = {"charged_ns": item["used_ns"], **item}  # older agents did not tell charged from used time
     counters: dict[str, Any] = {name: int(known.get(name, 0)) for name in COUNTERS}
     if not all(0 <= value < _COUNTER_MAX for value in counters.values()):
         raise ValueError("a counter is out of range")

@@ -20,9 +20,9 @@ class Gangs:
         self._last = 0
 
     def key(self, owner: str, name: str, live: Container[tuple[str, str]]) -> int:
-        """Return the key of an owner's gang, 0 for no name. A gang without a key gets the next one.
+        """Return the key of an owner's gang; 0 for an empty name. A gang without a key gets the next one.
 
-        `live`: the gangs (owner, name) that live shares name. All others but this one are forgotten.
+        `live`: the gangs (owner, name) that live shares name. The keys of all others, but for this one, are forgotten.
         """
         if not name:
             return 0

@@ -47,7 +47,7 @@ def serve(
     try:
         directory.mkdir(mode=0o711, exist_ok=True)
         if not path.is_file() or path.read_bytes() != content:
-            # This can only replace the name of a damaged file, never a file that a program has mapped.
+            # This replaces the name of a damaged file at most: a program that has a file mapped keeps it.
             files.replace(path, content)
     except OSError as error:
         raise AgentUnavailable(

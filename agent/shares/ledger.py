@@ -23,21 +23,23 @@ SECOND_NS: Final = 1_000_000_000
 MINUTE_NS: Final = 60 * SECOND_NS
 QUARTER_NS: Final = 15 * MINUTE_NS
 FINE_NS: Final = SECOND_NS // 10
-"""Two samples closer than this count as one, so that many clients cannot grow an account."""
+"""A sample sooner than this after the last one is dropped, so that many clients cannot grow an account."""
+_FINE_SPAN_NS: Final = 2 * SECOND_NS
+"""Older samples are coarse."""
 COARSE_NS: Final = SECOND_NS
-"""Spacing of the samples older than two seconds."""
+"""Spacing of the coarse samples, which go back to one before the last minute."""
 OLD_NS: Final = 15 * SECOND_NS
-"""Spacing of the samples older than a minute."""
+"""Spacing of the old samples, which go back to one before the last quarter of an hour."""
 Sample = tuple[int, int, int]
 _NEVER: Final[Sample] = (2**63, 0, 0)
+"""So late that no time has passed since: rates from it are 0."""
 
 
 class Account:
     """The samples (now_ns, used_ns, waited_ns) of one share on one device.
 
     Invariants: times strictly increase; counters never fall (one that falls starts the account anew); at most about
-    20 + 60 + 60 samples: dense for the last two seconds, one a second back to one before the last minute, one every
-    15 s back to one before the last quarter of an hour.
+    20 fine, 60 coarse and 60 old samples.
     """
 
     __slots__ = ("_coarse", "_fine", "_old")
@@ -48,31 +50,36 @@ class Account:
         self._old: deque[Sample] = deque()
 
     def add(self, now_ns: int, used_ns: int, waited_ns: int = 0) -> None:
-        """Remember how the counters stood at `now_ns`; a sample too close to the last one is dropped."""
+        """Remember how the counters stood at `now_ns`, unless the last sample is less than FINE_NS old.
+
+        Samples that grow old pass from fine to coarse to old. Coarse and old keep only one in COARSE_NS or OLD_NS, and
+        one from before their window: a rate over the whole window begins there.
+        """
         if self._fine:
             last_ns, last_used_ns, last_waited_ns = self._fine[-1]
-            if used_ns < last_used_ns or waited_ns < last_waited_ns:
+            if used_ns < last_used_ns or waited_ns < last_waited_ns:  # a counter fell: older samples mean nothing
                 self._fine.clear()
                 self._coarse.clear()
                 self._old.clear()
             elif now_ns < last_ns + FINE_NS:
                 return
         self._fine.append((now_ns, used_ns, waited_ns))
-        while len(self._fine) > 1 and self._fine[0][0] < now_ns - 2 * SECOND_NS:
-            old = self._fine.popleft()
-            if not self._coarse or old[0] >= self._coarse[-1][0] + COARSE_NS:
-                self._coarse.append(old)
+        while len(self._fine) > 1 and self._fine[0][0] < now_ns - _FINE_SPAN_NS:
+            sample = self._fine.popleft()
+            if not self._coarse or sample[0] >= self._coarse[-1][0] + COARSE_NS:
+                self._coarse.append(sample)
         while len(self._coarse) > 1 and self._coarse[1][0] <= now_ns - MINUTE_NS:
-            old = self._coarse.popleft()
-            if not self._old or old[0] >= self._old[-1][0] + OLD_NS:
-                self._old.append(old)
+            sample = self._coarse.popleft()
+            if not self._old or sample[0] >= self._old[-1][0] + OLD_NS:
+                self._old.append(sample)
         while len(self._old) > 1 and self._old[1][0] <= now_ns - QUARTER_NS:
             self._old.popleft()
 
     def rate_millipercent(self, now_ns: int, used_ns: int, window_ns: int) -> int:
-        """Return the rate from one window before `now_ns` (or from the first sample if that is later), 1/1000 %.
+        """Return the rate of the time used over the window that ends at `now_ns`, in 1/1000 %.
 
-        `used_ns` is the counter at `now_ns`. The window is extended back to the last sample before its start.
+        `used_ns` is the counter at `now_ns`. The window begins with the last sample before its start, or with the first
+        sample if there is none.
         """
         since_ns, before_ns, _ = self._since(now_ns - window_ns)
         return _rate(now_ns - since_ns, used_ns - before_ns)
@@ -83,14 +90,14 @@ class Account:
         return _rate(now_ns - since_ns, waited_ns - before_ns)
 
     def _since(self, start_ns: int) -> Sample:
-        """Return the last sample at or before `start_ns`, else the first; if there is none, one that makes rates 0."""
+        """Return the last sample at or before `start_ns`, else the first one; _NEVER if there is no sample."""
         if not self._fine:
             return _NEVER
         samples = self._fine
         if self._coarse and start_ns < self._fine[0][0]:
             samples = self._old if self._old and start_ns < self._coarse[0][0] else self._coarse
         found = samples[0]
-        for sample in samples:  # only a few: dense samples span two seconds, and the others begin one window ago
+        for sample in samples:  # there are only a few: see the invariants
             if sample[0] > start_ns:
                 break
             found = sample
@@ -114,10 +121,11 @@ class DeviceAccount:
     def __init__(self) -> None:
         self._account = Account()
         self._seen: dict[str, int] | None = None
+        """By share: its counter at the last `add`; None before the first."""
         self._used_ns = 0
 
     def add(self, now_ns: int, used_ns: Mapping[str, int]) -> None:
-        """Take the counter of each share. The first call only sets where counting begins."""
+        """Add what each share has used since the last call; `used_ns`: its counter. The first call adds nothing."""
         if self._seen is not None:
             seen = self._seen
             self._used_ns += sum(max(0, used - seen.get(share, 0)) for share, used in used_ns.items())
@@ -130,38 +138,38 @@ class DeviceAccount:
 
 
 def _rate(passed_ns: int, counted_ns: int) -> int:
-    """Return what was counted in the time passed as 1/1000 % of that time; 0 if no time has passed."""
+    """Return `counted_ns` as 1/1000 % of the time passed; 0 if no time has passed."""
     if passed_ns <= 0 or counted_ns <= 0:
         return 0
-    # A share is never charged more than passes. A higher rate comes from reading the counter after the clock.
+    # A share never uses more than the time that passes. A higher rate comes from reading the counter after the clock.
     return min(round(counted_ns * WHOLE_MILLIPERCENT / passed_ns), WHOLE_MILLIPERCENT)
 
 
 def carried(usages: Sequence[Usage], live_launches: int, now: Sequence[Usage]) -> tuple[Usage, ...]:
     """Return what earlier agents counted of a share on each device, less what this agent counts again.
 
-    `usages`: the account in the checkpoint; `now`: what the slots report, which is counted again. used_ns is 0, for the
-    arbiter continues it. A process that lived at the checkpoint but has no slot any more is missing in `now`: its
-    counts stay. `live_launches`, of all processes that lived then, are not known per device and are divided pro rata.
-    The launches that passed never become fewer, but some of those that passed since the checkpoint may be missing.
+    `usages`: the account in the checkpoint. `now`: what the slots report, which this agent counts again. used_ns is 0,
+    because the arbiter continues it. A process that has ended since the checkpoint is missing in `now`: so its counts
+    stay. `live_launches`: the launches of all processes that lived at the checkpoint. They are not known per device, so
+    they are divided in proportion. `passed` never falls, but launches that passed after the checkpoint may be missing.
     """
     launches = sum(usage.launches for usage in usages)
     gone = max(0, launches - min(live_launches, sum(usage.launches for usage in now)))
-    return tuple(_earlier(usage, told, gone, max(launches, 1)) for usage, told in zip(usages, now, strict=True))
+    return tuple(_earlier(usage, report, gone, max(launches, 1)) for usage, report in zip(usages, now, strict=True))
 
 
-def _earlier(usage: Usage, told: Usage, gone: int, launches: int) -> Usage:
+def _earlier(usage: Usage, report: Usage, gone: int, launches: int) -> Usage:
     """Return the earlier account of one device.
 
-    `told`: what the slots report of it now. `gone` of all `launches` were made by processes that have no slot any more.
+    `report`: what the slots report of it now. `gone` of the share's `launches` were made by processes that have ended.
     """
-    missing = map(sub, astuple(usage.copies), astuple(told.copies))
+    missing = map(sub, astuple(usage.copies), astuple(report.copies))
     copies = Copies(*map(max, astuple(usage.gone_copies), missing))
     return replace(
         usage,
         used_ns=0,
         launches=usage.launches * gone // launches,
-        passed=max(0, usage.passed - told.passed),
+        passed=max(0, usage.passed - report.passed),
         host_to_device_bytes=copies.to_device_bytes,
         device_to_host_bytes=copies.to_host_bytes,
         host_to_device_copies=copies.to_device_count,
@@ -171,7 +179,7 @@ def _earlier(usage: Usage, told: Usage, gone: int, launches: int) -> Usage:
 
 
 def total(earlier: Usage, usage: Usage) -> Usage:
-    """Return the account with the counters of earlier agents, from `carried`, added; gauges are the present ones."""
+    """Return the account with the counters of earlier agents (`carried`) added; all other numbers are as in `usage`."""
     if earlier is NOTHING:
         return usage
     counters = {name: getattr(earlier, name) + getattr(usage, name) for name in COUNTERS}

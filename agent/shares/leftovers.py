@@ -34,12 +34,12 @@ _OF_ONE_USER: Final = 0o600
 class Leftovers:
     """The directories and records of shares that this agent does not serve.
 
-    Invariant: a directory is removed only when no process has a slot in it. If a process may just have lost its lock,
-    the directory must be found without a process twice.
+    Invariant: a directory is removed only when no process has a slot in it. If a slot is claimed but its lock is gone,
+    a process may just have lost its descriptors: so this must be found twice.
     """
 
     def __init__(self, arbiter: NativeArbiter, shares_directory: Path, state_directory: Path, boot: str) -> None:
-        """Take the arbiter, which reads regions, the directories of shares and checkpoint, and the id of this boot."""
+        """Take the arbiter, which reads regions, the directories of shares and checkpoint, and the boot's id."""
         self._arbiter = arbiter
         self._shares = shares_directory
         self._state = state_directory
@@ -47,11 +47,11 @@ class Leftovers:
         self._unread: tuple[Unread, ...] = ()
         """Records that this agent cannot read: they stay in the checkpoint, and their directories stay."""
         self._left: dict[str, Unread] = {}
-        """Directories, by name, that are left alone while a process lives in them."""
+        """By name of the directory: shares that are not adopted. They are left alone while a process lives in them."""
         self._lost = ""
         """Why the checkpoint could not be read when the agent started; empty if it could."""
         self._doubtful: set[str] = set()
-        """Those of `_left` in which, at the last look, a slot was claimed but its lock was gone."""
+        """The names in `_left` for which, at the last look, a slot was claimed but its lock was gone."""
 
     def read(self) -> Checkpoint:
         """Return the checkpoint, with an added record for each region that is to be adopted but has none.
@@ -101,7 +101,7 @@ class Leftovers:
         return [one.text for one in (*self._unread, *self._left.values()) if one.text]
 
     def keep(self, record: Record, cause: str) -> None:
-        """Leave a share that cannot be adopted, for `cause`, alone while a process lives in it; its record stays."""
+        """Leave a share alone while a process lives in it: it cannot be adopted, for `cause`. Its record stays."""
         name = Path(record.share.directory).name
         self._left[name] = Unread(name, cause, record.text)
 
@@ -127,11 +127,11 @@ class Leftovers:
                 log.warning("directory without a share removed", extra={"share": name})
 
     def _unrecorded(self, known: Collection[str], *, is_whole: bool) -> list[Record]:
-        """Return a record for each region that has none and is to be adopted; the others are left alone.
+        """Return a record for each region that has none and is to be adopted; leave the other ones alone.
 
-        `known`: the names of directories that have a record. `is_whole`: the checkpoint has all records. Then only
-        regions in use count: a region without a process and without a record is what a crash between two steps left,
-        and `clear` removes it.
+        `known`: the names of directories that have a record. `is_whole`: no record of the checkpoint is lost. Then a
+        region without a record and without a process is what a crash between two steps left: it is not adopted, and
+        `clear` removes it.
         """
         found: list[Record] = []
         for directory in sorted(self._shares.iterdir()):

@@ -1,8 +1,8 @@
 """Computes the device memory that processes take beyond their charged allocations. Pure: figures in, figures out.
 
 Every allocation is charged when it is made. Contexts, modules and the driver's rounding show only in NVML's figure for
-the whole process. The two figures are read at different instants, so a difference counts only if two looks in a row
-find the same one: while a program allocates and frees, the last such difference stays.
+the whole process. The two figures are read at different instants. So a difference counts only if two looks in a row
+find the same one; while a program allocates and frees, the last difference that counted stays.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The overhead of a process as two looks have found it, bytes; negative when less was taken than reserved."""
+    """The overhead of a process as two looks have found it, bytes; negative: its contexts took less than reserved."""
 
     held: Held
     overhead_bytes: int
 
 
 class Overheads:
-    """What the last look found on each device.
-
-    Invariant: `_before` holds one difference for each process of a share that NVML listed at the last look.
-    """
+    """What the last look found on each device."""
 
     def __init__(self) -> None:
         self._before: dict[DeviceUuid, dict[Held, int]] = {}
+        """By device and process, as of the last look: the overhead (bytes), of each process that NVML listed."""
         self._context: dict[DeviceUuid, int] = {}
+        """By device: the least overhead of a process, which is about what a context takes (bytes)."""
 
     def step(self, device: DeviceUuid, held: Iterable[Held], nvml_bytes: Mapping[int, int]) -> list[Settled]:
-        """Take one look at a device into account, and return the overheads on which it and the last look agree.
+        """Take a look at a device, and return the overheads on which this look and the last one agree.
 
         `held`: the shares' processes on it; `nvml_bytes`: NVML's figure by pid, 0 where it does not tell.
         """
@@ -55,13 +54,13 @@ class Overheads:
             total = nvml_bytes.get(one.holding.pid, 0)
             if total <= 0 and one.holding.memory_used_bytes:
                 continue  # NVML does not tell, or the process has freed all its memory and is not listed any more
-            # Charged allocations are there: only what was reserved for contexts can be more than NVML shows.
-            beyond = max(total - one.holding.memory_used_bytes, -one.holding.context_bytes)
+            # Not below -context_bytes: the other charged allocations do exist.
+            overhead = max(total - one.holding.memory_used_bytes, -one.holding.context_bytes)
             key = Held(one.share, one.term, _process_key(one.holding))
-            now[key] = beyond
-            if before.get(key) == beyond:
-                settled.append(Settled(one, beyond))
-                self._learn(device, beyond + one.holding.context_bytes)
+            now[key] = overhead
+            if before.get(key) == overhead:
+                settled.append(Settled(one, overhead))
+                self._learn(device, overhead + one.holding.context_bytes)
         self._before[device] = now
         return settled
 
@@ -69,11 +68,11 @@ class Overheads:
         """Return the least that a process took beyond its allocations, which is its context. 0: none was seen."""
         return self._context.get(device, 0)
 
-    def _learn(self, device: DeviceUuid, overhead_bytes: int) -> None:
-        """Keep the least overhead of a process on the device: about what a context takes."""
+    def _learn(self, device: DeviceUuid, beyond_bytes: int) -> None:
+        """Keep the least that a process took beyond its allocations on the device, its contexts included."""
         known = self._context.get(device, 0)
-        if overhead_bytes > 0 and (not known or overhead_bytes < known):
-            self._context[device] = overhead_bytes
+        if beyond_bytes > 0 and (not known or beyond_bytes < known):
+            self._context[device] = beyond_bytes
 
 
 def _process_key(holding: Holding) -> Holding:

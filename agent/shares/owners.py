@@ -21,9 +21,9 @@ def start_ticks(pid: int) -> int:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0
-    # The name, field 2, may hold spaces and parentheses: fields count from the last one. A zombie is gone.
-    state, *rest = stat.rpartition(")")[2].split()
-    return 0 if state in ("Z", "X") else int(rest[18])
+    # Field 2, the name in parentheses, may itself hold spaces and parentheses: so begin after the last parenthesis.
+    state, *fields_from_4 = stat.rpartition(")")[2].split()
+    return 0 if state in ("Z", "X") else int(fields_from_4[18])  # a zombie counts as gone
 
 
 class Owners:

@@ -98,8 +98,8 @@ class Registry:
         self._overcommit = overcommit
         self._entries: dict[ShareId, _Entry] = {}
         self._gangs = Gangs()
-        self._titles: dict[Handle, list[tuple[int, Share]]] = {}
-        """By handle: the shares that have had it and since when, oldest first. The arbiter gives handles out again."""
+        self._shares_by_handle: dict[Handle, list[tuple[int, Share]]] = {}
+        """The shares that have had a handle, and since when (ns), oldest first: the arbiter gives handles out again."""
 
     @property
     def directory(self) -> Path:
@@ -118,9 +118,9 @@ class Registry:
         self._devices = tuple(sorted((*self._devices, info), key=lambda one: one.index))
 
     def replace_device(self, name: DeviceUuid, found: Sequence[DeviceInfo]) -> None:
-        """Replace a name that stood for a GPU by the devices that were found there: the GPU, or its MIG instances.
+        """Remove the device `name`, a placeholder for a GPU, and add the devices found there: it, or its MIG instances.
 
-        No share has the name. The first device gets its index, the others get indices above all others.
+        No share holds the placeholder. The first device gets its index, the others get indices above all others.
         """
         [index] = [one.index for one in self._devices if one.uuid == name]
         self._devices = tuple(one for one in self._devices if one.uuid != name)
@@ -172,9 +172,9 @@ class Registry:
         """Admit a share, create its directory and region. Nothing is left behind when this raises a ShareError.
 
         `unix_ns` is its time of registration, `now_ns` the monotonic time. If a share with the wanted id exists, it is
-        returned unchanged, whatever else is asked for. With `owner_uid` only that user's programs may write the share's
-        slots and ring its doorbell; without, all programs that can reach the directory may (the user of a container is
-        not known).
+        returned unchanged, whatever else is asked for. `owner_uid`: only this user's programs may write the share's
+        slots and ring its doorbell. None, as for a container, which has a user that is not known: all programs that can
+        reach the directory may.
         """
         if (there := self.known(ask)) is not None:
             return there
@@ -210,7 +210,7 @@ class Registry:
                 f"region of the share cannot be created: {os.strerror(error.errno or 0)}: "
                 f"check space and files in {self._directory}"
             ) from error
-        self._add(share, handle, (ledger.NOTHING,) * len(devices), now_ns)
+        self._add(share, handle, carried=(ledger.NOTHING,) * len(devices), now_ns=now_ns)
         self._join(handle, share)
         return share
 
@@ -239,7 +239,7 @@ class Registry:
             self._arbiter.pause_share(handle, True)
 
     def resume_adopted(self) -> None:
-        """Resume at the arbiter, after the last `adopt`, each share that is not paused itself.
+        """Resume each share at the arbiter that is not paused itself. Called after the last `adopt`.
 
         The pause of one share marks the gates of its whole gang, and the arbiter adopts every marked share as paused.
         """
@@ -251,7 +251,7 @@ class Registry:
         """Return why a process that was started in a share runs unmetered; empty if it belongs to no share of ours.
 
         `attached`: it has a slot, but its share does not hold the device. A tenant controls the environment that names
-        the region, so the name counts only if it is the directory of a share that exists or has ended.
+        the region, so the name counts only if it is one that a share's directory has or could have had.
         """
         if attached:
             return unmanaged.OUTSIDE_CAUSE
@@ -331,9 +331,9 @@ class Registry:
                 account.add(now_ns, usage.used_ns, usage.waited_ns)
 
     def statuses(self, references: Iterable[str], now_ns: int) -> tuple[ShareStatus, ...]:
-        """Return the named shares (all, when none is named), oldest first. Raises UnknownShare.
+        """Return the status of the named shares (of all, when none is named), oldest first. Raises UnknownShare.
 
-        What is read is also a sample for the rates: the more often a client reads, the finer they are.
+        Each read is also a sample for the rates: the more often a client reads, the finer they are.
         """
         wanted = {self.find(reference).id for reference in references}
         return tuple(
@@ -407,21 +407,21 @@ class Registry:
         """Add a share to the live ones, and begin its accounts with a sample. `carried`: as in `_Entry`."""
         accounts = tuple(Account() for _ in share.devices)
         self._entries[share.id] = _Entry(share, handle, accounts, carried)
-        titles = self._titles.setdefault(handle, [])
-        titles.append((now_ns, share))
-        del titles[:-_REMEMBERED_PER_HANDLE]
+        holders = self._shares_by_handle.setdefault(handle, [])
+        holders.append((now_ns, share))
+        del holders[:-_REMEMBERED_PER_HANDLE]
         for term, account in enumerate(accounts):
             usage = self._arbiter.read_usage(handle, term)
             account.add(now_ns, usage.used_ns, usage.waited_ns)
 
     def _join(self, handle: Handle, share: Share) -> None:
         """Join the share with the live shares of its owner that name the same gang; without a gang it is alone."""
-        live = {(held.owner, held.gang) for held in self.shares()}
+        live = {(one.owner, one.gang) for one in self.shares()}
         self._arbiter.join_gang(handle, self._gangs.key(share.owner, share.gang, live))
 
     def _holder(self, turn: Turn) -> Share | None:
         """Return the share that had the turn's handle when the turn ended; None if it has been forgotten."""
-        for since_ns, share in reversed(self._titles.get(turn.share, [])):
+        for since_ns, share in reversed(self._shares_by_handle.get(turn.share, [])):
             if since_ns <= turn.drained_ns:
                 return share
         return None
@@ -434,10 +434,10 @@ class Registry:
         """Return the arbiter's accounts of a share as of now, one per device."""
         return [self._arbiter.read_usage(entry.handle, term) for term in range(len(entry.accounts))]
 
-    def _status(self, entry: _Entry, read: Sequence[Usage], now_ns: int) -> ShareStatus:
-        """Return the share's status. `read`, its accounts as of now, is also a sample for the rates."""
+    def _status(self, entry: _Entry, present: Sequence[Usage], now_ns: int) -> ShareStatus:
+        """Return the share's status. `present`, its accounts as of now, is also a sample for the rates."""
         usages: list[DeviceUsage] = []
-        parts = zip(entry.share.devices, entry.accounts, entry.carried, read, strict=True)
+        parts = zip(entry.share.devices, entry.accounts, entry.carried, present, strict=True)
         for term, (held, account, carried, usage) in enumerate(parts):
             account.add(now_ns, usage.used_ns, usage.waited_ns)
             second = account.rate_millipercent(now_ns, usage.used_ns, SECOND_NS)
@@ -451,10 +451,8 @@ class Registry:
             total = ledger.total(carried, usage)
             rates = (second, minute, quarter, waited)
             usages.append(DeviceUsage(held.device, total, *rates, gang_device, waits, turns))
-        processes, diagnostics = (
-            self._arbiter.read_processes(entry.handle),
-            self._arbiter.read_diagnostics(entry.handle),
-        )
+        processes = self._arbiter.read_processes(entry.handle)
+        diagnostics = self._arbiter.read_diagnostics(entry.handle)
         return ShareStatus(entry.share, tuple(usages), processes, diagnostics, entry.region_fault)
 
     def _terms(self, devices: Sequence[DeviceTerms]) -> list[tuple[Handle, Terms]]:
@@ -494,7 +492,7 @@ def _give_to(uid: int, directory: Path) -> None:
 
 
 def _with_change(terms: Terms, change: TermsChange) -> Terms:
-    """Return the terms with the change; what it does not give stays."""
+    """Return the terms with the change applied; a value that the change does not give stays."""
 
     def pick(new: int | None, old: int) -> int:
         """Return the new value if one is given, else the old one."""

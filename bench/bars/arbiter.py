@@ -32,10 +32,11 @@ def _touch_ns() -> list[float]:
     for _ in range(5):
         time.sleep(0.5)
         began_ns = time.perf_counter_ns()
-        memory[:: mmap.PAGESIZE]
+        memory[:: mmap.PAGESIZE]  # reads one byte of each page
         again_ns = time.perf_counter_ns()
         memory[:: mmap.PAGESIZE]
-        found.append((2 * again_ns - began_ns - time.perf_counter_ns()) / pages)
+        first_ns, second_ns = again_ns - began_ns, time.perf_counter_ns() - again_ns
+        found.append((first_ns - second_ns) / pages)
     return found
 
 
@@ -89,7 +90,7 @@ def arbiter(scale: Scale) -> list[Line]:
         end_ns = start_ns + (scale.short_s + 2) * 1_000_000_000
         for place, program in enumerate(programs):
             program.go(start_ns + place * period_ms * 1_000_000 // SHARES, end_ns)
-        time.sleep(1.3)
+        time.sleep(1.3)  # the programs have then worked for a second
         # The processor time is read innermost: asking for the turns is not the arbiter's work.
         turns_before = len(node.turns())
         first = (cpu_s(node.agent_pid), turns_before, *_decisions(node.socket), time.monotonic())
@@ -97,10 +98,12 @@ def arbiter(scale: Scale) -> list[Line]:
         last = (cpu_s(node.agent_pid), len(node.turns()), *_decisions(node.socket), time.monotonic())
         for program in programs:
             program.result()
-    cpu, turns, decisions, decision_ns, seconds = (after - before for before, after in zip(first, last, strict=True))
+    worked_s, turns, decisions, decision_ns, seconds = (
+        after - before for before, after in zip(first, last, strict=True)
+    )
     rate = turns / seconds
-    percent = cpu / seconds * 100 * (TURNS_PER_S / rate if rate else float("inf"))
-    detail = {"turns_per_s": rate, "cpu_percent": cpu / seconds * 100, "decisions": decisions}
+    percent = worked_s / seconds * 100 * (TURNS_PER_S / rate if rate else float("inf"))
+    detail = {"turns_per_s": rate, "cpu_percent": worked_s / seconds * 100, "decisions": decisions}
     what = f"{SHARES} shares on a device"
     scaled = f"{what}, of a core, scaled to {TURNS_PER_S} turns/s ({rate:.0f} measured)"
     return [

@@ -41,7 +41,7 @@ class Bar:
     profiles: Mapping[str, float] = field(default_factory=dict)
 
     def under(self, profile: str) -> float:
-        """Return the bound under a profile of the simulated device; empty: on a real one."""
+        """Return the bound under a profile of the simulated device. An empty `profile`: the bound on a real one."""
         return self.profiles.get(profile, self.bound)
 
     def text(self, value: float) -> str:

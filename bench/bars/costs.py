@@ -93,21 +93,21 @@ def hand_off(rig: Rig) -> list[Line]:
     # Each program synchronises after every kernel and then stays away for longer than the keeper lingers. The
     # others always wait. So every hand-off follows a complete drain, and no lingering holder delays it.
     loads = dict.fromkeys("abcd", Load(Terms(25), "sync", {"unit": "1ms", "gap": "1ms"}))
-    passed = [h for h in figures.hand_offs(run(rig, loads, scale.short_steps, log=True).kernels) if h.bubble_ns > 0]
+    drained = [h for h in figures.hand_offs(run(rig, loads, scale.short_steps, log=True).kernels) if h.bubble_ns > 0]
     chain = figures.median([*before, *programs.chain_ns(scale.chain_rounds, 1000)])
-    deep = run(rig, {"a": saturating(50), "b": saturating(50)}, scale.short_steps, log=True)
-    bubbles = [h.bubble_ns for h in figures.hand_offs(deep.kernels)]
-    if not passed or not bubbles:
+    saturated = run(rig, {"a": saturating(50), "b": saturating(50)}, scale.short_steps, log=True)
+    bubbles = [h.bubble_ns for h in figures.hand_offs(saturated.kernels)]
+    if not drained or not bubbles:
         raise ValueError("no hand-off was seen: the shares never took turns")
     without = None
     if scale.baselines:
         bare = figures.hand_offs(run(rig, loads, scale.bare_steps, hook=False, log=True).kernels)
         bare_ns = [h.bubble_ns for h in bare if h.bubble_ns > 0]
         without = figures.median(bare_ns) if bare_ns else None  # the device's own slices may leave no gap
-    released = [h.released_ns for h in passed]
-    detail = {"hand_offs": len(passed), "p99": micro(figures.percentile(released, 99)), "chain_p50": micro(chain)}
+    released = [h.released_ns for h in drained]
+    detail = {"hand_offs": len(drained), "p99": micro(figures.percentile(released, 99)), "chain_p50": micro(chain)}
     overlapped = {"hand_offs": len(bubbles), "p99": micro(figures.percentile(bubbles, 99))}
-    idle = figures.median([h.bubble_ns for h in passed])
+    idle = figures.median([h.bubble_ns for h in drained])
     return [
         HAND_OFF.line(micro(chain), figures.median(released), bound=HAND_OFF.bound * chain, detail=detail),
         IDLE.line("such a hand-off, p50", idle, judged=False, no_hook=without),

@@ -69,6 +69,7 @@ class Gemini:
         return self
 
     def _next_event(self) -> int:
+        """Return when something changes next: a token times out, a program comes or goes, a burst arrives or ends."""
         running = sum(client.running for client in self.clients.values())
         times = [self._wake_ns, self._holder.expires_ns() if self._holder else NEVER_NS]
         for client in self.clients.values():
@@ -121,14 +122,18 @@ class Gemini:
         client.granted_ns = self._holder = None
 
     def _grant(self) -> None:
+        """Give the token to the client that is chosen, if any.
+
+        Its quota is the mean of its last quota and the predicted burst, from MIN_QUOTA_NS to its limit.
+        """
         name = self._choose()
         if name is None:
             return
         client = self.clients[name]
         predicted_ns = client.predicted_ns(self.now_ns)
-        longest_ns = round(client.load.program.limit * WINDOW_NS / 100)
+        limit_ns = round(client.load.program.limit * WINDOW_NS / 100)
         wanted_ns = (predicted_ns + client.quota_ns) // 2 if predicted_ns else BASE_QUOTA_NS
-        client.quota_ns = min(max(wanted_ns, MIN_QUOTA_NS), longest_ns)
+        client.quota_ns = min(max(wanted_ns, MIN_QUOTA_NS), limit_ns)
         self._queue.remove(name)
         client.held.append((self.now_ns, self.now_ns))
         client.granted_ns, client.waiting, self._holder = self.now_ns, False, client
@@ -143,7 +148,7 @@ class Gemini:
             program, used = self.clients[name].load.program, used_ns[name]
             missing_ns = program.request * window_ns / 100 - used
             if program.limit * window_ns / 100 > used or not self.clients[name].held:
-                # The largest relative shortfall first. Satisfied clients come after all others, least use first.
+                # The least rank wins: the largest relative shortfall. Satisfied clients come after all others.
                 ranks[name] = (0, -missing_ns / (missing_ns + used)) if missing_ns > 0 else (1, float(used))
         if ranks:
             return min(ranks, key=lambda name: ranks[name])

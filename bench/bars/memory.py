@@ -44,8 +44,8 @@ def beside_many(rig: Rig) -> list[Line]:
             without, beside = (run_once(command, environment) for environment in (bare, hooked))
             group = int(beside.other["group"])
             added["pair"].append((figures.median(beside.batch_ns) - figures.median(without.batch_ns)) / group)
-            any_ns = (figures.median(result.other["any_ns"]) for result in (beside, without))
-            added["any"].append((next(any_ns) - next(any_ns)) / group)
+            beside_ns, without_ns = (figures.median(result.other["any_ns"]) for result in (beside, without))
+            added["any"].append((beside_ns - without_ns) / group)
             added["cold"].append(figures.median(without.other["cold_ns"]) / group)
     pair, anywhere, cold = (figures.median(added[name]) for name in ("pair", "any", "cold"))
     what = f"{LIVE:,}"

@@ -74,7 +74,7 @@ def joined(rig: Rig, loads: Mapping[str, Load], *, hook: bool) -> tuple[float, s
             raise ProgramFailed(f"the late program was not ready after {alone_ns * 7 // 8 / 1e9:.1f} s")
         late.go(join_ns, leave_ns)
         done = node.collect(begin_ns, 1)
-    margin_ns = min(alone_ns // 10, 100 * MS)
+    margin_ns = min(alone_ns // 10, 100 * MS)  # at the end, when programs stop, a pause is no stall
     pauses: dict[str, float] = {LATE: figures.longest_pause_ns(done.kernels, LATE, join_ns, leave_ns - margin_ns)}
     for owner in stayers:
         first_ns = min(kernel.started_ns for kernel in done.kernels if kernel.owner == owner)

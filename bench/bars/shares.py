@@ -83,6 +83,7 @@ def share(rig: Rig, case: Case) -> list[Line]:
 
 
 def _errors(rig: Rig, case: Case, done: Run, bare: Run | None) -> list[Line]:
+    """Return a line for the share error over each window that fits into the run. `bare`: the run without the hook."""
     lines = []
     for window in [steps for steps in rig.scale.windows if steps < len(done.samples)]:
         window_ns = window * rig.scale.step_ns
@@ -105,6 +106,7 @@ def _errors(rig: Rig, case: Case, done: Run, bare: Run | None) -> list[Line]:
 
 
 def _outside(case: Case, run_: Run) -> Line:
+    """Return the line about kernels that started outside their share's turns."""
     outside = len(figures.outside_turns(run_.kernels, run_.held))
     passed = sum(account.passed for account in run_.accounts.values())
     note = f"({passed} passed on purpose)" if passed else ""

@@ -20,7 +20,7 @@ class SimulatedNode(Closing):
 
     def __init__(self, rig: "SimulatedRig", *, hook: bool, log: bool) -> None:
         self._peer = rig.peer if hook else None
-        hook = hook and not rig.peer
+        hook = hook and not rig.peer  # a peer replaces the hook, and there is no agent then
         self._rig, self._hook, self._log = rig, hook, log
         settings = {"SIMGPU_PROFILE": rig.profile, **rig.gpu_settings}
         self._node = Node(rig.devices, hook=hook, log_kernels=LOG_KERNELS if log else 0, gpu_settings=settings)

@@ -102,7 +102,7 @@ def bill_errors(rig: SimulatedRig, case: Case, seconds: float) -> dict[str, floa
             program.go(start_ns, start_ns + round(seconds * 1e9))
         for program in programs:
             program.result()
-        time.sleep(0.05)
+        time.sleep(0.05)  # the last turns drain
         return node.collect(time.monotonic_ns(), 0).bill_errors
 
 

@@ -10,7 +10,9 @@ from bench.cluster.prometheus import Panel
 WIDTH, ROW = 1320, 34
 """Pixels: the width of the page, which has 24 columns; and the height of one row."""
 GAP, HEAD, FOOT = 8, 32, 20
+"""Pixels: between two panels; above a panel's chart, for its title; below the chart, for the times."""
 LEFT, LEGEND, LETTER = 62, 15, 6
+"""Pixels: left of a chart, for the values; the height of a line of the legend; the width of a letter in it."""
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6")
 DASHES = {"request": "7 4", "limit": "2 3", "cap": "2 3", "paused": "7 4", "promised": "7 4", "total": "2 3"}
 """By the last word of a legend: lines about one thing have the same colour and different strokes."""
@@ -58,6 +60,7 @@ def page(charts: Sequence[Chart], seconds: float) -> str:
 
 
 def _panel(chart: Chart, seconds: float) -> str:
+    """Draw a panel in its place on the page: a frame, a title and the chart of its kind."""
     x, y = chart.panel.place["x"] * WIDTH / 24 + GAP / 2, chart.panel.place["y"] * ROW + GAP / 2
     width, height = chart.panel.place["w"] * WIDTH / 24 - GAP, chart.panel.place["h"] * ROW - GAP
     if chart.panel.kind == "row":
@@ -69,6 +72,7 @@ def _panel(chart: Chart, seconds: float) -> str:
 
 
 def _stat(chart: Chart, width: float, height: float, _seconds: float) -> str:
+    """Draw the last value of each line as a large number, side by side."""
     parts = []
     for number, line in enumerate(chart.lines):
         x = width * (number + 0.5) / len(chart.lines)
@@ -79,6 +83,7 @@ def _stat(chart: Chart, width: float, height: float, _seconds: float) -> str:
 
 
 def _table(chart: Chart, width: float, _height: float, _seconds: float) -> str:
+    """Draw a row with the last value of each line, the largest first."""
     parts = []
     for number, line in enumerate(sorted(chart.lines, key=lambda line: -line.samples[-1][1])):
         y = HEAD + 22 + number * 24
@@ -90,6 +95,7 @@ def _table(chart: Chart, width: float, _height: float, _seconds: float) -> str:
 
 
 def _curves(chart: Chart, width: float, height: float, seconds: float) -> str:
+    """Draw the lines over time, with ticks and a legend below. A stacked line has its area filled."""
     longest = max((len(line.title) for line in chart.lines), default=0)
     colours, columns = _colours(chart.lines), max(1, int((width - 16) // (longest * LETTER + 32)))
     rows = math.ceil(len(chart.lines) / columns)
@@ -111,10 +117,10 @@ def _curves(chart: Chart, width: float, height: float, seconds: float) -> str:
         parts.append(f'<path d="M{LEFT} {y:.1f}H{right:.0f}" stroke="#eee"/>')
         text = shown(tick * step, chart.panel.unit)
         parts.append(f'<text class="a" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-    every = 10 if width > 500 else 20
+    tick_s = 10 if width > 500 else 20
     parts += [
         f'<text class="a" x="{px(at_s):.1f}" y="{bottom + 15:.0f}" text-anchor="middle">{at_s} s</text>'
-        for at_s in range(0, int(seconds) + 1, every)
+        for at_s in range(0, int(seconds) + 1, tick_s)
     ]
     for number, (line, floor) in enumerate(lines):
         colour, dash = colours[number], DASHES.get(line.title.rpartition(" ")[2], "")
@@ -123,7 +129,7 @@ def _curves(chart: Chart, width: float, height: float, seconds: float) -> str:
             if floor is not None:
                 ends = [f"{px(at_s):.1f} {py(floor.get(round(at_s), 0)):.1f}" for at_s, _ in reversed(piece)]
                 parts.append(f'<path d="M{"L".join(points + ends)}Z" fill="{colour}" opacity=".3"/>')
-            path = "L".join(points if len(points) > 1 else points * 2)
+            path = "L".join(points if len(points) > 1 else points * 2)  # a single point needs a line to be seen
             stroke = f' stroke-dasharray="{dash}"' if dash else ""
             parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"{stroke}/>')
     for number, line in enumerate(chart.lines):

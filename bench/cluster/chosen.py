@@ -56,6 +56,7 @@ def _feed() -> Iterator[tuple[int, UsageBook]]:
 
 
 def _pod() -> Pod:
+    """Return the pod of the latency share, held by its gate."""
     resources = {"limits": {"sharepod.io/gpu": str(int(LATENCY.request))}, "requests": {"cpu": "1", "memory": "1Gi"}}
     body = {
         "metadata": {"name": "service", "namespace": "bench", "uid": "service",

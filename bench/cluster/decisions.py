@@ -37,7 +37,7 @@ Requests = Sequence[PodRequest]
 
 
 def _requests(chance: random.Random) -> list[PodRequest]:
-    """Return the asks of pods: mostly shares, some whole devices, some several; a third of the shares are latency."""
+    """Return pods' requests: mostly shares, some whole devices, some several; a third of the shares are latency."""
     requests = []
     for _ in range(2_000):
         kind = chance.random()
@@ -84,7 +84,7 @@ def cluster(nodes: int = NODES, pods: int = PODS) -> tuple[Cluster, float]:
     made = Cluster(snapshot, Policy.made_of(numbers, snapshot), requests, [])
     for _ in range(pods):
         request = chance.choice(requests)
-        for window in (8, 64, 512):
+        for window in (8, 64, 512):  # the more nodes are asked, the fuller the cluster gets
             ranking = snapshot.rank_array(request, made.policy.native, chance.sample(range(nodes), min(window, nodes)))
             if ranking.best() >= 0:
                 break
@@ -92,15 +92,17 @@ def cluster(nodes: int = NODES, pods: int = PODS) -> tuple[Cluster, float]:
             place = ranking.place(ranking.best())
             snapshot.take(request, place)
             made.running.append((request, place))
-    linked = [0xFF & ~(1 << device) for device in range(DEVICES)]
+    linked = [0xFF & ~(1 << device) for device in range(DEVICES)]  # by device: bits of the others
+    numa_nodes = [device // 4 for device in range(DEVICES)]
     for index, spec in enumerate(specs):
-        snapshot.set_links(index, linked if spec.model != "L40S" else [0] * DEVICES, [0, 0, 0, 0, 1, 1, 1, 1])
+        snapshot.set_links(index, linked if spec.model != "L40S" else [0] * DEVICES, numa_nodes)
         for device in range(DEVICES):
             _measure(snapshot, chance, index, device)
     return made, took
 
 
 def _measure(snapshot: Snapshot, chance: random.Random, index: int, device: int) -> None:
+    """Set the measured use of a node's device anew, at random."""
     snapshot.set_use(
         index,
         device,
@@ -165,6 +167,7 @@ def _p99(values: list[float]) -> float:
 
 
 def _each(count: int, act: Callable[[], object]) -> list[float]:
+    """Return how long each of `count` calls took, in ms."""
     took = []
     for _ in range(count):
         began = time.perf_counter()
@@ -179,6 +182,7 @@ def _described(made: Cluster) -> str:
 
 
 def _judged(made: Cluster, count: int) -> list[Line]:
+    """Measure decisions among as many candidates as each bar names."""
     lines = []
     for candidates, bar_ms in BARS_MS.items():
         where = _described(made)
@@ -190,6 +194,7 @@ def _judged(made: Cluster, count: int) -> list[Line]:
 
 
 def _slope(made: Cluster, count: int) -> Line:
+    """Measure that a decision's time grows no faster than its candidates."""
     few, many = (statistics.median(decisions(made, candidates, count).worked_ms) for candidates in SLOPE)
     most = SLOPE[1] / SLOPE[0]
     return Line(
@@ -208,8 +213,8 @@ def measure(scale: Scale) -> list[Line]:
     refresh = statistics.median(_each(50, made.policy.refresh))
     what, bar = f"a look at what is scarce: {NODES:,} nodes", f"≤ {REFRESH_BAR_MS:g} ms"
     lines.append(Line(what, bar, f"{refresh:.2f} ms", refresh <= REFRESH_BAR_MS))
-    row = statistics.median(_each(1000, lambda: made.snapshot.set_left(0, 1, 1, [500] * DEVICES, [500] * DEVICES)))
-    lines.append(Line("what is left of a node set anew", "", f"{row * 1e3:.1f} µs", None))
+    set_ms = statistics.median(_each(1000, lambda: made.snapshot.set_left(0, 1, 1, [500] * DEVICES, [500] * DEVICES)))
+    lines.append(Line("what is left of a node set anew", "", f"{set_ms * 1e3:.1f} µs", None))
     kinds = len(Mix.of(made.requests).parts)
     lines.append(Line(f"the numbers of a policy, for a mix of {kinds:,} kinds", "", f"{numbers_s:.2f} s", None))
     return lines + _judged(cluster(pods=FEWER_PODS)[0], count)

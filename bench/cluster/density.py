@@ -143,10 +143,11 @@ class _Busy:
                 await self.empty()
         return lines
 
-    def _calls(self, what: str, some: Iterable[_Taken]) -> Line:
-        taken = list(some)
+    def _calls(self, what: str, starts: Iterable[_Taken]) -> Line:
+        """Return the line about the cost of these starts. Our own time is judged."""
+        taken = list(starts)
         own, waited = [item.own_ns for item in taken], [item.waited_ns for item in taken]
-        of_own, of_waited = ([figures.percentile(some, percent) for percent in (50, 99)] for some in (own, waited))
+        of_own, of_waited = ([figures.percentile(times, percent) for percent in (50, 99)] for times in (own, waited))
         text = f"{_both(of_own)} (kubelet waited {_both(of_waited)})"
         bar = f"p99 ≤ {CALLS_MS} ms"
         what = f"to {PODS} pods: {what}, own p50 / p99"
@@ -154,6 +155,7 @@ class _Busy:
         return Line(what, bar, text, of_own[1] <= CALLS_MS * 1e6, detail=detail)
 
     def memory(self) -> Line:
+        """Measure the resident memory of both processes."""
         mib = {name: rss_mib(pid) for name, pid in self.pids().items()}
         total = sum(mib.values())
         what = f"{PODS} shares: memory of agent and plugin"
@@ -161,7 +163,10 @@ class _Busy:
         return Line(what, f"≤ {MEMORY_MIB} MiB", text, total <= MEMORY_MIB, detail={"mib": mib})
 
     async def cpu(self, what: str, seconds: float, scrape: Callable[[], int] | None, *, judged: bool = True) -> Line:
-        """Measure the processor time of both processes while nothing starts or ends."""
+        """Measure the processor time of both processes for `seconds`, while nothing starts or ends.
+
+        `scrape` (may be None) is called every SCRAPE_S.
+        """
         before, began = {name: cpu_s(pid) for name, pid in self.pids().items()}, time.monotonic()
         scraped = 0
         while (passed := time.monotonic() - began) < seconds:

@@ -31,6 +31,10 @@ def _child(module: str, *arguments: str) -> Asked:
 
 
 def _measure(scale: Scale, directory: Path, devices: int, shares: int, *, judged: bool) -> list[Line]:
+    """Measure the server while each message has new numbers of this many devices and shares.
+
+    `directory` has the certificates. Only at the full number of agents the bars are judged.
+    """
     seconds = 3 * scale.short_s if scale.agents >= FULL.agents else scale.short_s
     certificate, key = str(directory / "tls.crt"), str(directory / "tls.key")
     with _child("feed_server", certificate, key) as server:
@@ -43,8 +47,8 @@ def _measure(scale: Scale, directory: Path, devices: int, shares: int, *, judged
             time.sleep(WARM_UP_S if scale.agents >= FULL.agents else 2)
             before, cpu_before, at = server.ask(""), cpu_s(pid), time.monotonic()
             time.sleep(seconds)
-            passed, cores = time.monotonic() - at, cpu_s(pid) - cpu_before
-            cores /= passed
+            passed, cpu_after = time.monotonic() - at, cpu_s(pid)
+            cores = (cpu_after - cpu_before) / passed
             after, mib = server.ask(""), rss_mib(pid)
             sent = clients.ask("")
     rate = (after["messages"] - before["messages"]) / passed

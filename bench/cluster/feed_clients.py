@@ -84,6 +84,7 @@ class Client:
                 self._take()
 
     def _take(self) -> None:
+        """Act on the whole frames that have come. A frame is a head of 9 bytes, which begins with its length."""
         while len(self._left) >= 9 and len(self._left) >= (end := 9 + int.from_bytes(self._left[:3], "big")):
             kind, flags, body = self._left[3], self._left[4], self._left[9:end]
             self._left = self._left[end:]
@@ -110,7 +111,7 @@ def main() -> int:
     stdin = select.poll()
     stdin.register(sys.stdin, select.POLLIN | select.POLLHUP)
     while not stdin.poll(0):
-        due = int((time.monotonic() - began) * len(clients))
+        due = int((time.monotonic() - began) * len(clients))  # one message of each client a second
         for number in range(sent, min(due, sent + STEP)):
             clients[number % len(clients)].tell()
         sent = min(due, sent + STEP)

@@ -32,6 +32,7 @@ def agents(count: int, *, devices: int, shares: int) -> Iterator[Agent]:
 
 
 def _complete(name: str, draw: random.Random) -> tuple[pb.ReportUsageRequest, list[tuple[str, int]]]:
+    """Return a node's first message, which tells all of it, and its shares: the id and the device of each."""
     message = pb.ReportUsageRequest(node=pb.ReportingNode(name=name, version="0.1.0"))
     for index in range(DEVICES):
         message.devices.add(
@@ -64,6 +65,7 @@ def _complete(name: str, draw: random.Random) -> tuple[pb.ReportUsageRequest, li
 
 
 def _change(ids: list[tuple[str, int]], draw: random.Random, devices: int, shares: int) -> pb.ReportUsageRequest:
+    """Return a later message: new numbers of so many devices and shares."""
     return pb.ReportUsageRequest(
         device_numbers=[_device(index, draw) for index in draw.sample(range(DEVICES), devices)],
         share_numbers=[_share(share, index, draw) for share, index in draw.sample(ids, shares)],

@@ -54,6 +54,7 @@ async def _look_for_ever(pauses: list[float], book: UsageBook) -> None:
 
 
 async def _serve(certificate: str, key: str) -> None:
+    """Serve agents. Tell for each line of input what was served, and the pauses of the loop since the line before."""
     book = UsageBook()
     server = UsageServer(book, Identities(_ApiServer(), OSError, time.monotonic).node_of)
     port = await server.start("127.0.0.1:0", Credentials(certificate, key, what="usage feed", reader="scheduler"))

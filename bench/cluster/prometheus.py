@@ -178,6 +178,7 @@ class Prometheus(Closing):
 
 
 def _series(data: Any) -> list[Series]:
+    """Return the series of an answer: one without labels for a scalar."""
     if data["resultType"] == "scalar":
         return [Series({}, (_sample(data["result"]),))]
     return [

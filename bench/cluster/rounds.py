@@ -63,7 +63,7 @@ def rounds(waiting: int, nodes: int, count: int) -> list[float]:
         timeline.step()
         took.append((time.perf_counter() - began) * 1e3)
         timeline.now_s += 1
-        for name in chance.sample(running, nodes * DEVICES // 50 // 10):
+        for name in chance.sample(running, nodes * DEVICES // 500):  # a five-hundredth of the devices gets free
             running.remove(name)
             timeline.end(name)
     gc.unfreeze()

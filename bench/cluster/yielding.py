@@ -68,6 +68,7 @@ class _Cluster:
     """What each pod was told to do, in order."""
 
     async def start_scheduler(self) -> None:
+        """Start the scheduler's controller as a process."""
         directory: Path = self.node.directory
         flags = {
             "kubeconfig": directory / "kubeconfig", "listen": "127.0.0.1:0", "metrics-listen": "off",
@@ -91,6 +92,7 @@ class _Cluster:
         return time.monotonic() - began_s
 
     def note(self) -> None:
+        """Add to each pod's steps what it is told now, if that is new."""
         for name in self.pods:
             steps = self.steps.setdefault(name, [""])
             if steps[-1] != (now := self.yields(name)):
@@ -173,6 +175,7 @@ class _Run:
 
 
 async def _run(requests: int) -> _Run:
+    """Fill a device with batch, bring the latency pod, wait until batch has yielded, and let the pod leave again."""
     usage_port = unused_port()
     flags = ("--metrics-listen", "off", "--node-name", "n1", "--scheduler-address", f"127.0.0.1:{usage_port}")
     async with plugin_node("1xH200", flags, spare_percent=100) as node:
@@ -181,15 +184,13 @@ async def _run(requests: int) -> _Run:
         cluster = _Cluster(node, usage_port)
         try:
             await cluster.start_scheduler()
-            for name in PODS:
-                if name != "latency":
-                    await cluster.run(name, load_command("saturate", BATCH))
+            batch = [name for name in PODS if name != "latency"]
+            for name in batch:
+                await cluster.run(name, load_command("saturate", BATCH))
             ids = {name: share.id for name, share in (await node.shares()).items()}
             full = await cluster.used(5)
             waited_s = await cluster.run("latency", load_command("periodic", REQUESTS))
             await asyncio.sleep(requests * PERIOD_NS / SECOND)
-            beside = requests
-            batch = list(cluster.pods)[:2]
             paused_s = await cluster.until(
                 "batch is not paused", lambda: all(cluster.yields(name) == "pause" for name in batch), STEP_S
             )
@@ -200,16 +201,16 @@ async def _run(requests: int) -> _Run:
             )
             await asyncio.sleep(2)
             back = await cluster.used(5)
-            there = {name: share.id for name, share in (await node.shares()).items() if name in ids}
+            ids_now = {name: share.id for name, share in (await node.shares()).items() if name in ids}
             once = all(pod.containers["main"].starts == 1 for pod in cluster.pods.values())
             for name in batch:
                 await cluster.leave(name)
         finally:
             await cluster.stop()
-    first, last = (figures.percentile(some, 99) for some in (latencies[:beside], latencies[-requests:]))
+    first, last = (figures.percentile(some, 99) for some in (latencies[:requests], latencies[-requests:]))
     return _Run(
         waited_s, paused_s + requests * PERIOD_NS / SECOND, resumed_s, first, last, full, back, cluster.steps,
-        once and there == ids,
+        once and ids_now == ids,
     )  # fmt: skip
 
 

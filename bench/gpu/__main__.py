@@ -152,6 +152,7 @@ def _row(host: Host, key: str, ends: float, peers: Sequence[peer.Peer]) -> Row:
 
 
 def _boxed(host: Host, key: str, ends: float) -> Row:
+    """Measure a row within its time box, and before the time `ends`. A failure or a lack of time is a result, too."""
     entry, left_s = ROWS[key], ends - time.monotonic()
     if left_s < LEAST_S:
         return Row(key, entry.title, SKIPPED, reason="no time left")
@@ -176,6 +177,7 @@ def _boxed(host: Host, key: str, ends: float) -> Row:
 
 
 def _about(host: Host) -> dict[str, object]:
+    """Return the facts about the run that stand above the table."""
     mps = "a daemon runs: contexts of several processes may share one, and these figures are of that"
     return {
         "device": dataclasses.asdict(host.device),
@@ -189,6 +191,7 @@ def _about(host: Host) -> dict[str, object]:
 
 
 def _mps_runs() -> bool:
+    """Tell whether an MPS daemon runs on this machine."""
     for entry in Path("/proc").glob("[0-9]*/comm"):
         try:
             if entry.read_text(encoding="utf-8").startswith("nvidia-cuda-mps"):
@@ -203,6 +206,7 @@ def _say(text: str, end: str = "\n") -> None:
 
 
 def _measure(host: Host, rows: list[str], ends: float, results: Path, peers: Sequence[peer.Peer]) -> Report:
+    """Measure these rows and save the report after each. In the end calibrate the device once more."""
     report = Report(host.machine, _about(host))
     for key in rows:
         _say(f"{key} ...", end=" ")

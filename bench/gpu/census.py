@@ -108,6 +108,7 @@ def _count(host: Host, command: Sequence[str], name: str, *, cupti: Path | None)
 
 
 def _line(what: str, counts: Counts, truth: int | None, truth_name: str) -> Line:
+    """Return the line that compares a program's counts. `truth`: the launches by another source; None: it failed."""
     shown = f"hook {counts.hook}, census {counts.census}"
     most = counts.census + counts.copies
     if truth is not None:

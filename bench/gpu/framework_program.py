@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-WIDTH, LAYERS, BATCH, STEPS, GROUP = 1024, 6, 256, 30, 20
+WIDTH, LAYERS, BATCH = 1024, 6, 256  # of the network and its inputs
+STEPS, GROUP = 30, 20
 BLOCK_BYTES = 256 << 20
 CAPTURED = ("cuLaunch", "cuGraphLaunch", "cuMemset", "cuMemcpyDtoD")
 """Families of functions that the hook counts as launches and a capture can hold."""
@@ -73,6 +74,7 @@ def _network(torch: Any) -> Any:
 
 
 def _trainer(torch: Any) -> tuple[Any, Callable[[], Any]]:
+    """Return a network, and the function that trains it by one step and returns the loss."""
     model = _network(torch)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     inputs, targets = torch.randn(BATCH, WIDTH).cuda(), torch.randn(BATCH, 32).cuda()
@@ -132,6 +134,7 @@ def _launches() -> int:
 
 
 def _captured(torch: Any, model: Any, inputs: Any) -> tuple[Any, Any, int]:
+    """Capture a forward pass. Return the graph, its outputs, and how many launches the capture holds."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side), torch.no_grad():

@@ -84,7 +84,7 @@ class Host(Closing):
         self.environment = self._bare_environment()
         self.device = self._describe()
         self._clock = Asked([*self.probe("clock")], self.environment)
-        self._clock.read_line()
+        self._clock.read_line()  # "ready"
         self.clock_resolution_ns = self._sample()["resolution_ns"]
         self.calibrate()
 
@@ -110,6 +110,7 @@ class Host(Closing):
                 continue
 
     def _bare_environment(self) -> dict[str, str]:
+        """Return the environment of a program without a share: ours without what would change what it measures."""
         # A dry run may have its own settings: SIMGPU_PROFILE and the like.
         own = ("SHAREPOD_", "CUPTI_", "CENSUS_", "CUDA_INJECTION", *(() if self.simulated else ("SIMGPU_",)))
         environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
@@ -133,6 +134,7 @@ class Host(Closing):
         return variables | ({"SIMGPU_LOG_KERNELS": str(log_kernels)} if log_kernels else {})
 
     def _describe(self) -> Device:
+        """Return the device as the driver describes it. Raises Unusable."""
         if self.simulated and not (ROOT / "simgpu" / "lib" / "libcuda.so.1").exists():
             raise Unusable("the simulated GPU is not built: run make build")
         if self.simulated and (free := shutil.disk_usage(IN_MEMORY).free) < SIMULATED_BYTES:

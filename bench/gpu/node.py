@@ -7,7 +7,7 @@ log, never from the arbiter.
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Node(Closing):
         self._first = Tick(0, 0)
 
     def open(self) -> None:
-        """Start the arbiter."""
+        """Start the arbiter, and compare the clocks: `finish` does so again, and maps one to the other."""
         self._directory.mkdir()
         self._first = self._host.tick()
         if self._hook:
@@ -102,6 +102,7 @@ class Node(Closing):
         return started
 
     def _begin(self, owner: str, load: Load, seconds: float) -> Program:
+        """Start a program in a share of its own. On a real GPU its log gets room for more kernels than fit in time."""
         options = {name: value for name, value in load.options.items() if name != "warm"}  # a probe is always warm
         if load.mode in LOGGED:
             kernels = int((seconds + 2) * 1.2e9 / load.unit_ns) + 4096
@@ -135,6 +136,7 @@ class Node(Closing):
         return results, clock, found
 
     def _logged_spans(self, results: Mapping[str, Result], clock: ClockMap) -> dict[str, list[Span]]:
+        """Return each owner's kernels from the programs' logs. Raises ProgramFailed if a log was too small."""
         found: dict[str, list[Span]] = {}
         for owner, (load, _) in self._programs.items():
             lost = int(results[owner].other.get("not_logged", 0))
@@ -146,6 +148,7 @@ class Node(Closing):
         return found
 
     def _simulated_spans(self, results: Mapping[str, Result]) -> dict[str, list[Span]]:
+        """Return each owner's kernels from the simulated device's log."""
         from sharepod.simgpu.truth import Truth
 
         owners = {result.pid: owner for owner, result in results.items()}
@@ -176,10 +179,9 @@ class Node(Closing):
             return [], []
         names = {share: name for name, share in self._shares.items()}
         off_ns = 0 if self._host.simulated else CLOCK_ERROR_NS
-        told: Iterable[Sequence[Any]] = self._arbiter.ask("turns 0")["turns"]
-        turns = [(names[t[1]], t[2], t[3], t[4], t[6]) for t in told]
-        held = [Held(share, granted - off_ns, drained + off_ns) for share, granted, _, drained, _ in turns]
-        return held, [closed - granted for _, granted, closed, _, reason in turns if reason == QUANTUM]
+        turns: Sequence[Sequence[Any]] = self._arbiter.ask("turns 0")["turns"]  # their fields: see c/node.c
+        held = [Held(names[share], granted - off_ns, drained + off_ns) for _, share, granted, _, drained, _, _ in turns]
+        return held, [closed - granted for _, _, granted, closed, _, _, reason in turns if reason == QUANTUM]
 
 
 def beside(host: Host, loads: Mapping[str, Load]) -> tuple[Mapping[str, Result], Mapping[str, list[Span]]]:

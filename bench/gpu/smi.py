@@ -30,6 +30,7 @@ functions, so it shows what the pid namespace allows. It needs the real driver."
 
 
 def _ask(tool: list[str], uuid: str, query: str, environment: Mapping[str, str]) -> list[int]:
+    """Return the sorted numbers that a tool prints for a query about the device, run in this environment."""
     command = [*tool, f"--id={uuid}", query, "--format=csv,noheader,nounits"]
     done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=30, check=False)
     if done.returncode:

@@ -87,6 +87,10 @@ def samples(spans: Mapping[str, Sequence[Span]], first_ns: int, step_ns: int, st
 
 
 def _done_at(spans: Iterable[Span], first_ns: int, step_ns: int, steps: int) -> list[int]:
+    """Return the work of one owner that is done at each instant. `whole`: of kernels ended since the one before it.
+
+    `part`: what kernels that still run have done.
+    """
     whole = [0] * (steps + 2)
     part = [0] * (steps + 1)
     for span in spans:
@@ -133,6 +137,7 @@ def occupied_ns(spans: Mapping[str, Sequence[Span]], joined_gap_ns: int = JOINED
 
 
 def _joined(spans: Sequence[Span], gap_ns: int) -> list[tuple[int, int]]:
+    """Return the begin and end of each time in which kernels follow each other with gaps of at most `gap_ns`."""
     found: list[tuple[int, int]] = []
     for began, ended in sorted((span.started_ns, span.ended_ns) for span in spans):
         if found and began - found[-1][1] <= gap_ns:
@@ -157,7 +162,7 @@ def absences(spans: Sequence[Span]) -> list[tuple[int, int]]:
         (after.ended_ns - before.ended_ns, after.submitted_ns < before.ended_ns) for before, after in pairwise(ordered)
     ]
     usual_ns = median([step_ns for step_ns, _ in steps]) if steps else 0
-    found, kernels = [], -1
+    found, kernels = [], -1  # kernels since the last absence; -1: it is not known when that was
     for step_ns, queued in steps:
         kernels += kernels >= 0
         if step_ns > usual_ns * 5 / 4:
@@ -209,6 +214,7 @@ def drift(ticks: Sequence[Tick]) -> tuple[float, float]:
 
 
 def _slopes(ticks: Sequence[Tick], window_ns: float) -> list[tuple[int, float]]:
+    """Return the drift in ppm from each instant to the first one at least `window_ns` later, with its host time."""
     found, place = [], 0
     for before in ticks:
         while place < len(ticks) and ticks[place].host_ns < before.host_ns + window_ns:

@@ -31,6 +31,7 @@ struct page {
   uint64_t hops_ns[ROUNDS_MAX];
 };
 
+/* Sleep until the word has this value. */
 static void await(_Atomic uint32_t *word, uint32_t value) {
   uint32_t seen;
   while ((seen = atomic_load_explicit(word, memory_order_acquire)) != value)
@@ -57,6 +58,7 @@ static void take(struct page *page, uint32_t rounds) {
   }
 }
 
+/* Start a process that runs this function, and dies with this one. */
 static pid_t start(void (*run)(struct page *, uint32_t), struct page *page, uint32_t rounds) {
   pid_t pid = fork();
   if (pid == 0) {

@@ -23,8 +23,13 @@ static struct {
   uint64_t count, live, bytes, every_ns, wait;
 } options = {.count = 1, .live = 100000, .bytes = 1u << 20, .every_ns = 1000000000};
 
-/* Measure the cost of reading two distant cache lines of a table of that size, one after the other. Any table has to
- * read one line for the freed entry, and one for the entry that replaces it. */
+/* The next one of a sequence of random numbers, of which the upper bits are good (Knuth's MMIX). */
+static uint64_t next_random(uint64_t number) {
+  return number * 6364136223846793005u + 1442695040888963407u;
+}
+
+/* Measure the cost of reading two distant cache lines, one after the other, of a table as large as a hook's table of
+ * `live` allocations. Any table has to read one line for the freed entry, and one for the entry that replaces it. */
 static void time_cold_lines(uint64_t *batch_ns) {
   size_t bytes = TABLE_BYTES;
   while (bytes < options.live * TABLE_ROW_BYTES)
@@ -34,13 +39,13 @@ static void time_cold_lines(uint64_t *batch_ns) {
     die("no memory");
   madvise(table, bytes, MADV_HUGEPAGE);
   memset(table, 0, bytes);
-  uint64_t at = 0;
+  uint64_t random = 0;
   for (uint64_t batch = 0; batch < options.count; batch++) {
     uint64_t began_ns = now_ns();
     for (uint64_t line = 0; line < 2 * BATCH; line++) {
-      at = at * 6364136223846793005u + 1442695040888963407u;
-      unsigned char *there = &table[(at >> 20) % bytes / 64 * 64];
-      at += *there; /* the next address depends on this one */
+      random = next_random(random);
+      unsigned char *there = &table[(random >> 20) % bytes / 64 * 64];
+      random += *there; /* the next address depends on this one, so that the reads cannot overlap */
       *there = 0;
     }
     batch_ns[batch] = now_ns() - began_ns;
@@ -48,13 +53,13 @@ static void time_cold_lines(uint64_t *batch_ns) {
   munmap(table, bytes);
 }
 
-/* Beside many live allocations: allocate and free one. Then free any of them and allocate another in its place; neither
- * entry is in a cache. */
+/* Beside many live allocations measure two kinds of pairs: allocate one and free it; then free any of the live ones and
+ * allocate another in its place, of which neither entry is in a cache. */
 static void time_pairs(void) {
   device_pointer *live = allocate(options.live, sizeof *live), one;
-  uint64_t *pair_ns = allocate(options.count, sizeof *pair_ns), *batch_ns = allocate(options.count, sizeof *batch_ns);
+  uint64_t *pair_ns = allocate(options.count, sizeof *pair_ns), *any_ns = allocate(options.count, sizeof *any_ns);
   uint64_t *cold_ns = allocate(options.count, sizeof *cold_ns);
-  uint64_t at = 0;
+  uint64_t random = 0;
   for (uint64_t i = 0; i < options.live; i++)
     CALL(cuMemAlloc, &live[i], PAIR_BYTES);
   for (uint64_t batch = 0; batch < options.count; batch++) {
@@ -68,16 +73,16 @@ static void time_pairs(void) {
   for (uint64_t batch = 0; batch < options.count; batch++) {
     uint64_t began_ns = now_ns();
     for (uint64_t pair = 0; pair < BATCH; pair++) {
-      at = at * 6364136223846793005u + 1442695040888963407u;
-      device_pointer *any = &live[(at >> 33) % options.live];
+      random = next_random(random);
+      device_pointer *any = &live[(random >> 33) % options.live];
       CALL(cuMemFree, *any);
       CALL(cuMemAlloc, any, PAIR_BYTES);
     }
-    batch_ns[batch] = now_ns() - began_ns;
+    any_ns[batch] = now_ns() - began_ns;
   }
   printf(", \"group\": %u", BATCH);
   print_list("batch_ns", pair_ns, options.count);
-  print_list("any_ns", batch_ns, options.count);
+  print_list("any_ns", any_ns, options.count);
   time_cold_lines(cold_ns);
   print_list("cold_ns", cold_ns, options.count);
   for (uint64_t i = 0; i < options.live; i++)
@@ -85,9 +90,10 @@ static void time_pairs(void) {
   free(live);
   free(pair_ns);
   free(cold_ns);
-  free(batch_ns);
+  free(any_ns);
 }
 
+/* Take `bytes` bytes more every time, and count the refusals. */
 static void grow(uint64_t stop_ns) {
   uint64_t refused = 0;
   for (uint64_t due_ns = now_ns(); due_ns < stop_ns; due_ns += options.every_ns) {

@@ -18,7 +18,7 @@
 #define QUEUE_MAX 1100u   /* more than a driver's queue for one stream holds */
 #define PAUSE_NS  2000000 /* the longest wait for the host */
 #define SELDOM    24      /* one hazard of so many fills a queue, which takes long */
-#define FIRST_OWN 3
+#define FIRST_OWN 3       /* descriptors: the first after the standard ones, and one that no program here reaches */
 #define LAST_OWN  4096
 
 /* A second context on each device, like one that a library makes for itself. */
@@ -30,6 +30,7 @@ static struct {
 static char file_name[] = "/tmp/storm-XXXXXX";
 static int file = -1;
 
+/* Make the second context of a device, with what is used in it. */
 static void open_other(uint32_t device) {
   static const uint64_t unit_ns = 50000;
   CALL(cuCtxCreate, &others[device].context, NULL, 0, (int)device);
@@ -58,6 +59,7 @@ static void sleep_on_host(void *pause_ns) {
   sleep_until(now_ns() + (uintptr_t)pause_ns);
 }
 
+/* Work that waits for a function of the host. */
 static void host_function(struct worker *worker, uint32_t device) {
   void *stream = any_stream(worker, device);
   if (draw(worker, 2))
@@ -112,12 +114,14 @@ static void work_elsewhere(struct worker *worker, uint32_t device) {
   use(device);
 }
 
+/* What a helper thread launches for. */
 struct stray {
   struct worker *worker;
   uint32_t device;
   void *stream;
 };
 
+/* A thread that launches until it is cancelled. */
 static void *launch_for_ever(void *argument) {
   struct stray *stray = argument;
   use(stray->device);
@@ -201,7 +205,8 @@ static void *interrupt(void *argument) {
   return NULL;
 }
 
-/* A thread is interrupted in its launches, or in its wait for work that goes on only after that. */
+/* A thread jumps out of a launch, or out of its wait for work that goes on only after that: another thread sends it a
+ * signal again and again, until it has jumped. */
 static void jump(struct worker *worker, uint32_t device) {
   uint32_t *word = fresh_words(worker, 1);
   if (!word)
@@ -282,7 +287,7 @@ static void become_daemon(void) {
   unlink(file_name);
 }
 
-/* The program has not written into its file since, so the file must be unchanged. */
+/* The program has not written into its file, so the file must be empty: no other component has used its descriptor. */
 static void check_file(void) {
   struct stat status;
   if (file >= 0 && (fstat(file, &status) || status.st_size))

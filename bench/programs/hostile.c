@@ -25,6 +25,7 @@
 
 static uint64_t state;
 
+/* xorshift64*: a random number below `below`. */
 static uint32_t draw(uint32_t below) {
   state ^= state >> 12;
   state ^= state << 25;
@@ -32,6 +33,7 @@ static uint32_t draw(uint32_t below) {
   return (uint32_t)((state * 0x2545f4914f6cdd1du) >> 33) % below;
 }
 
+/* Open a file of the tenant's own region. */
 static int open_file(const char *name, int flags) {
   char path[NAME_BYTES];
   const char *directory = getenv("SHAREPOD_REGION");
@@ -44,6 +46,7 @@ static int open_file(const char *name, int flags) {
   return file;
 }
 
+/* Overwrite a random part of the slots: with random bytes, or at times with ones alone. */
 static void write_noise(int slots, off_t bytes) {
   unsigned char noise[NOISE_MAX];
   uint32_t kind = draw(3);
@@ -68,6 +71,7 @@ static void unlock_records(int slots) {
   fcntl(slots, F_SETLK, &lock);
 }
 
+/* Cut the file, or let it grow. */
 static void resize(int slots, off_t bytes) {
   off_t size = draw(2) ? (off_t)draw((uint32_t)bytes) : bytes + (off_t)draw(GROWN);
   if (ftruncate(slots, size))

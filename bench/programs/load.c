@@ -212,6 +212,7 @@ static const struct {
     {"spin", run_spin},     {"cost", time_launches},
 };
 
+/* Make the `warm` launches, one after the other. They do not count. */
 static void warm_up(void) {
   for (uint64_t i = 0; i < options.warm; i++) {
     launch(i % options.streams);

@@ -3,7 +3,8 @@
  * (gpu/c/work.c).
  *
  * A program that includes this has defined `options`, with the members that are read here. It also defines how one unit
- * of work is put on a stream, which stream that is (its context is then the caller's), and how its result begins.
+ * of work is put on a stream (`put`), which stream has a number (`stream_of`, which also makes the stream's context
+ * current), and how its result begins (`begin`).
  */
 #ifndef SHAREPOD_BENCH_LOADS_H
 #define SHAREPOD_BENCH_LOADS_H

@@ -105,6 +105,7 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   return SUCCESS;
 }
 
+/* Prefer the form _v2 of a function, whatever the version. */
 EXPORT int cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags, int *status);
 int cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags, int *status) {
   char newest[128];

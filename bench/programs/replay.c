@@ -12,7 +12,6 @@
  * It prints "ready" when the endless loop has run for `warm`: the beginning of a program is not measured. The replay
  * stops where a loop, of any depth, begins its next round. Marks that are open then do not count. The last line printed
  * is one JSON object.
- * one JSON object.
  */
 #define _GNU_SOURCE
 #include "start.h"
@@ -45,6 +44,7 @@ static struct {
 
 /* ---- making what it needs ---- */
 
+/* Make the executable of a graph from its text: kernels by number, each as often as its factor says ("3 5*2"). */
 static void make_graph(size_t index) {
   void *stream;
   CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
@@ -99,6 +99,7 @@ static void spin_until(uint64_t until_ns) {
     ;
 }
 
+/* Add the time since the mark's begin to its series, if it has begun. */
 static void end_mark(struct series *series) {
   if (!series->begun_ns)
     return;
@@ -112,6 +113,7 @@ static void end_mark(struct series *series) {
   series->begun_ns = 0;
 }
 
+/* Launch kernel `b` into stream `a`, `c` times, each after `d` ns of the host's computing. */
 static void do_launches(const struct step *step) {
   for (uint64_t i = 0; i < step->c; i++) {
     if (step->d)
@@ -136,13 +138,14 @@ static void copy_and_wait(uint64_t direction, size_t bytes) {
     CALL(cuMemcpyDtoH, made.host, made.device, bytes);
 }
 
+/* Do one step, but for those of loops. */
 static void do_step(const struct step *step) {
   device_pointer kept;
   switch (step->verb) {
-  case CPU:
+  case CPU: /* a: ns */
     spin_until(now_ns() + step->a);
     break;
-  case EVERY:
+  case EVERY: /* a: the period in ns */
     doing.due_ns = doing.next_ns ? doing.next_ns : now_ns();
     doing.next_ns = doing.due_ns + step->a;
     sleep_until(doing.due_ns);
@@ -150,7 +153,7 @@ static void do_step(const struct step *step) {
   case LAUNCH:
     do_launches(step);
     break;
-  case RUN:
+  case RUN: /* a: the stream; b: the graph */
     CALL(cuGraphLaunch, made.graphs[step->b], made.streams[step->a]);
     doing.launches++;
     doing.work_ns += made.graph_ns[step->b];
@@ -158,16 +161,16 @@ static void do_step(const struct step *step) {
   case SYNC_STREAM:
     CALL(cuStreamSynchronize, made.streams[step->a]);
     break;
-  case COPY:
+  case COPY: /* a: the stream; b: the direction; c: bytes */
     copy(step->b, step->c, made.streams[step->a]);
     break;
-  case COPY_SYNC:
+  case COPY_SYNC: /* a: the direction; b: bytes */
     copy_and_wait(step->a, step->b);
     break;
-  case ALLOC:
+  case ALLOC: /* a: bytes */
     CALL(cuMemAlloc, &kept, step->a);
     break;
-  case BEGIN:
+  case BEGIN: /* a: the mark, as for END */
     doing.marks[step->a].begun_ns = doing.due_ns ? doing.due_ns : now_ns();
     doing.due_ns = 0;
     break;
@@ -190,7 +193,9 @@ static void meet(void) {
   await_go(options.wait, options.seconds_ns, &options.start_ns, &options.stop_ns);
 }
 
-/* Where a loop's begin leads: into its body, or to its end. Outside of it the endless loop is SIZE_MAX. */
+/* At the begin of the loop at `at`: return where to go on, there or at the loop's end. `rounds`: the rounds begun, by
+ * the loop's index. *endless: the index of the endless loop once it has begun; SIZE_MAX before. Its first rounds warm
+ * up, then the program waits for the go. At the stop time every loop leads to the end of the endless one. */
 static size_t go_round(size_t at, uint64_t *rounds, size_t *endless) {
   const struct step *step = &trace.steps[at];
   if (!step->a && *endless == SIZE_MAX) {
@@ -209,6 +214,7 @@ static size_t go_round(size_t at, uint64_t *rounds, size_t *endless) {
   return (size_t)step->b;
 }
 
+/* Do the steps of the trace. Without an endless loop nothing warms up: the go comes first. */
 static void do_all(void) {
   uint64_t *rounds = allocate(trace.count, sizeof *rounds);
   size_t endless = SIZE_MAX;
@@ -236,6 +242,7 @@ static uint64_t nearest_rank(const struct series *series, size_t percent) {
   return series->count ? series->values_ns[(series->count * percent + 99) / 100 - 1] : 0;
 }
 
+/* Print the result with the rate and the percentiles of every mark. */
 static void print_result(void) {
   uint64_t end_ns = now_ns();
   print_begin(options.start_ns, end_ns, doing.launches, doing.work_ns);

@@ -36,6 +36,7 @@ static struct {
 
 static struct rank ranks[DEVICES_MAX];
 
+/* The word that a device's rank writes in this step of this collective. */
 static uint32_t *word_of(uint64_t collective, uint64_t step, uint64_t device) {
   uint64_t index = (collective * ring.steps + step) * ring.devices + device;
   if (index >= WORDS)
@@ -43,6 +44,7 @@ static uint32_t *word_of(uint64_t collective, uint64_t step, uint64_t device) {
   return &ring.words[index];
 }
 
+/* Launch a rank's part of a collective, and the work of its own behind it. */
 static void launch_collective(struct rank *rank, uint64_t number) {
   for (uint64_t step = 0; step < ring.steps; step++) {
     uint32_t *own = word_of(number, step, rank->device);
@@ -62,6 +64,7 @@ static bool another(const struct rank *rank, uint64_t group) {
   return group <= __atomic_load_n(&ring.last, __ATOMIC_SEQ_CST);
 }
 
+/* The thread of a rank: group after group, each of `group` collectives, with a wait at its end. */
 static void *run(void *argument) {
   struct rank *rank = argument;
   CALL(cuCtxSetCurrent, rank->context);

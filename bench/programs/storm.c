@@ -17,9 +17,10 @@
 
 #define EPISODES_BEFORE 40u /* a fault, on average */
 #define GRAPH_KERNELS   6u
-#define SLOW_NS         100000000u
-#define BURST_BUDGET_NS 8000000u /* device time of one burst, so that a small share still ends its episodes */
+#define SLOW_NS         100000000u /* an episode that takes longer is told */
+#define BURST_BUDGET_NS 8000000u   /* device time of one burst, so that a small share still ends its episodes */
 
+/* Launch kernels of random lengths into random streams, of BURST_BUDGET_NS together at most. */
 static void burst(struct worker *worker, uint32_t device) {
   uint64_t left_ns = draw(worker, BURST_BUDGET_NS) + 1;
   for (uint32_t i = 0; i < 64 && left_ns; i++) {
@@ -30,6 +31,7 @@ static void burst(struct worker *worker, uint32_t device) {
   }
 }
 
+/* Launch the worker's graph on this device, which is made at its first use. */
 static void graph(struct worker *worker, uint32_t device) {
   void **executable = &worker->graphs[device], *stream = worker->streams[device][0];
   if (!*executable) {
@@ -61,6 +63,7 @@ static void spin(struct worker *worker, uint32_t device) {
   synchronise(worker, places[0]);
 }
 
+/* Do one random thing on a random device. */
 static void episode(struct worker *worker) {
   uint32_t device = draw(worker, storm.devices), kind = draw(worker, 16);
   use(device);
@@ -76,6 +79,7 @@ static void episode(struct worker *worker) {
     synchronise(worker, device);
 }
 
+/* A thread: one episode after another, until the stop time or a fault. */
 static void *run(void *argument) {
   struct worker *worker = argument;
   while (now_ns() < storm.stop_ns) {
@@ -99,6 +103,7 @@ static void *run(void *argument) {
   return NULL;
 }
 
+/* Make what all threads need: per device a context, kernels and memory; per thread streams, events, words and dice. */
 static void open_all(uint64_t seed) {
   for (uint32_t device = 0; device < storm.devices; device++) {
     storm.contexts[device] = open_context((int)device);

@@ -10,10 +10,10 @@
 
 #define THREADS_MAX 4u
 #define DEVICES_MAX 4u
-#define STREAMS     3u
-#define UNITS       5u
-#define WORDS       4096u
-#define SLOW_MAX    1024u
+#define STREAMS     3u         /* of each thread on each device */
+#define UNITS       5u         /* lengths of kernels */
+#define WORDS       4096u      /* of each thread */
+#define SLOW_MAX    1024u      /* numbers, two for each slow episode */
 #define HAUL_BYTES  (4u << 20) /* the longest copy */
 
 static const uint64_t units_ns[UNITS] = {5000, 50000, 200000, 1000000, 4000000};
@@ -75,6 +75,7 @@ static uint32_t *fresh_words(struct worker *worker, uint32_t count) {
   return words;
 }
 
+/* Wait for all of the worker's streams on the device. Its context is current then. */
 static void synchronise(struct worker *worker, uint32_t device) {
   use(device);
   for (uint32_t i = 0; i < STREAMS; i++)

@@ -35,6 +35,7 @@
 #define COPY_BYTES    (4u << 20)
 #define AT_LEAST      0u /* the comparison of cuStreamWaitValue32 */
 
+/* One stream of a worker, and what its work needs. */
 struct lane {
   void *stream, *graph, *event;
   void *far_stream, *far_event; /* on the second device */
@@ -104,6 +105,7 @@ static void parse(int count, char **arguments) {
     die("before=%s: give upload, download, function, word or device", options.before);
 }
 
+/* Make the stream of the kind that the option `kinds` has at this index. */
 static void open_stream(struct lane *lane, uint32_t index) {
   char kind = options.kinds[index];
   if (kind == 'l')
@@ -114,6 +116,7 @@ static void open_stream(struct lane *lane, uint32_t index) {
     CALL(cuStreamCreate, &lane->stream, kind == 'b' ? STREAM_BLOCKS : STREAM_NON_BLOCKING);
 }
 
+/* Make the executable graph that is launched in place of a kernel. */
 static void make_graph(struct lane *lane, uint32_t index) {
   void *stream = NULL;
   CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
@@ -138,6 +141,7 @@ static void open_wait(struct lane *lane) {
   }
 }
 
+/* Make the worker's streams and events, in the worker's own thread. */
 static void open_worker(struct worker *worker) {
   CALL(cuCtxSetCurrent, options.context);
   CALL(cuEventCreate, &worker->begun, EVENT_DISABLE_TIMING);
@@ -170,6 +174,7 @@ static void wait_far(struct worker *worker, uint32_t index) {
   CALL(cuStreamWaitEvent, lane->stream, lane->far_event, 0);
 }
 
+/* Let the stream wait for what the option `before` says. */
 static void wait_before(struct worker *worker, uint32_t index) {
   struct lane *lane = &worker->lanes[index];
   if (waits_for("upload"))
@@ -201,6 +206,8 @@ static void give(struct worker *worker, uint32_t index) {
   }
 }
 
+/* A round: give every stream its burst. With `fork` the others start after the first stream's burst, and the first gets
+ * a second burst after all of them. */
 static void give_all(struct worker *worker) {
   for (uint32_t i = 0; i < options.streams; i++) {
     if (options.fork && i)
@@ -218,6 +225,7 @@ static void give_all(struct worker *worker) {
     write_words(worker);
 }
 
+/* Wait for the round DEPTH rounds ago, and record this one. */
 static void wait_behind(struct worker *worker) {
   void **events = worker->rounds[worker->count % DEPTH];
   for (uint32_t i = 0; i < options.streams; i++) {
@@ -227,6 +235,7 @@ static void wait_behind(struct worker *worker) {
   }
 }
 
+/* End a round as the option `sync` says. */
 static void wait_all(struct worker *worker) {
   if (!strcmp(options.sync, "behind")) {
     wait_behind(worker);

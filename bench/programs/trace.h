@@ -24,7 +24,8 @@ enum stream_type { LEGACY, BLOCKING, NON_BLOCKING };
 static const char *const directions[] = {"htod", "dtoh", NULL};
 static const char *const stream_types[] = {"legacy", "blocking", "nonblocking", NULL};
 
-/* The numbers of a line in their order; for a loop: its count, and the index of its other end. */
+/* A line: its arguments as numbers, in the order that `verbs` tells. A loop has its count (0: endless) in `a`, and both
+ * its ends have the index of the other one in `b`. */
 struct step {
   enum verb verb;
   uint64_t a, b, c, d;
@@ -45,6 +46,7 @@ static void wrong(size_t line, const char *what) {
   die("line %zu: %s", line, what);
 }
 
+/* The number in the text; it must be below `bound`. */
 static uint64_t number(size_t line, const char *text, uint64_t bound) {
   if (!text)
     wrong(line, "a number is missing");
@@ -62,6 +64,7 @@ static uint64_t choice(size_t line, const char *text, const char *const *names) 
   return 0;
 }
 
+/* The number of the mark with this name, which is added if it is new. */
 static uint64_t mark(size_t line, const char *name) {
   for (uint64_t i = 0; i < trace.mark_count; i++)
     if (name && !strcmp(trace.mark_names[i], name))
@@ -76,6 +79,7 @@ static char *word(void) {
   return strtok(NULL, " \n");
 }
 
+/* Read a declaration: of a kernel, a stream or a graph. Those of a kind have the numbers 0, 1, ... in order. */
 static void declare(size_t line, const char *kind) {
   uint64_t at = number(line, word(), TABLE_MAX);
   if (!strcmp(kind, "kernel") && at == trace.kernels) {
@@ -108,6 +112,7 @@ static const struct {
     [AGAIN] = {"again", ""},
 };
 
+/* An argument of the kind that the letter tells, as a number. */
 static uint64_t argument(size_t line, char form, const char *text) {
   switch (form) {
   case 's':
@@ -125,6 +130,7 @@ static uint64_t argument(size_t line, char form, const char *text) {
   }
 }
 
+/* Read a line of what the program does, and append it to the steps. */
 static void read_step(size_t line, const char *name) {
   struct step step = {0};
   size_t verb = 0, count = sizeof verbs / sizeof *verbs;
@@ -174,6 +180,7 @@ static void join_loops(void) {
     die("a loop is not closed");
 }
 
+/* Read a whole trace: the header, the declarations, and from the line `thread` on the steps. */
 static void read_trace(const char *path) {
   static char text[LINE_MAX];
   bool declared = false;

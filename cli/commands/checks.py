@@ -32,7 +32,9 @@ FAIL: Final = "FAIL"
 _OLDEST_KERNEL: Final = (5, 3)
 """The first kernel with pidfd_open(2)."""
 _MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}
+"""The number of the system call membarrier(2), by machine."""
 _MEMBARRIER_PRIVATE_EXPEDITED: Final = 1 << 3
+_LEAST_OPEN_FILES: Final = 1024
 _PROBE_TIMEOUT_S: Final = 20
 _MPS_DIRECTORY: Final = "/tmp/nvidia-mps"  # noqa: S108 - where the daemon puts it
 _STOP_MPS: Final = "stop it: echo quit | nvidia-cuda-mps-control; give each program a share instead"
@@ -41,12 +43,12 @@ _INIT_REMEDIES: Final = {
     803: "libcuda and the kernel's driver are of different versions, as after an upgrade: reboot",
     804: "its forward-compatible libcuda does not serve this GPU: use the driver's own",
 }
-"""The remedy by the error of cuInit. For other errors it is nvidia-smi."""
+"""The remedy for some errors of cuInit. For any other one it is to check nvidia-smi."""
 _NVML_REMEDY: Final = (
     "nvidia-smi -L: if it fails too, look at dmesg, and reload the driver or reboot; if it works, restart the agent ("
     "in a container, make that anew: it has lost its devices)"
 )
-"""What to do where NVML fails on every device."""
+"""What to do if NVML fails on every device."""
 _LOST: Final = "NVML: GPU is lost"
 _FORBIDDEN: Final = "NVML: Insufficient Permissions"
 _DRIVER_PROBE: Final = """
@@ -76,17 +78,17 @@ class Check:
 
 
 def run_checks(node: pb.GetNodeResponse | None, refusal: CliError | None, hook_path: Path) -> Iterator[Check]:
-    """Yield every check. `node` is the agent's answer, or None with the `refusal` that came instead.
+    """Yield every check. `node` is the agent's answer; None: it did not answer, and `refusal` says why.
 
-    With both, the agent answers, but this process can register no share that it owns.
-    `hook_path` is the hook of this installation. It is checked if no agent says which hook programs get.
+    With both, the agent answers, but cannot learn which process this is. `hook_path` is the hook of this installation.
+    It is checked if no agent says which hook programs get.
     """
     yield check_kernel(platform.release())
     yield check_pidfd()
     yield check_membarrier()
     yield check_agent(node, refusal)
     if node is not None and refusal is not None:
-        yield Check("agent", FAIL, refusal.cause, refusal.remedy)  # it cannot learn which process we are
+        yield Check("agent", FAIL, refusal.cause, refusal.remedy)
     yield check_hook(Path(node.hook_path) if node and node.hook_path else hook_path)
     if node is not None:
         yield from check_served_hook(node)
@@ -123,11 +125,11 @@ def check_pidfd() -> Check:
 
 
 def check_membarrier() -> Check:
-    """Check membarrier(2): it lets the hook revoke a turn at no cost for a launch."""
+    """Check membarrier(2): with it a launch costs nothing extra, although the hook can revoke a turn at any time."""
     number = _MEMBARRIER.get(platform.machine())
     if number is None:
         return Check("membarrier", FAIL, f"{platform.machine()} is not supported", "use x86-64 or aarch64")
-    commands = ctypes.CDLL(None, use_errno=True).syscall(number, 0, 0, 0)
+    commands = ctypes.CDLL(None, use_errno=True).syscall(number, 0, 0, 0)  # MEMBARRIER_CMD_QUERY
     if commands < 0 or not commands & _MEMBARRIER_PRIVATE_EXPEDITED:
         remedy = "allow membarrier in the seccomp profile (Linux 4.14 or later has it)"
         return Check("membarrier", WARN, "no private expedited membarrier: launches cost some ns more", remedy)
@@ -161,7 +163,7 @@ def check_hook(path: Path) -> Check:
 
 
 def check_served_hook(node: pb.GetNodeResponse) -> Iterator[Check]:
-    """Yield a warning if the agent gives programs the package's own hook, which an upgrade replaces; else nothing."""
+    """Yield a warning if programs get the hook in the package itself, which an upgrade replaces; else nothing."""
     if Path(node.hook_path).name == hook.LIBRARY.name:  # a copy in the hook directory has its version in its name
         text = "served from the package: the agent's hook directory is mounted noexec"
         remedy = "stop the programs before an upgrade replaces it, or choose another --hook-directory"
@@ -203,14 +205,15 @@ def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:
 def check_tmpfs(directory: Path, mounts: str) -> Check:
     """Check that regions lie in memory: on a disk each change of a shared word may be written out.
 
-    `mounts` is the text of /proc/mounts. The longest mount point above `directory` is the one that holds it.
+    `mounts` is the text of /proc/mounts. The longest mount point above `directory` is the one that holds it. Of several
+    equal ones that is the last.
     """
-    best, kind = "", "unknown"
+    longest, kind = "", "unknown"
     for line in mounts.splitlines():
         point, filesystem = line.split()[1:3]
-        prefix = point.replace("\\040", " ")
-        if directory.is_relative_to(prefix) and len(prefix) >= len(best):
-            best, kind = prefix, filesystem
+        mount_point = point.replace("\\040", " ")  # the kernel writes a space like this
+        if directory.is_relative_to(mount_point) and len(mount_point) >= len(longest):
+            longest, kind = mount_point, filesystem
     if kind not in ("tmpfs", "ramfs"):
         remedy = "move the agent's runtime directory to a tmpfs such as /run or /dev/shm"
         return Check("tmpfs", FAIL, f"{directory} is on {kind}", remedy)
@@ -222,7 +225,7 @@ def check_open_files(hard: int) -> Check:
 
     The agent raises its own limit to its hard limit.
     """
-    if hard != resource.RLIM_INFINITY and hard < 1024:
+    if hard != resource.RLIM_INFINITY and hard < _LEAST_OPEN_FILES:
         remedy = "raise it: ulimit -n 4096, or LimitNOFILE= in the agent's unit"
         return Check("open files", WARN, f"the limit is {hard}: too few for an agent with many programs", remedy)
     return Check("open files", OK, "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}")
@@ -231,8 +234,9 @@ def check_open_files(hard: int) -> Check:
 def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
     """Check the health of each device, and that no program runs on it without a share."""
     reasons = [device.health_reason for device in node.devices]
-    judged = [reason for reason in reasons if not reason.startswith(("Xid ", "released ", "taken back "))]
-    nvml_is_broken = all(reason.startswith("NVML: ") and reason not in (_LOST, _FORBIDDEN) for reason in judged)
+    # Whether NVML works does not show on a device that has one of these reasons.
+    telling = [reason for reason in reasons if not reason.startswith(("Xid ", "released ", "taken back "))]
+    nvml_is_broken = all(reason.startswith("NVML: ") and reason not in (_LOST, _FORBIDDEN) for reason in telling)
     for device in node.devices:
         name = f"device {device.index}"
         if device.health_reason.startswith("released "):
@@ -242,10 +246,10 @@ def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
             yield Check(name, FAIL, f"{device.name}: {device.health_reason}", remedy)
         elif not device.foreign_processes:
             yield Check(name, OK, f"{device.name}, {device.requested_millipercent / 1000:g} % asked for")
-        if strangers := [process for process in device.foreign_processes if not process.unmetered_cause]:
-            who = ", ".join(f"{process.name} ({process.pid})" for process in strangers)
+        if shareless := [process for process in device.foreign_processes if not process.unmetered_cause]:
+            listed = ", ".join(f"{process.name} ({process.pid})" for process in shareless)
             remedy = "start it with sharepod run, or name it in the agent's --monitoring: nobody accounts for its time"
-            yield Check(name, WARN, f"{device.name}: {who} runs without a share", remedy)
+            yield Check(name, WARN, f"{device.name}: {listed} runs without a share", remedy)
         for process in device.foreign_processes:
             if process.unmetered_cause:
                 text = f"{device.name}: {process.name} ({process.pid}) runs unmetered in its share"
@@ -279,7 +283,7 @@ def _device_remedy(device: pb.Device) -> str:
 
 
 def check_troubles(node: pb.GetNodeResponse) -> Iterator[Check]:
-    """Yield what the agent tells of its shares and of itself, each with the remedy that its last words are."""
+    """Yield what the agent tells of its shares and of itself. The last part of each text is the remedy."""
     for trouble in node.troubles:
         text, _, remedy = trouble.rpartition(": ")
         yield Check("share" if trouble.startswith("share ") else "agent", WARN, text, remedy)

@@ -19,16 +19,18 @@ from typing import Final, NoReturn
 from sharepod.cli.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, CliError
 
 _INTERPRETERS_MAX: Final = 5
-"""How long a chain of scripts and interpreters may be, as in the kernel."""
+"""The most files in a chain of scripts and interpreters, as in the kernel."""
 _FIRST_LINE_MAX: Final = 256
-# Lists of paths: our part is added in front. Other variables are replaced.
+_TEXT_LOOK: Final = 256
+"""Bytes at the begin of a file that show whether it is text."""
 _PATH_LISTS: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
+"""Variables that are lists of paths: our part is put in front. Other variables are replaced."""
 
 
 def find_program(name: str, path: str | None) -> str:
-    """Return the file that a shell would run for `name` with `PATH` = `path`.
+    """Return the file that a shell would run for `name` with the PATH `path`.
 
-    Raises CliError with 127 when there is none and 126 when it cannot be executed.
+    Raises CliError, with the exit code 127 if there is no such file and 126 if it cannot be executed.
     """
     found = shutil.which(name, path=path)
     if found is not None:
@@ -47,10 +49,10 @@ def find_program(name: str, path: str | None) -> str:
 
 
 def gains_rights(program: str, path: str | None = None) -> str:
-    """Return the right that a program file, or its interpreter, gains at its start and so loses the hook; empty: none.
+    """Return the right that a program file, or a script's interpreter, gains at its start; empty: none.
 
-    With such a right the loader drops LD_PRELOAD, also for all programs that this one starts. `path` is the PATH in
-    which `env` looks for a script's interpreter.
+    With such a right the loader drops LD_PRELOAD and so the hook, also for all programs that this one starts. `path` is
+    the PATH in which `env` looks for a script's interpreter.
     """
     for _ in range(_INTERPRETERS_MAX):
         status = Path(program).stat()
@@ -60,15 +62,16 @@ def gains_rights(program: str, path: str | None = None) -> str:
             return "a set-group-ID bit"
         if os.getuid() != 0 and _has_capabilities(program):
             return "file capabilities"
-        words = _interpreter(program)
+        words = _interpreter_line(program)
         if not words:
             break
-        found = words[0]
-        if Path(found).name == "env":
-            found = shutil.which(next((word for word in words[1:] if word[0] not in "-"), ""), path=path) or ""
-        if not Path(found).is_file():
+        interpreter = words[0]
+        if Path(interpreter).name == "env":
+            name = next((word for word in words[1:] if word[0] != "-"), "")
+            interpreter = shutil.which(name, path=path) or ""
+        if not Path(interpreter).is_file():
             break
-        program = found
+        program = interpreter
     return ""
 
 
@@ -80,7 +83,7 @@ def _has_capabilities(program: str) -> bool:
         return False
 
 
-def _interpreter(program: str) -> list[str]:
+def _interpreter_line(program: str) -> list[str]:
     """Return the words of a script's first line after `#!`; none: it is no script, or it may not be read."""
     try:
         with Path(program).open("rb") as file:
@@ -101,7 +104,7 @@ def program_environment(base: Mapping[str, str], additions: Mapping[str, str], h
 
 def become(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the program. Raises CliError (126) when the kernel refuses."""
-    # Python ignores these signals from its start, and exec keeps an ignored signal ignored: `yes | head` would not end.
+    # Python ignores these signals, and exec keeps an ignored signal ignored. A program like `yes | head` would not end.
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         os.execve(program, list(arguments), environment)  # noqa: S606 - that is the point
@@ -118,4 +121,4 @@ def become(program: str, arguments: Sequence[str], environment: Mapping[str, str
 def _is_text(program: str) -> bool:
     """Tell whether a file can be a script: there is no zero byte at its begin."""
     with Path(program).open("rb") as file:
-        return b"\0" not in file.read(256)
+        return b"\0" not in file.read(_TEXT_LOOK)

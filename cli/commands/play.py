@@ -1,4 +1,4 @@
-"""`sharepod simulate --times`: pods come, wait, yield and go, and the cycles are those of a live cluster."""
+"""`sharepod simulate --times`: pods come, wait, yield and go. The scheduling cycles are those of a live cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DAY_S: Final = 86_400.0
 TOLD_S: Final = 10.0
-"""The time between two lines that tell how far a play is."""
+"""The least time between two lines about the progress of a play."""
 MISSING: Final = "{} is missing: pip install 'sharepod[scheduler]'"
 
 
@@ -47,8 +47,8 @@ class Played:
         rounds: the number of scheduling cycles.
         devices: the devices of all nodes.
         used: the part of all devices' time that was used, from the first task's arrival to the last one's, 0..1.
-        unfit: tasks that would not fit into the empty cluster; they count nowhere else.
-        unended: tasks that had not ended when nothing happened any more.
+        unfit: the number of tasks that would not fit into the empty cluster; the other figures leave them out.
+        unended: the number of tasks that had not ended when nothing happened any more.
         waits: the waits by priority, highest first.
     """
 
@@ -98,8 +98,8 @@ def _read_plays(nodes: Path, pods: Path, queues: Path | None, policies: Sequence
 def listed(path: Path) -> list[Task]:
     """Return a list's pods as tasks, without the pods that ask for no share. Raises TraceError.
 
-    Time begins when the first pod of the list arrives. A pod runs for 1 s at least; without an end it runs until the
-    last moment of the list.
+    Time begins when the first pod of the list arrives. A pod runs for 1 s at least. If the list gives it no end, it
+    runs until the last moment of the list.
     """
     from sharepod.scheduler.simulation.job_run import Task
     from sharepod.scheduler.state.trace import read_timed_pods
@@ -118,14 +118,14 @@ def listed(path: Path) -> list[Task]:
     ]  # fmt: skip
 
 
-def _run_play(given: _Play) -> Played:
+def _run_play(one: _Play) -> Played:
     """Run one play to its end, and note from time to time how far it is. Raises CliError if no pod would ever fit."""
     from sharepod.scheduler.simulation.timeline import Timeline
     from sharepod.scheduler.simulation.waits import used_part, waits
 
-    timeline = Timeline(given.nodes, given.queues, given.policy)
-    timeline.expect(given.tasks)
-    comes_s = max(task.arrive_s for task in given.tasks)
+    timeline = Timeline(one.nodes, one.queues, one.policy)
+    timeline.expect(one.tasks)
+    last_arrival_s = max(task.arrive_s for task in one.tasks)
     told_s = time.monotonic()
 
     def tell(now_s: float) -> None:
@@ -135,18 +135,19 @@ def _run_play(given: _Play) -> Played:
             told_s = time.monotonic()
             ended = sum(run.ended_s is not None for run in timeline.job_runs.values())
             note(
-                f"{given.policy}: day {now_s / DAY_S:.1f} of {comes_s / DAY_S:.1f}, "
-                f"{len(timeline.job_runs)} of {len(given.tasks)} have come, {ended} have ended"
+                f"{one.policy}: day {now_s / DAY_S:.1f} of {last_arrival_s / DAY_S:.1f}, "
+                f"{len(timeline.job_runs)} of {len(one.tasks)} have come, {ended} have ended"
             )
 
-    played = timeline.play(given.tasks, float("inf"), tell)
+    played = timeline.play(one.tasks, float("inf"), tell)
     runs = [run for run in played if timeline.fits(run.task)]
     if not runs:
         raise CliError("no pod of the list would fit into the empty cluster: are the nodes the right ones?")
-    devices = sum(node.devices for node in given.nodes)
+    devices = sum(node.devices for node in one.nodes)
     return Played(
-        given.policy, timeline.rounds, devices, used_part(runs, devices, timeline.now_s), len(played) - len(runs),
-        sum(run.ended_s is None for run in runs), waits(runs, timeline.now_s),
+        one.policy, timeline.rounds, devices, used=used_part(runs, devices, timeline.now_s),
+        unfit=len(played) - len(runs), unended=sum(run.ended_s is None for run in runs),
+        waits=waits(runs, timeline.now_s),
     )  # fmt: skip
 
 
@@ -160,18 +161,18 @@ def _tables(done: Sequence[Played]) -> Group:
     times = table("POLICY", ">PRIORITY", ">JOBS", ">MEDIAN", ">P95", ">P99", ">LONGEST", ">PAUSED", ">EVICTED", ">LOST")
     for one in done:
         totals.add_row(one.policy, str(one.devices), f"{100 * one.used:.2f} %", str(one.unended), str(one.unfit))
-        for some in one.waits:
+        for row in one.waits:
             times.add_row(
-                one.policy, str(some.priority), str(some.tasks),
-                *(_time(value) for value in (some.median_s, some.p95_s, some.p99_s, some.longest_s)),
-                str(some.paused), str(some.evicted), f"{some.lost_device_s / DAY_S:.2f} d",
+                one.policy, str(row.priority), str(row.tasks),
+                *(_time(value) for value in (row.median_s, row.p95_s, row.p99_s, row.longest_s)),
+                str(row.paused), str(row.evicted), f"{row.lost_device_s / DAY_S:.2f} d",
             )  # fmt: skip
     waited = "How long jobs waited, what yielded, and the work that was lost with it, in days of a device:"
     return Group(totals, "", waited, times)
 
 
 def _time(seconds: float) -> str:
-    """Return a time in the unit that suits a reader."""
+    """Return a time in days, hours, minutes or seconds: the largest unit of which it has one."""
     for unit_s, unit in ((DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:.1f} {unit}"

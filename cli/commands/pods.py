@@ -22,7 +22,7 @@ Object = dict[str, Any]
 def ask(url: str, namespace: str, name: str) -> Object:
     """Return the explanation of a pod by the scheduler at `url`. Raises CliError.
 
-    It is an Explanation of scheduler/explain/explanation.py, as JSON.
+    It is the JSON of an Explanation of scheduler/explain/explanation.py, as is the parameter `found` below.
     """
     for flag, text in (("-n", namespace), ("pod/", name)):
         if not _NAME.fullmatch(text):
@@ -36,11 +36,11 @@ def ask(url: str, namespace: str, name: str) -> Object:
 def lines(found: Object, url: str, width: int) -> list[str]:
     """Return an explanation as lines of at most `width` columns. Raises CliError if the answer is no explanation."""
     try:
-        said = list(_lines(found))
+        unwrapped = list(_lines(found))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise CliError(scheduler.STRANGER.format(url=url)) from None
     wrapped = []
-    for line in said:
+    for line in unwrapped:
         plain = "".join(letter if letter.isprintable() else "?" for letter in line)
         indent = " " * (len(plain) - len(plain.lstrip()) + 2)
         wrapped += textwrap.wrap(plain, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
@@ -76,15 +76,15 @@ def _lines(found: Object) -> Iterator[str]:
 
 
 def _neighbours(found: Object) -> Iterator[str]:
-    """Yield what is left of each device on which the pod has a share, and the other shares there."""
+    """Yield what is left of each device on which the pod has a share, and which other shares are there."""
     devices = found["left"]["devices"] if found["left"] else []
     for place in found["there"]:
         yield f"  device {_device(devices[place['device']])} left, beside it:"
         for share in place["shares"]:
             used = "" if share["used_percent"] is None else f", used {share['used_percent']} % of the last minute"
-            who = f"{share['pod']} {share['container']}".strip() or "a share of no pod"
-            aside = {"pause": ", paused to make room", "limit": ", limited to that"}.get(share.get("yields", ""), "")
-            yield f"      {who}: {share['share_class']}, asked for {share['asked_percent']} %{aside}{used}"
+            holder = f"{share['pod']} {share['container']}".strip() or "a share of no pod"
+            yields = {"pause": ", paused to make room", "limit": ", limited to that"}.get(share.get("yields", ""), "")
+            yield f"      {holder}: {share['share_class']}, asked for {share['asked_percent']} %{yields}{used}"
         if not place["shares"]:
             yield "      nobody"
         if place["more"]:
@@ -94,14 +94,14 @@ def _neighbours(found: Object) -> Iterator[str]:
 def _behind(fit: Object, number: int) -> str:
     """Say how much more a place costs than the best one, and for what. `number` is its position in the list, from 1.
 
-    `fit` is a Fit of scheduler/explain/explanation.py: `behind` counts steps of the policy's cost, and `behind_milli`
-    is the same in 1/1000 of a device, or null.
+    `fit` is a Fit of scheduler/explain/explanation.py. `behind` is the difference in steps of the policy's cost.
+    `behind_milli` is the same in 1/1000 of a device; null: the policy does not tell.
     """
     if fit["behind"] == 0:
         return "the best" if number == 1 else "as good, but later by name"
     if fit["behind_milli"] is not None:
-        grain = fit["behind_milli"] / fit["behind"]  # milli of a device in one of the policy's steps
-        text, use = f"costs {fit['behind_milli']} milli of a device more", round(fit["behind_use"] * grain)
+        step_milli = fit["behind_milli"] / fit["behind"]  # milli of a device in one step
+        text, use = f"costs {fit['behind_milli']} milli of a device more", round(fit["behind_use"] * step_milli)
         room = fit["behind_milli"] - use
     else:
         text, use = f"costs {fit['behind']} steps more", fit["behind_use"]

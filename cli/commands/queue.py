@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NS: Final = 10**9
 SHOWN: Final = 50
+"""How many waiting jobs are shown without --all."""
 _ELSEWHERE: Final = "this replica does not decide, another one has the queue: ask each pod of the Deployment"
 _AWAY: Final = "this replica does not decide, as it cannot hold the lease ({}): pods wait, running ones run on"
 
@@ -63,7 +64,7 @@ def queue(
 
 
 def _unknown(namespace: str, names: list[str]) -> str:
-    """Return the note about a queue of which the scheduler knows nothing, with the known name that is most like it."""
+    """Return the note about a queue that the scheduler does not know. It names the known queue that is most like it."""
     near = difflib.get_close_matches(namespace, names, 1)
     return f"queue {namespace} holds nothing and nothing of it waits" + (f": did you mean {near[0]}?" if near else "")
 

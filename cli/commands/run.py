@@ -77,8 +77,8 @@ def run(
         raise UsageError("--gang is empty: is a variable not set? give the job's name, or leave the flag out")
     request, most = quantities.parse_terms(gpu, limit)
     memory_bytes = 0 if memory is None else quantities.parse_memory(memory)
-    before = dict(os.environ)
-    program = launch.find_program(command[0], before.get("PATH"))
+    environment = dict(os.environ)
+    program = launch.find_program(command[0], environment.get("PATH"))
     if private:
         stay_first()
     from sharepod.proto import v1_pb2 as pb  # not earlier: a mistyped flag should not wait for this import
@@ -102,17 +102,20 @@ def run(
     if private:
         ensure_agent(path, simulate)
     try:
-        _become(path, ask, program, command, before, simulate)
+        _become(path, ask, program, command, environment, simulate)
     except CliError as error:
         if not private or error.exit_code != EXIT_NO_AGENT:
             raise
         # The private agent that was found may just have ended with its last share.
         ensure_agent(path, simulate)
-        _become(path, ask, program, command, before, simulate)
+        _become(path, ask, program, command, environment, simulate)
 
 
 def warn_of_unmetered(program: str, right: str, policy: str) -> None:
-    """Warn that the hook will not be loaded. Raises CliError on a node where no program may run without it."""
+    """Warn that a program gains a `right` with which the hook is not loaded: see launch.gains_rights.
+
+    Raises CliError if the node's `policy` forbids programs without the hook.
+    """
     text = f"{program} has {right}, and the loader drops the hook for it"
     if policy == "closed":
         raise CliError(
@@ -126,22 +129,22 @@ def _become(
     ask: pb.RegisterShareRequest,
     program: str,
     command: list[str],
-    before: dict[str, str],
+    environment: dict[str, str],
     simulate: str | None,
 ) -> NoReturn:
     """Register a share and replace this process by the program. Raises CliError; then there is no share.
 
-    `before` is the environment in which the command was started.
+    `environment` is that of this process at its start.
     """
     with connect(path) as client:
         if simulate is not None:
             check_devices(client.node(), path, simulate)
-        if right := launch.gains_rights(program, before.get("PATH")):
+        if right := launch.gains_rights(program, environment.get("PATH")):
             warn_of_unmetered(program, right, client.node().policy)
         registration = client.register(ask)
-        environment = launch.program_environment(before, registration.environment, registration.hook_path)
+        with_share = launch.program_environment(environment, registration.environment, registration.hook_path)
         try:
-            launch.become(program, command, environment)
+            launch.become(program, command, with_share)
         except CliError:
             client.release(registration.share.id)
             raise

@@ -33,8 +33,10 @@ POLICIES: Final = ("worth", "fgd", "binpack", "consolidate", "spread")
 SEEDS_MAX: Final = 1000
 SEEDS: Final = 10
 ARRIVE: Final = 1.3
+"""The default of --arrive, as a part of the time of all devices."""
 ARRIVE_MAX: Final = 10.0
 WHOLE: Final = 1.0
+"""The time of all devices, in this unit."""
 PLACEMENT_COLUMNS: Final = ("seed", "pod", "node", "device_indices", "milli")
 
 
@@ -46,7 +48,7 @@ class _Task:
     pods: Sequence[NamedPod]
     policy: str
     arrive: float | None
-    """How much is asked for, as a part of all devices; None: each pod comes once."""
+    """Pods come until so much is asked for, as a part of all devices; None: each pod comes once."""
     seed: int
     keeps_places: bool
     """Whether the replay also returns where each pod went."""
@@ -116,7 +118,8 @@ def simulate(
       sharepod simulate --nodes nodes.csv --pods pods.csv --times --queues queues.yaml
     """
     names = _policies(policy)
-    given = [flag for flag, there in (("--times", times), ("--once", once), ("--arrive", arrive is not None)) if there]
+    modes = (("--times", times), ("--once", once), ("--arrive", arrive is not None))
+    given = [flag for flag, is_given in modes if is_given]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other: give one of them")
     count = (1 if times else SEEDS) if seeds is None else seeds
@@ -233,7 +236,7 @@ def _read_tasks(
 
 
 def _others(told: Sequence[str], kind: str) -> str:
-    """Return how many there are beside the first of `told`; empty: there are no others."""
+    """Return the end of a note that names the first of `told`: how many more there are; empty: there are no others."""
     return f"; and {len(told) - 1} more {kind}{'s' if len(told) > 2 else ''}" if len(told) > 1 else ""
 
 
@@ -292,13 +295,14 @@ def _counts(failed: int, came: int) -> dict[str, int]:
 def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float | None) -> Group:
     """Return what was allocated and what failed under each policy, as means over its seeds.
 
-    Each policy has a row for the end of its replays. If `arrive` is above 1, there is a row before it for the moment at
+    Each policy has a row for the end of its replays. If `arrive` is above 1, there is also a row for the moment at
     which the time of all devices had been asked for.
     """
     from rich.console import Group
 
     from sharepod.cli.render.tables import table
 
+    # What had been asked for at the moment of each row; None: at the end.
     marks = [arrive] if arrive is None or arrive <= WHOLE else [WHOLE, arrive]
     sizes = sorted({size for outcome in outcomes for size, _, _ in outcome.points[-1].failed}, key=_size_order)
     totals = table("POLICY", ">ASKED FOR", ">ALLOCATED", ">FRAGMENTED")
@@ -332,7 +336,7 @@ def _mean(values: Sequence[float]) -> str:
 def _part_failed(counts: Sequence[tuple[int, int] | None]) -> str:
     """Return the part of all pods of a size that failed; a dash: none came.
 
-    `counts` has, for each seed, how many failed and how many came; None: none.
+    `counts` has, for each seed, how many failed and how many came; None: no pod of this size came.
     """
     came = sum(count[1] for count in counts if count)
     return f"{100 * sum(count[0] for count in counts if count) / came:.2f} %" if came else "–"

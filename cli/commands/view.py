@@ -116,9 +116,9 @@ def trace(
 
 
 def record(client: Client, seconds: float) -> list[Turn]:
-    """Return the turns that end within the next `seconds`, fetched every second: the agent keeps only the last ones."""
-    kept = client.turns_after(0)
-    last = kept[-1].sequence if kept else 0
+    """Return the turns that end in the next `seconds`. Fetch them every second: the agent keeps only the last ones."""
+    earlier = client.turns_after(0)
+    last = earlier[-1].sequence if earlier else 0
     turns: list[Turn] = []
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:

@@ -1,7 +1,7 @@
 """Speaks gRPC to the node's agent, in the messages of proto/v1.proto.
 
-grpc is imported only here in the command, and this module is imported late: `sharepod --help` and a mistyped flag need
-not wait for it.
+In the command only this module imports grpc. It is itself imported late: `sharepod --help` and a mistyped flag need not
+wait for it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Response = TypeVar("Response")
 
 _TIMEOUT_S: Final = 10.0
 _RELEASE_S: Final = 30.0
-"""The call waits for a look at a device that is under way: 10 s at most."""
+"""The timeout for the release of a device: the agent may first end a look at the device, which takes up to 10 s."""
 _TURNS_A_CALL: Final = 16384
+"""The most turns in one answer."""
 _EXIT_CODES: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.EXIT_USAGE,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.EXIT_REFUSED,
@@ -39,13 +40,13 @@ _EXIT_CODES: Final = {
 
 
 _SESSIONS: Final = "/run/user/"
-"""Where a user's runtime directory is; it goes when that user logs out."""
+"""Where a user's runtime directory is. It is removed when the user logs out."""
 
 
 def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other: str = "") -> errors.CliError:
-    """Return the error for an agent that was not found, at the socket or in the directories `elsewhere`.
+    """Return the error for an agent that was not found at the socket, nor in the directories `elsewhere`.
 
-    `other`: the socket of another agent, which does listen.
+    `other`: the socket of another agent, which does listen; empty: there is none.
     """
     use = f"use the one that listens at {other} (--socket), or " if other else ""
     if starting := _starting(Path(socket_path)):
@@ -64,7 +65,10 @@ def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = (), other:
 
 
 def _starting(path: Path) -> int:
-    """Return the pid of an agent that has locked the directory of the operators' socket; 0: none is shown here."""
+    """Return the pid of an agent that has locked the directory of this operators' socket.
+
+    0: none has, it cannot be seen, or `path` is no operators' socket.
+    """
     if path.name != SOCKET_NAME:
         return 0
     try:
@@ -87,8 +91,8 @@ def check_agent(socket_path: str, elsewhere: Sequence[str] = (), other: str = ""
                     "ask its operator to let this user in (`--users-socket-mode`)",
                 ) from None
             cause = {errno.ENOENT: "there is no such socket", errno.ECONNREFUSED: "nobody listens (it has stopped)"}
-            told = cause.get(error.errno or 0, error.strerror or str(error))
-            raise no_agent(socket_path, told, elsewhere, other) from None
+            text = cause.get(error.errno or 0, error.strerror or str(error))
+            raise no_agent(socket_path, text, elsewhere, other) from None
 
 
 class Client:
@@ -115,7 +119,7 @@ class Client:
         self._channel.close()
 
     def register(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:
-        """Create a share. If the request names an owner, which is this process, the agent checks that by a ticket."""
+        """Create a share. If the request names this process as the owner, a ticket proves to the agent that it is."""
         if not request.owner_pid:
             return self._call(self._stub.RegisterShare, request, gang=request.gang)
         with hello.ticket(self._socket_path) as ticket:
@@ -179,7 +183,7 @@ class Client:
         return self._call(self._stub.GetNode, pb.GetNodeRequest())
 
     def node_for_owner(self) -> pb.GetNodeResponse:
-        """Return the node; its troubles also say why this process could own no share, if that is so.
+        """Return the node. If this process could own no share, the node's troubles say why.
 
         Raises CliError, too, if the agent cannot be told which process this is.
         """
@@ -196,7 +200,8 @@ class Client:
     ) -> Response:
         """Make a call with this user's token. Raises CliError.
 
-        `gang` is the gang of a registration: all of its programs need the same token. `ticket` names the caller.
+        `gang` is the gang of a registration: all of its programs need the same token. `ticket` tells the agent which
+        process calls; empty: it need not know.
         """
         metadata = token.metadata(self._socket_path, gang=gang)
         if ticket:
@@ -207,11 +212,11 @@ class Client:
             raise self._refusal(error, timeout_s) from None
 
     def _refusal(self, error: grpc.RpcError, timeout_s: float = _TIMEOUT_S) -> errors.CliError:
-        """Return the error for a failed call, with the agent's text if there is one; the status sets its exit code.
+        """Return the error for a failed call, with the agent's text if there is one. The status sets its exit code.
 
         `timeout_s`: how long the call waited for an answer.
         """
-        # The error that the library raises is the call itself; only its type does not say so.
+        # grpc raises an error that is also the call, but its type does not say so.
         call = cast("grpc.Call", error)
         code, details = call.code(), call.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from sharepod.proto import v1_pb2 as pb
 
 _START_TIMEOUT_S: Final = 75.0
-"""Longer than the agent waits for NVML to be opened."""
+"""How long to wait for a private agent: longer than the agent itself waits for NVML."""
 _SLOW_START_S: Final = 5.0
-"""When the agent takes longer to start, that is told."""
+"""The user is told that the start is slow after this time."""
 _OTHER_STARTS_S: Final = 2.0
-"""How long the agent of another command has, before this one starts an agent again."""
+"""How long to wait for the agent that another command starts, before this one tries again."""
 _LOOK_S: Final = 0.02
 _SYSTEMD_RUNS: Final = Path("/run/systemd/system")
 """A directory that exists when systemd is the machine's init."""
@@ -44,12 +44,7 @@ _NODE_DIRECTORY: Final = Path("/run/sharepod")
 
 
 def socket_path(given: str | None) -> str:
-    """Return the agent's socket: the given one, else this user's, else the node's if only that one exists.
-
-    In a directory it is the operators' socket if this user may use it, else the users' socket.
-
-    Raises UsageError when the path is too long.
-    """
+    """Return the agent's socket: the given one, else the default one. Raises UsageError when the path is too long."""
     path = given or _default_socket()
     if (length := len(os.fsencode(path))) > SOCKET_PATH_MAX:
         raise UsageError(
@@ -59,9 +54,9 @@ def socket_path(given: str | None) -> str:
 
 
 def _default_socket() -> str:
-    """Return the socket to use if none is given: in the first directory that has one, else in the first directory.
+    """Return the socket to use if none is given: in the first default directory that has one, else in the first.
 
-    It is the users' socket if this user may use that one alone.
+    It is the operators' socket, unless this user may use only the users' socket.
     """
     places = [Path(directory) / SOCKET_NAME for directory in default_directories()]
     found = next((place for place in places if _is_there(place)), places[0])
@@ -70,16 +65,16 @@ def _default_socket() -> str:
 
 
 def default_directories() -> list[str]:
-    """Return the directories in which an agent without a given path is looked for: this user's, then the node's."""
+    """Return the directories in which an agent is looked for if no path is given: this user's, then the node's."""
     chosen = os.environ.get("SHAREPOD_RUNTIME_DIRECTORY")
-    own = [chosen] if chosen else runtime_directories(os.environ)
-    # In a directory that all users may write to, any user could have made a directory of that name.
-    ours = [place for place in own[1:] if os.path.exists(place) and os.stat(place).st_uid == os.getuid()]  # noqa: PTH110, PTH116
-    return list(dict.fromkeys([own[0], *ours, str(_NODE_DIRECTORY)]))
+    first, *others = [chosen] if chosen else runtime_directories(os.environ)
+    # The others lie where all users may write: another user could have made a directory of that name.
+    ours = [place for place in others if os.path.exists(place) and os.stat(place).st_uid == os.getuid()]  # noqa: PTH110, PTH116
+    return list(dict.fromkeys([first, *ours, str(_NODE_DIRECTORY)]))
 
 
 def _is_there(path: Path) -> bool:
-    """Tell whether `path` exists. If this user may not look, it counts as existing: connecting then says what to do."""
+    """Tell whether `path` exists. If this user may not look, it counts as existing: `connect` then says what to do."""
     try:
         path.stat()
     except OSError as error:
@@ -93,7 +88,7 @@ def connect(path: str) -> Client:
     If `path` lies in a default directory, the error names the other default directories too, or the agent that listens
     in one of them.
     """
-    # Set before the library is loaded: its own log would appear between our lines.
+    # Before grpc is loaded: its own log would appear between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sharepod.cli.connection.client import Client
 
@@ -127,7 +122,7 @@ def ensure_agent(path: str, simulate: str | None) -> None:
     """Return when an agent listens at `path`. If none does, start a private one, which ends with its last share.
 
     `simulate` names the devices that a started one simulates; None: real ones. Raises CliError when no agent listens
-    after some seconds, or when a private agent cannot have this path or these devices.
+    after _START_TIMEOUT_S, or when a private agent cannot have this path or these devices.
     """
     if listens(path):
         return
@@ -137,7 +132,8 @@ def ensure_agent(path: str, simulate: str | None) -> None:
     while cause := _start_agent(path, simulate, start):
         if simulate and cause.startswith(f"devices {simulate} {NOT_SIMULATED}"):
             raise UsageError(f"--simulate: {cause}")
-        # The agent that has the place is about to listen (two commands started one each), or it is just ending.
+        # ALREADY_RUNS: another agent has the path. It is about to listen, if two commands started one each, or it is
+        # just ending. So this is tried again.
         if not cause.startswith(ALREADY_RUNS) or time.monotonic() > start.deadline:
             raise CliError(f"the private agent does not start: {cause}", EXIT_NO_AGENT)
         start.wait(path, _OTHER_STARTS_S)
@@ -152,18 +148,18 @@ class _Start:
         """Begin at `now`, by time.monotonic."""
         self.deadline: Final = now + _START_TIMEOUT_S
         self._slow_at = now + _SLOW_START_S
-        """When it will be told that the start takes long."""
+        """When to tell the user that the start is slow."""
 
     def wait(self, path: str, seconds: float, ended: int | None = None) -> None:
-        """Return when an agent listens at `path`, after `seconds`, or at the deadline.
+        """Return when an agent listens at `path`, or after `seconds`, or at the deadline.
 
-        Return earlier when `ended` becomes readable: a pipe of which the started agent holds the other end.
+        Return also when the pipe `ended` becomes readable: then the agent, which holds the other end, has ended.
         """
         end = min(self.deadline, time.monotonic() + seconds)
         while not listens(path) and (now := time.monotonic()) < end:
             if now > self._slow_at:
                 note("waiting for the private agent: the driver answers slowly")
-                self._slow_at = self.deadline
+                self._slow_at = self.deadline  # told once
             if select.select([] if ended is None else [ended], [], [], _LOOK_S)[0]:
                 return
 
@@ -171,7 +167,8 @@ class _Start:
 def _start_agent(path: str, simulate: str | None, start: _Start) -> str:
     """Start a private agent, and wait until an agent listens at `path`. Return "", or why none listens.
 
-    `simulate` names the simulated devices; None: the real ones. The agent may be one that another command has started.
+    `simulate` names the simulated devices; None: the real ones. The agent that listens may be one that another command
+    has started.
     """
     command = [sys.executable, "-m", "sharepod.cli.connection.private", str(Path(path).absolute())]
     command += [simulate] if simulate else []
@@ -179,9 +176,9 @@ def _start_agent(path: str, simulate: str | None, start: _Start) -> str:
     with tempfile.TemporaryFile() as log, open(ended, "rb"):  # noqa: PTH123 - a descriptor
         try:
             # The agent detaches: this process becomes the program, which must not find a child that it never started.
-            # The agent holds its end of the pipe for its whole life.
+            # The agent keeps `alive` open for its whole life.
             own_cgroup = _in_own_cgroup()
-            for words in (own_cgroup, []) if own_cgroup else ([],):  # in our cgroup if it cannot have its own
+            for words in (own_cgroup, []) if own_cgroup else ([],):  # []: in our cgroup, if it cannot have its own
                 done = subprocess.run(
                     [*words, *command],
                     stdin=subprocess.DEVNULL,
@@ -211,7 +208,8 @@ def _start_agent(path: str, simulate: str | None, start: _Start) -> str:
 def _in_own_cgroup() -> list[str]:
     """Return the words before a command that move it out of our cgroup; none if systemd does not run.
 
-    When a service, a session or a job ends, its whole cgroup ends with it, and so would the agent of other programs.
+    When a service, a session or a job ends, its whole cgroup ends with it. An agent in it would end, too, although
+    programs elsewhere may need it.
     """
     user = [] if os.getuid() == 0 else ["--user"]
     manager = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd/private")

@@ -1,4 +1,4 @@
-"""Says hello to the agent before a registration: so it knows by the kernel's word which process the caller is."""
+"""Says hello to the agent before a registration: the kernel then tells the agent which process the caller is."""
 
 from __future__ import annotations
 

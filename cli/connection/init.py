@@ -1,7 +1,8 @@
-"""Lets a command that is PID 1 of a container stay PID 1 when it starts a private agent: the program becomes its child.
+"""If `sharepod run --private` is PID 1 of a container, it stays PID 1, and its child becomes the program.
 
-An orphan becomes a child of PID 1. If the program were PID 1, the agent would become a child that the program never
-started. A program that waits for all its children would then wait for the agent, which waits for the program's end.
+It must not become the program itself. The private agent detaches, so it becomes a child of PID 1: the program would
+have a child that it never started. A program that waits for all its children would then wait for the agent, which waits
+for the program's end.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ _BY_SIGNAL: Final = 128
 
 
 def stay_first() -> None:
-    """If this process is PID 1, go on as its child. PID 1 passes signals on and ends with the child's status."""
+    """If this process is PID 1, fork, and return in the child. PID 1 passes signals on and ends with its status."""
     if os.getpid() != 1:
         return
     all_signals = signal.valid_signals()
-    # Blocked, not handled: the kernel gives PID 1 no signal without a handler, but does queue those it has blocked.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, all_signals)
-    about_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # The kernel drops a signal for PID 1 that has no handler and is not blocked. A blocked one is queued for sigwait.
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, all_signals)
+    old_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child:
         os._exit(_serve(child, all_signals))
     _take_terminal()
-    signal.signal(signal.SIGCHLD, about_children)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    signal.signal(signal.SIGCHLD, old_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def _take_terminal() -> None:
-    """Make this process a job of its own. Else it would get Ctrl-C twice: from the terminal, and passed on by PID 1."""
+    """Make this process a job of its own. Else it would get Ctrl-C twice: from the terminal, and from PID 1."""
     with contextlib.suppress(OSError):
         has_terminal = os.isatty(_TERMINAL) and os.tcgetpgrp(_TERMINAL) == os.getpgrp()
         os.setpgid(0, 0)
@@ -46,7 +47,7 @@ def _take_terminal() -> None:
 
 
 def _serve(child: int, signals: AbstractSet[signal.Signals]) -> int:
-    """Pass on each signal and reap every ended process. Return the child's status as a shell tells it."""
+    """Pass each signal on to the child, and reap every ended process. Return the child's status as a shell tells it."""
     while True:
         number = signal.sigwait(signals)
         if number != signal.SIGCHLD:

@@ -1,8 +1,8 @@
 """A private agent: the node's backend for as long as it has shares. `sharepod run --private` starts it.
 
 Run as `python -m sharepod.cli.connection.private SOCKET [DEVICES]`. It detaches itself, then runs the agent's own main
-in this process. A thread checks whether directories of shares are left. When none is left, the thread stops the agent
-as an operator would, by SIGTERM.
+in this process. A thread looks for directories of shares. When there are none any more, it stops the agent by SIGTERM,
+as an operator would.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 _FIRST_SHARE_S: Final = 100.0
 """How long to wait for the first share if the command that wants it is still there: it waits 75 s for the agent."""
-_BOUND: Final = (
+_ENDS_WITH_GROUP: Final = (
     "this private agent is in the control group of the session, service or job that started it ({}): when that ends, "
     "the agent ends too, and the other programs run on unmetered: for these start `sharepod agent` elsewhere"
 )
@@ -32,7 +32,7 @@ def main() -> int:
     socket_path, *simulate = sys.argv[1:]
     launcher = os.pidfd_open(os.getppid())
     group = cgroup()
-    troubles = [_BOUND.format(group)] if group != "/" and group == cgroup(os.getppid()) else []
+    troubles = [_ENDS_WITH_GROUP.format(group)] if group != "/" and group == cgroup(os.getppid()) else []
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -58,15 +58,15 @@ def cgroup(pid: int | str = "self") -> str:
 def _stop_when_empty(shares: Path, launcher: int) -> None:
     """End this process when `_EMPTY_LOOKS` looks in a row find no directory in `shares`.
 
-    Looks without a share count only once there was a share, the process of the pidfd `launcher` has ended, or
-    `_FIRST_SHARE_S` are over.
+    Before the first share a look counts only if the process of the pidfd `launcher` has ended, or `_FIRST_SHARE_S` are
+    over.
     """
     first_deadline = time.monotonic() + _FIRST_SHARE_S
     empty = 0
     while empty < _EMPTY_LOOKS:
         time.sleep(_LOOK_S)
         if shares.is_dir() and any(shares.iterdir()):
-            first_deadline, empty = 0.0, 0
+            first_deadline, empty = 0.0, 0  # 0.0 is in the past: from now on every look counts
         elif time.monotonic() > first_deadline or select.select([launcher], [], [], 0)[0]:
             empty += 1
     os.kill(os.getpid(), signal.SIGTERM)

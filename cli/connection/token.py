@@ -1,6 +1,6 @@
-"""Keeps this user's token: on its users' socket the agent lets a caller change only shares registered with that token.
+"""Keeps this user's token. On the users' socket a caller may change only shares that were registered with its token.
 
-One token serves all shares of a user. So the programs of a gang find each other, and `pause` finds its share.
+All shares of a user have the same token. So the programs of a gang find each other, and `pause` finds its share.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sharepod.cli.errors import CliError
 
 
 def metadata(socket_path: str, *, gang: str = "") -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a call on this socket; none on the operators' socket.
+    """Return the metadata of a call on this socket: the token. On the operators' socket there is none.
 
-    If the token cannot be stored, it belongs to this process alone. Raises CliError when a `gang` needs it in other
-    processes.
+    If the token cannot be stored, only this process has it. Then CliError is raised for a `gang`, because its other
+    programs need the token, too.
     """
     if Path(socket_path).name != USERS_SOCKET_NAME:
         return ()
@@ -49,7 +49,7 @@ def _load(path: Path) -> str:
             return path.read_text(encoding="ascii").strip()
         except FileNotFoundError:
             pass
-        # Two commands may each draw one at the same time: the first one linked is used by both.
+        # Two commands may each make one at the same time. Both use the one that is linked first.
         file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(file, "w", encoding="ascii") as out:  # noqa: PTH123 - a descriptor
             out.write(secrets.token_urlsafe(32))

@@ -45,19 +45,20 @@ class Outcome:
 
 
 def outcome(asked: Mapping[str, float], before: Reading, after: Reading) -> Outcome:
-    """Return what happened between two readings. The shares keep the order of `asked`.
+    """Return what happened between two readings. `asked` has the request of each share, in percent, and their order.
 
     All shares saturate the device. So each is due its request, and its part of what no share asked for, in proportion
-    to the requests. The parts are of the used time: a host too busy to feed the device is no fault of the sharing.
-    Raises ValueError without a window, a request or any use.
+    to the requests. The parts are parts of the used time: if the host is too busy to feed the device, the sharing is
+    not at fault. Raises ValueError if no time has passed, nothing was asked for, or nothing was used.
     """
     elapsed_ns = after.now_ns - before.now_ns
-    total = sum(asked.values())
+    total_asked = sum(asked.values())
     used_ns = {share: after.used_ns.get(share, 0) - before.used_ns.get(share, 0) for share in asked}
     all_ns = sum(used_ns.values())
-    if elapsed_ns <= 0 or total <= 0 or all_ns <= 0:
+    if elapsed_ns <= 0 or total_asked <= 0 or all_ns <= 0:
         raise ValueError("a result needs a window, a request and some use: read later")
     shares = (
-        Result(share, percent, 100 * percent / total, 100 * used_ns[share] / all_ns) for share, percent in asked.items()
+        Result(share, percent, 100 * percent / total_asked, 100 * used_ns[share] / all_ns)
+        for share, percent in asked.items()
     )
     return Outcome(tuple(shares), 100 * all_ns / elapsed_ns)

@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 _SIMULATED: Final = "1xH200"
 _PROGRAMS: Final = (("train", 50, 500), ("serve", 30, 2000), ("late", 20, 100))
-"""Name, percentage asked, microseconds per kernel. The kernels differ, so counting launches would not be enough."""
+"""Name, percentage asked, microseconds per kernel. The kernels differ, so a count of launches would not tell time."""
 _SETTLE_S: Final = 0.5
+"""The time between a program's start and the window in which it is measured."""
 _LOOK_S: Final = 0.25
 _FILLED: Final = 95.0
-"""Percent of the device's time. Three programs that saturate the device use more, unless the host is too busy."""
+"""Percent of the device's time. Programs that saturate the device use more, unless the host is too busy."""
 _PICTURE_NS: Final = 400_000_000
+"""The length of the picture's window."""
 _PICTURE_COLUMNS: Final = 96
+_EXTRA_S: Final = 10.0
+"""Programs are told to run for this much longer than the demo: the demo ends them, and none may end before."""
 
 
 def demo(
@@ -85,19 +89,19 @@ class Act:
     def play(self) -> tuple[Outcome, Outcome]:
         """Run the programs and return what they got: the first two alone, then all three."""
         *early, late = self._parts
-        # A little longer than needed: the demo ends the programs, and none may end during a measurement.
         end = time.monotonic() + self._seconds
         for part in early:
-            self._stage.start(part, self._seconds + 10)
-        alone = self._measure(early, until=end - self._seconds * 2 / 3)
-        self._stage.start(late, self._seconds + 10)
+            self._stage.start(part, self._seconds + _EXTRA_S)
+        alone = self._measure(early, until=end - self._seconds * 2 / 3)  # the first third of the demo
+        self._stage.start(late, self._seconds + _EXTRA_S)
         self.joined_ns = time.monotonic_ns()
         return alone, self._measure(self._parts, until=end)
 
     def _measure(self, parts: list[Part], until: float) -> Outcome:
         """Return what the programs got in a window that begins after `_SETTLE_S` and lasts until `until`.
 
-        It lasts a second at least. Raises CliError if a program ends in that time.
+        `until` is a time of time.monotonic. The window lasts a second at least. Raises CliError if a program ends
+        before its end.
         """
         from sharepod.cli.demo.account import outcome
 

@@ -1,8 +1,8 @@
 """A small CUDA program for the demo: launches one kernel over and over, as a training loop does.
 
 It is an ordinary driver-API client. It loads `libcuda.so.1` as any program does, imports nothing of SharePod, and knows
-nothing of shares; run it by itself and it takes the whole device. Its kernel spins for the time it is told, on a real
-GPU by the GPU's own clock; the simulated GPU goes by the kernel's name.
+nothing of shares: run by itself, it takes the whole device. On a real GPU its kernel spins until the time that it is
+given is over, by the GPU's own clock. The simulated GPU takes this time from the kernel's name.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ again:
 """
 
 
+_EVENT_FLAGS = 3
+"""CU_EVENT_BLOCKING_SYNC and CU_EVENT_DISABLE_TIMING: a wait for the event leaves the CPU to others."""
+
+
 class CudaError(Exception):
     """A driver call failed; the text names the call and the driver's error."""
 
@@ -59,12 +63,13 @@ class Driver:
 
 
 class Loop:
-    """A context, a stream and a kernel of `kernel_us` microseconds, launched up to `depth` times ahead of the device.
-
-    `device` is a CUDA ordinal. `memory_bytes` of device memory are held until the process ends. Raises CudaError.
-    """
+    """A context, a stream, and a kernel that is launched again and again."""
 
     def __init__(self, device: int, kernel_us: int, depth: int, memory_bytes: int) -> None:
+        """Take the CUDA ordinal of the device, and how long the kernel takes. Raises CudaError.
+
+        Up to `depth` launches are under way at a time. `memory_bytes` of device memory are held until the process ends.
+        """
         self._driver = driver = Driver()
         driver.call("cuInit", 0)
         handle, self._context = ctypes.c_int(), ctypes.c_void_p()
@@ -81,13 +86,11 @@ class Loop:
         self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._length))
         self._events = [ctypes.c_void_p() for _ in range(depth)]
         for event in self._events:
-            driver.call(
-                "cuEventCreate", ctypes.byref(event), 3
-            )  # BLOCKING_SYNC, DISABLE_TIMING: a loop that waits leaves the CPU to others
+            driver.call("cuEventCreate", ctypes.byref(event), _EVENT_FLAGS)
         self.launches = 0
 
     def step(self) -> None:
-        """Launch once. First wait for the launch `depth` steps ago."""
+        """Launch once, after the end of the launch `depth` steps ago."""
         event = self._events[self.launches % len(self._events)]
         if self.launches >= len(self._events):
             self._driver.call("cuEventSynchronize", event)

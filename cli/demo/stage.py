@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = Path(__file__).with_name("program.py")
 _STOP_S: Final = 5.0
+"""The time that a process has to stop before it is killed."""
 _FIRST_LAUNCH_S: Final = 15.0
+"""The time that a program has until its first launch."""
 _START_S: Final = 30.0
+"""The time that the agent has until it listens."""
+_LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Stage:
             self.check()
             if time.monotonic() > deadline:
                 raise CliError(f"{part.name} has launched nothing for {_FIRST_LAUNCH_S:.0f} s: try `sharepod doctor`")
-            time.sleep(0.02)
+            time.sleep(_LOOK_S)
 
     def check(self) -> None:
         """Raise CliError if a program has ended before its time."""
@@ -73,7 +77,7 @@ class Stage:
                 raise CliError(f"{name} ended early: {why}")
 
     def read(self) -> Reading:
-        """Return the device time used so far: by the simulator's ground truth, or on a real GPU by the ledger."""
+        """Return the device time used so far: the simulator's ground truth; on a real GPU what the agent has billed."""
         state = self.node.environment.get("SIMGPU_STATE")
         if not is_simulated(self.node) or state is None:
             snapshot = self.client.list_shares()
@@ -109,7 +113,7 @@ class Stage:
 
 @contextmanager
 def open_stage(simulate: str | None) -> Iterator[Stage]:
-    """Yield a stage. When the block is left in any way, its programs, agent and files are gone.
+    """Yield a stage. However the block is left, the stage's programs, agent and files are gone then.
 
     `simulate` names the simulated devices; None: the real ones. Raises CliError when the agent does not start.
     """
@@ -133,7 +137,7 @@ def open_stage(simulate: str | None) -> Iterator[Stage]:
 def _start_process(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a process that writes to `log`, in a process group of its own.
 
-    So Ctrl-C reaches only the demo, which then ends all in order.
+    So Ctrl-C reaches only the demo, which then ends its processes in order.
     """
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -148,7 +152,7 @@ def _await_agent(agent: subprocess.Popen[bytes], directory: Path) -> None:
         if agent.poll() is not None or time.monotonic() > deadline:
             why = _last_line(directory / "agent.log").removeprefix("sharepod agent: ")
             raise CliError(f"the agent does not start: {why or f'nothing within {_START_S:.0f} s'}", EXIT_NO_AGENT)
-        time.sleep(0.02)
+        time.sleep(_LOOK_S)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

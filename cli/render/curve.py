@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def png(curves: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
-    """Return a picture of curves of (requested, allocated), parts of all devices: whole, and enlarged at their ends."""
+    """Return a picture of curves: on the left as a whole, on the right their ends enlarged.
+
+    `curves`: by name, points (requested, allocated), both as parts of all devices.
+    """
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     whole, top = figure.subplots(1, 2)
     for axes in (whole, top):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def watch(draw: Callable[[], RenderableType], interval_s: float) -> None:
-    """Show `draw()` on the whole terminal every `interval_s` until q or Ctrl-C. Without a terminal show it once."""
+    """Show `draw()` on the whole terminal every `interval_s`, until q or Ctrl-C. Without a terminal show it once."""
     if not console().is_terminal:
         console().print(draw())
         return
@@ -30,12 +30,12 @@ def watch(draw: Callable[[], RenderableType], interval_s: float) -> None:
     with single_keys() as wait_for_key:
         try:
             live.start(refresh=True)
-            while wait_for_key(interval_s) not in ("q", "Q", "\x04"):
+            while wait_for_key(interval_s) not in ("q", "Q", "\x04"):  # Ctrl-D
                 live.update(draw(), refresh=True)
         except KeyboardInterrupt:
             return
         finally:
-            # Live's own `with` would not restore the screen if a signal ends us before the first picture is out.
+            # Live's own `with` would not restore the screen after a signal that comes before the first picture is out.
             live.stop()
 
 
@@ -61,6 +61,6 @@ def single_keys() -> Iterator[Callable[[float], str]]:
 
 
 def _sleep(seconds: float) -> str:
-    """Wait for a key where none can come: sleep, and return no key."""
+    """Sleep, and return no key: without a terminal none can come."""
     time.sleep(seconds)
     return ""

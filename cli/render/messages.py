@@ -19,7 +19,7 @@ def word(message: Message, field: str) -> str:
 
 
 def class_of(word: str | None) -> pb.ShareClass.ValueType:
-    """Return the class with that name; None: unspecified."""
+    """Return the class of shares with that name; None: unspecified."""
     from sharepod.proto import v1_pb2 as pb
 
     return pb.SHARE_CLASS_UNSPECIFIED if word is None else pb.ShareClass.Value(f"SHARE_CLASS_{word.upper()}")

@@ -12,16 +12,18 @@ from sharepod.cli.render.turns import Turn, Window, held_fractions, share_names
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 COLORS: Final = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d")
 STYLES: Final = ("blue", "yellow", "green", "magenta", "red", "cyan", "bright_yellow", "white")
-"""Colours of the shares in their order, for pages and for rich."""
+"""Colours of the shares in their order: COLORS for pages, STYLES for rich."""
 
 _ROW: Final = 28
+"""The height of a share's row."""
 _MARGIN: Final = 130
+"""The width at the left, for the names of the shares."""
 
 
 def text_rows(turns: Sequence[Turn], window: Window, columns: int) -> list[tuple[str, str]]:
-    """Return (share, bar) per share; the window has `columns` characters.
+    """Return (share, bar) per share. A bar has `columns` characters, for equal parts of the window.
 
-    The height of a character is the part of its time in which the share held a turn.
+    The height of a character is the fraction of its part in which the share held a turn.
     """
     rows = []
     for share in share_names(turns):
@@ -39,7 +41,7 @@ def _level(fraction: float) -> int:
 def svg(turns: Sequence[Turn], window: Window, title: str, width: int = 900) -> str:
     """Return the window as an SVG document.
 
-    A turn has a red edge if it was late to drain, so that another share was granted before.
+    A red edge marks a turn that drained late: the next share was granted before its drain had ended.
     """
     names = share_names(turns)
     height = _ROW * (len(names) + 2)
@@ -70,7 +72,7 @@ def svg(turns: Sequence[Turn], window: Window, title: str, width: int = 900) -> 
 def _axis(window: Window, scale: float, top: int, ticks: int = 5) -> list[str]:
     """Return the lines and labels of the time axis as SVG.
 
-    `scale` is the width of a nanosecond, `top` the lower edge of the rows of shares.
+    `scale` is the width of a nanosecond. `top` is where the axis begins, below the rows of shares.
     """
     parts = []
     for tick in range(ticks + 1):

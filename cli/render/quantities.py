@@ -80,7 +80,7 @@ def format_percent(millipercent: int) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Write a size in the first unit, up to TiB, that keeps it below 1000, rounded to three digits: "9.77 GiB".
+    """Write a size with three digits, in the smallest unit in which it is below 1000, but at most in TiB: "9.77 GiB".
 
     So 1000 bytes are "0.977 KiB".
     """
@@ -93,7 +93,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_duration(duration_ns: int) -> str:
-    """Write a duration in the unit that suits a reader, with three digits: "500 µs", "12.3 s", "4 min 10 s"."""
+    """Write a duration with three digits, in the largest unit of which it has one: "500 µs", "12.3 s", "4 min 10 s"."""
     if duration_ns >= 60 * 10**9:
         minutes, seconds = divmod(round(duration_ns / 10**9), 60)
         return f"{minutes} min {seconds} s"

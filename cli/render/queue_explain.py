@@ -17,7 +17,8 @@ _NS: Final = 10**9
 def lines(turn: Object) -> Iterator[str]:
     """Yield the lines about a pod that waits for devices, or makes room for others.
 
-    `turn` is what the gate controller knows of it. Raises KeyError, TypeError, ValueError if it has another form.
+    `turn` is a Turn of scheduler/explain/pending_status.py, as JSON. Raises KeyError, TypeError or ValueError if it has
+    another form.
     """
     if not turn["decides"]:
         yield "This replica does not decide: of its turn another one knows, ask each pod of the Deployment."
@@ -83,7 +84,7 @@ def _way(way: Object) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Write a time in the unit that suits a reader."""
+    """Write a time roughly, in a unit that suits its length."""
     if seconds >= 2 * 86_400:
         return f"{seconds / 86_400:.0f} days"
     if seconds >= 3600:

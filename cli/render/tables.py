@@ -32,13 +32,13 @@ _POD_COLUMN: Final = "~POD"
 _SHARE_DISPENSABLE: Final = (
     ">PROCESSES", "CLASS", ">WAITED", ">GOT 1 min", ">LIMIT", ">MEMORY", "DEVICE", ">ASKED",
 )  # fmt: skip
-"""The columns that go first where a terminal is narrow. What stays: the share, what it got and what it does."""
+"""The columns to leave out if the terminal is narrow, the first one first. Always shown: share, GOT 1 s and state."""
 _DEVICE_COLUMNS: Final = ("DEVICE", "NAME", ">ASKED", ">GOT 1 s", ">MEMORY", "~HEALTH")
 _DEVICE_DISPENSABLE: Final = (">MEMORY", "NAME", ">ASKED")
 _UNBOUNDED: Final = 10_000
 """A width in which every table fits."""
 _FOLDED_WIDTH: Final = 16
-"""At least this width of a folding column must be left; else another column is left out for it."""
+"""A folding column gets at least this width: else another column is left out for it."""
 
 
 def table(*columns: str) -> Table:
@@ -73,18 +73,18 @@ class Fitting:
         """Yield the table with as many columns as fit."""
         for count in range(len(self._dispensable) + 1):
             left_out = self._dispensable[:count]
-            least = self._without(left_out, _FOLDED_WIDTH)
-            if Measurement.get(console, options.update_width(_UNBOUNDED), least).maximum <= options.max_width:
+            narrowest = self._without(left_out, _FOLDED_WIDTH)
+            if Measurement.get(console, options.update_width(_UNBOUNDED), narrowest).maximum <= options.max_width:
                 break
         yield self._without(left_out, _UNBOUNDED)
 
     def _without(self, left_out: Sequence[str], folded_width: int) -> Table:
-        """Return the table without these columns. The text of a folding column is cut to `folded_width`."""
+        """Return the table without these columns. The text of a folding column is cut to `folded_width` characters."""
         kept = [at for at, column in enumerate(self._columns) if column not in left_out]
-        drawn = table(*(self._columns[at] for at in kept))
+        result = table(*(self._columns[at] for at in kept))
         for row in self._rows:
-            drawn.add_row(*(row[at][:folded_width] if self._columns[at][0] == "~" else row[at] for at in kept))
-        return drawn
+            result.add_row(*(row[at][:folded_width] if self._columns[at][0] == "~" else row[at] for at in kept))
+        return result
 
 
 def state_text(state: str) -> Text:
@@ -104,17 +104,17 @@ def _memory(term: pb.DeviceShare) -> str:
 
 
 def _holder(share: pb.Share) -> str:
-    """Return the container that a share was made for, as far as its labels tell it; empty: they do not."""
+    """Return the container that a share was made for, from its labels; empty: it has no such labels."""
     return "/".join(share.labels[key] for key in ("namespace", "pod", "container") if share.labels.get(key))
 
 
 def share_table(shares: Sequence[pb.Share]) -> Fitting:
     """Return one row per share and device. If any share belongs to a pod, a column names the pods."""
-    pods = any(share.labels.get("pod") for share in shares)
+    has_pods = any(share.labels.get("pod") for share in shares)
     rows = [
         (
             label(share),
-            *((_holder(share),) if pods else ()),
+            *((_holder(share),) if has_pods else ()),
             word(share, "share_class"),
             str(term.device_index),
             format_percent(term.request_millipercent),
@@ -129,7 +129,7 @@ def share_table(shares: Sequence[pb.Share]) -> Fitting:
         for share in shares
         for term in share.devices
     ]
-    columns = (*_SHARE_COLUMNS[:1], *((_POD_COLUMN,) if pods else ()), *_SHARE_COLUMNS[1:])
+    columns = (*_SHARE_COLUMNS[:1], *((_POD_COLUMN,) if has_pods else ()), *_SHARE_COLUMNS[1:])
     return Fitting(columns, _SHARE_DISPENSABLE, rows)
 
 
@@ -138,12 +138,12 @@ def device_table(devices: Sequence[pb.Device], shares: Sequence[pb.Share]) -> Fi
     rows: list[tuple[str | Text, ...]] = []
     for device in devices:
         terms = [term for share in shares for term in share.devices if term.device_uuid == device.uuid]
-        # A share younger than a second is measured from its registration on, so the sum may exceed the whole.
+        # A share younger than a second is measured since its registration, so the sum may exceed the whole.
         got = min(100 * MILLIPERCENT, sum(term.usage.used_1s_millipercent for term in terms))
         health = Text("healthy", style="green") if device.healthy else Text(device.health_reason, style="bold red")
         for process in device.foreign_processes:
-            how = "runs unmetered in its share" if process.unmetered_cause else "runs without a share"
-            health.append(f"; {process.name} ({process.pid}) {how}", style="yellow")
+            finding = "runs unmetered in its share" if process.unmetered_cause else "runs without a share"
+            health.append(f"; {process.name} ({process.pid}) {finding}", style="yellow")
         rows.append(
             (
                 str(device.index),

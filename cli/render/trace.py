@@ -1,7 +1,7 @@
 """Writes turns as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open. Pure.
 
-There is one trace process per device, and two rows per share: one with its turns, and under it one with the waits that
-led to them. The rows are separate because a share begins to wait for its next turn before the last one has drained.
+The trace has one process per device and two rows per share: one with its turns, and under it one with the waits before
+them. The rows are separate because a share begins to wait for its next turn before the last one has drained.
 docs/trace.md documents the fields.
 """
 
@@ -26,7 +26,7 @@ def _name(kind: str, process: int, thread: int, name: str) -> Event:
 
 def _slice(name: str, category: str, process: int, thread: int, start_ns: int, end_ns: int) -> Event:
     """Return the event of something that lasts, in row `thread` of `process`. Times count from the trace's begin."""
-    # The format counts in microseconds. A fraction keeps the nanoseconds.
+    # The format counts in microseconds. The nanoseconds become their fraction.
     return {
         "ph": "X",
         "name": name,
@@ -43,7 +43,7 @@ def chrome_trace(turns: Sequence[Turn], origin_ns: int | None = None) -> dict[st
     if origin_ns is None:
         origin_ns = min((_wait_start(turn) for turn in turns), default=0)
     devices = {device: index + 1 for index, device in enumerate(dict.fromkeys(turn.device for turn in turns))}
-    rows: dict[tuple[str, str], int] = {}
+    rows: dict[tuple[str, str], int] = {}  # by device and share: the number of the row with its turns
     events: list[Event] = [_name("process_name", process, 0, f"device {device}") for device, process in devices.items()]
     for turn in turns:
         process = devices[turn.device]
@@ -68,7 +68,7 @@ def _wait_start(turn: Turn) -> int:
 def _turn_events(turn: Turn, process: int, row: int, origin_ns: int) -> Iterable[Event]:
     """Yield a turn and its drain for row number `row`, and the wait before the turn for the next row.
 
-    There is no drain or wait if it took no time.
+    A drain or a wait that took no time is left out.
     """
     granted, drained = turn.granted_ns - origin_ns, turn.drained_ns - origin_ns
     held = _slice(f"turn ({turn.reason})", "turn", process, row, granted, drained)

@@ -41,7 +41,7 @@ class Window:
         return max(0, self.end_ns - self.start_ns)
 
     def overlap_ns(self, start_ns: int, end_ns: int) -> int:
-        """How much of [start_ns, end_ns) lies in the window."""
+        """How many nanoseconds of [start_ns, end_ns) lie in the window."""
         return max(0, min(self.end_ns, end_ns) - max(self.start_ns, start_ns))
 
 
@@ -60,7 +60,7 @@ def share_names(turns: Iterable[Turn]) -> list[str]:
 
 
 def held_fractions(turns: Sequence[Turn], share: str, window: Window, columns: int) -> list[float]:
-    """Return, for each of `columns` equal parts of the window, the fraction of it (0–1) that `share` held a turn."""
+    """Return for each of `columns` equal parts of the window in what fraction of it (0–1) `share` held a turn."""
     held = [0.0] * columns
     if window.length_ns == 0:
         return held

@@ -1,8 +1,8 @@
 """Writes the CDI files that tell the runtime what `sharepod.io/share=<id>` means, and reads NVIDIA's own files.
 
-A file is written beside its name and renamed: the runtime watches the directory, and does not notice a file that is
-renamed into it from another directory. Each share has one file, which is removed with it: the more files there are,
-the longer the runtime takes to notice a change.
+A file is written under another name in the same directory and then renamed: the runtime watches the directory, and does
+not notice a file that is renamed into it from another one. Each share has one file, which is removed with the share:
+the more files there are, the longer the runtime takes to notice a change.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ DIRECTORIES: Final = (Path("/etc/cdi"), Path("/var/run/cdi"))
 NVIDIA_KIND: Final = "nvidia.com/gpu"
 _PREFIX: Final = "sharepod.io-share-"
 _EDITS: Final = ("deviceNodes", "mounts", "hooks")
+"""The lists of `containerEdits` that are merged without repetitions."""
 
 
 def name_of(share_id: str) -> str:
@@ -44,7 +45,7 @@ class CdiDirectory:
         self._directory = directory
 
     def write(self, share_id: str, edits: ContainerEdits, device_edits: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write what the share's CDI name means; `device_edits` are copied from other CDI files. Raises PluginError."""
+        """Write the share's file. `device_edits`, of other CDI files, are copied into it. Raises PluginError."""
         path = self._path(share_id)
         device = {"name": share_id, "containerEdits": _container_edits(edits, device_edits)}
         try:
@@ -54,7 +55,7 @@ class CdiDirectory:
             raise PluginError(f"{path} cannot be written: {error.strerror}: make room in {self._directory}") from None
 
     def written_unix_s(self, share_id: str) -> float | None:
-        """Return when the share's file was last written: every start of its container writes it. None: no file."""
+        """Return when the share's file was last written: at every start of its container. None: there is no file."""
         try:
             return self._path(share_id).stat().st_mtime
         except OSError:
@@ -65,7 +66,7 @@ class CdiDirectory:
         self._path(share_id).unlink(missing_ok=True)
 
     def remove_others(self, keep: Iterable[str]) -> None:
-        """Remove our files of shares that are not in `keep`, and the half-written files that a crash left."""
+        """Remove our files except those of the shares `keep`; also the half-written files that a crash left."""
         kept = {self._path(share_id) for share_id in keep}
         for path in self._directory.glob(f"{_PREFIX}*"):
             if path not in kept:
@@ -79,30 +80,30 @@ class CdiDirectory:
 def nvidia_edits(devices: Sequence[tuple[str, int]], directories: Iterable[Path] = DIRECTORIES) -> list[dict[str, Any]]:
     """Return the `containerEdits` of NVIDIA's CDI files for a container that gets `devices`, pairs (UUID, index).
 
-    From each file that names some of them, by UUID or index, come the edits for all of its devices, then those for each
-    named one. Raises PluginError if a device is in no file.
+    A file names devices by UUID or index. From each file that names some of `devices` come its common edits, then those
+    of each such device. Raises PluginError if a device is in no file.
     """
     found: list[dict[str, Any]] = []
-    rest = list(devices)
+    missing = list(devices)
     for content in _nvidia_files(directories):
         named = {str(device.get("name")): device.get("containerEdits", {}) for device in content.get("devices", [])}
-        here = [(uuid, index) for uuid, index in rest if uuid in named or str(index) in named]
+        here = [(uuid, index) for uuid, index in missing if uuid in named or str(index) in named]
         if not here:
             continue
         found.append(content.get("containerEdits", {}))
         found += [named.get(uuid) or named[str(index)] for uuid, index in here]
-        rest = [device for device in rest if device not in here]
-    if rest:
+        missing = [device for device in missing if device not in here]
+    if missing:
         places = " and ".join(str(directory) for directory in directories)
         raise PluginError(
-            f"no CDI file of kind {NVIDIA_KIND} in {places} has device {rest[0][0]}: "
+            f"no CDI file of kind {NVIDIA_KIND} in {places} has device {missing[0][0]}: "
             "run `nvidia-ctk cdi generate`, or set devices to nvidia-runtime"
         )
     return found
 
 
 def _nvidia_files(directories: Iterable[Path]) -> Iterable[dict[str, Any]]:
-    """Yield what NVIDIA's CDI files hold. A file that cannot be read is logged and left out."""
+    """Yield the content of each of NVIDIA's CDI files. A file that cannot be read is logged and left out."""
     for directory in directories:
         for path in sorted([*directory.glob("*.yaml"), *directory.glob("*.json")]):
             try:
@@ -115,7 +116,7 @@ def _nvidia_files(directories: Iterable[Path]) -> Iterable[dict[str, Any]]:
 
 
 def _container_edits(edits: ContainerEdits, others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return edits in CDI's form: first `others`, those of other files, each device, mount and hook once, then ours."""
+    """Return edits in CDI's form: first `others`, those of other files, without repetitions; then ours."""
     merged: dict[str, Any] = {"env": [], "deviceNodes": [], "mounts": [], "hooks": []}
     for other in others:
         merged["env"] += other.get("env") or []

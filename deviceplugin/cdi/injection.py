@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Injection = Literal["preload-file", "environment"]
-"""What makes programs load the hook: `/etc/ld.so.preload`, which leaves `LD_PRELOAD` to the image and the pod; or
-`LD_PRELOAD`."""
+"""What makes programs load the hook: the file `/etc/ld.so.preload`, or the variable `LD_PRELOAD`. The file leaves the
+variable to the image and the pod."""
 
 SHARE_PATH: Final = "/run/sharepod/share"
 """Where a program looks for its share when SHAREPOD_REGION names none: SP_REGION_DEFAULT of region/region.h."""
@@ -46,17 +46,18 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class ContainerEdits:
-    """All that is changed in a container. The runtime adds the edits of the devices in `cdi` when it creates it."""
+    """All that is changed in a container."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[DeviceNode, ...] = ()
     cdi: tuple[str, ...] = ()
+    """Names of CDI devices: the runtime adds their edits when it creates the container."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Simulated GPUs of the node. Other files lie beside the state file, so its directory is mounted."""
+    """Simulated GPUs of the node."""
 
     devices: str
     """The agent's SIMGPU_DEVICES, such as `2xH200`."""
@@ -78,7 +79,7 @@ class Place:
     """A file that holds PRELOAD_TEXT."""
     injection: Injection = "preload-file"
     closed: bool = False
-    """Programs may not start without a usable region."""
+    """True: programs may not start without a usable region."""
     simulated: Simulated | None = None
     """None: real devices."""
 
@@ -90,7 +91,7 @@ class Place:
 def edits_of(place: Place, share_id: str, devices: tuple[str, ...]) -> ContainerEdits:
     """Return the edits of a share's container. `devices` are UUIDs; empty: NVIDIA's CDI files bring the devices.
 
-    The share's directory is mounted read-only, and over it the one file in it that programs write.
+    The share's directory is mounted read-only. The one file in it that programs write is mounted over it.
     """
     share = place.share_directory(share_id)
     variables: dict[str, str] = {}
@@ -106,6 +107,7 @@ def edits_of(place: Place, share_id: str, devices: tuple[str, ...]) -> Container
     if place.closed:
         variables["SHAREPOD_POLICY"] = "closed"
     if place.simulated is not None:
+        # The whole directory is mounted, because the simulator keeps other files beside the state file.
         directory, _, name = place.simulated.state.rpartition("/")
         mounts.append(Mount(place.simulated.libraries, SIMULATED_PATH))
         mounts.append(Mount(directory, SIMULATED_STATE_PATH, read_only=False))

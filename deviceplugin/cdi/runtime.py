@@ -31,10 +31,10 @@ class Runtime:
     container_runtime: str
 
     def lack(self, *, cdi_is_on: bool) -> str | None:
-        """Return why no share reaches a container here, and the remedy; None: nothing is lacking.
+        """Return why no share reaches a container here, and the remedy; None: shares reach containers.
 
-        An unknown version is a lack. `cdi_is_on`: the operator says that CDI is on in the runtime, whatever its
-        version.
+        A version that is not known counts as too old. `cdi_is_on`: the operator says that CDI is on in the runtime,
+        whatever its version.
         """
         kubelet, runtime = _KUBELET.match(self.kubelet), _RUNTIME.match(self.container_runtime)
         if not kubelet or _release(kubelet[1], kubelet[2]) < KUBELET_SINCE:
@@ -53,7 +53,7 @@ class Runtime:
 
 
 def read_runtime(node: Object) -> Runtime | None:
-    """Return the versions in a Node object; None when it has none."""
+    """Return the versions in a Node object; None: it has none."""
     info = at(node, "status").get("nodeInfo")
     if not isinstance(info, dict):
         return None
@@ -61,5 +61,5 @@ def read_runtime(node: Object) -> Runtime | None:
 
 
 def _release(major: str, minor: str) -> tuple[int, int]:
-    """Return a release as numbers, to compare it."""
+    """Return a release as numbers, which can be compared."""
     return int(major), int(minor)

@@ -1,6 +1,6 @@
-"""The plugin's client of the node's agent: every request is made here; shares and devices are the agent's own messages.
+"""The plugin's client of the node's agent. Shares and devices stay the agent's own messages.
 
-Every method raises PluginError with the agent's own line: what is wrong, the limit, the remedy.
+Every method may raise PluginError with the agent's own text of one line: what is wrong, the limit, the remedy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 TIMEOUT_S: Final = 10.0
 _SHARES_NAME: Final = "shares"
 HeldShare = pb.Share
-"""A share, as the agent's own message."""
+"""A share that the agent has now."""
 
 
 class NoRoom(PluginError):
@@ -37,7 +37,7 @@ class NoRoom(PluginError):
 
 
 class StaysPaused(NoRoom):
-    """A share that yielded got its terms, except for its device time: other shares have it."""
+    """A paused share was to run again. It got its terms but not its device time, which other shares have now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class NodeView:
     closed: bool
     """Programs may not start without a usable region."""
     environment: Mapping[str, str]
-    """What programs need to see simulated devices; empty on real ones."""
+    """The variables that programs need to see simulated devices; empty: the devices are real."""
     all_offered: bool = True
     """Pods may have shares of all devices of the node."""
 
@@ -70,7 +70,7 @@ class Agent:
     def __init__(self, socket: Path) -> None:
         """Take the agent's socket, which need not exist yet."""
         self._socket = socket
-        # A proxy from the environment must not be used for a unix socket. A new agent is looked for at once.
+        # No proxy of the environment for a unix socket. The short backoff finds a new agent soon.
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)]
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=options)
         self._stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(self._channel)
@@ -93,7 +93,7 @@ class Agent:
         return await self._looks.take()
 
     async def _node(self) -> NodeView:
-        """Ask the agent for the node once."""
+        """Ask the agent for the node, without a second try."""
         answer = await self._call(self._stub.GetNode(pb.GetNodeRequest(), timeout=TIMEOUT_S))
         return NodeView(
             devices=tuple(answer.devices),
@@ -126,16 +126,16 @@ class Agent:
         `devices` are UUIDs, one for each device asked for; empty: the agent picks. `labels` name the container. Raises
         NoRoom when the share does not fit.
         """
-        chosen = list(devices) or [""] * terms.devices
+        uuids = list(devices) or [""] * terms.devices
         asks = [
             pb.DeviceAsk(
-                device=device,
+                device=uuid,
                 request_millipercent=terms.request_millipercent,
                 limit_millipercent=terms.limit_now_millipercent,
                 memory_limit_bytes=terms.memory_limit_bytes or 0,
                 memory_in_proportion=terms.memory_limit_bytes is None,
             )
-            for device in chosen
+            for uuid in uuids
         ]
         request = pb.RegisterShareRequest(
             id=share_id,
@@ -151,10 +151,10 @@ class Agent:
     ) -> None:
         """Bring a live share to `terms`, and pause or resume it as they say. Its devices stay.
 
-        `share` is the share as the agent has it: if that is what is wanted, nothing is sent, else all terms are. `node`
-        tells the devices' memory, for the cap in bytes; on a device of unknown memory the share keeps its cap.
-        `labels` are given when another container has the share now; None: they stay. Raises StaysPaused when the share
-        got everything but the device time that it had yielded.
+        `share` is the agent's latest answer: if it has these terms, nothing is sent; else all terms are. `node` tells
+        the devices' memory, for the cap in bytes; on a device of unknown memory the share keeps its cap. `labels` are
+        given if another container has the share now; None: they stay. Raises StaysPaused if the share got everything
+        but the device time that it had yielded.
         """
         if len(share.devices) != terms.devices:
             raise PluginError(
@@ -162,12 +162,12 @@ class Agent:
                 "container starts for the first time, set it back or delete the pod",
                 retriable=False,
             )
-        has = [Terms(one.request_millipercent, one.limit_millipercent, one.memory_limit_bytes) for one in share.devices]
+        old = [Terms(one.request_millipercent, one.limit_millipercent, one.memory_limit_bytes) for one in share.devices]
         wanted = [
-            _terms_on(node.device(part.device_uuid), terms, held) for part, held in zip(share.devices, has, strict=True)
+            _terms_on(node.device(part.device_uuid), terms, held) for part, held in zip(share.devices, old, strict=True)
         ]
         share_class, new_labels = _class_of(terms), dict(labels or share.labels)
-        present = has, share.share_class, dict(share.labels), share.gang
+        present = old, share.share_class, dict(share.labels), share.gang
         if (wanted, share_class, new_labels, terms.gang) != present:
             changes = [
                 pb.DeviceChange(
@@ -189,7 +189,7 @@ class Agent:
         await self._pause(share, terms)
 
     async def _pause(self, share: HeldShare, terms: PodTerms) -> None:
-        """Pause or resume a share if `terms` say so and `share`, the agent's latest answer, differs.
+        """Pause or resume a share if its state in `share`, the agent's latest answer, is not that of `terms`.
 
         Raises StaysPaused if other shares have the device time that it needs to run again.
         """
@@ -226,7 +226,7 @@ class Agent:
             raise self._plugin_error(error) from None
 
     def _plugin_error(self, error: grpc.aio.AioRpcError) -> PluginError:
-        """Return the agent's error as the plugin's, and count it as a failure of the agent.
+        """Return the agent's error as the plugin's, and call `failed` if the agent has failed.
 
         A lack of room and a pod's wrong request are no failures of the agent.
         """
@@ -246,12 +246,12 @@ def _class_of(terms: PodTerms) -> pb.ShareClass.ValueType:
 
 
 def _terms_on(device: pb.Device | None, terms: PodTerms, held: Terms) -> Terms:
-    """Return the new terms on one device of a share that has the terms `held` there.
+    """Return the new terms on one device of a share; `held` are its present ones there.
 
-    `device` None: the node does not list it now. Without a cap in `terms` the cap is in proportion to the request.
+    `device` None: the node does not list it now. If `terms` have no cap, the cap is in proportion to the request.
     """
     given = Terms(terms.request_millipercent, terms.limit_now_millipercent, terms.memory_limit_bytes or 0)
     ask = DeviceAsk("", given, memory_in_proportion=terms.memory_limit_bytes is None)
     asked = ask.terms_on(device.memory_total_bytes if device else 0)
-    # If the device does not tell its memory, the share keeps the cap that it was admitted with.
+    # 0: the memory of the device is not known. Then the share keeps its cap.
     return asked if asked.memory_limit_bytes else replace(asked, memory_limit_bytes=held.memory_limit_bytes)

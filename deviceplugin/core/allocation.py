@@ -1,4 +1,4 @@
-"""Allocations: the units given to one container, and the container that holds them. Which part asked is not known here.
+"""Allocations: the units given to one container, and the container that holds them.
 
 Pure values; docs/device-plugin.md has the rules.
 """
@@ -27,7 +27,7 @@ class Binding:
     container: str
     pod_uid: str
     cgroup_uid: str
-    """The uid that the pod's cgroups carry; differs from `pod_uid` for static pods."""
+    """The uid in the names of the pod's cgroups. It differs from `pod_uid` for static pods."""
 
     @property
     def title(self) -> str:
@@ -51,6 +51,7 @@ class Allocation:
     units: frozenset[UnitId]
     issued_unix_ns: int
     binding: Binding | None = None
+    """None: unbound, no container has begun to start with it."""
     devices: tuple[str, ...] = field(default=())
     """UUIDs of the devices at the last registration; empty before the first."""
 
@@ -76,8 +77,8 @@ class Allocations:
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId, unix_ns: int) -> Allocation:
         """Return the allocation for a container that is being admitted: a new one with `fresh_id`, issued at `unix_ns`.
 
-        An unbound allocation of the same units is returned again instead: init containers and the containers after them
-        are admitted together, with the same units. Bound allocations belong to containers that may live.
+        If there is an unbound allocation of the same units, it is returned instead: init containers and the containers
+        after them are admitted together, with the same units. A bound one belongs to a container that may still live.
         """
         for item in self._allocations.values():
             if item.units == units and item.binding is None:
@@ -89,8 +90,8 @@ class Allocations:
     def claim(self, units: frozenset[UnitId], binding: Binding) -> Allocation | None:
         """Bind an allocation to the container about to start, and return it; None: these units were never given out.
 
-        The pod's own allocation comes first (a restart, or the container after an init container), then the newest
-        unbound one. A pod is known by the uid in its cgroups: the mirror of a static pod may be a new one each time.
+        If the pod has an allocation of these units, it is taken: the container restarts, or comes after an init
+        container. Else the newest unbound one is. A pod is known by its cgroup uid, because a static pod's uid changes.
         """
         same = [item for item in self._allocations.values() if item.units == units]
         own = [item for item in same if item.binding is not None and item.binding.cgroup_uid == binding.cgroup_uid]
@@ -102,9 +103,9 @@ class Allocations:
     def superseded(self, claimed: Allocation) -> tuple[Allocation, ...]:
         """Return the pod's other allocations that have some of the same units. Their containers are done.
 
-        Kubelet gives a pod's units to its next container when the one before (an init container) is done. The caller
-        releases the shares of these allocations. The allocations stay: later containers may get their units, and init
-        containers may run again.
+        Kubelet gives the units of an init container to the pod's next container when the init container is done. The
+        caller releases the shares of these allocations. The allocations stay: later containers may get their units,
+        and init containers may run again.
         """
         if claimed.binding is None:
             return ()
@@ -118,7 +119,7 @@ class Allocations:
         )
 
     def put(self, allocation: Allocation) -> Allocation:
-        """Note an allocation, in place of the one with its id if there is one, and return it."""
+        """Store an allocation, in place of one with the same id, and return it."""
         self._allocations[allocation.id] = allocation
         return allocation
 

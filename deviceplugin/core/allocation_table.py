@@ -1,12 +1,12 @@
 """The allocations of the node, in memory and on disk. No container starts before its allocation is on disk.
 
 Every method runs on the event loop without an await, so no other method changes what it has read. A full disk must not
-end pods: kubelet fails a pod for good when its units are refused, and its ReplicaSet then makes the next one, for ever.
-So units are then given out from memory, and the start of the container waits instead: kubelet tries a start again.
+end pods: if units are refused, kubelet fails the pod for good, and its ReplicaSet makes the next one, for ever. While
+the disk is full, units are therefore given out from memory. Only the container's start fails: kubelet tries it again.
 
-During an upgrade two plugins live at once, and the old one gives units out until kubelet has let go of it. So the file
-is checked before anything is given out, looked up or written, and what another plugin wrote is taken over. The plugin
-that stands by writes nothing.
+During an upgrade two plugins live at once, and the old one gives units out until kubelet has left it. So the file is
+checked before units are given out, bound or saved, and what another plugin wrote is taken over. The plugin that stands
+by writes nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Claim(NamedTuple):
 
     allocation: Allocation
     superseded: tuple[Allocation, ...]
-    """The pod's allocations that this one replaces."""
+    """The pod's allocations that this one replaces: the caller releases their shares."""
     is_first: bool
-    """No start had it before, so it has no share yet: a share is registered only for an allocation claimed on disk."""
+    """True: no start had the allocation before, so it has no share yet."""
 
 
 class Record:
@@ -48,10 +48,11 @@ class Record:
         self._saved = self._allocations.all()
         """The allocations on disk."""
         self._failing = False
-        """The last write to disk failed, and the log says so."""
+        """True: the last write to disk failed, and the log says so."""
         self._move_count = 0
+        """How many moves there were: one when an allocation is given out, one when its container begins to start."""
         self._last_moves: dict[AllocationId, int] = {}
-        """By allocation: the number of its last move. It moves when it is given out and when its container starts."""
+        """By allocation: the number of its last move. None of those that were read from the file has moved."""
         self.changed: Callable[[], None] = lambda: None
         """Called when the set of taken units may have changed."""
         self.active: Callable[[], bool] = lambda: True
@@ -73,27 +74,27 @@ class Record:
         taken: dict[str, frozenset[UnitId]] = {}
         in_shares = {unit for item in self._allocations.all() if item.devices for unit in item.units}
         for item in self._allocations.all():
-            parts = len(item.devices) or 1
-            # An allocation without devices may have units in common with one that has them (the pod's running
-            # container): these count only there.
+            devices = item.devices or (NOT_BOUND,)
+            # An allocation without devices may have units that also belong to one with devices, that of the pod's
+            # running container. These units count only for the one with devices.
             ordered = sorted(item.units if item.devices else item.units - in_shares)
-            for index, device in enumerate(item.devices or (NOT_BOUND,)):
-                taken[device] = taken.get(device, frozenset()) | frozenset(ordered[index::parts])
+            for index, device in enumerate(devices):
+                taken[device] = taken.get(device, frozenset()) | frozenset(ordered[index :: len(devices)])
         return taken
 
     @property
     def moves(self) -> int:
-        """A number that grows when an allocation is given out or its container begins to start."""
+        """How many moves there were: a caller keeps this while it looks at other sources, and then asks `has_moved`."""
         return self._move_count
 
     def has_moved(self, allocation_id: AllocationId, since: int) -> bool:
-        """Tell whether the allocation has moved since `moves` was `since`: what was found out before is then void."""
+        """Tell whether the allocation has moved since `moves` was `since`: what the caller found may be old then."""
         return self._last_moves.get(allocation_id, 0) > since
 
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId) -> Allocation:
         """Return the allocation of a container that is being admitted; a new allocation gets `fresh_id`.
 
-        It is written to disk now or, if that fails, with a later change: the admission must not fail for a full disk.
+        It is written to disk now. If that fails, a later `save` writes it: the admission must not fail for a full disk.
         """
         self._learn()
         allocation = self._allocations.issue(units, fresh_id, time.time_ns())
@@ -102,9 +103,9 @@ class Record:
         return allocation
 
     def claim(self, units: frozenset[UnitId], binding: Binding) -> Claim:
-        """Bind the units' allocation to the container that starts, and write that to disk. `changed` is called.
+        """Bind the units' allocation to the container that starts, and save it.
 
-        Raises PluginError when the units have no allocation, or another plugin serves, or the disk does not take it.
+        Raises PluginError when the units have no allocation, another plugin serves, or the disk does not take it.
         """
         self._check_active()
         self._learn()
@@ -158,7 +159,7 @@ class Record:
         self._saved = current
 
     def reload(self) -> None:
-        """Replace all allocations by those on disk if another plugin wrote them: it has served the node until now."""
+        """If another plugin wrote the file, replace all allocations by those in it. Called when this one takes over."""
         found = self._store.reread() if self._store.changed() else None
         if found is None:
             return
@@ -170,22 +171,22 @@ class Record:
         self.changed()
 
     def rebind(self, allocation_id: AllocationId, binding: Binding) -> None:
-        """Note that another container of the pod has the allocation. Raises PluginError when that is not on disk."""
+        """Note that another container of the pod has the allocation, and save that. Raises PluginError if it cannot."""
         current = self.get(allocation_id)
         if current is not None:
             self._allocations.put(replace(current, binding=binding))
             self.save()
 
     def _check_active(self) -> None:
-        """Raise PluginError while another plugin serves the node: the file is that plugin's."""
+        """Raise PluginError while another plugin serves the node: then the file belongs to that plugin."""
         if not self.active():
             raise PluginError("another device plugin serves this node now: it is tried again there")
 
     def _learn(self) -> None:
         """Take over the allocations that another plugin has written since this one last read or wrote the file.
 
-        Those that were given out or started here stay: they are newer than in the file. A plugin that stands by learns
-        nothing here; `reload` reads the file when it takes over.
+        Allocations that moved in this process stay: they are newer than those in the file. A plugin that stands by
+        learns nothing here; `reload` reads the file when it takes over.
         """
         if not self.active() or not self._store.changed():
             return
@@ -198,7 +199,7 @@ class Record:
         try:
             self.save()
         except PluginError:
-            return  # `save` has logged it, and it is tried again with the next change and every collection
+            return  # `save` has logged it; the next change and the garbage collector save again
 
     def _note_move(self, allocation_id: AllocationId) -> None:
         """Note that an allocation moves now: see `has_moved`."""

@@ -1,6 +1,6 @@
-"""Keeps the allocations on disk: `allocations.json`, replaced atomically before any other part hears of a change.
+"""Keeps the allocations on disk, in `allocations.json`. The file is replaced atomically.
 
-The file survives reboots, as kubelet's own checkpoint does. An unreadable file is kept beside it for an operator.
+It survives reboots, as kubelet's own checkpoint does. A damaged file is put aside under another name for an operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEXT: Final = f'{{"format":{FORMAT},"allocations":[%s]}}'
 
 
 class _Stamp(NamedTuple):
-    """Tells a file from the next one of the same name: a file system may use an inode's number again at once."""
+    """Which file a name stands for. The inode's number alone can't tell: the next file may get the same one."""
 
     inode: int
     modified_ns: int
@@ -46,8 +46,8 @@ class Store:
         """The allocations of the last `save`, each with its JSON text."""
         self._saved: tuple[Allocation, ...] | None = None
         """The allocations that this object has written to disk; None: the next `save` writes in any case."""
-        self._seen: _Stamp | None = None
-        """The file that was last read or written."""
+        self._stamp: _Stamp | None = None
+        """The file that this object last read or wrote."""
 
     def changed(self) -> bool:
         """Tell whether another plugin has written the file since this object last read or wrote it.
@@ -55,12 +55,12 @@ class Store:
         False also if the file is missing.
         """
         try:
-            return _stamp(self._path.stat()) != self._seen
+            return _stamp_of(self._path.stat()) != self._stamp
         except OSError:
             return False
 
     def load(self) -> tuple[Allocation, ...]:
-        """Return what was saved last; nothing on a new node, or when the file is damaged: then it is put aside."""
+        """Return what was saved last; nothing on a new node. A damaged file is put aside, and nothing is returned."""
         try:
             return self._read()
         except FileNotFoundError:
@@ -83,18 +83,18 @@ class Store:
             return None
 
     def _read(self) -> tuple[Allocation, ...]:
-        """Return the allocations in the file, and note which file it was: see `changed`.
+        """Return the allocations in the file, and note which file it was, for `changed`.
 
         Raises OSError, ValueError, KeyError or TypeError.
         """
         with self._path.open(encoding="utf-8") as file:
-            self._seen, self._saved = _stamp(os.fstat(file.fileno())), None
+            self._stamp, self._saved = _stamp_of(os.fstat(file.fileno())), None
             return _allocations(json.load(file))
 
     def save(self, allocations: Iterable[Allocation]) -> None:
         """Replace the file, unless these allocations are in it already: a container that starts again changes nothing.
 
-        Raises PluginError when the file cannot be written: an allocation that is not on disk must not be used.
+        Raises PluginError when the file cannot be written. The caller must not use an allocation that is not on disk.
         """
         items = tuple(allocations)
         if items == self._saved and self._path.exists():
@@ -104,22 +104,22 @@ class Store:
         self._encoded = {item.id: self._encode(item) for item in items}
         try:
             written = files.replace(self._path, _TEXT % ",".join(text for _, text in self._encoded.values()))
-            self._seen, self._saved = _stamp(written), items
+            self._stamp, self._saved = _stamp_of(written), items
         except OSError as error:
             raise PluginError(
                 f"{self._path} cannot be written: {error.strerror}: make room, or choose another --state-directory"
             ) from None
 
     def _encode(self, item: Allocation) -> tuple[Allocation, str]:
-        """Return the allocation and its JSON text; that of an unchanged allocation is not made again."""
+        """Return the allocation and its JSON text. The text of an unchanged allocation is that of the last `save`."""
         known = self._encoded.get(item.id)
         if known is not None and known[0] is item:
             return known
         return item, json.dumps(_fields(item), separators=(",", ":"))
 
 
-def _stamp(found: os.stat_result) -> _Stamp:
-    """Return the stamp of the file with this status."""
+def _stamp_of(found: os.stat_result) -> _Stamp:
+    """Return which file has this status."""
     return _Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
@@ -131,7 +131,7 @@ def _allocations(content: dict[str, Any]) -> tuple[Allocation, ...]:
 
 
 def _fields(allocation: Allocation) -> dict[str, Any]:
-    """Return an allocation's fields for JSON. `dataclasses.asdict` makes deep copies, at ten times the cost."""
+    """Return an allocation's fields for JSON. `dataclasses.asdict` would cost ten times as much: it copies deeply."""
     binding = allocation.binding
     return {
         **{name: getattr(allocation, name) for name in _ALLOCATION},

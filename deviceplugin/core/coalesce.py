@@ -12,15 +12,18 @@ Answer = TypeVar("Answer")
 
 
 class Look(Generic[Answer]):
-    """Callers that ask while a call is under way share the next call.
+    """Makes one call at a time. Callers that ask while a call is under way share the next call.
 
     They can't share the present one: it may have looked before the event that the caller wants to know about.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Answer]]) -> None:
+        """`ask` makes the call to the service."""
         self._ask = ask
         self._current: asyncio.Task[Answer] | None = None
+        """The last call that began; None: none has begun yet."""
         self._next: asyncio.Task[Answer] | None = None
+        """The call that waits for the end of the current one; None: nobody has asked for it."""
 
     async def take(self) -> Answer:
         """Return the answer to a call that begins now or a moment later. Raises what that call raises."""
@@ -28,7 +31,7 @@ class Look(Generic[Answer]):
             self._next = asyncio.create_task(self._ask_after(self._current))
             # All callers may be gone by the time the call fails: mark its exception as retrieved.
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._next)
+        return await asyncio.shield(self._next)  # a caller that is cancelled does not end the others' call
 
     async def end(self) -> None:
         """Cancel the calls that are under way."""
@@ -38,7 +41,7 @@ class Look(Generic[Answer]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask_after(self, before: asyncio.Task[Answer] | None) -> Answer:
-        """Await the end of the call `before`, make the next call the present one, and ask. Raises what that raises."""
+        """Await the end of the call `before`, make this task the current call, and ask. Raises what that raises."""
         if before is not None:
             await asyncio.wait([before])
         self._current, self._next = self._next, None

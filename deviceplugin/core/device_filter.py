@@ -1,8 +1,8 @@
 """The devices that pods may have shares of: those that the operator names, less those that NVIDIA's plugin gives out.
 
 NVIDIA's device plugin may serve other GPUs of the node. Its GPUs are known by the ids that it has given kubelet. A GPU
-that both plugins offer would be shared between metered pods and a pod that expects the whole GPU, so this plugin no
-longer gives it out. Pure values.
+that both plugins offer could go to metered pods and at once to a pod that expects the whole GPU: so this plugin stops
+giving it out. Pure values.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.core.agent import NodeView
 
 RIVAL_DOMAIN: Final = "nvidia.com/"
-"""Resources of NVIDIA's plugin: nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb."""
+"""How names of NVIDIA's resources begin: nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb."""
 RIVAL_REASON: Final = "NVIDIA's device plugin gives it out as well: name the devices of each with `offer`"
 CLEAR_S: Final = 60.0
-"""How long a device stays excluded: a plugin that restarts, for example with kubelet, lists nothing for a moment."""
+"""How long a device stays excluded after it was last seen in NVIDIA's plugin: a plugin that restarts, for example with
+kubelet, lists nothing for a moment."""
 
 
 class DeviceFilter:
@@ -30,32 +31,32 @@ class DeviceFilter:
     def __init__(self, listed: Collection[str] = ()) -> None:
         """Take the UUIDs that the operator lists; none: all devices are offered."""
         self._listed: Final = frozenset(listed)
-        self._seen_s: dict[str, float] = {}
-        """When each device was last seen in NVIDIA's plugin."""
+        self._rival_seen_s: dict[str, float] = {}
+        """When each rival was last seen in NVIDIA's plugin, by UUID."""
 
     @property
     def rivals(self) -> frozenset[str]:
         """UUIDs of the devices that NVIDIA's plugin gives out as well."""
-        return frozenset(self._seen_s)
+        return frozenset(self._rival_seen_s)
 
     def observe(self, node: NodeView, ids: Collection[str], now_s: float) -> frozenset[str]:
         """Take the ids that kubelet has from NVIDIA's plugin; return the offered devices that are newly among them.
 
-        A device that was not among them for CLEAR_S up to `now_s` is no rival any more. `now_s` never goes back.
+        A device that has not been among them for CLEAR_S is no rival any more. `now_s` never goes back.
         """
         offered = [device for device in node.devices if not self._listed or device.uuid in self._listed]
-        given = {_device(text) for text in ids}
+        given = {_uuid_or_index(text) for text in ids}
         both = frozenset(device.uuid for device in offered if {device.uuid, str(device.index)} & given)
-        fresh = both - self._seen_s.keys()
+        fresh = both - self._rival_seen_s.keys()
         for uuid in both:
-            self._seen_s[uuid] = now_s
-        self._seen_s = {uuid: at for uuid, at in self._seen_s.items() if now_s - at < CLEAR_S}
+            self._rival_seen_s[uuid] = now_s
+        self._rival_seen_s = {uuid: at for uuid, at in self._rival_seen_s.items() if now_s - at < CLEAR_S}
         return fresh
 
     def seen(self, node: NodeView) -> NodeView:
         """Return the node as pods may use it: only the offered devices, and the `rivals` among them as unhealthy."""
         devices = tuple(
-            _unhealthy(device) if device.uuid in self._seen_s else device
+            _unhealthy(device) if device.uuid in self._rival_seen_s else device
             for device in node.devices
             if not self._listed or device.uuid in self._listed
         )
@@ -63,13 +64,13 @@ class DeviceFilter:
 
 
 def _unhealthy(device: pb.Device) -> pb.Device:
-    """Return a copy of a device that NVIDIA's plugin gives out as well: it counts as unhealthy."""
-    seen = pb.Device()
-    seen.CopyFrom(device)
-    seen.healthy, seen.health_reason = False, RIVAL_REASON
-    return seen
+    """Return a copy of a rival, marked as unhealthy."""
+    copy = pb.Device()
+    copy.CopyFrom(device)
+    copy.healthy, copy.health_reason = False, RIVAL_REASON
+    return copy
 
 
-def _device(text: str) -> str:
+def _uuid_or_index(text: str) -> str:
     """Return the UUID or index in an id of NVIDIA's plugin. With time-slicing the id ends in `::` and a number."""
     return text.partition("::")[0]

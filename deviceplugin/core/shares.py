@@ -1,4 +1,4 @@
-"""Changes the shares of allocations, one operation at a time on each. Which pod asks for what is not known here."""
+"""Changes and ends the shares of allocations, one operation at a time on each. It does not read what pods ask for."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Shares:
         self._agent = agent
         self._cdi = cdi
         self._locks: WeakValueDictionary[AllocationId, asyncio.Lock] = WeakValueDictionary()
-        """A task that holds or awaits a lock keeps it alive: a second lock beside it would let two tasks in."""
+        """A lock is kept while a task has or awaits it: a second one of the same allocation would let two tasks in."""
         self._terms: dict[AllocationId, PodTerms] = {}
-        """The terms that the agent was last given."""
+        """The terms of each share that the agent was last given."""
 
     def alone(self, allocation_id: AllocationId) -> asyncio.Lock:
         """Return the lock under which the allocation's share is made, changed or ended. The caller acquires it."""
         return self._locks.setdefault(allocation_id, asyncio.Lock())
 
     def terms(self, allocation_id: AllocationId) -> PodTerms | None:
-        """Return the terms that the agent was last given; None: not known."""
+        """Return the terms of the share that the agent was last given; None: not known."""
         return self._terms.get(allocation_id)
 
-    def gave(self, allocation_id: AllocationId, terms: PodTerms) -> None:
-        """Note the terms that the agent was given."""
+    def note_terms(self, allocation_id: AllocationId, terms: PodTerms) -> None:
+        """Note the terms of the share that the agent was given."""
         self._terms[allocation_id] = terms
 
     async def change(
@@ -53,40 +53,41 @@ class Shares:
     ) -> None:
         """Give a live share other terms or labels, as `Agent.update` does, and note the terms.
 
-        The caller holds the lock of the allocation `item`. Raises PluginError.
+        `item` is the share's allocation; the caller holds its lock. Raises PluginError.
         """
         await self._agent.update(share, terms, node, labels)
-        self.gave(item.id, terms)
+        self.note_terms(item.id, terms)
 
     def started_unix_s(self, allocation_id: AllocationId) -> float | None:
-        """Return when a container last began to start with the share; None: no share is ready."""
+        """Return when a container last began to start with the share, by the wall clock; None: no share is ready."""
         return self._cdi.written_unix_s(allocation_id)
 
-    async def rest(self, item: Allocation, *, since: int | None = None) -> None:
+    async def release(self, item: Allocation, *, since: int | None = None) -> None:
         """Release the share of a container that is done. The pod keeps the allocation. Raises PluginError.
 
-        Does nothing if a container began to start with the share after `Record.moves` was `since`; None: no such check.
+        `since`: the value of `Record.moves` when the caller began to look. If the allocation has moved after that, a
+        container may start with the share, and nothing is done. None: no such check.
         """
         async with self.alone(item.id):
             if since is not None and self._record.has_moved(item.id, since):
                 return
-            await self._release(item)
+            await self._release_locked(item)
             if self._record.get(item.id) is not None:
                 self._record.set_devices(item.id, ())
 
     async def end(self, item: Allocation, *, since: int | None = None) -> bool:
         """Release an allocation's share and forget the allocation. Raises PluginError when the agent is away.
 
-        Does nothing if its container began to start after `Record.moves` was `since`. Returns whether it released.
+        `since` is that of `release`. Returns whether the share was released.
         """
         async with self.alone(item.id):
             if since is not None and self._record.has_moved(item.id, since):
                 return False
-            await self._release(item)
+            await self._release_locked(item)
             self._record.drop(item.id)
         return True
 
-    async def _release(self, item: Allocation) -> None:
+    async def _release_locked(self, item: Allocation) -> None:
         """End the share at the agent, and remove its CDI file. The caller holds its lock. Raises PluginError."""
         await self._agent.release(item.id)
         self._cdi.remove(item.id)

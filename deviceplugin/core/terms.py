@@ -1,8 +1,8 @@
 """Reads what a pod asks for: its units and annotations become the terms of one container's share, or one error. Pure.
 
-An annotation is a tenant's text: its length is checked before it is read, and an error shows it in ASCII. Whole numbers
-are exact, and so is a quantity of memory: no float touches them. A request for several devices is a total that is
-spread evenly over them, units and memory alike. The limit is a percentage of each device.
+An annotation is a tenant's text: its length is checked before it is read, and an error shows it in ASCII. Numbers and
+quantities of memory are read exactly, without floats. The units and the memory of a container are totals, spread evenly
+over its devices. The limit is a percentage of each device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.shares.share import DEVICES_MAX, ShareClass
-from sharepod.deviceplugin.core.unit import UNITS_PER_DEVICE
+from sharepod.deviceplugin.core.unit import MILLIPERCENT_PER_UNIT, UNITS_PER_DEVICE
 from sharepod.kube.quantity import exact
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "sharepod.io/"
 KEYS: Final = ("limit", "memory", "class", "devices", "same-device", "device", "paused")
-"""Keys of a share, for the pod (`sharepod.io/limit`) or for one container (`sharepod.io/train.limit`, which wins)."""
+"""Keys of a share, for all containers of a pod (`sharepod.io/limit`) or for one, which wins
+(`sharepod.io/train.limit`)."""
 YIELD: Final = PREFIX + "yield"
 POD_KEYS: Final = ("yield",)
 """Keys that can be given only for the whole pod."""
@@ -36,11 +37,14 @@ YIELDS: Final = ("limit", "pause")
 CLASSES: Final = tuple(item.name.lower() for item in ShareClass)
 
 MEMORY_LEAST_BYTES: Final = 2**20
-"""Per device. A smaller cap is a forgotten suffix: no context fits into it."""
+"""The least cap per device. No context fits into less, so the suffix was forgotten."""
 MEMORY_MOST_BYTES: Final = 2**50
 _TEXT_MAX: Final = 2048
-"""16 UUIDs of 64 characters and the commas between them. No annotation may be longer."""
+"""The longest annotation that is read: room for 16 UUIDs of 64 characters, with commas."""
 _SHOWN_MAX: Final = 48
+"""Characters of a tenant's text that an error shows."""
+_LIKENESS: Final = 0.6
+"""From 0 to 1: a known word must be at least so like an unknown one to be named as the remedy. difflib's default."""
 
 GANG_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PERCENT: Final = re.compile(r"[1-9][0-9]?|100")
@@ -62,17 +66,18 @@ class PodTerms:
     limit_millipercent: int
     """request_millipercent..100000."""
     memory_limit_bytes: int | None
-    """None: the share's part of the device's memory equals its part of the device's time."""
+    """None: the share gets the same part of the device's memory as of its time."""
     share_class: str
     chosen: tuple[str, ...]
     """UUIDs from the scheduler, as many as `devices`; empty: the agent picks."""
     same_device: bool
-    """All containers of the pod that set this are on one device."""
+    """All containers of the pod that set this must be on one device."""
     paused: bool
+    """The user has paused the pod."""
     yields: str = ""
     """How the pod makes room for others: one of YIELDS; empty: it does not."""
     gang: str = ""
-    """The pod's gang, if its members run in step; see read_gang."""
+    """The pod's gang, if its members run in step; else empty: see read_gang."""
 
     @property
     def limit_now_millipercent(self) -> int:
@@ -83,7 +88,8 @@ class PodTerms:
 def read_gang(annotations: Mapping[str, str]) -> str:
     """Return the name of the pod's gang if its members run in step; empty: the pod belongs to no such gang.
 
-    Members of an elastic gang do not run in step: they come, go and yield one by one.
+    An elastic gang has a `gang-min` below its `gang-size`. Its members do not run in step: they come, go and yield one
+    by one.
     """
     name, size = annotations.get(f"{PREFIX}gang", ""), annotations.get(f"{PREFIX}gang-size")
     is_elastic = annotations.get(f"{PREFIX}gang-min", size) != size
@@ -91,7 +97,7 @@ def read_gang(annotations: Mapping[str, str]) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a tenant's text for an error: quoted, in ASCII, at most 48 characters of it."""
+    """Return a tenant's text for an error: quoted, in ASCII, at most _SHOWN_MAX characters of it."""
     return ascii(text) if len(text) <= _SHOWN_MAX else ascii(text[:_SHOWN_MAX]) + "…"
 
 
@@ -103,12 +109,11 @@ def read_terms(
     limit_percent: int = 100,
     containers: Collection[str] = (),
 ) -> PodTerms:
-    """Return the terms of a container that holds `units` units.
+    """Return the terms of a container that holds `units` units. Raises TermsError.
 
     `limit_percent` is the node's limit for containers that give none. If the request is above it, the request is the
     limit. `containers` names all containers of the pod, so that an annotation for a missing container is an error;
     empty: not checked.
-    Raises TermsError.
     """
     given = _effective(annotations, container, containers)
     devices = _devices(given.get("devices"), units)
@@ -124,8 +129,8 @@ def read_terms(
         raise TermsError(f"{PREFIX}class is {shown(share_class)}: {_nearest(share_class, CLASSES)}")
     return PodTerms(
         devices=devices,
-        request_millipercent=request * 1000,
-        limit_millipercent=_limit(given.get("limit"), request, limit_percent) * 1000,
+        request_millipercent=request * MILLIPERCENT_PER_UNIT,
+        limit_millipercent=_limit(given.get("limit"), request, limit_percent) * MILLIPERCENT_PER_UNIT,
         memory_limit_bytes=_memory(given["memory"], devices) if "memory" in given else None,
         share_class=share_class,
         chosen=_chosen(given["device"], devices) if "device" in given else (),
@@ -137,15 +142,15 @@ def read_terms(
 
 
 def _nearest(word: str, known: Collection[str]) -> str:
-    """Return a remedy for an unknown word: the known word most like it, else all of them."""
-    near = difflib.get_close_matches(word[:_SHOWN_MAX].lower(), known, 1, 0.6)
+    """Return a remedy for an unknown word: the known word most like it; all known words if none is like it."""
+    near = difflib.get_close_matches(word[:_SHOWN_MAX].lower(), known, 1, _LIKENESS)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def _effective(annotations: Mapping[str, str], container: str, containers: Collection[str]) -> dict[str, str]:
-    """Return the values in effect for `container`, by key.
+    """Return the values in effect for `container`, by key without PREFIX. `containers`: all names of the pod's.
 
-    Raises TermsError for a name under `sharepod.io/` that is not known, and for a value that is too long.
+    Raises TermsError for an unknown name under `sharepod.io/`, and for a value that is too long.
     """
     for_pod: dict[str, str] = {}
     for_container: dict[str, str] = {}
@@ -163,13 +168,13 @@ def _effective(annotations: Mapping[str, str], container: str, containers: Colle
 
 
 def _split(name: str, containers: Collection[str]) -> tuple[str | None, str]:
-    """Return the container that an annotation is for (None: all), and its key. Raises TermsError if one is unknown.
+    """Return the container that an annotation is for (None: all), and its key. Raises TermsError if either is unknown.
 
     `containers`: the names of the pod's containers; empty: any name is accepted.
     """
     if not name.startswith(PREFIX):
         raise TermsError(f"unknown annotation {shown(name)}: write {PREFIX} in lower case")
-    before, dot, key = name.removeprefix(PREFIX).rpartition(".")
+    container, dot, key = name.removeprefix(PREFIX).rpartition(".")
     if dot and key in POD_KEYS:
         raise TermsError(f"annotation {shown(name)} is for one container: write {PREFIX}{key}, for the whole pod")
     if key not in KEYS and (dot or key not in POD_KEYS + ELSEWHERE):
@@ -179,16 +184,16 @@ def _split(name: str, containers: Collection[str]) -> tuple[str | None, str]:
         raise TermsError(f"unknown annotation {shown(name)}: {_nearest(key, known)}")
     if not dot:
         return None, key
-    if not before or (containers and before not in containers):
-        remedy = _nearest(before, tuple(containers)) if containers else "put a container's name before the dot"
+    if not container or (containers and container not in containers):
+        remedy = _nearest(container, tuple(containers)) if containers else "put a container's name before the dot"
         raise TermsError(f"annotation {shown(name)} is for no container of the pod: {remedy}")
-    return before, key
+    return container, key
 
 
 def _devices(text: str | None, units: int) -> int:
-    """Return the number of devices that the units spread over, as the annotation `text` says, else by default.
+    """Return over how many devices the units are spread: as the annotation `text` says; None: by default.
 
-    Each device gets a whole percentage, at most 100. Raises TermsError.
+    Each device gets the same whole percentage, at most 100. Raises TermsError.
     """
     if units < 1:
         raise TermsError(f"{units} units asked for: ask for 1 or more of {PREFIX}gpu")
@@ -200,7 +205,7 @@ def _devices(text: str | None, units: int) -> int:
     if units > devices * UNITS_PER_DEVICE:
         remedy = f"ask for at most {devices * UNITS_PER_DEVICE}"
         if units <= DEVICES_MAX * UNITS_PER_DEVICE:
-            remedy += f", or set {PREFIX}devices to at least {-(-units // UNITS_PER_DEVICE)}"
+            remedy += f", or set {PREFIX}devices to at least {-(-units // UNITS_PER_DEVICE)}"  # rounded up
         raise TermsError(f"{units} units are more than 100 for each of {devices} devices: {remedy}")
     if units % devices:
         below = units - units % devices
@@ -210,7 +215,7 @@ def _devices(text: str | None, units: int) -> int:
 
 
 def _devices_by_default(units: int) -> int:
-    """Return 1 for a part of one device, else the number of whole devices. Raises TermsError."""
+    """Return 1 for a part of one device, else the number of whole devices. Raises TermsError if it is neither."""
     if units <= UNITS_PER_DEVICE:
         return 1
     devices, rest = divmod(units, UNITS_PER_DEVICE)
@@ -226,9 +231,9 @@ def _devices_by_default(units: int) -> int:
 
 
 def _limit(text: str | None, request: int, limit_percent: int) -> int:
-    """Return the limit in per cent, as the annotation `text` says. Raises TermsError.
+    """Return the limit in per cent: as the annotation `text` says; None: the node's, or the request if that is more.
 
-    Without the annotation it is the node's, or the request if that is more.
+    Raises TermsError.
     """
     if text is None:
         return max(request, limit_percent)
@@ -245,7 +250,7 @@ def _limit(text: str | None, request: int, limit_percent: int) -> int:
 
 
 def _memory(text: str, devices: int) -> int:
-    """Return the cap on each device in bytes: an even part of the whole, rounded down. Raises TermsError."""
+    """Return the cap on each device in bytes: an even part of the total `text`, rounded down. Raises TermsError."""
     per_device = quantity_bytes(text) // devices
     if MEMORY_LEAST_BYTES <= per_device <= MEMORY_MOST_BYTES:
         return per_device
@@ -254,7 +259,7 @@ def _memory(text: str, devices: int) -> int:
 
 
 def quantity_bytes(text: str) -> int:
-    """Return a Kubernetes quantity in bytes, exactly. Raises TermsError on any other text and on parts of a byte."""
+    """Return a Kubernetes quantity in bytes. Raises TermsError for any other text and for a fraction of a byte."""
     number = exact(text)
     if number is None:
         raise TermsError(f"{PREFIX}memory is {shown(text)}, no quantity: give a size such as 10Gi or 1.5Gi")
@@ -264,7 +269,7 @@ def quantity_bytes(text: str) -> int:
 
 
 def _chosen(text: str, devices: int) -> tuple[str, ...]:
-    """Return the UUIDs that the scheduler wrote, one for each device. Raises TermsError."""
+    """Return the UUIDs that the scheduler wrote, one for each of the `devices` devices. Raises TermsError."""
     uuids = tuple(text.split(","))
     for uuid in uuids:
         if not _UUID.fullmatch(uuid):

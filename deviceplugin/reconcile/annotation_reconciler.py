@@ -1,8 +1,8 @@
 """Applies live changes: it watches the node's pods at the API server and brings their annotations to their shares.
 
-Some changes can't reach the agent at once: the agent is away, or the share is just being made. `apply_pending` compares
-all pods again and tells the agent later. A share that should run again after it has yielded may find no room yet. It
-is then owed its device time, and `resume` looks every second whether there is room.
+Some changes can't reach the agent at once: the agent is away, or the share is just being made. `apply_pending` looks at
+all pods again and tells the agent later. A share that should run again after it has yielded may find no room yet. Then
+it is owed its device time, and `resume` looks every RESUME_S whether there is room.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class AnnotationReconciler:
         """False while another plugin serves the node: the shares are then that plugin's business."""
         self._pods: dict[str, Pod] = {}
         """By the uid in their cgroups: a static pod gets a new mirror now and then, but its cgroups stay."""
-        self._older: dict[AllocationId, Pod | None] = {}
-        """The watch's copy of the pod at the time its share got terms that were read directly from the API server."""
+        self._outdated: dict[AllocationId, Pod | None] = {}
+        """The watch's copy of the pod at the time its share got terms that were read directly from the API server. The
+        share's terms are newer, so this copy is not applied."""
         self._told: dict[AllocationId, str] = {}
-        """Why terms are not applied, as last told to the pod's owner."""
+        """Why the terms of an allocation are not applied, as last told to the pod's owner."""
         self._owed: set[AllocationId] = set()
-        """The allocations that should run by their terms, but stay paused until others leave room."""
+        """Allocations with a share that should run by its terms, but stays paused until others leave room."""
         self.ended: Final = asyncio.Event()
         """Set when a pod that holds an allocation is gone or has finished. The garbage collector clears it."""
 
@@ -84,7 +85,7 @@ class AnnotationReconciler:
                 if pod.phase in FINISHED:
                     self._note_end(pod)
             elif (known := self._pods.get(pod.cgroup_uid)) is not None and known.uid == pod.uid:
-                del self._pods[pod.cgroup_uid]  # no later mirror of the same static pod has its place
+                del self._pods[pod.cgroup_uid]  # the uids are equal: no later mirror of a static pod has replaced it
                 self._note_end(pod)
 
     def _note_end(self, pod: Pod) -> None:
@@ -94,19 +95,19 @@ class AnnotationReconciler:
             self.ended.set()
 
     async def apply_pending(self) -> None:
-        """Apply the changes that could not be applied when they happened."""
+        """Apply the changes that could not be applied when they happened. The garbage collector calls this."""
         for pod in self.pods():
             await self._apply(pod)
 
     async def resume_for_ever(self) -> None:
-        """Let the owed shares run again as soon as there is room."""
+        """Let the owed shares run again as soon as there is room; look every RESUME_S, for ever."""
         while True:
             await asyncio.sleep(RESUME_S)
             if self.active():
                 await self.resume()
 
     async def resume(self) -> None:
-        """Let the owed shares run again that have room now, the oldest first."""
+        """Let those owed shares run again for which there is room now, the oldest first."""
         for item in self._record.all():
             if item.id not in self._owed or item.binding is None or (pod := self.pod(item.binding)) is None:
                 continue
@@ -124,7 +125,10 @@ class AnnotationReconciler:
         self._owed.add(item.id)
 
     def read_terms(self, pod: Pod, container: str, units: int) -> PodTerms:
-        """Return the terms of a container; the name of its gang includes the namespace. Raises PluginError."""
+        """Return the terms of a container with `units` units. Raises PluginError.
+
+        The name of its gang gets the namespace in front: gangs of the same name in two namespaces are different ones.
+        """
         try:
             terms = read_terms(
                 pod.annotations, container, units, limit_percent=self._limit_percent, containers=pod.names
@@ -133,35 +137,37 @@ class AnnotationReconciler:
             raise PluginError(str(error), retriable=False) from None
         return replace(terms, gang=f"{pod.namespace}/{terms.gang}") if terms.gang else terms
 
-    def gave(self, item: Allocation, terms: PodTerms, older: Pod | None) -> None:
+    def gave(self, item: Allocation, terms: PodTerms, outdated: Pod | None) -> None:
         """Note that the agent was given these terms, read from the API server itself, and owes the share nothing.
 
-        `older` is the copy of the pod that the watch had before; None: it had none. This copy is not applied any more.
+        `outdated` is the copy of the pod that the watch had before they were read; None: it had none.
         """
-        self._shares.gave(item.id, terms)
-        self._older[item.id] = older
+        self._shares.note_terms(item.id, terms)
+        self._outdated[item.id] = outdated
         self._told.pop(item.id, None)
         self._owed.discard(item.id)
 
     async def _apply(self, pod: Pod) -> None:
         """Bring a pod's annotations to its shares, each under its lock. Forget what was noted of gone allocations."""
         for item in self._record.all():
-            # A share that is just being made gets the terms that were read for it: the next look finds newer ones.
+            # A share that is just being made is left out: it gets the terms that were read for it, and `apply_pending`
+            # applies newer ones.
             is_of_pod = item.binding is not None and item.binding.cgroup_uid == pod.cgroup_uid
             if is_of_pod and item.devices and not self._shares.alone(item.id).locked():
                 async with self._shares.alone(item.id):
                     await self._apply_to(item, pod)
         known = {item.id for item in self._record.all()}
-        for noted in (self._older, self._told):
+        for noted in (self._outdated, self._told):
             for gone in noted.keys() - known:
                 del noted[gone]
         self._owed &= known
 
-    def _heir(self, item: Allocation, binding: Binding, pod: Pod) -> str:
-        """Return the name of the container that has an allocation now: the bound one, or the one after it.
+    def _present_container(self, item: Allocation, binding: Binding, pod: Pod) -> str:
+        """Return the name of the container that has an allocation now: the bound one, or the one that took it over.
 
         When an init container has ended, its allocation goes to the running container that has as many units and no
-        allocation of its own. The API may show that end only after this container has started.
+        allocation of its own. The API may show that end only after this container has started, so that its start still
+        bound the init container.
         """
         if binding.container not in pod.finished:
             return binding.container
@@ -181,10 +187,10 @@ class AnnotationReconciler:
         The caller holds the share's lock. An error is told to the pod's owner once, and the next look tries again.
         """
         # Nothing to do if the watch has another copy of the pod by now, or if the share has newer terms than this copy.
-        if item.binding is None or self._pods.get(pod.cgroup_uid) is not pod or self._older.get(item.id) is pod:
+        if item.binding is None or self._pods.get(pod.cgroup_uid) is not pod or self._outdated.get(item.id) is pod:
             return
         try:
-            binding = replace(item.binding, container=self._heir(item, item.binding, pod))
+            binding = replace(item.binding, container=self._present_container(item, item.binding, pod))
             terms = self.read_terms(pod, binding.container, len(item.units))
             if terms == self._shares.terms(item.id) and binding == item.binding and item.id not in self._owed:
                 return
@@ -200,10 +206,11 @@ class AnnotationReconciler:
                     await self._api.event(pod, "ShareResumed", f"container {binding.container}: share {item.id} runs")
             self._owed.discard(item.id)
         except PluginError as error:
-            stays = isinstance(error, StaysPaused)
-            if stays:
+            stays_paused = isinstance(error, StaysPaused)
+            if stays_paused:
                 self._owed.add(item.id)
             if self._told.get(item.id) != str(error):
                 self._told[item.id] = str(error)
                 text = f"container {item.binding.container}: {error}"
-                await self._api.event(pod, "ShareStaysPaused" if stays else "TermsNotApplied", text, warning=True)
+                reason = "ShareStaysPaused" if stays_paused else "TermsNotApplied"
+                await self._api.event(pod, reason, text, warning=True)

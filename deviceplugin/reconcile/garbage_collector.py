@@ -1,8 +1,8 @@
 """Ends the shares of containers that are gone, and no others.
 
-A source that does not list a container proves nothing if it may not know yet. After a reboot kubelet lists no pod of
-the API server until it has heard of them. The watch may be behind. Another pid namespace shows no process. So a share
-ends only when every source is known to see, and all of them agree.
+A source that does not list a container proves nothing if it may not know the container yet. After a reboot kubelet
+lists no pod of the API server until it has heard of them. The watch may be behind. Another pid namespace shows no
+process. So a share ends only when every source is known to see, and all of them agree.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.deviceplugin")
 
 UNBOUND_S: Final = 60.0
-"""After this time without a start and without an entry in pod-resources, an allocation's pod counts as gone."""
+"""An allocation with which no container has started for this time is over if kubelet does not list its units."""
 COLLECT_S: Final = 10.0
+"""The usual interval between two looks."""
 HURRY_S: Final = 1.0
 """The interval while a share waits for room, and for up to COLLECT_S after a pod's end, until its shares are gone."""
 NOTICE_S: Final = 0.2
-"""Kubelet hears of a deleted pod from its own watch, and may list it for a moment after our watch has shown the end."""
+"""The delay of a look after a pod's end: kubelet has a watch of its own, and may hear of it a moment later than we."""
 _LABELS: Final = ("namespace", "pod", "container", "pod_uid")
 
 
 class GarbageCollector:
-    """Looks when a pod ends, and otherwise every COLLECT_S or every HURRY_S."""
+    """Looks for shares to end, when a pod ends and otherwise every COLLECT_S or every HURRY_S."""
 
     def __init__(
         self,
@@ -68,23 +69,23 @@ class GarbageCollector:
         self._unbound_since: dict[AllocationId, float] = {}
         """When this process first saw an allocation without a container, by the loop's clock, which never jumps."""
         self._hurry_until_s = 0.0
-        """Until then, shares of ended pods are looked for every HURRY_S; by the loop's clock."""
-        self._said = ""
+        """Until then the interval is HURRY_S if ended pods have shares; by the loop's clock."""
+        self._logged = ""
         """The failure that was last logged; empty: the last look succeeded."""
 
     async def collect_for_ever(self) -> None:
-        """Release what is over, and write and apply what could not be written and applied in time, for ever."""
+        """Release what is over, for ever. Also write and apply what could not be written or applied when it changed."""
         while True:
             if self.active() and self._reconciler.listed:
                 try:
                     self._record.save()
                     await self._reconciler.apply_pending()
                     await self.collect()
-                    self._said = ""
+                    self._logged = ""
                 except (PluginError, ApiUnavailable) as error:
                     # A source is away: nothing counts as over while that lasts.
-                    if self._said != str(error):
-                        self._said = str(error)
+                    if self._logged != str(error):
+                        self._logged = str(error)
                         log.warning("shares are not looked through", extra={"cause": str(error)})
             await self._until_due()
 
@@ -102,7 +103,7 @@ class GarbageCollector:
             self._hurry_until_s = loop.time() + COLLECT_S
 
     def _hurries(self, now_s: float) -> bool:
-        """Tell whether to look at once: a pod has ended, a share waits for room, or an ended pod's share is left."""
+        """Tell whether to look now: a pod has ended, a share waits for room, or a share of an ended pod is left."""
         if self._reconciler.ended.is_set() or self._reconciler.owes:
             return True
         bound = (item for item in self._record.all() if item.binding is not None)
@@ -113,79 +114,79 @@ class GarbageCollector:
 
         Raises PluginError or ApiUnavailable when a source cannot tell.
         """
-        since = self._record.moves
-        await self._rest_ended(since)
+        since = self._record.moves  # an allocation that moves from here on is left alone
+        await self._release_done(since)
         suspects = [item for item in self._record.all() if self._may_be_over(item)]
-        strangers = await self._strangers()
-        if not suspects and not strangers:
+        orphans = await self._orphans()
+        if not suspects and not orphans:
             return
         listing = await self._kubelet.look()
-        expected = self._expected()
+        expected = self._expected_pods()
         if expected and not expected & listing.pods:
             return  # kubelet has not heard of the API server's pods yet: it hears of all of them in one go
-        live = await self._processes.live_pods()
-        held = {unit for holder in listing.holders for unit in holder.units}
+        live_pods = await self._processes.live_pods()
+        counted = {unit for holder in listing.holders for unit in holder.units}
         if any(item.binding is None for item in suspects):
-            held |= await self._units_in_checkpoint()
+            counted |= await self._units_in_checkpoint()
         for item in suspects:
-            lives = item.binding is not None and item.binding.cgroup_uid in live
-            if lives or self._is_listed(item, held):
+            is_live = item.binding is not None and item.binding.cgroup_uid in live_pods
+            if is_live or self._is_listed(item, counted):
                 continue
             # Only kubelet knows about allocations that were never started. Its list counts if it has an expected pod.
             if await self._is_gone(item.binding) if item.binding is not None else expected:
                 await self._shares.end(item, since=since)
-        for share, binding in strangers:
-            if binding.pod_uid not in live and not share.processes and await self._is_gone(binding):
+        for share, binding in orphans:
+            if binding.pod_uid not in live_pods and not share.processes and await self._is_gone(binding):
                 await self._agent.release(share.id)
                 log.info("share of no allocation released", extra={"share": share.id, "container": binding.title})
 
     async def _units_in_checkpoint(self) -> set[UnitId]:
         """Return the units of the node's pods in kubelet's checkpoint: no other list has plain init containers.
 
-        An init container may wait for its image longer than UNBOUND_S. If the API server went away right after the pod
-        was admitted, the watch may not know the pod, so the API server is asked about unknown pods. Raises
-        ApiUnavailable.
+        It is needed because an init container may wait for its image longer than UNBOUND_S. If the checkpoint has pods
+        that the watch does not know, the API server is asked whether they exist: it may have gone away right after such
+        a pod was admitted. Raises ApiUnavailable.
         """
         pods = {pod.cgroup_uid for pod in self._reconciler.pods() if pod.phase not in FINISHED}
         if not pods.issuperset(item.pod_uid for item in self._kubelet.recorded()):
             pods |= await self._api.uids()
         return {unit for item in self._kubelet.recorded() if item.pod_uid in pods for unit in item.units}
 
-    async def _rest_ended(self, since: int) -> None:
+    async def _release_done(self, since: int) -> None:
         """Release the shares of ended init containers in pods that run on without another container with units.
 
         The allocations stay: kubelet counts the units for the pod, and its init containers may run again.
         """
         for item in self._record.all():
             pod = self._reconciler.pod(item.binding) if item.binding is not None and item.devices else None
-            if pod is not None and self._was_the_last(item, pod):
+            if pod is not None and self._no_container_follows(item, pod):
                 share = await self._agent.share(item.id)
                 if share is not None and not share.processes:
-                    await self._shares.rest(item, since=since)
+                    await self._shares.release(item, since=since)
 
-    def _was_the_last(self, item: Allocation, pod: Pod) -> bool:
+    def _no_container_follows(self, item: Allocation, pod: Pod) -> bool:
         """Tell whether an allocation is an init container's, and the pod's last container with units has ended well.
 
-        The API may still show an earlier run of that one. So its run counts only if it began after the last time that a
-        container began to start with the share. `finished` has the start of each run that ended well.
+        The API may still show the end of an earlier run. So a run of that last container counts only if it began after
+        the last time that a container began to start with the share. `finished` has the start of each run.
         """
-        asking = sorted((one for one in pod.all_containers if one.units), key=lambda one: one.order)
+        with_units = sorted((one for one in pod.all_containers if one.units), key=lambda one: one.order)
         own = pod.named(item.binding.container) if item.binding is not None else None
-        if own is None or own.stays or not asking or asking[-1].stays:
+        if own is None or own.stays or not with_units or with_units[-1].stays:
             return False
         began_unix_s = self._shares.started_unix_s(item.id)
         try:
-            last_began_unix_s = datetime.fromisoformat(pod.finished.get(asking[-1].name, "")).timestamp()
+            last_began_unix_s = datetime.fromisoformat(pod.finished.get(with_units[-1].name, "")).timestamp()
         except ValueError:
             return False
         # Kubelet writes whole seconds.
         return began_unix_s is not None and last_began_unix_s >= math.floor(began_unix_s)
 
     def _may_be_over(self, item: Allocation) -> bool:
-        """Tell whether an allocation may be over, so that the other sources are asked.
+        """Tell whether an allocation may be over, so that the other sources must be asked.
 
-        The watch shows its pod as finished or not at all, or no container has started with it for UNBOUND_S since the
-        first call.
+        A bound one may be over if the watch shows its pod as finished or not at all. An unbound one may be over if this
+        process has known it for UNBOUND_S.
         """
         if item.binding is not None:
             self._unbound_since.pop(item.id, None)
@@ -194,10 +195,10 @@ class GarbageCollector:
         now = asyncio.get_running_loop().time()
         return now - self._unbound_since.setdefault(item.id, now) >= UNBOUND_S
 
-    async def _strangers(self) -> list[tuple[HeldShare, Binding]]:
-        """Return the agent's shares that are labelled as a pod's, but have no allocation here, each with its container.
+    async def _orphans(self) -> list[tuple[HeldShare, Binding]]:
+        """Return the agent's shares that have a pod's labels but no allocation here, each with its container.
 
-        They are left when the file of allocations was lost. Raises PluginError.
+        There are such shares after the file of allocations was lost. Raises PluginError.
         """
         found = []
         for share in (await self._agent.shares()).values():
@@ -206,7 +207,7 @@ class GarbageCollector:
                 found.append((share, Binding(namespace, pod, container, uid, uid)))
         return found
 
-    def _expected(self) -> set[tuple[str, str]]:
+    def _expected_pods(self) -> set[tuple[str, str]]:
         """Return the pods that kubelet lists once it has heard of the API server's pods. The plugin's own is one.
 
         Mirrors of static pods do not count: kubelet knows static pods from its own files.
@@ -217,14 +218,14 @@ class GarbageCollector:
             if pod.cgroup_uid == pod.uid and pod.phase not in FINISHED and not pod.deleting
         }
 
-    def _is_listed(self, item: Allocation, held: set[UnitId]) -> bool:
+    def _is_listed(self, item: Allocation, counted: set[UnitId]) -> bool:
         """Tell whether kubelet still counts the units for this allocation, not for a later one with some of them.
 
-        `held` are the units that kubelet counts for any container. Two unbound allocations with common units both
-        count: they may be those of an init container and of the container after it. When the later one is bound, the
-        init container is done.
+        `counted` are the units that kubelet counts for any container. If two unbound allocations have common units,
+        both are listed: they may be those of an init container and of the container after it. Once one of the two is
+        bound, only the later one is.
         """
-        if not item.units & held:
+        if not item.units & counted:
             return False
         ordered = self._record.all()
         later = ordered[ordered.index(item) + 1 :] if item in ordered else ()
@@ -233,12 +234,13 @@ class GarbageCollector:
         )
 
     async def _is_gone(self, binding: Binding) -> bool:
-        """Tell whether the container's pod is over. The API server is asked by name if the watch does not show it.
+        """Tell whether the container's pod is over. If the watch does not show it, the API server is asked by name.
 
         Raises ApiUnavailable.
         """
         pod = self._reconciler.pod(binding)
         if pod is None:
             pod = await self._api.get(binding.namespace, binding.pod)
-        # A pod with neither uid is a later one of that name. A tenant can change the annotations behind `cgroup_uid`.
+        # A pod with neither uid is a later one of that name. `uid` is compared too, because `cgroup_uid` may come from
+        # annotations, which a tenant can change.
         return pod is None or pod.phase in FINISHED or binding.cgroup_uid not in (pod.cgroup_uid, pod.uid)

@@ -1,7 +1,7 @@
 """Reads the pods of this node at the API server: one as it is now, all as they change; and writes Events about them.
 
-The API server says what was asked for, not what runs: a pod that is gone there may still have containers
-(`processes.py`), and a pod that is there may have none.
+The API server knows what was asked for, not what runs. A pod that is gone there may still have containers
+(`processes.py` tells), and a pod that is there may have none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("sharepod.deviceplugin.pods")
 
 COMPONENT: Final = "sharepod-device-plugin"
 GET_S: Final = 10.0
-"""For one read of a pod: kubelet waits for PreStartContainer meanwhile, 30 s at most."""
+"""How long one read of a pod is tried: meanwhile kubelet waits for PreStartContainer, 30 s at most."""
 _PODS: Final = "/api/v1/pods"
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -39,7 +39,7 @@ class Pods:
     """The pods of one node at the API server; an asynchronous context manager that lives as long as the plugin."""
 
     def __init__(self, access: Access, node_name: str, pace: Pace | None = None, *, resource: str = RESOURCE) -> None:
-        """`resource` is the resource that a pod's units count. `pace` is that of the watch; None: the usual one."""
+        """`resource`: a pod's units are what it asks for of this resource. `pace` of the watch; None: the usual one."""
         self._client = Client(access, COMPONENT)
         self._node_name = node_name
         self._resource = resource
@@ -69,14 +69,14 @@ class Pods:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write the pending Events, for a moment, and close the session."""
+        """Write the pending Events, if that takes no more than a moment, and close the session."""
         await self._events.__aexit__(kind, error, trace)
         await self._client.__aexit__(kind, error, trace)
 
     async def get(self, namespace: str, name: str, within_s: float = GET_S) -> Pod | None:
-        """Return a pod as it is now, None when it does not exist.
+        """Return a pod as it is now; None: it does not exist.
 
-        While the API server is away, it is asked again for `within_s`. Raises ApiUnavailable then.
+        While the API server is away, it is asked again for `within_s`. Raises ApiUnavailable after that time.
         """
         if not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
             return None
@@ -97,7 +97,7 @@ class Pods:
         return frozenset(pod.cgroup_uid for pod in pods if pod is not None and pod.phase not in FINISHED)
 
     async def runtime(self) -> Runtime:
-        """Return the node's kubelet and container runtime. Raises ApiUnavailable."""
+        """Return the versions of the node's kubelet and container runtime. Raises ApiUnavailable."""
         answer = await self._read(f"/api/v1/nodes/{self._node_name}")
         runtime = read_runtime(answer.body) if answer.status == 200 else None
         if runtime is None:
@@ -131,5 +131,5 @@ class Pods:
 
 
 def _is_no_pod(body: Object) -> bool:
-    """Tell the API server's own "no such pod" from a 404 by another server at its address."""
+    """Tell whether a 404 is the API server's "no such pod", and not the answer of another server at its address."""
     return body.get("kind") == "Status" and at(body, "details").get("kind") == "pods"

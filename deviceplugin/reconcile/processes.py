@@ -1,16 +1,16 @@
 """The pods that have live processes, from the cgroups of all processes of the node. Owns nothing, changes nothing.
 
 This needs the host's pid namespace: in a namespace of its own the plugin would see no tenant, and would take every
-container for gone. Kubelet's socket tells whether it is the host's: the kernel gives the pid of the process at the
-other end in our pid namespace, 0 when that process is not in it. Kubelet sees what it starts, so a process that sees
-kubelet sees the pods' processes too. (The inode number of the first pid namespace is no test: a cluster may live in
-another namespace, as kind's does.)
+container for gone. Kubelet's socket shows which namespace this is. The kernel tells the pid of the process at the other
+end, as our pid namespace sees it; 0: it does not see it. Kubelet sees what it starts, so a process that sees kubelet
+sees the pods' processes too. (The inode number of the first pid namespace is no test: a whole cluster may live in
+another namespace, as one made by kind does.)
 
-Kubelet puts every process of a pod, the sandbox's too, into a cgroup that is named for the pod:
+Kubelet puts every process of a pod, also the sandbox's, into a cgroup that is named for the pod:
 
     cgroupfs driver   /kubepods/burstable/pod<uid>/<container>
     systemd driver    /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with _>.slice/<container>
-    from a private cgroup namespace, all of it relative to one's own: /../../pod<uid>/<container>
+    seen from a private cgroup namespace, the path begins at the reader's own cgroup: /../../pod<uid>/<container>
 
 The uid of a static pod is the hash of its manifest: 32 digits without a dash.
 """
@@ -30,14 +30,14 @@ from sharepod.deviceplugin.errors import PluginError
 
 PROC: Final = Path("/proc")
 _READ_MAX: Final = 8192
-"""cgroup v1 has a line for each of about 13 hierarchies, and the pod is in all of them."""
+"""Bytes that are read of a process's cgroups. cgroup v1 has about 13 lines, and each of them names the pod."""
 _POD: Final = re.compile(
     rb"^(?![^\n]* \(deleted\)$)[0-9]+:[^:\n]*:/(?:[^\n]*?[/-])??pod"
     rb"([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/\n ]|$)",
     re.MULTILINE,
 )
-"""The first pod in a path: cgroups that a container names itself lie deeper, and cannot keep another pod alive. A
-deleted cgroup does not count: only zombies are left in it, ended processes that no parent has waited for."""
+"""Finds the first pod in a path. A container may make cgroups of any name, but they lie deeper: they can't keep another
+pod alive. A deleted cgroup does not count: only zombies are left in it, processes that no parent has waited for."""
 
 
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -56,7 +56,7 @@ class HostProcesses:
         """Return whether a process listens at kubelet's socket.
 
         Raises PluginError if one does and cannot be seen here: the plugin is in another pid namespace, or /proc is
-        mounted so that it hides other users' processes.
+        mounted with hidepid.
         """
         pid = _listener(self._socket)
         if pid is not None and (pid == 0 or _cgroups_of(self._proc, pid) is None):
@@ -68,7 +68,7 @@ class HostProcesses:
         return pid is not None
 
     def pod_of_process(self, pid: int) -> str | None:
-        """Return the uid of a process's pod; None: it has no pod, is gone, or cannot be seen."""
+        """Return the uid of the pod of a process; None: the process has no pod, is gone, or cannot be seen."""
         cgroups = _cgroups_of(self._proc, pid)
         return pod_of(cgroups) if cgroups else None
 
@@ -83,7 +83,7 @@ class HostProcesses:
 
 
 def _listener(path: Path) -> int | None:
-    """Return the pid of the process that listens at a socket, 0 if our pid namespace lacks it; None: none listens."""
+    """Return the pid of the process that listens at a socket; 0: our pid namespace lacks it; None: none listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client, contextlib.suppress(OSError):
         client.setblocking(False)
         client.connect(str(path))
@@ -109,8 +109,8 @@ def pod_of(cgroups: bytes) -> str | None:
 def live_pods(proc: Path = PROC) -> frozenset[str]:
     """Return the uids of the pods that have a process now.
 
-    A process that ends meanwhile may count or not. Raises OSError when processes cannot be read: a failure must not
-    look like "no process lives".
+    A process that ends meanwhile may count or not. Raises OSError when processes cannot be read: an empty result would
+    mean that no process lives.
     """
     texts: set[bytes] = set()
     root = os.fspath(proc)
@@ -123,7 +123,7 @@ def live_pods(proc: Path = PROC) -> frozenset[str]:
             continue
         try:
             texts.add(os.read(handle, _READ_MAX))
-        except ProcessLookupError:
+        except ProcessLookupError:  # it has ended since
             continue
         finally:
             os.close(handle)

@@ -1,7 +1,7 @@
 """Decides what pods' owners and the operator are told of programs: attached or not, denied memory, or without a share.
 
-Pure: one look goes in, new findings come out; `now_s` is a parameter that never goes back. A finding is told once, or
-seldom.
+Pure: one look goes in, new findings come out; `now_s` is a parameter that never goes back. A finding is told once.
+Denied memory is told again, but seldom.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 ATTACH_S: Final = 60.0
 """The time that a container's programs may take from its start to their first CUDA call."""
 DENIED_EVERY_S: Final = 600.0
+"""The least time between two findings of one share about denied memory."""
 LOST_LOOKS: Final = 2
-"""A share that is being replaced may be missing for a moment."""
+"""A share counts as lost after so many looks in a row without it: one that is replaced is missing for a moment."""
 _NAMED_MAX: Final = 5
 """The most programs that one Event names."""
 _NOT_ATTACHED: Final = (
@@ -42,7 +43,7 @@ class Seat:
     was_there: bool = False
     """It was bound before this plugin served: the previous plugin has told what happened until then."""
     is_busy: bool = False
-    """The share is just being made, changed or ended: then it means nothing if the agent lacks it."""
+    """The share is just being made, changed or ended: the agent may lack it without being at fault."""
 
     @property
     def is_running(self) -> bool:
@@ -86,7 +87,7 @@ class _Known:
     """When its container was first seen running; None: it does not run."""
     has_attached: bool = False
     """A program has used the share since the container's start."""
-    quiet_told: bool = False
+    no_cuda_told: bool = False
     """NoCudaYet was told, or is not to be told."""
     missing: int = 0
     """Looks in a row at which the agent lacked the share."""
@@ -99,11 +100,13 @@ class _Known:
 
 
 class WorkloadFindings:
-    """Remembers what was told. Invariant: `_known` and `_programs` hold only what the last look showed."""
+    """Remembers what was told. Invariant: `_known` and `_told_programs` hold only what the last look showed."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._programs: set[tuple[int, int, str]] = set()
+        """By share."""
+        self._told_programs: set[tuple[int, int, str]] = set()
+        """The programs without a share that were told: device, pid, name."""
 
     def step(self, seats: Sequence[Seat], programs: Sequence[Program], now_s: float) -> list[Note]:
         """Take one look and return the new findings.
@@ -111,31 +114,29 @@ class WorkloadFindings:
         `seats`: every container with an allocation. `programs`: every program that uses a device without a share.
         """
         before, self._known, notes = self._known, {}, []
-        told = self._programs  # those of the last look that were told
-        self._programs = set()
-        fresh = [one for one in programs if (one.device, one.pid, one.name) not in told]
+        fresh = [one for one in programs if (one.device, one.pid, one.name) not in self._told_programs]
         waiting: set[Program] = set()
         """Programs of pods with containers younger than ATTACH_S: a later look decides."""
         settled: set[Program] = set()
-        """Programs that one of the pod's containers has reported: they are told once a pod, not once a container."""
+        """Programs that are told now, with one container of their pod: they are not told again with the others."""
         for seat in seats:
             known = self._known[seat.share_id] = before.get(seat.share_id) or _first_known(seat)
             notes += self._lost(seat, known)
             if seat.share is not None:
                 notes += self._denied(seat, seat.share, known, now_s)
-            own = [one for one in fresh if one.pod_uid == seat.pod.cgroup_uid and one not in settled]
-            is_beside = any(one.pod_uid == seat.pod.cgroup_uid for one in programs)
-            found = self._attached(seat, known, own, now_s, is_beside=is_beside)
-            (waiting if found is None else settled).update(own)
+            of_pod = [one for one in fresh if one.pod_uid == seat.pod.cgroup_uid and one not in settled]
+            has_shareless = any(one.pod_uid == seat.pod.cgroup_uid for one in programs)
+            found = self._attached(seat, known, of_pod, now_s, has_shareless=has_shareless)
+            (waiting if found is None else settled).update(of_pod)
             notes += found or []
         uids = {seat.pod.cgroup_uid for seat in seats}
         notes += _without_share([one for one in fresh if one.pod_uid not in uids])
-        self._programs = {(one.device, one.pid, one.name) for one in programs if one not in waiting - settled}
+        self._told_programs = {(one.device, one.pid, one.name) for one in programs if one not in waiting - settled}
         return notes
 
     @staticmethod
     def _lost(seat: Seat, known: _Known) -> list[Note]:
-        """Report once that the agent lacks a running container's share, at the look number LOST_LOOKS."""
+        """Report that the agent lacks a running container's share, once: at the LOST_LOOKS-th such look in a row."""
         is_missing = seat.share is None and seat.is_running and not seat.is_busy
         known.missing = known.missing + 1 if is_missing else 0
         if known.missing != LOST_LOOKS:
@@ -148,7 +149,7 @@ class WorkloadFindings:
 
     @staticmethod
     def _denied(seat: Seat, share: HeldShare, known: _Known, now_s: float) -> list[Note]:
-        """Report allocations over the cap: the first at once, later ones seldom and with their number."""
+        """Report denied allocations: the first at once, later ones at most every DENIED_EVERY_S, with their number."""
         count = _refusals(share)
         if count < known.refusals:  # the agent has restarted and counts from zero
             known.refusals = known.told_refusals = 0
@@ -157,7 +158,7 @@ class WorkloadFindings:
         if count <= known.told_refusals or not is_due:
             return []
         new, known.told_refusals, known.denied_told_s = count - known.told_refusals, count, now_s
-        part = next(held for held in share.devices if held.usage.memory_refusals)
+        part = next(held for held in share.devices if held.usage.memory_refusals)  # one device stands for all
         text = (
             f"container {seat.container}: {new} allocation{'s' * (new > 1)} of device memory denied, the last of "
             f"{bytes_text(part.usage.memory_refused_bytes)}: its cap on device {part.device_index} is "
@@ -167,12 +168,12 @@ class WorkloadFindings:
 
     @staticmethod
     def _attached(
-        seat: Seat, known: _Known, own: Sequence[Program], now_s: float, *, is_beside: bool
+        seat: Seat, known: _Known, of_pod: Sequence[Program], now_s: float, *, has_shareless: bool
     ) -> list[Note] | None:
-        """Report programs that use the device beside the share; and, without alarm, that no program has used CUDA yet.
+        """Report programs that use a device without the share; and, as no warning, that no program has used CUDA yet.
 
-        `own`: the pod's programs that were not told yet. `is_beside`: the pod has such programs, told or not. Returns
-        None while it is too early to tell.
+        `of_pod`: such programs of the container's pod that were not told yet. `has_shareless`: the pod has such
+        programs, told or not. Returns None while it is too early to tell.
         """
         if not seat.is_running:
             known.runs_since_s, known.has_attached = None, False
@@ -187,10 +188,10 @@ class WorkloadFindings:
             return None
         notes = [
             Note(seat.pod, "HookNotAttached", f"{one.title} of this pod {_NOT_ATTACHED.format(one.device)}")
-            for one in own
+            for one in of_pod
         ]
-        if share is not None and not known.has_attached and not known.quiet_told and not is_beside:
-            known.quiet_told = True
+        if share is not None and not known.has_attached and not known.no_cuda_told and not has_shareless:
+            known.no_cuda_told = True
             text = (
                 f"container {seat.container}: no program of it has used CUDA in its first {ATTACH_S:g} s: its share is "
                 "kept for it"
@@ -200,16 +201,16 @@ class WorkloadFindings:
 
 
 def _refusals(share: HeldShare) -> int:
-    """Return how many allocations of device memory the agent has counted as denied to the share, on all its devices."""
+    """Return how many allocations of device memory the agent has denied to the share, on all its devices."""
     return sum(held.usage.memory_refusals for held in share.devices)
 
 
 def _first_known(seat: Seat) -> _Known:
-    """Return what is known of a share at its first look. What was before this plugin served counts as told."""
+    """Return what is known of a share at its first look. What happened before this plugin served counts as told."""
     if not seat.was_there:
         return _Known()
     count = _refusals(seat.share) if seat.share is not None else 0
-    return _Known(quiet_told=True, refusals=count, told_refusals=count)
+    return _Known(no_cuda_told=True, refusals=count, told_refusals=count)
 
 
 def _without_share(fresh: Sequence[Program]) -> list[Note]:

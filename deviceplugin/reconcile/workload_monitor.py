@@ -1,4 +1,4 @@
-"""Looks every LOOK_S at what runs on the node, and writes the new findings of `workload_findings.py` as Events."""
+"""Looks every LOOK_S at the programs of the node, and writes the new findings of `workload_findings.py` as Events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("sharepod.deviceplugin")
 
 LOOK_S: Final = 10.0
 AWAY_S: Final = 30.0
-"""An agent that restarts is back sooner than this."""
+"""The operator is told that the agent is away after this time. An agent that restarts is back sooner."""
 
 
 class WorkloadMonitor:
@@ -51,18 +51,20 @@ class WorkloadMonitor:
         """False while another plugin serves the node: that one reports."""
         self._findings = WorkloadFindings()
         self._before: set[str] = set()
-        """Allocations that were bound before this plugin served."""
+        """Ids of the allocations that were bound before this plugin served."""
         self._serves = False
         """Whether this plugin served the node at the last look."""
         self._away_since_s: float | None = None
         """When the agent was first found away; None: it answered at the last look."""
         self._away_told = False
+        """Whether the operator was told that the agent is away."""
 
     async def look_for_ever(self) -> None:
         """Look every LOOK_S, for ever. When this plugin begins to serve, it forgets what it found before."""
         while True:
             is_active = self.active()
             if is_active and not self._serves:
+                # The plugin that served until now has told what it found.
                 self._findings = WorkloadFindings()
                 self._before = {item.id for item in self._record.all() if item.binding is not None}
             self._serves = is_active
@@ -77,9 +79,9 @@ class WorkloadMonitor:
             node = await self._agent.node()
             held = await self._agent.shares()
         except PluginError as error:
-            self._away(now_s, error)
+            self._note_away(now_s, error)
             return
-        self._back()
+        self._note_back()
         seats = []
         for item in self._record.all():
             pod = self._reconciler.pod(item.binding) if item.binding is not None else None
@@ -93,7 +95,7 @@ class WorkloadMonitor:
                 await self._api.event(note.pod, note.reason, note.message, warning=note.warning)
 
     def _programs(self, node: NodeView) -> list[Program]:
-        """Return the programs that the agent found without a share, each with the pod that its cgroups name."""
+        """Return the programs that use a device without a share, each with the pod that its cgroups name."""
         return [
             Program(
                 device.index, one.pid, one.name, one.memory_used_bytes, self._processes.pod_of_process(one.pid) or ""
@@ -102,7 +104,7 @@ class WorkloadMonitor:
             for one in device.foreign_processes
         ]
 
-    def _away(self, now_s: float, error: PluginError) -> None:
+    def _note_away(self, now_s: float, error: PluginError) -> None:
         """Note that the agent does not answer. After AWAY_S, tell the node's operator once."""
         if self._away_since_s is None:
             self._away_since_s = now_s
@@ -111,7 +113,7 @@ class WorkloadMonitor:
             text = f"{error}: pods run on, unmetered; containers do not start: see the log of container agent"
             self._tell_node(Note(None, "SharePodAgentUnreachable", text))
 
-    def _back(self) -> None:
+    def _note_back(self) -> None:
         """Note that the agent answers, and tell the operator if its absence was told."""
         if self._away_told:
             text = "the node's agent answers again: pods are metered, containers start"

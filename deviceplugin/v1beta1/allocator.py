@@ -38,16 +38,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.deviceplugin")
 
 START_S: Final = 25.0
-"""For a whole start. Kubelet waits 30 s, and for a slower answer it reports only that it took too long."""
+"""The time for a whole start. Kubelet waits 30 s, and of a slower answer it reports only that it took too long."""
 ROOM_WAIT_S: Final = 20.0
-"""A container that ends frees its room a moment later, while a retry of kubelet may come only after 15 s."""
+"""The longest wait for room. A container that ends frees its room a moment later, but kubelet's next try may come only
+after 15 s."""
 ROOM_LEFT_S: Final = 3.0
-"""Kept for the rest of a start after the wait for room: the wait is shorter if the start has less time left."""
+"""The part of START_S that is kept for the steps after the wait for room."""
 ROOM_LOOK_S: Final = 0.5
 API_WAIT_S: Final = 2.0
-"""For the API server to return a pod that the watch has shown. After it, the start uses the watch's last terms."""
+"""How long the API server is first asked for the pod: see `_pod`."""
 WATCH_WAIT_S: Final = 2.0
-"""For the watch to show a pod that kubelet has admitted."""
+"""How long to wait until the watch shows a pod that kubelet has admitted."""
 WATCH_LOOK_S: Final = 0.2
 
 
@@ -66,8 +67,9 @@ class _Start:
     until_s: float
     """When the start fails, by the loop's clock."""
     waits_for: str = "kubelet to say which container holds the units"
-    """What it waits for now, for the error that tells that the time is up."""
+    """What it waits for now, for the error when the time is up."""
     pod: Pod | None = None
+    """The pod of the container that starts; None: it is not known yet."""
     container: str = ""
     no_room: NoRoom | None = None
     """The agent's last answer while the start waits for room."""
@@ -93,9 +95,9 @@ class Allocator:
     ) -> None:
         """Take the parts that a start needs.
 
-        `policy`: what the operator has chosen; `record`: the allocations that were given out; `reconciler` knows the
-        node's pods and their terms; `placement` chooses the devices of a share; `place` returns where files are on the
-        node, for its present state.
+        `policy`: what the operator has chosen. `record`: the allocations that were given out. `reconciler` knows the
+        node's pods and their terms. `place` returns where files are on the node, in the state that the agent has just
+        told. `placement` chooses the devices of a share.
         """
         self._policy = policy
         self._record = record
@@ -117,11 +119,11 @@ class Allocator:
 
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
         """Return what a container that is being admitted gets. The edits stay valid for its whole life."""
-        # This needs neither agent nor disk nor API server: an error here would end the pod for good.
+        # Nothing here depends on the agent, the disk or the API server: an error would end the pod for good.
         allocation = self._record.issue(units, self._fresh_id())
         log.info("units allocated", extra={"share": allocation.id, "units": len(units)})
-        # A runtime without CDI silently ignores the name. Its container must then see no device, whatever its image
-        # says. With CDI the share's variables replace these.
+        # A runtime without CDI silently ignores the name. NO_DEVICE is for it: the container must see no device then,
+        # whatever its image says. With CDI the variables in the share's file replace this one.
         return ContainerEdits({VISIBLE: NO_DEVICE}, cdi=(name_of(allocation.id),))
 
     async def pre_start(self, units: frozenset[UnitId]) -> None:
@@ -145,7 +147,7 @@ class Allocator:
     async def _tell(self, units: frozenset[UnitId], start: _Start, error: PluginError) -> None:
         """Write an Event for the pod that holds the units, or for the node if no source says which pod it is.
 
-        If `start` has not come as far as the pod, kubelet's checkpoint is asked.
+        If `start` does not know the pod yet, kubelet's checkpoint is asked.
         """
         known = self._find_in_checkpoint(units) if start.pod is None else None
         pod, container = (start.pod, start.container) if known is None else (known[0], known[1].container)
@@ -160,7 +162,7 @@ class Allocator:
         holder = await self._holder(units)
         title = f"{holder.namespace}/{holder.pod}"
         start.waits_for = f"the API server to show pod {title}"
-        views = {pod.uid: pod for pod in self._reconciler.pods()}  # the watch's copies, older than what is read next
+        watched = {pod.uid: pod for pod in self._reconciler.pods()}  # older than the pod that is read next
         try:
             pod = await self._pod(holder, units)
         except ApiUnavailable as error:
@@ -173,25 +175,27 @@ class Allocator:
         claim = self._record.claim(units, binding)
         allocation = claim.allocation
         start.waits_for = "the agent to release the share of the container before it"
-        for item in claim.superseded:  # before our own lock: two containers may each supersede the other's allocation
-            await self._shares.rest(item)
+        # Before our own lock is taken: two containers may each supersede the other's allocation, and would then wait
+        # for each other.
+        for item in claim.superseded:
+            await self._shares.release(item)
         start.waits_for = "another start of this container"
         async with self._shares.alone(allocation.id):
-            if self._record.get(allocation.id) is None:
+            if self._record.get(allocation.id) is None:  # it was ended while this start waited for the lock
                 raise PluginError(f"pod {title} was gone for a moment: it is tried again")
             share = await self._make(claim, binding, terms, pod, start)
             if start.stays_paused:
                 self._reconciler.owe(allocation)
             else:
-                self._reconciler.gave(allocation, terms, views.get(pod.uid))
+                self._reconciler.gave(allocation, terms, watched.get(pod.uid))
         indices = ", ".join(str(held.device_index) for held in share.devices)
         await self._api.event(pod, "ShareReady", f"container {binding.container}: share {share.id} on device {indices}")
 
     async def _make(self, claim: Claim, binding: Binding, terms: PodTerms, pod: Pod, start: _Start) -> HeldShare:
-        """Register the container's share, or bring it up to date, then write its devices and its CDI file to disk.
+        """Register the container's share, or bring it up to date. Then write its devices and its CDI file to disk.
 
-        Returns the share. `claim`, `binding`, `terms` and `pod` are the container's. `start` notes if the share stays
-        paused. The caller holds the share's lock. Raises PluginError.
+        Returns the share. `claim`, `binding`, `terms` and `pod` are the container's. `start.stays_paused` is set if the
+        share stays paused. The caller holds the share's lock. Raises PluginError.
         """
         allocation = claim.allocation
         start.waits_for = "the agent"
@@ -199,30 +203,30 @@ class Allocator:
         share = None if claim.is_first else await self._agent.share(allocation.id)
         must_move = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
         if share is not None and must_move and not share.processes:
-            await self._agent.release(share.id)  # no process has it: it can be made again elsewhere
+            await self._agent.release(share.id)  # no process uses it: it can be made again on other devices
             share, node = None, await self._node_now()
         labels = labels_of(binding, pod)
         if share is None:
             share = await self._register(allocation, terms, pod, node, labels, start)
-        # An init container's share goes to the next container. While programs of the earlier container still run, the
-        # account and the name stay theirs.
-        is_anothers = labels.items() - share.labels.items() and not share.processes
+        # An init container's share goes to the next container, with new labels. While programs of the init container
+        # still run, what the share uses is shown and counted under the old ones.
+        takes_over = labels.items() - share.labels.items() and not share.processes
         try:
-            await self._agent.update(share, terms, node, labels if is_anothers else None)
+            await self._agent.update(share, terms, node, labels if takes_over else None)
         except StaysPaused:
             start.stays_paused = True
-        chosen = [(held.device_uuid, held.device_index) for held in share.devices]
-        devices = tuple(uuid for uuid, _ in chosen)
-        self._record.set_devices(allocation.id, devices)
-        others = nvidia_edits(chosen) if self._policy.nvidia_cdi and not node.environment else []
-        named = () if others else devices  # `others` bring the devices
-        self._cdi.write(allocation.id, edits_of(self._place(node), allocation.id, named), others)
+        devices = [(held.device_uuid, held.device_index) for held in share.devices]
+        uuids = tuple(uuid for uuid, _ in devices)
+        self._record.set_devices(allocation.id, uuids)
+        device_edits = nvidia_edits(devices) if self._policy.nvidia_cdi and not node.environment else []
+        visible = () if device_edits else uuids  # `device_edits` bring the devices by themselves
+        self._cdi.write(allocation.id, edits_of(self._place(node), allocation.id, visible), device_edits)
         log.info(
             "share ready",
             extra={
                 "share": share.id,
                 "container": binding.title,
-                "devices": ",".join(str(index) for _, index in chosen),
+                "devices": ",".join(str(index) for _, index in devices),
             },
         )
         return share
@@ -236,10 +240,10 @@ class Allocator:
         labels: Mapping[str, str],
         start: _Start,
     ) -> HeldShare:
-        """Return the share, registered on the first choice of devices that has room. Wait for room if there is none.
+        """Register the share on the first choice of devices that has room, and return it. Wait while none has room.
 
-        `labels` are the new share's. Raises NoRoom when ROOM_WAIT_S or all but ROOM_LEFT_S of the start's time is over,
-        and PluginError for any other failure.
+        `labels` are the new share's. Raises NoRoom after ROOM_WAIT_S, or when only ROOM_LEFT_S of the start's time are
+        left. Raises PluginError for any other failure.
         """
         loop = asyncio.get_running_loop()
         until_s = min(loop.time() + ROOM_WAIT_S, start.until_s - ROOM_LEFT_S)
@@ -250,7 +254,7 @@ class Allocator:
                         return await self._agent.register(allocation.id, terms, uuids, labels)
                     except NoRoom as error:
                         start.no_room = error
-            except NoRoom as error:
+            except NoRoom as error:  # of `choices`: no device has the time
                 start.no_room = error
             if start.no_room is not None and loop.time() + ROOM_LOOK_S > until_s:
                 raise start.no_room
@@ -264,8 +268,8 @@ class Allocator:
     async def _holder(self, units: frozenset[UnitId]) -> Holder:
         """Return the container that kubelet lists with exactly these units, else one with some of them.
 
-        Pod-resources does not list a plain init container. If no later container has any of its units either, it is
-        the one in kubelet's checkpoint, as soon as the watch shows its pod. Raises PluginError after WATCH_WAIT_S.
+        If kubelet lists none, they are an init container's: pod-resources does not list plain ones. Then kubelet's
+        checkpoint names the container, once the watch shows its pod. Raises PluginError after WATCH_WAIT_S.
         """
         holders = (await self._kubelet.look()).holders
         exact = [holder for holder in holders if holder.units == units]
@@ -279,9 +283,9 @@ class Allocator:
         return known[1]
 
     def _find_in_checkpoint(self, units: frozenset[UnitId]) -> tuple[Pod, Holder] | None:
-        """Return the pod that has exactly these units in kubelet's checkpoint, and its last container that has them.
+        """Return the pod that has exactly these units in kubelet's checkpoint, and its last container with them.
 
-        None: the watch shows no such pod, or only a finished one.
+        None: kubelet's checkpoint has no such pod, or the watch shows it as finished or not at all.
         """
         pods = {pod.cgroup_uid: pod for pod in self._reconciler.pods() if pod.phase not in FINISHED}
         found = [
@@ -299,8 +303,9 @@ class Allocator:
     async def _pod(self, holder: Holder, units: frozenset[UnitId]) -> Pod | None:
         """Return the holder's pod as it is now; None: it is gone. Raises ApiUnavailable.
 
-        While the API server is away, the watch's last copy is enough if kubelet's checkpoint has its uid. Otherwise the
-        API server is asked for longer: by the name alone, the copy could be of an earlier pod.
+        If the API server does not answer within API_WAIT_S, the watch's last copy is enough, provided that kubelet's
+        checkpoint has its uid. Else the API server is asked for longer: a copy with the right name alone may be of an
+        earlier pod.
         """
         try:
             return await self._api.get(holder.namespace, holder.pod, API_WAIT_S)
@@ -315,28 +320,29 @@ class Allocator:
 
         Kubelet's call names only the units, and init containers may have the same units as the holder, or some of them.
         """
-        last = pod.named(holder.container)
-        init = [
+        held = pod.named(holder.container)
+        candidates = [  # init containers that may start now
             one
             for one in pod.init_containers
             if one.units == len(units) and not one.stays and one.name not in pod.running
-            if last is None or one.order <= last.order
+            if held is None or one.order <= held.order
         ]
-        unfinished = [one for one in init if one.name not in pod.finished]
+        unfinished = [one for one in candidates if one.name not in pod.finished]
         if holder.units == units:  # the holder has the same units as its init containers: it starts after them
             return unfinished[0].name if unfinished and not self._is_past(unfinished[0], pod) else holder.container
-        # The holder has other units: an init container starts, which pod-resources does not list.
-        return (unfinished or init)[0].name if init else holder.container
+        # The holder has other units: an init container starts, which pod-resources does not list. If all have ended
+        # once, they run again.
+        return (unfinished or candidates)[0].name if candidates else holder.container
 
     def _is_past(self, init: Container, pod: Pod) -> bool:
         """Tell whether a container after `init` has started: the API shows it running, or it is bound in our record.
 
-        The API alone may be behind.
+        The record is needed because the API may be behind.
         """
-        names = {one.name for one in pod.all_containers if one.units and one.stays and one.order >= init.order}
+        later = {one.name for one in pod.all_containers if one.units and one.stays and one.order >= init.order}
         bound = (item.binding for item in self._record.all() if item.binding is not None)
         started = {one.container for one in bound if one.cgroup_uid == pod.cgroup_uid}
-        return bool(names & (pod.running | started))
+        return bool(later & (pod.running | started))
 
     def _is_sick(self, share: HeldShare, node: NodeView) -> bool:
         """Tell whether a device of the share is unhealthy, gone, or no longer offered."""

@@ -1,8 +1,8 @@
 """Reads kubelet's own checkpoint of devices: which container of which pod was given which units. Pure but for the read.
 
-Pod-resources lists no plain init container, and names a pod without its uid. Kubelet writes this file when it admits a
-pod, to read it at its own next start. The file is no API: an entry of another shape counts as absent. A pod that is
-gone stays in it until kubelet gives out devices again, so a reader first has to check that the pod still exists.
+It is needed because pod-resources lists no plain init container, and names a pod without its uid. Kubelet writes this
+file when it admits a pod, and reads it at its own next start. The file is no API: an entry of another shape counts as
+absent. A pod that is gone stays in it until kubelet gives out devices again: a caller must check that the pod exists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Recorded:
 def read_checkpoint(directory: Path, resource: str) -> tuple[Recorded, ...]:
     """Return what the checkpoint in a directory says of a resource; nothing when it is missing or malformed."""
     try:
-        # Neither follow a link nor block on a pipe: the read must end.
+        # A link is not followed, and a pipe not waited for: the read must end.
         with open(directory / NAME, "rb", opener=_open_plainly) as file:
             data = file.read(SIZE_MAX + 1) or b""
         content = json.loads(data) if len(data) <= SIZE_MAX else None

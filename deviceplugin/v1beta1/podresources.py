@@ -1,6 +1,7 @@
 """Asks kubelet which container holds which units, by pod-resources and its checkpoint. It decides and stores nothing.
 
-Kubelet answers 100 calls a second at most, and every start of a container asks: callers that ask at once share a look.
+Kubelet answers at most 100 calls a second, and every start of a container asks. So callers that ask at the same time
+share one call.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 TIMEOUT_S: Final = 5.0
-"""For one answer, which takes kubelet milliseconds."""
+"""The limit for one answer, which takes kubelet milliseconds."""
 PATIENCE_S: Final = {grpc.StatusCode.RESOURCE_EXHAUSTED: 5.0, grpc.StatusCode.UNAVAILABLE: 0.5}
-"""How long to ask again when kubelet is asked too often, and when no process listens: the connection to a kubelet that
-has just come back is made a moment later."""
+"""By failure: how long the call is repeated. RESOURCE_EXHAUSTED: kubelet is asked too often. UNAVAILABLE: no process
+listens; the connection to a kubelet that has just come back is made a moment later."""
 RETRY_S: Final = 0.05
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
@@ -69,7 +70,7 @@ class PodResources:
     """Kubelet's pod-resources service; an async context manager. All of it runs in one event loop."""
 
     def __init__(self, socket: Path, checkpoints: Path, *, resource: str = RESOURCE) -> None:
-        """Take the socket of the service, and the directory in which kubelet has its device plugins' checkpoint."""
+        """Take the socket of the service, and the directory with kubelet's checkpoint of devices."""
         self._socket = socket
         self._checkpoints = checkpoints
         self._resource = resource
@@ -81,7 +82,7 @@ class PodResources:
         """Called when kubelet does not answer, or not as it should."""
 
     async def __aenter__(self) -> Self:
-        """Do nothing yet: kubelet may be away."""
+        """Connect to nothing yet: kubelet may be away."""
         return self
 
     async def __aexit__(
@@ -96,10 +97,9 @@ class PodResources:
         return (await self.look()).holders
 
     async def look(self) -> Listing:
-        """Return what kubelet lists now or a moment later.
+        """Return what kubelet lists now or a moment later. Raises KubeletUnavailable.
 
-        A container that ends before others start holds nothing there: kubelet shows its units at their next holder.
-        Raises KubeletUnavailable.
+        A plain init container holds nothing in this list: kubelet shows its units at the container that gets them next.
         """
         return await self._look.take()
 
@@ -119,9 +119,9 @@ class PodResources:
         return Listing(tuple(holder for holder in holders if holder.units), pods)
 
     async def given(self, domain: str) -> frozenset[str]:
-        """Return kubelet's ids of all resources with a name that begins with `domain`.
+        """Return the ids of devices in all resources with a name that begins with `domain`.
 
-        Both the ids that pods hold and those that pods could get are among them. Raises KubeletUnavailable.
+        They are the ids that pods hold, and those that pods could get. Raises KubeletUnavailable.
         """
         held = await self._ask("List", pb.ListPodResourcesRequest())
         entries = [entry for pod in held.pod_resources for container in pod.containers for entry in container.devices]
@@ -131,14 +131,15 @@ class PodResources:
         )
 
     def _units(self, container: pb.ContainerResources) -> frozenset[UnitId]:
-        """Return the container's units of our resource. Kubelet has an entry for each id."""
+        """Return the container's units of our resource. Kubelet makes one entry for each id."""
         ours = (entry.device_ids for entry in container.devices if entry.resource_name == self._resource)
         return frozenset(map(UnitId, chain.from_iterable(ours)))
 
     async def _ask(self, name: str, request: Any) -> Any:
-        """Return the answer to the call `name`, "List" for one; ask again after a failure that PATIENCE_S names.
+        """Return the answer to the call with this name, such as "List".
 
-        Raises KubeletUnavailable after the time given there, and at once for any other failure.
+        A call that fails as PATIENCE_S names is repeated for the time given there. Raises KubeletUnavailable after
+        that time, and at once after any other failure.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -151,7 +152,7 @@ class PodResources:
             await asyncio.sleep(RETRY_S)
 
     def _unavailable(self, error: grpc.aio.AioRpcError) -> KubeletUnavailable:
-        """Call `failed`, and return the failure as one line with the remedy."""
+        """Call `failed`, and return the failure of a call as one line with the remedy."""
         self.failed()
         remedy = "wait until kubelet is up, or give the directory of its pod-resources socket"
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:

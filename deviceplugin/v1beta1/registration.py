@@ -1,11 +1,11 @@
 """Registers the plugin with kubelet, and again whenever kubelet's socket or its own is replaced.
 
 Kubelet empties its directory when it starts. So the plugin makes its socket anew when the socket is gone, and registers
-again when kubelet.sock is a new socket. It looks at both names five times a second. That finds every change, needs no
-library, and cannot miss a change that came before the first look.
+again when kubelet.sock is a new socket. It looks at both names five times a second: a watch on the directory would need
+a library, and could miss a change that came before it.
 
-The plugin that registers last serves. Its socket replaces that of the other plugin, which sees this and stands by. So
-an upgrade may start the new plugin before the old one ends, and two plugins started by mistake do not alternate.
+The plugin that registers last serves. Its socket replaces the other plugin's. The other plugin sees this and stands by.
+So an upgrade may start the new plugin before the old one ends, and two plugins started by mistake do not alternate.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ RETRY_MAX_S: Final = 30.0
 UNWATCHED_S: Final = 5.0
 """A kubelet that has not read our units for this time has forgotten us."""
 STAND_BY_LOOKS: Final = 15
-"""Looks at which the plugin in our place may seem dead: after a restart of kubelet it makes its socket anew."""
+"""The other plugin counts as dead after so many looks in a row at which it did not serve. It may be away for a moment:
+after a restart of kubelet it makes its socket anew."""
 GRACE_S: Final = 5.0
-"""For the calls that are under way when a server ends."""
+"""The time that calls under way have to finish when a server ends."""
 _PATH_MAX: Final = 107
+"""Bytes in the address of a unix socket, without the NUL at its end."""
 
 
 class State(enum.Enum):
@@ -59,7 +61,7 @@ class State(enum.Enum):
 
 
 class _Socket(NamedTuple):
-    """Tells a socket from the next one of the same name: a file system may use an inode's number again at once."""
+    """Which socket a name stands for. The inode's number alone can't tell: the next socket may get the same one."""
 
     device: int
     inode: int
@@ -78,7 +80,7 @@ class Registration:
                 "choose a shorter directory",
                 retriable=False,
             )
-        self._kubelet = directory / KUBELET_SOCKET
+        self._kubelet_path = directory / KUBELET_SOCKET
         self._resource = resource
         self._service = service
         self._state = State.WAITING
@@ -86,22 +88,24 @@ class Registration:
         self._own: _Socket | None = None
         """Our socket; None: it is not made yet, or it is gone."""
         self._known_to: _Socket | None = None
-        """The socket of the kubelet that we are registered with."""
+        """The socket of the kubelet that we are registered with; None: we are not registered."""
         self._tried: _Socket | None = None
         """The socket of the kubelet that `_failures` and `_retry_at` are about."""
         self._failures = 0
+        """How often the registration failed lately: it sets the delay before the next try."""
         self._retry_at = 0.0
-        """Before this time of the loop's clock no registration is tried."""
+        """No registration is tried before this time of the loop's clock."""
         self._seen_at = 0.0
         """When kubelet was last seen to read our units, by the same clock."""
         self._dead_looks = 0
-        """Looks in a row at which no plugin served on the socket in our place."""
-        self._said = ""
+        """While standing by: the looks in a row at which the other plugin did not serve."""
+        self._logged = ""
         """What was last logged about kubelet; empty: nothing since the last registration."""
-        self._known_at = 0.0
-        """When kubelet last accepted the registration."""
+        self._registered_at = 0.0
+        """When kubelet last accepted the registration, by the loop's clock."""
         self._looking: asyncio.Task[None]
         self._ending: set[asyncio.Task[None]] = set()
+        """The tasks that stop servers."""
         self.registered: Callable[[], None] = lambda: None
         """Called when kubelet has accepted the registration."""
         self.taking_over: Callable[[], None] = lambda: None
@@ -142,32 +146,31 @@ class Registration:
     async def _look(self) -> None:
         """Look at kubelet's socket and ours once: make ours, register, or stand by, if a change asks for it."""
         now = asyncio.get_running_loop().time()
-        if self._state is State.STANDING_BY and self._goes_on_standing_by():
-            return
-        self._check_own()
         if self._state is State.STANDING_BY:
+            if not self._other_is_dead():
+                return
+            self.taking_over()
+            self._state = State.WAITING
+        self._check_own()
+        if self._state is State.STANDING_BY:  # since this look
             return
-        kubelet = _socket_at(self._kubelet)
+        kubelet = _socket_at(self._kubelet_path)
         if kubelet != self._tried:
             self._tried, self._failures, self._retry_at = kubelet, 0, 0.0
         if kubelet is None:
-            self._set_waiting("kubelet is away", f"{self._kubelet} is not there")
+            self._set_waiting("kubelet is away", f"{self._kubelet_path} is not there")
         elif self._own and kubelet == self._known_to and self._is_watched(now):
             return
         elif now >= self._retry_at:
             await self._announce(kubelet)
 
-    def _goes_on_standing_by(self) -> bool:
-        """Tell whether the plugin in our place may still serve. If it is dead, begin to take over from it."""
+    def _other_is_dead(self) -> bool:
+        """Count a look at the other plugin's socket. Tell whether it counts as dead: see STAND_BY_LOOKS."""
         self._dead_looks = 0 if _is_served(self.path) else self._dead_looks + 1
-        if self._dead_looks < STAND_BY_LOOKS:
-            return True
-        self.taking_over()
-        self._state = State.WAITING
-        return False
+        return self._dead_looks >= STAND_BY_LOOKS
 
     def _check_own(self) -> None:
-        """Forget our socket if it was removed: it is made anew. Stand by if another plugin's has replaced it."""
+        """Forget our socket if it was removed: it is made anew. Stand by if another plugin's socket has replaced it."""
         if not self._own:
             return
         found = _socket_at(self.path)
@@ -181,15 +184,16 @@ class Registration:
             "another device plugin has taken over: this one stands by",
             extra={"socket": str(self.path), "remedy": "stop one of the two, unless this is an upgrade"},
         )
-        self._state, self._said, self._dead_looks = State.STANDING_BY, "", 0
+        self._state, self._logged, self._dead_looks = State.STANDING_BY, "", 0
         self._end_server()
 
     def _is_watched(self, now: float) -> bool:
-        """Tell whether kubelet reads our units, or did so a moment ago. If not, have us registered again later."""
+        """Tell whether kubelet reads our units, or did so in the last UNWATCHED_S. If not, plan a new registration."""
         if self._service.watchers:
             self._seen_at = now
-            # Not sooner: another vendor's plugin with our resource name would register again at once, as we would.
-            if now - self._known_at > RETRY_MAX_S:
+            # A plugin of another vendor may have our resource name: each registration ends the other's. The failures
+            # count on for RETRY_MAX_S, so that the two do not take turns without a delay.
+            if now - self._registered_at > RETRY_MAX_S:
                 self._failures = 0
         if now - self._seen_at < UNWATCHED_S:
             return True
@@ -198,11 +202,11 @@ class Registration:
         return False
 
     async def _announce(self, kubelet: _Socket) -> None:
-        """Serve if our socket is not there, then register with this kubelet, which connects to us before it answers.
+        """Serve if our socket is not there. Then register with the kubelet at this socket.
 
-        After a failure it is tried again later.
+        In this order: kubelet connects to us before it answers. After a failure it is tried again later.
         """
-        before = self._server
+        old_server = self._server
         try:
             if not self._own:
                 await self._serve()
@@ -216,26 +220,29 @@ class Registration:
             self._retry_later(event, f"{error.code().name}: {error.details()}")
             return
         finally:
-            if before is not self._server:  # its socket was removed, and the new server has another
-                self._end(before)
-        self._known_to, self._state, self._said = kubelet, State.REGISTERED, ""
-        self._known_at = self._seen_at = asyncio.get_running_loop().time()
+            if old_server is not self._server:  # its socket was removed, and the new server has another
+                self._end(old_server)
+        self._known_to, self._state, self._logged = kubelet, State.REGISTERED, ""
+        self._registered_at = self._seen_at = asyncio.get_running_loop().time()
         self.registered()
         log.info("registered with kubelet", extra={"resource": self._resource, "socket": str(self.path)})
 
     async def _serve(self) -> None:
-        """Make a socket and rename it over any other: a crashed plugin leaves its own behind. Raises OSError."""
+        """Listen on a new socket, and rename it over any other at `path`: a crashed plugin leaves one there.
+
+        Raises OSError.
+        """
         if _is_served(self.path):
             log.warning(
                 "another device plugin serves: taking over from it",
                 extra={"socket": str(self.path), "remedy": "stop one of the two, unless this is an upgrade"},
             )
-        # At its end grpc removes the path that it was given. By then another plugin's socket may have our name.
+        # When a server ends, grpc removes the name that it was given. `path` may be another plugin's socket by then.
         new_path = self._new_path()
         server = await listen(self._service, new_path)
         try:
             own = _socket_at(new_path)
-            if not self._has_served:  # a later takeover begins in _goes_on_standing_by, which calls it
+            if not self._has_served:  # before a later takeover `_look` calls it
                 self.taking_over()
             new_path.rename(self.path)
             self._has_served = True
@@ -251,14 +258,14 @@ class Registration:
         )
         # A subchannel pool of its own: otherwise another channel's failure to connect would delay this one.
         options = (("grpc.use_local_subchannel_pool", 1),)
-        async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
+        async with grpc.aio.insecure_channel(f"unix:{self._kubelet_path}", options=options) as channel:
             await rpc.RegistrationStub(channel).Register(request, timeout=REGISTER_TIMEOUT_S)
 
     def _set_waiting(self, event: str, cause: str) -> None:
         """Become unregistered, and log `event` with its `cause`, unless `event` is what was logged last."""
         self._state, self._known_to = State.WAITING, None
-        if self._said != event:
-            self._said = event
+        if self._logged != event:
+            self._logged = event
             log.warning(event, extra={"cause": cause, "resource": self._resource})
 
     def _retry_later(self, event: str, cause: str) -> None:
@@ -268,11 +275,11 @@ class Registration:
         """
         self._set_waiting(event, cause)
         delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2**self._failures)
-        self._failures = min(self._failures + 1, 16)
+        self._failures = min(self._failures + 1, 16)  # a bound for the power: the delay has long reached its maximum
         self._retry_at = asyncio.get_running_loop().time() + delay_s
 
     def _end_server(self) -> None:
-        """End kubelet's streams and the server, and forget our socket. The path is not touched."""
+        """End kubelet's streams and the server, and forget our socket. The file at `path` stays."""
         self._service.end_streams()
         self._end(self._server)
         self._server = self._own = None
@@ -285,12 +292,12 @@ class Registration:
             task.add_done_callback(self._ending.discard)
 
     def _new_path(self) -> Path:
-        """Return a path beside ours that no other plugin uses."""
+        """Return a new path beside `path`, which no other plugin uses."""
         return self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
 
 
 def _socket_at(path: Path) -> _Socket | None:
-    """Return which socket is at a path; None: there is none."""
+    """Return which socket is at a path; None: no file is there."""
     try:
         found = path.stat()
     except OSError:

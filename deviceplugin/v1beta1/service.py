@@ -1,7 +1,8 @@
-"""Serves kubelet's device plugin protocol: its messages are read and written here, and the allocator knows none.
+"""Serves kubelet's device plugin protocol. Only this file reads and writes the messages; the work is `allocator.py`'s.
 
-Every call turns ids into units, asks the allocator, and turns its answer back. A PluginError becomes a status, with its
-text cut to what fits into a pod's status. Any other error is a bug: it is logged once and answered with INTERNAL.
+Every call turns ids into units, asks the allocator, and turns its answer into a message. A PluginError becomes a
+status, with its text cut to what fits into a pod's status. Any other error is a bug: it is logged once and answered
+with INTERNAL.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MESSAGE_MAX: Final = 400
 DEBOUNCE_S: Final = 0.1
 """Changes within this time go to kubelet in one message."""
 SOCKET_MODE: Final = 0o600
-"""For kubelet, which is root, alone: any other process that can connect could allocate."""
+"""Only root may connect, as kubelet does: any process that can connect could allocate."""
 
 OPTIONS: Final = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
@@ -57,17 +58,19 @@ class Allocator(Protocol):
 
 
 class _Stream:
-    """One ListAndWatch call that kubelet reads: `woken` has it look at the units again, `ended` ends it."""
+    """One ListAndWatch call of kubelet."""
 
     def __init__(self) -> None:
         self.woken = asyncio.Event()
+        """Set to have the call look at the units and at `ended` again."""
         self.ended = False
+        """True: the call ends."""
 
 
 def _answered(
     method: Callable[[PluginService, Request], Awaitable[Response]],
 ) -> Callable[[PluginService, Request, Context], Awaitable[Response]]:
-    """Turn a method into an rpc. A PluginError and any other error become a status, and `abort` ends the call."""
+    """Turn a method into an rpc: an error becomes a status. After `abort`, which raises, nothing more is run."""
 
     @functools.wraps(method)
     async def handler(self: PluginService, request: Request, context: Context) -> Response:
@@ -118,29 +121,29 @@ class PluginService(rpc.DevicePluginServicer):
             stream.woken.set()
 
     def end_streams(self) -> None:
-        """End every ListAndWatch, as a plugin that leaves does: kubelet then takes the units for unhealthy."""
+        """End every ListAndWatch, because the plugin leaves: kubelet then takes the units for unhealthy."""
         for stream in self._streams:
             stream.ended = True
             stream.woken.set()
 
     @_answered
     async def GetDevicePluginOptions(self, _request: pb.Empty) -> pb.DevicePluginOptions:  # noqa: N802 - proto
-        """Ask kubelet for both optional calls."""
+        """Tell kubelet to make both optional calls: GetPreferredAllocation and PreStartContainer."""
         return OPTIONS
 
     async def ListAndWatch(  # noqa: N802
         self, _request: pb.Empty, _context: Context
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """Send all units at once, and all of them again whenever one changes."""
-        stream, seen, sent = _Stream(), None, None
+        """Send all units now, and all of them again whenever one changes."""
+        stream, last_inputs, sent = _Stream(), None, None
         self._streams.add(stream)
         try:
             while not stream.ended:
                 stream.woken.clear()
-                # Every container start wakes this. Only starts that are new take units, and few change the list.
-                now = self._units, self._allocator.taken()
-                if now != seen:
-                    seen, listed = now, self._units.all(now[1])
+                # Every container start wakes this. Few starts take new units, and fewer change what is listed.
+                taken = self._allocator.taken()
+                if (self._units, taken) != last_inputs:
+                    last_inputs, listed = (self._units, taken), self._units.all(taken)
                     if listed != sent:
                         yield pb.ListAndWatchResponse(devices=[_device(*item) for item in listed])
                         sent = listed
@@ -154,7 +157,7 @@ class PluginService(rpc.DevicePluginServicer):
     async def GetPreferredAllocation(  # noqa: N802
         self, request: pb.PreferredAllocationRequest
     ) -> pb.PreferredAllocationResponse:
-        """Advise the lowest units: a unit that an unhealthy device takes out is then seldom in use."""
+        """Advise the lowest units. An unhealthy device takes out the highest ones, so these are seldom in use."""
         chosen = [
             pack(_units(ask.available_device_ids), _units(ask.must_include_device_ids), ask.allocation_size)
             for ask in request.container_requests
@@ -201,7 +204,7 @@ async def listen(service: PluginService, path: Path) -> grpc.aio.Server:
         raise OSError(f"no socket can be made at {path}: {error}") from None
     await server.start()
     try:
-        # grpc makes the socket 0755. A connection needs write permission, so meanwhile it was root's alone as well.
+        # grpc makes the socket 0755. To connect takes write permission, so nobody but root could connect until now.
         path.chmod(SOCKET_MODE)
     except OSError:
         await server.stop(None)
@@ -215,7 +218,7 @@ def _units(ids: Iterable[str]) -> frozenset[UnitId]:
 
 
 def _device(unit: UnitId, healthy: bool) -> pb.Device:
-    """Return a unit as kubelet's message, in which each unit is a device."""
+    """Return a unit as a message: for kubelet each unit is a device."""
     return pb.Device(id=unit, health="Healthy" if healthy else "Unhealthy")
 
 

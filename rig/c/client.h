@@ -35,7 +35,7 @@ struct uuid {
   unsigned char bytes[16];
 };
 struct location {
-  int type; /* 1: a device */
+  int type; /* 1: a device; 2: the host; 3: a NUMA node of the host; 4: the thread's own node */
   int id;
 };
 struct allocation_property {
@@ -200,6 +200,7 @@ static inline const char *error_name(int result) {
   return name ? name : "unknown error";
 }
 
+/* End the program if the call has failed. */
 static inline void check(int result, const char *call) {
   if (result != SUCCESS)
     die("%s returned %d (%s)", call, result, error_name(result));
@@ -317,9 +318,11 @@ static inline void launch_blocks(void *function, unsigned blocks, void *stream, 
   CALL(cuLaunchKernel, function, blocks, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
 }
 
+#define FILLING_BLOCKS 1024 /* more than any device has SMs */
+
 /* Launch blocks for every SM, as usual kernels do: two such kernels at a time share the device. */
 static inline void launch_one(void *function, void *stream, uint64_t argument) {
-  launch_blocks(function, 1024, stream, argument);
+  launch_blocks(function, FILLING_BLOCKS, stream, argument);
 }
 
 /* Launch one block: a kernel that waits for others leaves them room. */

@@ -1,8 +1,8 @@
 /*
  * interrupted: tells a signal handler whether it may jump out of the interrupted call into the driver.
  *
- * It may out of a wait that has a timeout. A wait for a lock has none; a thread that waits for one may hold another,
- * and a thread that runs may hold any: locks that would then be held for ever, with or without the hook.
+ * It may jump out of a wait that has a timeout. A wait for a lock has none, and a thread in it may hold another lock. A
+ * thread that does not wait may hold any lock. After a jump such a lock would be held for ever, also without the hook.
  */
 #ifndef SHAREPOD_RIG_INTERRUPTED_H
 #define SHAREPOD_RIG_INTERRUPTED_H

@@ -69,7 +69,7 @@ struct kind {
   size_t step;              /* the least difference in size that the kind can have */
   int (*take)(struct allocation *, size_t);
   int (*give)(struct allocation *);
-  int place, number; /* the place of the memory, or the number of the variant */
+  int place, number; /* the location of the memory (its type and id), or which variant: see the functions */
 };
 
 static void *kind_stream;
@@ -81,6 +81,7 @@ static inline void open_kinds(void) {
   VARIANTS(ONE_VARIANT)
   CALL(cuStreamCreate, &kind_stream, STREAM_NON_BLOCKING);
 }
+/* How many steps it takes to hold the bytes. */
 static inline size_t steps(size_t bytes, size_t step) {
   return (bytes + step - 1) / step;
 }
@@ -280,13 +281,13 @@ static int give_external(struct allocation *it) {
 enum { BY_ITS_FUNCTION, CAPTURED, GENERIC, GENERIC_V2, ELSEWHERE };
 enum { WITH_FLAGS, WITH_PARAMS, WITH_LOG, WITH_LOG_V2, UPLOADED, UPLOADED_AT_ONCE };
 
-/* Make a graph that allocates. After an error too the caller destroys *graph, if it is set. */
+/* Make a graph that allocates. The caller destroys *graph if it is set, also after an error. */
 static int make_graph(struct allocation *it, size_t bytes, void **graph) {
   int place = it->kind->place, result = SUCCESS;
   void *added = NULL;
   struct node node = {
       .type = ALLOCATION,
-      .allocation = {.properties = {.type = 1, .location = {1, place == ELSEWHERE}}, .bytes = bytes},
+      .allocation = {.properties = {.type = 1, .location = {1, /* device */ place == ELSEWHERE}}, .bytes = bytes},
   };
   if (place == CAPTURED) {
     CALL(cuStreamBeginCapture, kind_stream, 0);
@@ -400,8 +401,8 @@ static inline size_t free_bytes(void) {
   return free_now;
 }
 
-/* One byte more than is free must be refused and must change nothing. All that is free, down to the kind's last step,
- * must be given; then not one byte more. Returns NULL, or what was otherwise. */
+/* Try a kind at the cap. One byte more than is free must be refused, and must change nothing. All that is free, rounded
+ * down to the kind's step, must be given; then not one byte more. Returns NULL, or what was otherwise. */
 static inline const char *fill_kind(const struct kind *kind, size_t cap_bytes) {
   struct allocation whole, more;
   size_t available = free_bytes();

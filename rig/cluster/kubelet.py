@@ -215,7 +215,7 @@ class FakeKubelet:
         return pod
 
     async def start(self, pod: FakePod, name: str, *, patience_s: float = 0) -> FakeContainer:
-        """Start a container. Raises StartFailed if it cannot after `patience_s`, AdmissionFailed if it never can."""
+        """Start a container; try again for `patience_s`. Raises StartFailed, or AdmissionFailed if it never can."""
         container = pod.containers[name]
         assert pod.admitted, f"{pod.name} is not admitted"
         assert pod.active, f"{pod.name} has ended"
@@ -261,7 +261,7 @@ class FakeKubelet:
         return {name for pod in pods for container in pod.containers.values() for name in container.ids}
 
     def listed(self) -> list[pods_pb.PodResources]:
-        """The present answer of pod-resources: sidecars and app containers; no devices before the pod is admitted."""
+        """Return the present answer of pod-resources: sidecars and app containers, with devices of admitted pods."""
         pods = [pod for pod in self.pods.values() if pod.active]
         held = [pods_pb.ContainerDevices(resource_name=key, device_ids=ids) for key, ids in self.others_held.items()]
         other = pods_pb.PodResources(
@@ -308,20 +308,21 @@ class FakeKubelet:
         self._write_checkpoint()
 
     async def _choose(self, pod: FakePod, container: FakeContainer) -> list[str]:
-        """Choose ids: first those of the init containers, then as the plugin advises. Raises AdmissionFailed.
+        """Choose ids: first those of the pod's init containers, then as the plugin advises. Raises AdmissionFailed.
 
-        The order of the ids has no meaning, so it is random.
+        Ids of init containers are used again if no sidecar or app container has them. The order of the ids has no
+        meaning, so it is random.
         """
         endpoint = self._live_endpoint()
         if not self.healthy:
             raise AdmissionFailed(self._unexpected(f"no healthy devices present; cannot allocate {self.resource}"))
-        mine = list(pod.containers.values())
-        reusable = {name for other in mine if other.kind == "init" for name in other.ids}
-        reusable -= {name for other in mine if other.kind != "init" for name in other.ids}
-        must = self._shuffled(reusable)[: container.size]
-        missing = container.size - len(must)
+        siblings = list(pod.containers.values())
+        reusable = {name for other in siblings if other.kind == "init" for name in other.ids}
+        reusable -= {name for other in siblings if other.kind != "init" for name in other.ids}
+        reused = self._shuffled(reusable)[: container.size]
+        missing = container.size - len(reused)
         if not missing:
-            return must
+            return reused
         available = self.healthy - self.ids_in_use()
         if len(available) < missing:
             counts = f"Requested: {missing}, Available: {len(available)}"
@@ -331,8 +332,8 @@ class FakeKubelet:
         preferred: list[str] = []
         if endpoint.options.get_preferred_allocation_available:
             ask = pb.ContainerPreferredAllocationRequest(
-                available_device_ids=self._shuffled(available | set(must)),
-                must_include_device_ids=must,
+                available_device_ids=self._shuffled(available | set(reused)),
+                must_include_device_ids=reused,
                 allocation_size=container.size,
             )
             request = pb.PreferredAllocationRequest(container_requests=[ask])
@@ -341,9 +342,9 @@ class FakeKubelet:
             except CallFailed as error:
                 raise AdmissionFailed(self._unexpected(str(error))) from None
             preferred = list(answer.container_responses[0].device_ids)
-        advised = [name for name in preferred if name in available and name not in must]
+        advised = [name for name in preferred if name in available and name not in reused]
         others = self._shuffled(available - set(advised))
-        return self._shuffled({*must, *(advised + others)[:missing]})
+        return self._shuffled({*reused, *(advised + others)[:missing]})
 
     async def _pre_start(self, pod: FakePod, container: FakeContainer) -> None:
         """Call PreStartContainer if the container has units and the plugin asks for that call.
@@ -401,7 +402,7 @@ class FakeKubelet:
         (self.plugins / CHECKPOINT).write_text(json.dumps(content))
 
     def _read_checkpoint(self) -> None:
-        """Take over the checkpoint and nothing else: a new kubelet knows no more."""
+        """Take over the ids and answers of the checkpoint, and no others: a new kubelet knows no more."""
         for pod in self.pods.values():
             for container in pod.containers.values():
                 container.ids, container.response = [], None

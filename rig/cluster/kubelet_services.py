@@ -33,12 +33,12 @@ class Registry(rpc.RegistrationServicer):
 
 
 class PodResources(pods_rpc.PodResourcesListerServicer):
-    """Answers `rate` calls a second, and up to `burst` at once."""
+    """Answers kubelet's `rate` calls a second, and up to `burst` at once."""
 
     def __init__(self, kubelet: FakeKubelet) -> None:
         self._kubelet = kubelet
         self._tokens = float(kubelet.burst)
-        self._at = 0.0
+        self._refilled_s = 0.0
 
     async def List(  # noqa: N802 - proto
         self, _request: pods_pb.ListPodResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -64,10 +64,10 @@ class PodResources(pods_rpc.PodResourcesListerServicer):
         )
 
     async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Count a call against the limit. Beyond the limit the call ends here, with kubelet's error."""
-        now, kubelet = asyncio.get_running_loop().time(), self._kubelet
-        self._tokens = min(kubelet.burst, self._tokens + (now - self._at) * kubelet.rate)
-        self._at = now
+        """Count a call against the limit, a token bucket. Beyond the limit the call ends here, with kubelet's error."""
+        now_s, kubelet = asyncio.get_running_loop().time(), self._kubelet
+        self._tokens = min(kubelet.burst, self._tokens + (now_s - self._refilled_s) * kubelet.rate)
+        self._refilled_s = now_s
         if self._tokens < 1:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         self._tokens -= 1

@@ -70,11 +70,15 @@ class PluginNode:
         return [word for name, value in given.items() for word in (f"--{name}", str(value))] + self.flags
 
     async def start_plugin(self, units: int | None = None) -> None:
-        """Start the plugin, and wait until kubelet can give out `units`; by default those of all devices."""
+        """Start the plugin, and wait until kubelet can give out `units`.
+
+        By default those are the units of all devices: 100 for each, and `spare_percent` more.
+        """
         self.plugin = await self.spawn_plugin()
         await self.kubelet.registered()
         if units is None:
-            units = (100 + self.spare_percent) * sum(int(kind.partition("x")[0]) for kind in self.simulated.split(","))
+            devices = sum(int(kind.partition("x")[0]) for kind in self.simulated.split(","))
+            units = (100 + self.spare_percent) * devices
         await eventually(lambda: self.kubelet.allocatable == units, self.log)
 
     async def spawn_plugin(self) -> asyncio.subprocess.Process:
@@ -102,7 +106,7 @@ class PluginNode:
         return "".join(path.read_text() for path in sorted(self.directory.glob("*.log")))
 
     async def admit(self, name: str, containers: Mapping[str, int], **more: Any) -> FakePod:
-        """Let kubelet admit a pod, and the API server show it with its `annotations`."""
+        """Let kubelet admit a pod, and the API server show it. `more`: its `annotations`, and options of `admit`."""
         annotations = more.pop("annotations", {})
         admitted = await self.kubelet.admit("default", name, containers, **more)
         self.show(admitted, annotations)
@@ -111,7 +115,10 @@ class PluginNode:
     def show(
         self, shown: FakePod, annotations: Mapping[str, str], phase: str = "Running", *, status: bool = False
     ) -> None:
-        """Let the API server show the pod with these annotations and this phase."""
+        """Let the API server show the pod with these annotations and this phase.
+
+        By default the API server is as far behind as it can be, and shows no container's state. `status`: it does.
+        """
         body = pod(shown.name, shown.uid, annotations=dict(annotations), phase=phase)
         for key, kinds in (("containers", ("app",)), ("initContainers", ("init", "sidecar"))):
             body["spec"][key] = [
@@ -123,7 +130,6 @@ class PluginNode:
                 for name, item in shown.containers.items()
                 if item.kind in kinds
             ]
-        # By default the API server is as far behind as it can be: it shows no container's state.
         if status:
             body["status"]["containerStatuses"] = [
                 {"name": name, "state": {"running": {}}}

@@ -84,7 +84,10 @@ class Node:
         return min(t for t in times if t > self.now_ns)
 
     def _arrive(self, now_ns: int) -> list[int]:
-        """Let programs join, leave and begin to wait up to `now_ns`. Return the shares that begin to wait."""
+        """Let programs join, leave and begin to wait, as they do by `now_ns`. Return the shares that begin to wait.
+
+        The holder is left out.
+        """
         began = []
         for name, load in self.loads.items():
             program = load.program
@@ -113,50 +116,50 @@ class Node:
         """Run one turn, from its grant to its drain. While no other share waits, it lasts several quanta.
 
         It ends when its program has had no work for `linger_ns`, when a quantum is over and another share waits, when
-        its limit closes the gate, or at `until_ns`.
+        its limit closes the gate, or at `until_ns`. After the gate has closed, queued work still runs.
         """
         name = self._holder = self._name_of[share]
         load = self.loads[name]
         self.now_ns += self.settings.handoff_ns
-        granted_ns = begun_ns = billed_ns = self.now_ns  # begun: this quantum; a turn alone lasts several quanta
+        granted_ns = quantum_start_ns = billed_ns = self.now_ns
         close_ns = granted_ns + quantum_ns
-        device_ns = granted_ns  # the device is busy with the turn's kernels until then
+        busy_until_ns = granted_ns  # with the turn's kernels
         while True:
             event_ns = max(min(close_ns, self._next_event(), until_ns), self.now_ns)
-            device_ns, idle_ns = self._work(load, device_ns, event_ns)
-            if idle_ns is not None:
-                self.now_ns = idle_ns
+            busy_until_ns, given_back_ns = self._work(load, busy_until_ns, event_ns)
+            if given_back_ns is not None:  # the program ran out of work
+                self.now_ns = given_back_ns
                 break
             self.now_ns = event_ns
-            close_ns = self._shorten(share, begun_ns, close_ns)
-            if event_ns >= until_ns and event_ns < close_ns:
+            close_ns = self._shorten(share, quantum_start_ns, close_ns)
+            if event_ns >= until_ns and event_ns < close_ns:  # the run ends within a quantum
                 break
             if event_ns < close_ns:
                 continue
-            if not self._others_wait(share):
+            if not self._others_wait(share):  # the turn goes on with another quantum, unless the limit forbids it
                 self._bill_and_end(share, event_ns, event_ns - billed_ns, wants_more=True)
                 billed_ns = event_ns
                 choice = self.policy.next(event_ns)
                 if choice.share == share:
-                    begun_ns, close_ns = event_ns, event_ns + choice.quantum_ns
+                    quantum_start_ns, close_ns = event_ns, event_ns + choice.quantum_ns
                     if event_ns >= until_ns:
                         break
                     continue
                 assert choice.share is None
-                device_ns, _ = self._work(load, device_ns, event_ns + min(self._queued_ns, quantum_ns))
-                drained_ns = max(device_ns, event_ns)
+                busy_until_ns, _ = self._work(load, busy_until_ns, event_ns + min(self._queued_ns, quantum_ns))
+                drained_ns = max(busy_until_ns, event_ns)
                 # The share's limit closed the gate: its residue is charged after the turn.
                 self.policy.charge(drained_ns, share, drained_ns - billed_ns)
                 self._finish(name, granted_ns, drained_ns, quantum_ns, rule)
                 return
-            device_ns, _ = self._work(load, device_ns, event_ns + min(self._queued_ns, quantum_ns))
+            busy_until_ns, _ = self._work(load, busy_until_ns, event_ns + min(self._queued_ns, quantum_ns))
             break
-        drained_ns = max(device_ns, self.now_ns)
+        drained_ns = max(busy_until_ns, self.now_ns)
         self._arrive_until(drained_ns)
         self._bill_and_end(share, drained_ns, drained_ns - billed_ns, wants_more=load.is_ready(drained_ns))
         self._finish(name, granted_ns, drained_ns, quantum_ns, rule)
 
-    def _shorten(self, share: int, begun_ns: int, close_ns: int) -> int:
+    def _shorten(self, share: int, quantum_start_ns: int, close_ns: int) -> int:
         """Let other programs arrive. Return when the gate now closes: at `close_ns`, or earlier if some begin to wait.
 
         It closes at once if one of them preempts the holder. Else it closes after the quantum that the holder would get
@@ -166,7 +169,7 @@ class Node:
         if any(self.policy.preempts(self.now_ns, waiter, share) for waiter in began):
             return self.now_ns
         if began:
-            return min(close_ns, max(self.now_ns, begun_ns + self.policy.quantum(self.now_ns, share)))
+            return min(close_ns, max(self.now_ns, quantum_start_ns + self.policy.quantum(self.now_ns, share)))
         return close_ns
 
     def _finish(self, name: str, granted_ns: int, drained_ns: int, quantum_ns: int, rule: Rule) -> None:
@@ -189,29 +192,29 @@ class Node:
             self.policy.wait(now_ns, share)
         self.policy.end(now_ns, share)
 
-    def _work(self, load: Load, device_ns: int, until_ns: int) -> tuple[int, int | None]:
-        """Start kernels before `until_ns` on the device, which is busy until `device_ns`.
+    def _work(self, load: Load, busy_until_ns: int, until_ns: int) -> tuple[int, int | None]:
+        """Start kernels before `until_ns` on the device, which is busy until `busy_until_ns`.
 
-        Returns the time until which the device is busy then, and the time at which the turn is given back, because the
-        program ran out of work. None: it did not run out of work before `until_ns`.
+        Returns the new `busy_until_ns`, and when the turn is given back because the program ran out of work. None: it
+        did not run out of work before `until_ns`.
         """
         timeline = self.timelines[load.program.name]
         unit_ns = load.program.unit_ns
         stop_ns = min(until_ns, load.program.stop_ns)
         while True:
-            if not load.is_ready(device_ns):
-                arrival_ns = max(load.next_arrival_ns(), device_ns)
-                yield_ns = device_ns + self.settings.linger_ns
+            if not load.is_ready(busy_until_ns):
+                arrival_ns = max(load.next_arrival_ns(), busy_until_ns)
+                yield_ns = busy_until_ns + self.settings.linger_ns
                 if min(arrival_ns, yield_ns) >= until_ns:
-                    return device_ns, None
+                    return busy_until_ns, None
                 if yield_ns <= arrival_ns:
-                    return device_ns, yield_ns
-                device_ns = arrival_ns
+                    return busy_until_ns, yield_ns
+                busy_until_ns = arrival_ns
                 continue
-            if device_ns >= stop_ns:
-                return device_ns, None
-            kernels = -(-(stop_ns - device_ns) // unit_ns)
+            if busy_until_ns >= stop_ns:
+                return busy_until_ns, None
+            kernels = -(-(stop_ns - busy_until_ns) // unit_ns)  # those that begin before stop_ns: rounded up
             work_ns = min(kernels * unit_ns, load.left_ns)
-            timeline.add(device_ns, device_ns + work_ns)
-            device_ns += work_ns
-            load.done(work_ns, device_ns)
+            timeline.add(busy_until_ns, busy_until_ns + work_ns)
+            busy_until_ns += work_ns
+            load.done(work_ns, busy_until_ns)

@@ -107,15 +107,15 @@ class Policy:
         self.lib.sp_policy_pause(self.state, share, paused, now_ns)
 
     def wait(self, now_ns: int, share: int, waiting: bool = True) -> None:
-        """Begin or stop wanting a turn."""
+        """Let a share begin to wait for a turn, or stop waiting for one."""
         self.lib.sp_policy_wait(self.state, share, waiting, now_ns)
 
     def charge(self, now_ns: int, share: int, used_ns: int) -> None:
-        """Bill device time."""
+        """Bill device time to a share."""
         self.lib.sp_policy_charge(self.state, share, used_ns, now_ns)
 
     def end(self, now_ns: int, share: int) -> None:
-        """End a turn."""
+        """End the turn of a share."""
         self.lib.sp_policy_end(self.state, share, now_ns)
 
     def next(self, now_ns: int) -> Choice:
@@ -133,7 +133,7 @@ class Policy:
         return int(self.lib.sp_policy_quantum(self.state, share, now_ns))
 
     def unit(self, share: int, longest_unit_ns: int) -> int:
-        """Tell the longest unit; return the quantum."""
+        """Tell the policy the longest unit of a share. Return its quantum from now on."""
         return int(self.lib.sp_policy_unit(self.state, share, longest_unit_ns))
 
     def valid(self) -> bool:

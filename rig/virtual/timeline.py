@@ -39,15 +39,15 @@ class Timeline:
 
     def pauses(self, start_ns: int, end_ns: int) -> Iterator[int]:
         """Yield the lengths of the times without work in [start, end], also of those that its ends cut."""
-        at_ns = start_ns
-        for busy_from, busy_to in zip(self.starts_ns, self.ends_ns, strict=True):
-            if busy_to <= start_ns:
+        idle_from_ns = start_ns
+        for busy_from_ns, busy_to_ns in zip(self.starts_ns, self.ends_ns, strict=True):
+            if busy_to_ns <= start_ns:
                 continue
-            if busy_from >= end_ns:
+            if busy_from_ns >= end_ns:
                 break
-            yield max(busy_from - at_ns, 0)
-            at_ns = busy_to
-        yield max(end_ns - at_ns, 0)
+            yield max(busy_from_ns - idle_from_ns, 0)
+            idle_from_ns = busy_to_ns
+        yield max(end_ns - idle_from_ns, 0)
 
     def longest_pause_ns(self, start_ns: int, end_ns: int) -> int:
         """Return the longest time without work in [start, end]."""

@@ -1,8 +1,8 @@
 """Writes the actions of a scheduling cycle to the API server (gates, annotations, evictions) and reports the results.
 
 Each order is one request. It names its pod by uid, so that the API server refuses it for another pod of the same name.
-Making it twice does no harm. A request that fails is tried again while the decision counts on the view (TRY_S); after
-that the next cycle decides anew.
+A request may be made twice without harm. One that fails is tried again while the decision counts on the view (TRY_S);
+after that the next cycle decides anew.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ log = logging.getLogger("sharepod.scheduler.orders")
 
 CALL_S: Final = 5.0
 TRY_S: Final = ASSUMED_S - CALL_S
+"""How long a request is tried again: the last try ends while the decision still counts on the view."""
+_PAUSE_S: Final = 0.2
+"""The pause after the first failure; it doubles after each further one. Chance shortens each, by half at most."""
+_PAUSE_MAX_S: Final = 5.0
 _STRATEGIC: Final = "application/strategic-merge-patch+json"
 _BUDGET: Final = "disruption budget"
 """Marks a 429 as the refusal of an eviction; any other 429 says that the API server is busy."""
@@ -55,7 +59,7 @@ class ActionWriter:
         self._client, self._cluster, self._events = client, cluster, events
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused: Callable[[Pod], None] = lambda _: None
-        """Called for a pod that a disruption budget keeps from being evicted."""
+        """Called for a pod that a disruption budget protects from its eviction."""
         self.released: Callable[[Pod], None] = lambda _: None
         """Called for a pod after its gate was removed."""
         self.leads: Callable[[], bool] = lambda: True
@@ -63,9 +67,9 @@ class ActionWriter:
         self.counters = GateCounters()
 
     def write(self, actions: Iterable[Action]) -> None:
-        """Start to write actions, each request in a task of its own; those that make room come first.
+        """Start to write actions, each request in a task of its own, without waiting for any of them.
 
-        It waits for none of them. What a cycle has assumed for an action that is not written expires.
+        Those that make room come first. What a cycle has assumed for an action that is not written expires.
         """
         rank = {Yield: 0, Evict: 1, Release: 2, Tell: 3}
         for action in sorted(actions, key=lambda action: rank[type(action)]):
@@ -110,7 +114,7 @@ class ActionWriter:
     ) -> None:
         """Await a request and count its result; call `done` if it was written, log why if it was not.
 
-        Arguments: as for `_start`. `work` returns None if a disruption budget keeps the pod.
+        Arguments: as for `_start`. `work` returns None if a disruption budget protects the pod.
         """
         try:
             answer = await work
@@ -123,11 +127,11 @@ class ActionWriter:
         if result == "written":
             done()
         if cause:
-            aside = {"order": kind, "pod": pod.title, "pod_uid": pod.uid, "cause": cause}
-            log.warning("order not written", extra=aside)
+            extra = {"order": kind, "pod": pod.title, "pod_uid": pod.uid, "cause": cause}
+            log.warning("order not written", extra=extra)
 
     def _after_release(self, action: Release, assumed: Assumed) -> None:
-        """Count a released pod (`assumed`), and write one Event for all that its action releases, at the first of them.
+        """Count a released pod (`assumed`). At the first pod of its action, write one Event for all of them.
 
         The Event is left out if too many Events wait.
         """
@@ -179,10 +183,10 @@ class ActionWriter:
     async def _patch(self, pod: Pod, body: dict[str, object], media: str) -> Answer:
         """Change a pod by a patch of the content type `media`. Raises ApiUnavailable."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
-        return await self._again(lambda: self._client.call("PATCH", path, body=body, media=media, timeout_s=CALL_S))
+        return await self._repeat(lambda: self._client.call("PATCH", path, body=body, media=media, timeout_s=CALL_S))
 
     async def _evict(self, action: Evict) -> Answer | None:
-        """Ask the API server to evict a pod, and return the answer; None: a disruption budget keeps the pod.
+        """Ask the API server to evict a pod, and return the answer; None: a disruption budget protects the pod.
 
         In that case `refused` is called, and an Event is written. Raises ApiUnavailable for any other failure.
         """
@@ -195,7 +199,7 @@ class ActionWriter:
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
-            return await self._again(lambda: self._client.call("POST", path, body=body, timeout_s=CALL_S))
+            return await self._repeat(lambda: self._client.call("POST", path, body=body, timeout_s=CALL_S))
         except ApiUnavailable as error:
             if error.status != 429 or _BUDGET not in str(error):
                 raise
@@ -203,13 +207,13 @@ class ActionWriter:
             self.tell(pod, "NotEvicted", f"a disruption budget keeps it: {action.why}", warning=True)
             return None
 
-    async def _again(self, call: Callable[[], Coroutine[None, None, Answer]]) -> Answer:
-        """Return the answer to the request that `call` makes, repeated while the API server is away or busy.
+    async def _repeat(self, call: Callable[[], Coroutine[None, None, Answer]]) -> Answer:
+        """Make a request by `call`, and again while the API server is away or busy; return the answer.
 
-        Raises ApiUnavailable after pauses of TRY_S together, and at once if this replica does not decide any more or if
+        Raises ApiUnavailable when the pauses add up to TRY_S, when this replica does not decide any more, and when
         another try would not help.
         """
-        pause_s, waited_s = 0.2, 0.0
+        pause_s, waited_s = _PAUSE_S, 0.0
         while True:
             if not self.leads():
                 raise ApiUnavailable("this replica is not the leader any more: the leader decides anew", status=409)
@@ -217,10 +221,10 @@ class ActionWriter:
                 return await call()
             except ApiUnavailable as error:
                 if error.final or error.status == 400 or _BUDGET in str(error) or waited_s + pause_s > TRY_S:
-                    raise  # to ask again would not help, or be too late
-                pause_s = max(pause_s, min(error.after_s or 0.0, 5.0))
+                    raise
+                pause_s = max(pause_s, min(error.after_s or 0.0, _PAUSE_MAX_S))
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-            waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, 5.0)
+            waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, _PAUSE_MAX_S)
 
 
 def _result(answer: Answer) -> str:

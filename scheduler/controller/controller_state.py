@@ -1,8 +1,8 @@
 """Holds what scheduling cycles remember: the jobs, and since when a pod exists, runs, is paused and so on. Pure.
 
-It takes over only the changes of the cluster's view. So the cost of a cycle depends on what has changed and what waits,
-not on what runs. All times, `now_s` too, are seconds of one clock that does not jump. A replica that starts anew notes
-the times that the API server has, and decides the same. Holders are pods that yield together (preemption_units.py).
+It reads only the changes of the cluster's view. So the cost of a cycle depends on what has changed and what waits, not
+on what runs. All times, `now_s` too, are seconds of one clock that does not jump. A replica that starts anew notes the
+times that the API server has, and decides the same. Holders are pods that yield together (preemption_units.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LEAVE_S: Final = 60.0
 """How long the end of an evicted pod is awaited and its room reserved for the preemptor; then room is planned anew."""
 BIND_S: Final = 120.0
-"""How long kube-scheduler may take to bind a released pod. After that it has a reason that is not known here."""
+"""How long kube-scheduler may take to bind a released pod. After that it is taken to refuse the pod."""
 AVOID_S: Final = 900.0
 """How long after that no other pod of the same controller is sent to that node."""
 SPARED_S: Final = 60.0
@@ -52,6 +52,7 @@ class ControllerState:
         self._busy: dict[str, float] = {}
         """By uid: when its shares were last seen to use their devices."""
         self._pods: dict[str, Pod] = {}
+        """By uid: the pods of all jobs, as the last `look` saw them."""
         self.members: defaultdict[Key, dict[str, Pod]] = defaultdict(dict)
         """The pods of each job, by uid."""
         self.jobs: dict[Key, Job] = {}
@@ -65,7 +66,7 @@ class ControllerState:
         self._by_namespace: defaultdict[str, dict[Key, Job]] = defaultdict(dict)
         """The jobs of each queue."""
         self._held: dict[tuple[str, int], Total] = {}
-        """What `held` has computed; dropped when a job of the namespace is made anew."""
+        """What `held` has returned, by its arguments; dropped when a job of the namespace is made anew."""
         self.ending: dict[str, Pod] = {}
         """By uid: pods that have a node and are being deleted, for any reason: their room becomes free by itself."""
         self.leaving: dict[str, float] = {}
@@ -73,23 +74,23 @@ class ControllerState:
         self.spared: dict[str, float] = {}
         """By uid: until when a pod is not evicted."""
         self.pressed: dict[str, tuple[float, str]] = {}
-        """By uid of a yielding pod: until when it yields, and the uid of the pod that has waited for its device. That
-        uid is empty where only another replica knew it (contention.py)."""
+        """By uid of a yielding pod: until when it yields, and the uid of its waiter (contention.py). That uid is empty
+        where only another replica knew it."""
         self.avoided: dict[tuple[str, str], float] = {}
-        """By controller and node: until when no pod of the controller is sent to the node, as kube-scheduler did not
-        bind one there."""
+        """By controller and node: until when no pod of the controller is sent to the node, because kube-scheduler did
+        not bind one there."""
         self.limited: set[str] = set()
-        """Uids of pods that are held to their requests."""
-        self.eased: dict[tuple[str, str], float] = {}
+        """Uids of pods that yield by "limit": they are held to their requests."""
+        self.last_step_s: dict[tuple[str, str], float] = {}
         """By node and device: when a pod was last made to yield because a share waited for the device."""
         self.kept: dict[Key, tuple[tuple[str, ...], float]] = {}
         """Nodes that are reserved for a job, and until when."""
         self.tried: set[Key] = set()
         """Jobs for which no victims were found. They get no new plan while other jobs still wait for their first."""
         self.released: dict[Key, float] = {}
-        """When the members that a gang needs were last released, until all of them run."""
+        """By gang: when the members that it needs were last released. Dropped when all of them run."""
         self._stranded: set[str] = set()
-        """Uids of pods that hold nothing, as kube-scheduler does not bind them where they were sent."""
+        """Uids of pods that hold nothing, because kube-scheduler does not bind them where they were sent."""
         self.sent: dict[str, float] = {}
         """By uid: when a pod was released that kube-scheduler has not bound yet, or when it was last given up."""
         self.told: dict[Key, str] = {}
@@ -104,24 +105,24 @@ class ControllerState:
         self.decides = False
         """This replica decides. False: another one does, and what its cycles note is not known here."""
         self._stale: set[Key] = set()
-        """Jobs that have to be made anew."""
+        """Jobs that the next `look` has to make anew, in addition to those with a changed pod."""
         self.capacity: tuple[tuple[NodeIndex, int, int], Capacity] | None = None
         """What the nodes would take without pods, and the version of the nodes for which this holds (capacity.py)."""
 
     def note(self, pod: Pod, *, since_s: float, started_s: float | None = None) -> None:
         """Note since when a pod exists and runs, according to the API server; times that are known already stay.
 
-        `started_s` is None if the pod does not run, or that time is not known. To be called before `look` sees the pod.
+        `started_s`: None if the pod does not run, or if that time is not known. To be called before `look` sees it.
         """
         self._since.setdefault(pod.uid, since_s)
         if started_s is not None:
             self._started.setdefault(pod.uid, started_s)
 
     def refused(self, pod: Pod, now_s: float) -> None:
-        """Note that a pod was not evicted, as a disruption budget forbids it.
+        """Note that a pod was not evicted, because a disruption budget forbids it.
 
-        The pod is spared for SPARED_S, and the reservations of its node end: its room will not become free there. At
-        the next `look` it belongs to its job again.
+        The pod is spared for SPARED_S, and reservations of its node end, because its room there does not become free.
+        From the next `look` on it belongs to its job again.
         """
         self.leaving.pop(pod.uid, None)
         self.spared[pod.uid] = now_s + SPARED_S
@@ -130,10 +131,10 @@ class ControllerState:
             del self.kept[key]
 
     def look(self, cluster: Cluster, busy: Iterable[str], now_s: float) -> None:
-        """Take over what has changed on the view, make the changed jobs anew, and forget what has expired.
+        """Read what has changed on the view, make the changed jobs anew, and forget what has expired.
 
-        Each cycle begins with it. `busy`: uids of pods that use their devices; they matter only if a queue has the rule
-        `idle`.
+        Called first in each cycle. `busy`: uids of pods that use their devices; they matter only if a queue has the
+        rule `idle`.
         """
         dirty, self._stale = self._stale, set()
         for uid in sorted(cluster.take_changed()):
@@ -144,7 +145,7 @@ class ControllerState:
             if pod is None or not pod.yields:
                 self.yields.pop(uid, None)
             (self.limited.add if pod is not None and pod.yields == "limit" else self.limited.discard)(uid)
-            if pod is None or pod.withheld or not (pod.request.shares or pod.refusal):
+            if pod is None or pod.withheld or not (pod.request.shares or pod.refusal):  # it needs nothing of SharePod
                 self._forget(uid)
                 continue
             self._pods[uid] = pod
@@ -172,7 +173,7 @@ class ControllerState:
         self.sent = {pod.uid: now_s for job in self.jobs.values() for pod in job.released if not pod.node}
 
     def _forget(self, uid: str) -> None:
-        """Forget what is noted of a pod that has gone, or that does not wait for SharePod."""
+        """Forget what is noted of a pod that has gone, or that is not SharePod's to place."""
         self.ending.pop(uid, None)
         self._stranded.discard(uid)
         for noted in (self._since, self._started, self._paused, self._busy, self.leaving, self.spared, self.sent):
@@ -181,7 +182,7 @@ class ControllerState:
     def _expire(self, now_s: float) -> set[Key]:
         """Forget what has expired; return the jobs to be made anew: those of pods that have left `leaving` or `spared`.
 
-        An evicted pod that is still not being deleted belongs to its job again.
+        An evicted pod that is not being deleted by then belongs to its job again.
         """
         dirty: set[Key] = set()
         for until in (self.leaving, self.spared):
@@ -200,8 +201,8 @@ class ControllerState:
         self.leaving[pod.uid] = now_s + LEAVE_S
         self._make_job(key_of(pod), cluster)
 
-    def unbound(self, pod: Pod, now_s: float) -> None:
-        """Note that kube-scheduler does not bind a pod: for AVOID_S no pod of its controller is sent to that node."""
+    def avoid_node(self, pod: Pod, now_s: float) -> None:
+        """Send no pod of this pod's controller to its node for AVOID_S: kube-scheduler has not bound this pod there."""
         if pod.controller:
             self.avoided[pod.controller, pod.place] = now_s + AVOID_S
 
@@ -220,8 +221,8 @@ class ControllerState:
     def held(self, namespace: str, device_mib: int) -> Total:
         """Return what the released pods of a namespace hold, without those that are paused or stranded.
 
-        `device_mib`: the memory of a device, by which shares without a memory cap count; 0: the caller wants only the
-        time of devices.
+        `device_mib`: the memory of one device, for the shares without a memory cap; 0: the caller needs only the time
+        of devices.
         """
         found = self._held.get((namespace, device_mib))
         if found is None:
@@ -234,7 +235,7 @@ class ControllerState:
         return found
 
     def _note_times(self, pod: Pod, now_s: float) -> None:
-        """Note since when a pod exists, runs and is paused, and when it was busy, as far as that is not known."""
+        """Note since when a pod exists, runs and is paused, and when it was busy; known times stay."""
         self._since.setdefault(pod.uid, now_s)
         if pod.running:
             self._started.setdefault(pod.uid, now_s)
@@ -245,37 +246,38 @@ class ControllerState:
             self._busy[pod.uid] = now_s  # while it was paused it could not be busy
 
     def _kind_of(self, kind: object) -> int:
-        """Return a number for a kind of job: equal kinds have equal numbers, as long as there are few.
+        """Return the number of a kind of job: equal kinds have equal numbers.
 
-        When too many are known, all get new numbers: jobs of one kind may then have two, which only costs time.
+        When too many are known, all are forgotten. Equal kinds may then have two numbers, which only costs time.
         """
         if len(self._kinds) >= _KINDS_MAX:
             self._kinds.clear()
-        self._last_kind += 1
+        self._last_kind += 1  # no number is given twice, so some are never given
         return self._kinds.setdefault(kind, self._last_kind)
 
     def _make_job(self, key: Key, cluster: Cluster) -> None:
         """Make a job anew from its members that stay, with its holders; forget it if none of them stays.
 
-        Members that are being evicted or deleted do not stay. Call it when a member has changed, come or gone.
+        Members that are being evicted or deleted do not stay. Called when a member has changed, come or gone.
         """
-        for known in (self.jobs, self.waits, self.holders, self._by_namespace[key[0]]):
+        namespace = key[0]
+        for known in (self.jobs, self.waits, self.holders, self._by_namespace[namespace]):
             known.pop(key, None)
-        for noted in [noted for noted in self._held if noted[0] == key[0]]:
-            del self._held[noted]
+        for arguments in [arguments for arguments in self._held if arguments[0] == namespace]:
+            del self._held[arguments]
         members = [pod for uid, pod in self.members[key].items() if uid not in self.leaving and not pod.deleting]
-        if all(pod.gated or pod.deleting for pod in self.members[key].values()):
+        if all(pod.gated or pod.deleting for pod in self.members[key].values()):  # no released pod is left
             self.restarts.emptied(key)
         if not members:
-            if not self.members[key]:
+            if not self.members[key]:  # else pods of the job are still ending: what was noted of it stays
                 del self.members[key]
-                for noted_job in (self.kept, self.released, self.told):
-                    noted_job.pop(key, None)
+                for noted in (self.kept, self.released, self.told):
+                    noted.pop(key, None)
             return
         job = job_of(
             key, members, self.since_s, lambda pod: not pod.gated or cluster.assumed(pod.uid) is not None, self._kind_of
         )
-        self.jobs[key] = self._by_namespace[key[0]][key] = job
+        self.jobs[key] = self._by_namespace[namespace][key] = job
         if holders := holders_of(job, self.started_s):
             self.holders[key] = holders
         if job.waiting or job.refusal or any(pod.yields == "pause" for pod in job.released):

@@ -80,6 +80,6 @@ def how_ended(body: Object) -> tuple[str, str]:
         if isinstance(code, int) and code:
             return FAILED, f"its container {shown(str(entry.get('name')))} ended with {code}"
     reason = status.get("reason")
-    return FAILED, f"reason {shown(reason)}" if isinstance(
-        reason, str
-    ) and reason else "its API object does not say why"
+    if isinstance(reason, str) and reason:
+        return FAILED, f"reason {shown(reason)}"
+    return FAILED, "its API object does not say why"

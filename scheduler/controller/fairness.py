@@ -22,9 +22,9 @@ def weighted_shares(state: ControllerState, queues: Queues) -> dict[str, float]:
 
     Empty: no cycle has run yet.
     """
-    if state.capacity is None:  # no cycle has run yet
+    if state.capacity is None:
         return {}
-    capacity = state.capacity[1]
+    _, capacity = state.capacity
     return {
         name: state.held(name, capacity.device_mib).dominant(capacity.total) / queues.of(name).weight
         for name in sorted(state.queues())
@@ -35,4 +35,4 @@ def overfull(state: ControllerState, queues: Queues) -> list[tuple[str, int, int
     """Return the queues that hold more than their caps, with what they hold and their caps, in milli of devices."""
     caps = [(name, cap) for name in state.queues() if (cap := queues.of(name).cap_milli) is not None]
     held = ((name, state.held(name, device_mib=0).device_milli, cap) for name, cap in caps)
-    return [one for one in held if one[1] > one[2]]
+    return [(name, milli, cap) for name, milli, cap in held if milli > cap]

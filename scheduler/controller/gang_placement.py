@@ -36,7 +36,7 @@ class Placer:
     def __init__(self, cluster: Cluster, now_s: float, avoided: Iterable[tuple[str, str]] = ()) -> None:
         """Look at the cluster as of `now_s`; all nodes are open.
 
-        `avoided`: uids of pods' controllers, each with a node to which none of its pods is sent.
+        `avoided`: pairs of a controller's uid and a node to which none of its pods is sent.
         """
         cluster.advance(now_s)
         self._cluster, self._now_s = cluster, now_s
@@ -44,7 +44,7 @@ class Placer:
         """Nodes on which no places are looked for."""
         self._open: Indices = cluster.node_index.indices()
         self._suits: dict[Constraints, NDArray[np.bool_]] = {}
-        """By what pods demand of their node: whether they may be bound to it, by the node's index."""
+        """By a pod's constraints: whether such pods may be bound to a node, by the node's index."""
         self._avoided: defaultdict[str, list[str]] = defaultdict(list)
         for controller, node in avoided:
             self._avoided[controller].append(node)
@@ -56,18 +56,15 @@ class Placer:
         """What `_domains` returns; None: it has to be computed for the nodes that are open now."""
 
     def close(self, names: Collection[str]) -> None:
-        """Look for places on all nodes but these, from now on. Nodes that were closed before are open again.
-
-        So what did not fit is tried again.
-        """
+        """Look for places on all nodes but these from now on. Nodes that were closed before are open again."""
         self.closed = frozenset(names)
         closed = np.array(self._cluster.node_index.find(sorted(names))[1], dtype=np.int32)
         self._open = np.setdiff1d(self._cluster.node_index.indices(), closed)
         self._levels = None
-        self.reopened()
+        self.forget_failures()
 
     def open_names(self, pod: Pod, more: Collection[str] = ()) -> list[str]:
-        """Return the names of the nodes to which a pod may be bound: of the open ones and those in `more`."""
+        """Return the names of the nodes to which a pod may be bound, among the open ones and those in `more`."""
         node_index = self._cluster.node_index
         area = (
             np.union1d(self._open, np.array(node_index.find(sorted(more))[1], dtype=np.int32)) if more else self._open
@@ -75,7 +72,7 @@ class Placer:
         return [node_index.name(index) for index in self._bindable(pod, area).tolist()]
 
     def _bindable(self, pod: Pod, area: Indices) -> Indices:
-        """Return those of the nodes `area` to which the pod may be bound.
+        """Return the nodes of an area to which a pod may be bound.
 
         The pod avoids nodes to which kube-scheduler has lately not bound another pod of its controller. These are left
         out, unless no other node would remain.
@@ -93,29 +90,29 @@ class Placer:
         if not self.avoids(pod):
             return found
         avoided = self._cluster.node_index.find(sorted(self._avoided[pod.controller]))[1]
-        rest = np.setdiff1d(found, np.array(avoided, dtype=np.int32))
-        return rest if rest.size else found  # it avoids all: perhaps kube-scheduler was down, not the nodes
+        others = np.setdiff1d(found, np.array(avoided, dtype=np.int32))
+        return others if others.size else found  # it avoids all: perhaps kube-scheduler was down, not the nodes
 
     def avoids(self, pod: Pod) -> bool:
         """Tell whether there are nodes that a pod avoids (`_bindable`)."""
         return pod.controller in self._avoided
 
-    def reopened(self) -> None:
-        """Try again from now on what did not fit: there may be more room, as pods yield or other nodes are open."""
+    def forget_failures(self) -> None:
+        """Try again from now on what did not fit: pods yield or other nodes are open, so there may be more room."""
         self._unfit.clear()
         self.generation += 1
 
     def place(self, pods: Sequence[Pod], within: Sequence[str] = ()) -> list[Assumed] | None:
         """Assume all of these pods somewhere and return where; None: they do not fit together, and nothing is assumed.
 
-        They go to open nodes; with `within` only to these nodes (names), open or closed.
+        They go to open nodes; with `within` only to these nodes (names), open or closed. If not even one pod of their
+        class has fitted on open nodes since `forget_failures`, or not as many as these, no node is looked at.
         """
         if within:
             return self._place_in(pods, np.array(self._cluster.node_index.find(within)[1], dtype=np.int32))
         alike = len({_class_of(pod) for pod in pods}) == 1
         may_fit_later = _depends_on_others(pods) or any(map(self.avoids, pods))
         key = _class_of(pods[0]) if alike and not may_fit_later else None  # None: a failure is not remembered
-        # Since there was last more room, not even one fitted, or not as many.
         if key is not None and any((key, count) in self._unfit for count in (1, len(pods))):
             return None
         for area in self._areas(pods):
@@ -139,7 +136,7 @@ class Placer:
     def could_resume(self, pods: Sequence[Pod]) -> bool:
         """Tell, without a trial on the view, whether the devices of paused pods have room for all of them to go on.
 
-        False also if the devices of a pod are not known. The trial that follows (`has_room`) costs more.
+        False also if the devices of a pod are not known. It is cheaper than the trial that follows (`has_room`).
         """
         needed: dict[tuple[str, int], int] = {}
         for pod in pods:
@@ -180,7 +177,7 @@ class Placer:
     def _best(self, pod: Pod, area: Indices, wanted: int) -> int:
         """Return the index of the best node of an area for `pod`, the first of `wanted` pods; -1: it fits on none.
 
-        Of several pods those nodes are preferred that take most of them, if they were alike; then the policy decides.
+        If several are wanted, the nodes that take the most pods like this one come first; then the policy decides.
         """
         cluster = self._cluster
         area = self._bindable(pod, area)
@@ -213,18 +210,18 @@ class Placer:
     def _areas(self, pods: Sequence[Pod]) -> Iterator[Indices]:
         """Yield the areas to be tried for these pods: the narrowest domains first, at last all open nodes.
 
-        A single pod needs no domain. A domain is tried if it has room for as many pods like the first one; of each
-        level DOMAINS_TRIED at most, those that the pods would fill most.
+        A single pod needs no domain. A domain is tried if it has room for as many pods, all like the first one. Of each
+        level at most DOMAINS_TRIED are tried: those that the pods would fill most.
         """
         if len(pods) > 1:
             area = self._bindable(pods[0], self._open)
             found = self._cluster.snapshot.copies_array(pods[0].request, area, self._cluster.allowed(pods[0], area))
             copies = dict(zip(area.tolist(), found.tolist(), strict=True))
             for level in self._domains():
-                sums = {
+                room = {
                     name: sum(copies.get(index, 0) for index in indices.tolist()) for name, indices in level.items()
                 }
-                enough = sorted((total, name) for name, total in sums.items() if total >= len(pods))
+                enough = sorted((total, name) for name, total in room.items() if total >= len(pods))
                 yield from (level[name] for _, name in enough[:DOMAINS_TRIED])
         yield self._open
 

@@ -43,7 +43,7 @@ FAILED_S: Final = 5.0
 TOLD_MAX: Final = 20
 """Queues over their caps that are reported at a time; `sharepod queue` shows all."""
 AGE_MAX_S: Final = 30 * 86_400.0
-"""The greatest age that is believed of a pod that this replica finds at its start: ages come from other clocks."""
+"""The greatest age that is believed of a pod that was there before this replica: ages come from other clocks."""
 NEWS_S: Final = 60.0
 """The greatest age that is believed of a pod that comes or changes while this replica follows the cluster."""
 JUMP_S: Final = 5.0
@@ -80,7 +80,7 @@ class GateController:
         self._news: list[tuple[str, str, bool]] = []
         """Events about queues, still to be written: reason, text, whether it is a warning."""
         self._dated = False
-        """The pods that existed when this replica began to follow the cluster have got their times."""
+        """The pods that were there before this replica have got their times."""
         self._offset_s: float | None = None
         """The wall clock's offset to the monotonic clock at the last look."""
         self._jumped_s = 0.0
@@ -91,19 +91,19 @@ class GateController:
         writer.leads = lease.is_held
 
     async def follow_rules(self, client: Client, where: str) -> None:
-        """Take the rules of queues from the ConfigMap `where`, NAMESPACE/NAME, as they change, for ever."""
+        """Follow the ConfigMap `where`, NAMESPACE/NAME, for ever, and take the rules of queues from it."""
         namespace, _, name = where.partition("/")
-        path, only = f"/api/v1/namespaces/{namespace}/configmaps", {"fieldSelector": f"metadata.name={name}"}
-        source: Source[tuple[str, str, str]] = Source(path, only, _read_rules, lambda _: name)
+        path, query = f"/api/v1/namespaces/{namespace}/configmaps", {"fieldSelector": f"metadata.name={name}"}
+        source: Source[tuple[str, str, str]] = Source(path, query, _read_rules, lambda _: name)
         async with contextlib.aclosing(Informer(client, source, Pace(last_s=5.0), log).changes()) as changes:
             async for kind, (_, uid, text) in changes:
                 self._rules = Subject(namespace, name, uid, "ConfigMap")
                 self.set_rules({KEY: text} if kind == "set" else {})  # else it was deleted: the defaults hold
 
     def set_rules(self, data: Mapping[str, object]) -> None:
-        """Take the rules of queues from a ConfigMap's data; if they cannot be read, the former rules stay.
+        """Take the rules of queues from a ConfigMap's data. An Event says whether they could be read.
 
-        Then `refusal` says why. An Event says which of both happened, in either case.
+        If they could not, the former rules stay, and `refusal` says why.
         """
         try:
             self.queues = read_queues(data)
@@ -139,8 +139,8 @@ class GateController:
     def look(self, now_s: float) -> bool:
         """Decide one cycle, and start to write its actions, if this replica holds the lease and knows enough.
 
-        Return whether the next cycle should follow at once: this one has placed as many pods as one may. If it does not
-        decide, it only follows the view. An error of the cycle is counted and raised.
+        Else only follow the view. Return True if this cycle has placed as many pods as one may: then the next one
+        should follow at once. An error of the cycle is counted and raised.
         """
         self._date(now_s)
         if self._not_ready() or not self._lease.is_held():
@@ -166,9 +166,9 @@ class GateController:
     def _date(self, now_s: float) -> None:
         """Note in the state, on the monotonic clock, since when the pods that have come or changed exist and run.
 
-        For pods that existed before this replica, other clocks say so: the API server's clock for the creation, the
-        node's for the start. A start before the creation is not believed. Pods that come later are at most NEWS_S old,
-        whatever those clocks say.
+        Both times are from other clocks: the creation from the API server's, the start from the node's. So an age is
+        cut to AGE_MAX_S, or to NEWS_S for a pod that comes while this replica follows the cluster. A start is never
+        before the creation.
         """
         unix_s = now_s + self._offset(self._unix() - now_s)
         most_s = NEWS_S if self._dated else AGE_MAX_S
@@ -181,9 +181,9 @@ class GateController:
         self._dated = self._dated or not self._not_ready()
 
     def _offset(self, shown_s: float) -> float:
-        """Return the wall clock's offset to the monotonic clock, without the jumps since the start, and note new jumps.
+        """Note whether the wall clock has jumped; return its offset to the monotonic clock, without all its jumps.
 
-        `shown_s` is the offset that the wall clock shows now.
+        `shown_s`: the offset now, with the jumps.
         """
         before_s, self._offset_s = self._offset_s, shown_s
         if before_s is not None and abs(shown_s - before_s) > JUMP_S:
@@ -192,11 +192,11 @@ class GateController:
         return shown_s - self._jumped_s
 
     def _refused(self, pod: Pod) -> None:
-        """Note that a disruption budget keeps a pod from being evicted; the writer calls it."""
+        """Note that a disruption budget protects a pod from its eviction; the writer calls this."""
         self.state.refused(pod, time.monotonic())
 
     def _released(self, pod: Pod) -> None:
-        """Count how long a pod has waited, after its gate was removed; the writer calls it."""
+        """Count how long a pod waited for its gate to be removed; the writer calls this after the removal."""
         waited_s = self.state.waited_s(pod.uid, time.monotonic())
         if waited_s is not None:
             urgent = min((share.share_class for share in pod.request.shares), key=CLASSES.index, default=CLASSES[-1])
@@ -232,8 +232,8 @@ def _read_rules(item: object) -> tuple[str, str, str] | None:
 
 
 def _age(at_s: float, unix_s: float, most_s: float) -> float:
-    """Return how many seconds ago, from 0 to `most_s`, something happened; 0 too if `at_s` is 0: not known.
+    """Return how many seconds ago something happened, clamped to 0 to `most_s`.
 
-    `at_s`, when it happened, and `unix_s`, now, are seconds since 1970.
+    `at_s`: when it happened; 0: not known, so the age is 0. `unix_s`: now. Both are seconds since 1970.
     """
     return min(max(0.0, unix_s - at_s), most_s) if at_s else 0.0

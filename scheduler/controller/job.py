@@ -37,7 +37,7 @@ class Job:
     priority: int = field(default=0)
     """The lowest priority of its members."""
     since_s: float = 0.0
-    """When the youngest of the members that it needs came: before that it waited for its own members."""
+    """When the youngest of the members that it needs came: until then it could not start in any case."""
     resumes: bool = False
     """Its waiting pods are on their nodes and paused."""
 
@@ -95,15 +95,15 @@ def job_of(
     is_released: Callable[[Pod], bool],
     kind_of: Callable[[object], int],
 ) -> Job:
-    """Return the job of these members, at least one; it does not resume (`_Cycle._resuming` makes that).
+    """Return the job of these members, at least one. Its `resumes` is False: only `_Cycle._resuming` sets it.
 
-    `since` tells since when a pod waits, on the caller's clock. `is_released` tells whether a pod's gate has gone or is
-    being removed. `kind_of` gives equal values equal numbers. Members of which the annotations differ or cannot be read
-    give a job with a refusal.
+    `since` returns since when a pod waits, on the caller's clock. `is_released` tells whether a pod's gate has gone or
+    is being removed. `kind_of` returns equal numbers for equal values. If annotations of the members differ or cannot
+    be read, the job has a refusal.
     """
     members = sorted(members, key=lambda pod: (pod.created, pod.uid))
     gangs: list[Gang] = sorted({pod.gang for pod in members if pod.gang}, key=lambda gang: (gang.size, gang.least))
-    gang = gangs[0] if gangs else Gang("", 1, 1, 0)
+    gang = gangs[0] if gangs else Gang("", size=1, least=1, timeout_s=0)
     refusal = next((pod.refusal for pod in members if pod.refusal), "")
     if refusal and gangs:
         refusal = f"a member is refused: {refusal}"

@@ -40,7 +40,7 @@ class Total:
         )
 
     def dominant(self, whole: Total) -> float:
-        """Return the largest part (1: all) that this is of the whole, among the resources that the whole has."""
+        """Return the largest part, 1 being all, that this takes of any one resource that `whole` has."""
         pairs = (
             (self.device_milli, whole.device_milli),
             (self.device_mib, whole.device_mib),
@@ -53,17 +53,17 @@ class Total:
 def total_of(pods: Iterable[Pod], device_mib: int) -> Total:
     """Return what pods ask for together, promised or not.
 
-    `device_mib`: the memory of a device. A share without a memory cap counts with the same part of it as of the time.
+    `device_mib`: the memory of a device. A share without a memory cap counts with as large a part of it as of the time.
     """
-    device_milli = memory = cpu_milli = memory_mib = 0
+    device_milli = shares_mib = cpu_milli = memory_mib = 0
     for pod in pods:
         request = pod.request
         cpu_milli += request.cpu_milli
         memory_mib += request.memory_mib
         for share in request.shares:
             device_milli += share.milli * share.devices
-            memory += share.mib_of(device_mib) * share.devices
-    return Total(device_milli, memory, cpu_milli, memory_mib)
+            shares_mib += share.mib_of(device_mib) * share.devices
+    return Total(device_milli, shares_mib, cpu_milli, memory_mib)
 
 
 class JobOrder:
@@ -90,6 +90,7 @@ class JobOrder:
                 by_priority[job.priority][job.namespace].append(job)
         self.aged.sort(key=_age)
         self._levels = [by_priority[priority] for priority in sorted(by_priority, reverse=True)]
+        """The other jobs, one entry for each priority, the highest first: its jobs by queue."""
 
     def take(self, job: Job, pods: Sequence[Pod]) -> None:
         """Count pods of a job as held by its queue from now on: its other jobs come later in the iteration."""
@@ -97,7 +98,7 @@ class JobOrder:
         self._shares.pop(job.namespace, None)
 
     def share(self, queue: str) -> float:
-        """Return the dominant share of a queue by now, divided by its weight."""
+        """Return the dominant share of a queue, jobs that were taken included, divided by its weight."""
         found = self._shares.get(queue)
         if found is None:
             found = self._held[queue].dominant(self._whole) / self._queues.of(queue).weight
@@ -105,12 +106,12 @@ class JobOrder:
         return found
 
     def exceeds(self, job: Job, pods: Sequence[Pod]) -> bool:
-        """Tell whether a job's queue would hold more than its cap with these pods; False: it has no cap."""
+        """Tell whether a job's queue would hold more than its cap with these pods, in device time."""
         cap = self._queues.of(job.namespace).cap_milli
         return cap is not None and self._held[job.namespace].device_milli + sum(pod.request.milli for pod in pods) > cap
 
     def __iter__(self) -> Iterator[Job]:
-        """Yield every job once; jobs that are taken meanwhile change the order of the rest."""
+        """Yield every job once; jobs that are taken meanwhile (`take`) change the order of those still to come."""
         yield from self.aged
         for level in self._levels:
             yield from self._by_share(level)
@@ -118,7 +119,8 @@ class JobOrder:
     def _by_share(self, level: dict[str, list[Job]]) -> Iterator[Job]:
         """Yield the jobs of one priority (`level`: by queue): always the oldest of the queue that holds the least.
 
-        Paused jobs come first. What a queue holds may grow between two jobs (`take`), so the heap is corrected lazily.
+        Paused jobs come first. What a queue holds may grow between two jobs (`take`), so an entry of the heap is
+        corrected when it comes up.
         """
         # A paused job still holds memory, so it comes before waiting jobs of the same priority.
         yield from sorted((job for jobs in level.values() for job in jobs if job.resumes), key=_age)
@@ -128,9 +130,9 @@ class JobOrder:
         heapq.heapify(heap)
         while heap:
             share, queue = heap[0]
-            now = self.share(queue)
-            if now != share:  # the queue has got something since
-                heapq.heapreplace(heap, (now, queue))
+            share_now = self.share(queue)
+            if share_now != share:  # the queue has got something since
+                heapq.heapreplace(heap, (share_now, queue))
                 continue
             yield level[queue].pop()
             if not level[queue]:

@@ -15,6 +15,7 @@ import yaml
 from sharepod.deviceplugin.core.terms import shown
 from sharepod.scheduler.controller.duration import seconds
 from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.placement.request import DEVICE_MILLI
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,13 +36,13 @@ class Queue:
     weight: float = 1.0
     """How much of the cluster it is due, relative to other queues that wait; above 0, at most 1000."""
     cap_milli: int | None = None
-    """The most that its pods may be promised of all devices together, in thousandths of a device; None: all."""
+    """The most that its pods may be promised of all devices together, in thousandths of a device; None: no cap."""
     longest_wait_s: float = 86_400.0
     """A job that has waited for longer goes before all others, whatever their priority."""
     longest_run_s: float | None = None
-    """A job that has run for longer yields to any job that waits; None: there is no such time."""
+    """A job that has run for longer yields to any job that waits; None: it may run for ever."""
     overrun: str = "yield"
-    """`end`: a job that has run for longer than that is evicted."""
+    """`end`: a job that has run for longer than `longest_run_s` is evicted."""
     idle_s: float | None = None
     """A share that has used nothing for this time yields to any job that waits; None: it keeps what it holds."""
 
@@ -82,19 +83,19 @@ def read_queues(data: Mapping[str, object]) -> Queues:
 
 
 def _queue(name: str, rules: object, default: Queue) -> Queue:
-    """Return the rules of a queue; a rule that it does not give is as in `default`.
+    """Return the rules of a queue, made of its entry in the YAML, `rules`. Missing rules are taken from `default`.
 
-    `rules`: what the YAML has for it. Raises PlacementError for an unknown rule and for an impossible value.
+    Raises PlacementError for an unknown rule and for an impossible value.
     """
     if rules is None:
         return default
     if not isinstance(rules, dict):
-        raise PlacementError(f"{KEY}: {shown(name)}: give rules: {', '.join(_READ)}")
+        raise PlacementError(f"{KEY}: {shown(name)}: give rules: {', '.join(_RULES)}")
     given: dict[str, Any] = {}
     for key, value in rules.items():
-        if key not in _READ:
-            raise PlacementError(f"{KEY}: {shown(name)}: {shown(str(key))} is no rule: give {', '.join(_READ)}")
-        field_name, read = _READ[key]
+        if key not in _RULES:
+            raise PlacementError(f"{KEY}: {shown(name)}: {shown(str(key))} is no rule: give {', '.join(_RULES)}")
+        field_name, read = _RULES[key]
         try:
             given[field_name] = read(value)
         except ValueError as error:
@@ -119,7 +120,7 @@ def _devices(value: object) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _DEVICES_MAX:
         raise ValueError(f"give a number of devices from 0 to {_DEVICES_MAX}, such as 12.5, or none")
-    return math.floor(value * 1000)
+    return math.floor(value * DEVICE_MILLI)
 
 
 def _time(value: object) -> float:
@@ -131,7 +132,7 @@ def _time(value: object) -> float:
 
 
 def _time_or_none(value: object) -> float | None:
-    """Return a time in seconds; None: there is no such time. Raises ValueError, with what to give."""
+    """Return a time in seconds; None for "none": there is no limit. Raises ValueError, with what to give."""
     return None if value == "none" else _time(value)
 
 
@@ -142,7 +143,7 @@ def _overrun(value: object) -> str:
     return str(value)
 
 
-_READ: Final[dict[str, Any]] = {
+_RULES: Final[dict[str, Any]] = {
     "weight": ("weight", _weight),
     "cap": ("cap_milli", _devices),
     "longest-wait": ("longest_wait_s", _time),
@@ -150,3 +151,4 @@ _READ: Final[dict[str, Any]] = {
     "overrun": ("overrun", _overrun),
     "idle": ("idle_s", _time_or_none),
 }
+"""By the name of a rule in the YAML: its field of Queue, and the function that reads its value."""

@@ -1,10 +1,10 @@
 """Reserves nodes for a job that other pods are evicted for, and for a job that has waited for too long. Pure.
 
 Jobs of the same or a lower priority get no place on a reserved node. A reservation is closed to higher priorities too
-in two cases: while an evicted pod is ending there (the eviction must not be wasted), and when its job has waited for
-twice the longest wait of its queue. In the second case higher priorities may still take what their own victims free
-there: that takes nothing from what is reserved. A reserved node stays open to its own job: only when the evicted pods
-have gone, it may show which other pods have to yield there.
+in two cases: while an evicted pod is ending there (the eviction must not be wasted), and when its job has aged twice:
+it has waited for twice the longest wait of its queue. In the second case a job of higher priority may still take the
+room that its own victims free there. That room is not reserved. A reserved node stays open to its own job. Until the
+evicted pods have gone, it cannot show which other pods must yield there.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Reservations:
         self._closing: list[tuple[Key, Job, bool, bool, tuple[str, ...]]] = []
         """Each reservation's job, whether the job has aged twice, whether evicted pods are ending there, the nodes."""
         self.ending: frozenset[str] = frozenset()
-        """Nodes on which pods were evicted, or are to be paused, in this cycle: on the view they have gone already."""
-        self._note()
+        """Nodes on which pods were evicted, or are to be paused, in this cycle: the view shows their room too early."""
+        self._compute_closing()
 
     def __contains__(self, job: Job) -> bool:
         """Tell whether a job has a reservation."""
@@ -61,11 +61,11 @@ class Reservations:
         return self._kept[job.key][0] if job.key in self._kept else ()
 
     def free(self, job: Job) -> tuple[str, ...]:
-        """Return the nodes reserved for a job, but for those in `ending`: on these the view shows room too early."""
+        """Return the nodes reserved for a job, without those in `ending`."""
         return tuple(name for name in self.nodes(job) if name not in self.ending)
 
     def where(self, job: Job) -> str:
-        """Return the first three nodes that are reserved for a job, in words, with "is" or "are" after them."""
+        """Return the nodes that are reserved for a job, in words with "is" or "are" after them; three are named."""
         names = self.nodes(job)
         if len(names) == 1:
             return f"node {names[0]} is"
@@ -77,18 +77,19 @@ class Reservations:
         return not self._leaving().isdisjoint(self.nodes(job))
 
     def keep(self, job: Job, nodes: tuple[str, ...], ending: Collection[str] = ()) -> None:
-        """Reserve nodes for a job for LEAVE_S from now on, instead of those that are reserved for it already.
+        """Reserve nodes for a job for LEAVE_S, in place of the nodes reserved for it so far.
 
-        `ending`: nodes where in this cycle pods were evicted for it, or are to be paused for it later.
+        `ending`: nodes on which pods were evicted for the job in this cycle, or are to be paused for it later.
         """
         self._kept[job.key] = nodes, self._now_s + LEAVE_S
         self.ending |= frozenset(ending)
-        self._note()
+        self._compute_closing()
 
     def keep_for_aged(self, job: Job) -> bool:
-        """Reserve nodes for a job that has waited too long, or reserve its nodes for longer; False: none may be.
+        """Reserve nodes for a job that has waited too long; if it has some, reserve these for longer.
 
-        Each cycle calls it until the job has its place. New ones are the nodes on which the least work has to end.
+        Return False if none may be reserved. Each cycle calls this until the job has its place. New nodes are those on
+        which the least work has to end.
         """
         nodes = self.nodes(job)
         if not nodes and self.may_begin:
@@ -102,17 +103,17 @@ class Reservations:
     def end(self, job: Job) -> None:
         """End a job's reservation, if it has one."""
         if self._kept.pop(job.key, None):
-            self._note()
+            self._compute_closing()
 
     def open_for(self, job: Job) -> None:
-        """Have the placer look for a job's places on all nodes but those closed to it, before the job is tried.
+        """Have the placer look for a job's places on all nodes but those closed to it; called before the job is tried.
 
         Closed are nodes that are reserved for others, by the rules at the top of this file, and those in `ending`.
         """
         closed = {
             name
-            for key, other, aged_twice, ends, nodes in self._closing
-            if key != job.key and (aged_twice or ends or job.priority <= other.priority)
+            for key, other, aged_twice, pods_end, nodes in self._closing
+            if key != job.key and (aged_twice or pods_end or job.priority <= other.priority)
             for name in nodes
         }
         closed = closed.difference(self.nodes(job)) | self.ending
@@ -126,32 +127,32 @@ class Reservations:
         """
         shut = {
             name
-            for key, other, _, ends, nodes in self._closing
-            if key != job.key and (job.priority <= other.priority or ends)
+            for key, other, _, pods_end, nodes in self._closing
+            if key != job.key and (job.priority <= other.priority or pods_end)
             for name in nodes
         }
         aged = {name for _, _, aged_twice, _, nodes in self._closing if aged_twice for name in nodes}
         return frozenset(aged - shut - self.ending - set(self.nodes(job)))
 
-    def _note(self) -> None:
-        """Compute `_closing` anew: what decides for which jobs the nodes of each reservation are closed."""
+    def _compute_closing(self) -> None:
+        """Compute `_closing` anew; called when a reservation has come, changed or gone."""
         leaving = self._leaving()
         self._closing = []
         for key, (nodes, _) in self._kept.items():
             job = self._state.jobs.get(key)
             if job is not None:
-                ends = not leaving.isdisjoint(nodes)
-                self._closing.append((key, job, self._has_aged_twice(job), ends, nodes))
+                pods_end = not leaving.isdisjoint(nodes)
+                self._closing.append((key, job, self._has_aged_twice(job), pods_end, nodes))
 
     def _leaving(self) -> set[str]:
         """Return the nodes on which evicted pods are ending."""
         return {pod.place for uid in self._state.leaving if (pod := self._cluster.pod(uid))}
 
     def _may_stand_empty(self, job: Job, nodes: Sequence[str]) -> bool:
-        """Tell whether nodes may be reserved for a job, beside those that are reserved for other jobs.
+        """Tell whether nodes may be reserved for a job, in addition to those that are reserved for other jobs.
 
-        They may be KEPT_PART of all devices together. Beyond that, one job may have a reservation if none has: one that
-        asks for more than that part, or that has aged twice.
+        All reserved nodes together may have KEPT_PART of all devices. Beyond that only one job may have a reservation:
+        one that asks for more than that part, or that has aged twice.
         """
         kept = {name for own, _ in self._kept.values() for name in own}
         if self._capacity.part({*kept, *nodes}) <= KEPT_PART:

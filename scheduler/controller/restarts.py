@@ -1,10 +1,10 @@
 """Decides which gangs start anew as a whole because they lost a member, and how soon. Pure.
 
-The watch says only that a pod no longer lives. exit_status.py asks the API server how it ended, and tells it here. If a
-member failed, all others are ended. If it was deleted or evicted, they are ended only where fewer than the gang's least
-are left. If it succeeded, they go on. A gang that starts anew again and again waits longer and longer before it is
-released, like containers in kubelet's back-off. Times are seconds of the controller's clock. Only gangs with the
-annotation `gang-restart: whole` are concerned.
+Only gangs with the annotation `gang-restart: whole` do so. The watch says only that a pod no longer lives. So
+exit_status.py asks the API server how it ended, and tells it here. If a member failed, all others are ended. If it was
+deleted or evicted, they are ended only if fewer than the gang's least are left. If it succeeded, they go on. A gang
+that starts anew again and again waits longer and longer before it is released, like containers in kubelet's back-off.
+Times are seconds of the controller's clock.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 FIRST_S: Final = 10.0
 """The wait before the second restart; it doubles before each further one."""
 MOST_S: Final = 300.0
+"""The longest wait before a restart."""
 CALM_S: Final = 600.0
-"""A gang that has gone on for this time starts anew at once, as if for the first time."""
+"""A gang that has gone on for this time after its wait starts anew at once, as if for the first time."""
 ASKED_S: Final = 600.0
 """How long the API server is asked what became of a member; then the member is forgotten."""
 KNOWN_MAX: Final = 4096
-"""Members, and gangs, that are remembered; the oldest are forgotten first."""
+"""The most lost members, and the most delayed gangs, that are remembered; the oldest are forgotten first."""
 FAILED: Final = "failed"
 GONE: Final = "gone"
 SUCCEEDED: Final = "succeeded"
@@ -75,14 +76,15 @@ class Restarts:
         self._lost: OrderedDict[str, Lost] = OrderedDict()
         """By uid."""
         self._ending: dict[Key, _Ending] = {}
+        """Gangs that start anew, and of which members from before are still there."""
         self._delays: OrderedDict[Key, _Delay] = OrderedDict()
-        self._looked = False
-        """The gangs that lost a member before this replica decided were looked for."""
+        self._found_earlier = False
+        """`_find_lost` has looked for gangs that lost a member before this replica decided."""
 
     def lose(self, pod: Pod, now_s: float) -> None:
         """Note that a pod no longer lives, if it was released and its gang starts anew as a whole; else do nothing.
 
-        A pod that was being deleted when it was last seen counts as GONE. Of any other the API server is asked.
+        A pod that was being deleted when it was last seen counts as GONE. About any other the API server is asked.
         """
         if pod.gang is not None and pod.gang.restart == "whole" and not pod.gated:
             self._lost[pod.uid] = Lost(pod, now_s, GONE if pod.deleting else "", "it was deleted")
@@ -90,7 +92,7 @@ class Restarts:
                 self._lost.popitem(last=False)
 
     def unknown(self, most: int) -> list[Pod]:
-        """Return pods about which the API server is to be asked how they ended, at most `most`."""
+        """Return at most `most` pods about which the API server is to be asked how they ended."""
         return [lost.pod for lost in self._lost.values() if not lost.how][:most]
 
     def found(self, uid: str, how: str, detail: str) -> None:
@@ -126,28 +128,28 @@ class Restarts:
     def restart(self, cluster: Cluster, state: ControllerState, now_s: float) -> list[Action]:
         """Return the actions that end the pods of gangs that start anew; each cycle calls it once.
 
-        The state notes the evictions. A pod that a disruption budget keeps is tried again when it is not spared any
-        more. A gang's end is over when no pod that came before the loss is left.
+        The state notes the evictions. A pod that a disruption budget keeps is evicted later, when it is not spared any
+        more. A gang has ended when no pod that came before the loss is left.
         """
         actions: list[Action] = []
-        if not self._looked:
-            self._looked = True
+        if not self._found_earlier:
+            self._found_earlier = True
             self._find_lost(state, now_s)
         for uid, lost in list(self._lost.items()):
             if lost.how or now_s - lost.at_s > ASKED_S:
                 del self._lost[uid]
                 actions += self._begin(state, lost, now_s)
         for key, ending in list(self._ending.items()):
-            rest = [
+            left = [  # released pods that came before the loss
                 pod
                 for pod in state.members.get(key, {}).values()
                 if not pod.deleting
                 and (not pod.gated or cluster.assumed(pod.uid) is not None)
                 and state.came_s(pod) <= ending.at_s
             ]
-            if not rest:
+            if not left:
                 del self._ending[key]
-            for pod in rest:
+            for pod in left:
                 if pod.uid not in state.spared and pod.uid not in state.leaving:
                     actions.append(Evict(pod, ending.why, "restart"))
                     state.evicted(pod, now_s, cluster)
@@ -156,14 +158,14 @@ class Restarts:
     def _begin(self, state: ControllerState, lost: Lost, now_s: float) -> list[Action]:
         """Let a gang start anew if it lost a member in a way that ends the others; return the Event about that.
 
-        It is noted in `_ending`; `restart` then ends the pods. Empty: the gang goes on, or it starts anew already.
+        The gang is noted in `_ending`, so that `restart` ends its pods. Empty: it goes on, or it starts anew already.
         """
         key = key_of(lost.pod)
         job = state.jobs.get(key)
         if job is None or key in self._ending or lost.how not in (FAILED, GONE):
             return []
-        rest = [pod for pod in job.released if state.came_s(pod) <= lost.at_s]
-        if not rest or (lost.how == GONE and len(job.released) >= job.least):
+        others = [pod for pod in job.released if state.came_s(pod) <= lost.at_s]
+        if not others or (lost.how == GONE and len(job.released) >= job.least):
             return []
         what = "failed" if lost.how == FAILED else "is gone"
         member = "a member of its gang" if lost.unknown else f"member {lost.pod.name} of its gang"
@@ -172,7 +174,7 @@ class Restarts:
         state.released.pop(key, None)
         state.counters.gangs["restarted"] += 1
         delay = self._note_restart(key, now_s)
-        text = f"{what} ({lost.detail}): the {len(rest)} other members of {job.title} start anew with it"
+        text = f"{what} ({lost.detail}): the {len(others)} other members of {job.title} start anew with it"
         if lost.unknown:
             text = f"{member} {text}"
         if delay.times > 1:
@@ -180,19 +182,23 @@ class Restarts:
         return [Tell(lost.pod, "GangRestarts", text)]
 
     def _note_restart(self, key: Key, now_s: float) -> _Delay:
-        """Note that a gang starts anew; return how often it has done so lately, and until when it waits."""
+        """Note that a gang starts anew; return how often it has done so lately, and until when it waits.
+
+        The first restart is at once, the second after FIRST_S; from then on the wait doubles, up to MOST_S.
+        """
         before = self._delays.pop(key, None)
         times = before.times + 1 if before is not None and now_s - before.until_s < CALM_S else 1
-        wait_s = min(FIRST_S * 2.0 ** min(times - 2, 16), MOST_S) if times > 1 else 0.0
+        doublings = min(times - 2, 16)  # 16: no overflow, and far above MOST_S
+        wait_s = min(FIRST_S * 2.0**doublings, MOST_S) if times > 1 else 0.0
         delay = self._delays[key] = _Delay(times, now_s + wait_s)
         if len(self._delays) > KNOWN_MAX:
             self._delays.popitem(last=False)
         return delay
 
     def _find_lost(self, state: ControllerState, now_s: float) -> None:
-        """Note gangs that lost a member before this replica decided.
+        """Note the gangs that lost a member before this replica decided.
 
-        Such a gang has a waiting member that it needs and that came after the others had started.
+        Such a gang has a waiting member that it needs and that came after the first of the others had started.
         """
         for job in state.waits.values():
             if job.restart == "whole" and not job.resumes and job.released and job.needed:

@@ -18,6 +18,7 @@ from sharepod.scheduler.controller.gang_placement import Placer
 from sharepod.scheduler.controller.job import key_of
 from sharepod.scheduler.controller.job_order import JobOrder
 from sharepod.scheduler.controller.reservations import Reservations
+from sharepod.scheduler.placement.request import DEVICE_MILLI
 from sharepod.scheduler.preemption.contention import CALM_S, may_burst, relieve
 from sharepod.scheduler.preemption.preemption_units import LAST, PreemptionUnit
 from sharepod.scheduler.preemption.room import Preemption
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 PLACED: Final = 256
 """The most pods that are placed in one cycle; the next cycle then follows at once."""
 PLANS: Final = 16
-"""Jobs for which one cycle may search victims, in a large cluster."""
+"""The most jobs for which one cycle searches victims, in a large cluster."""
 PLANS_MOST: Final = 64
 """The same in a small cluster."""
 PLANNED: Final = 4096
@@ -45,7 +46,7 @@ OVERRUN: Final = -(2**31)
 
 
 def decide(cluster: Cluster, state: ControllerState, queues: Queues, now_s: float) -> list[Action]:
-    """Return the actions of one cycle, for the caller to write. They count on the view and in the state at once.
+    """Return the actions of one cycle, for the caller to write. The view and the state show them at once.
 
     `now_s` is of a monotonic clock. Measured contention comes first, then gangs that start anew, then the waiting jobs.
     """
@@ -71,7 +72,7 @@ class _Cycle:
         self._counters = state.counters
         self._actions: list[Action] = []
         self._waits: list[tuple[Job, str]] = []
-        """The jobs that still wait, and why, as far as they were looked at."""
+        """The jobs that were looked at and still wait, each with the reason."""
         self._waiting = [self._resuming(job) for job in state.waits.values()]
         """The jobs that waited when the cycle began."""
         self._held_back = state.restarts.held_back(now_s)
@@ -89,10 +90,10 @@ class _Cycle:
         self._reservations = Reservations(cluster, state, queues, self._placer, self._capacity, now_s)
         self._holders: list[PreemptionUnit] | None = None
         """All holders of shares; None: no job has needed victims yet."""
-        self._yielding: Preemption | None = None
+        self._preemption: Preemption | None = None
         """The search for victims; None: no job has got so far."""
-        self._vain: dict[object, tuple[int, int, str]] = {}
-        """By kind of job: the placer's generation, the highest priority for which it was tried in vain, and why."""
+        self._failed_kinds: dict[object, tuple[int, int, str]] = {}
+        """By kind of job: the placer's generation when a job of it was last tried in vain, its priority, and why."""
         self._lowest = LAST
         """The lowest priority of all holders, once these are known."""
         self._placed = self._plans = 0
@@ -106,7 +107,8 @@ class _Cycle:
     def run(self) -> list[Action]:
         """Try the waiting jobs in their order, then their members beyond the least; return the actions.
 
-        Before that, note the jobs that cannot be tried, and give up what has run, or has waited to start, for too long.
+        Before that, note the jobs that cannot be tried, and end the pods that have run, or have not started, for too
+        long.
         """
         for job in self._waiting:
             if job.refusal:
@@ -116,21 +118,21 @@ class _Cycle:
             elif job.waiting and job.missing:
                 self._wait_for_members(job)
         self._end_overruns()
-        self._expire()
+        self._end_late_gangs()
         self._give_up_unbound()
-        spare: list[Job] = []
+        may_grow: list[Job] = []
         for job in self._in_order():
             self._reservations.open_for(job)
             if self._placed >= PLACED or self._has_yielded(job):
                 self._wait(job, "its turn comes in the next cycle")
             elif not job.needed or self._try(job):
-                spare.append(job)
+                may_grow.append(job)
         if self._placed < PLACED:
-            for job in spare:
+            for job in may_grow:
                 self._reservations.open_for(job)
                 self._grow(job)
-        if self._yielding is not None:
-            self._yielding.undo()
+        if self._preemption is not None:
+            self._preemption.undo()
         # When no job waits for its first plan any more, all may have another.
         self._state.tried = self._state.tried | self._tried if self._unplanned - self._state.tried else set()
         self._state.waiting = self._waits
@@ -148,25 +150,25 @@ class _Cycle:
     def _try(self, job: Job) -> bool:
         """Release the members that a job needs, or note why not; tell whether they were released.
 
-        It takes free room first: the job's reserved nodes, then open ones. Then others have to yield. If the job still
-        waits, nodes may be reserved for it. `_vain`: a job like one that was tried in vain is not tried again.
+        It takes free room first: the job's reserved nodes, then open ones. Then other pods have to yield. If the job
+        still waits, nodes may be reserved for it. A job like one that was tried in vain is not tried (`_failed_kinds`).
         """
         needed = job.needed
         if job.resumes:
             return self._resume(job)
         if self._job_order.exceeds(job, needed):
             cap = self._queues.of(job.namespace).cap_milli or 0
-            self._wait(job, f"queue {job.namespace} would hold more than its cap of {cap / 1000:g} devices", "QueueCap")
+            cap_text = f"{cap / DEVICE_MILLI:g} devices"
+            self._wait(job, f"queue {job.namespace} would hold more than its cap of {cap_text}", "QueueCap")
             return False
-        kept = self._reservations.nodes(job)
         aged = job.key in self._aged
+        may_reserve = self._reservations.nodes(job) or (aged and self._reservations.may_begin)
         preempts = all(pod.preempts for pod in needed)
-        can_keep = aged and self._reservations.may_begin
-        ordinary = not kept and not can_keep and not any(map(self._placer.avoids, needed))
+        ordinary = not may_reserve and not any(map(self._placer.avoids, needed))
         kind = (job.kind, len(needed), preempts) if ordinary else None  # None: a failure says nothing about other jobs
-        vain = self._vain.get(kind)
-        if vain is not None and vain[0] == self._placer.generation and job.priority <= vain[1]:
-            self._wait(job, vain[2])
+        generation, priority, why = self._failed_kinds.get(kind, (-1, 0, ""))
+        if generation == self._placer.generation and job.priority <= priority:  # there is no more room than then
+            self._wait(job, why)
             return False
         free = self._reservations.free(job)
         places = self._placer.place(needed, within=free) if free else None
@@ -188,7 +190,7 @@ class _Cycle:
             why = f"no room for {_shown(needed)} now"
             self._wait(job, why)
             if kind is not None and job.kind is not None and job.key not in self._unplanned:
-                self._vain[kind] = self._placer.generation, job.priority, why
+                self._failed_kinds[kind] = self._placer.generation, job.priority, why
         else:
             self._wait(job, "the pods that make room for it have not ended yet")
         return False
@@ -196,7 +198,7 @@ class _Cycle:
     def _release(self, job: Job, pods: Sequence[Pod], places: Sequence[Assumed]) -> None:
         """Order the release of pods of a job to their places, which are assumed; end the job's reservation.
 
-        They count in the metrics, and in the order of the jobs as held by their queue.
+        From now on the order of the jobs counts them as held by their queue.
         """
         self._actions.append(Release(job, tuple(places)))
         self._state.sent |= {pod.uid: self._now_s for pod in pods}
@@ -214,7 +216,7 @@ class _Cycle:
     def _resume(self, job: Job) -> bool:
         """Let a paused job run again where it is, if all of its devices have room; else note why it waits.
 
-        Return False in any case: so its members beyond the least have to wait for the next cycle.
+        Return False in any case, so that its members beyond the least wait for the next cycle (`run`).
         """
         if any(pod.uid in self._state.pressed for pod in job.waiting):
             self._wait(job, "is paused until those of higher priority beside it wait no more")
@@ -239,8 +241,8 @@ class _Cycle:
     def _have_yield(self, job: Job) -> list[Assumed] | None:
         """Order other pods to yield for a job and return its places; None: there is no room, or pods have to end first.
 
-        Victims are paused at once where that is enough. If some have to be evicted, it orders that, and reserves the
-        nodes for the job; a later cycle places it there. Only `_plan_limit` jobs of a cycle get a search for victims.
+        Victims are paused at once where that is enough. If some have to be evicted, that is ordered, and the nodes are
+        reserved for the job: a later cycle places it there. No more than `_plan_limit` searches are made in a cycle.
         """
         if not all(pod.preempts for pod in job.needed):
             return None
@@ -252,15 +254,15 @@ class _Cycle:
         if self._plans >= self._plan_limit(job) or job.key in self._state.tried:
             self._unplanned.add(job.key)
             return None
-        if self._yielding is None:
+        if self._preemption is None:
             spared = self._state.spared
             ending = [
                 PreemptionUnit((pod,), LAST, (), may_pause=False, ends=True) for pod in self._state.ending.values()
             ]
-            self._yielding = Preemption(self._cluster, self._placer, self._holders + ending, spared, self._now_s)
+            self._preemption = Preemption(self._cluster, self._placer, self._holders + ending, spared, self._now_s)
         self._plans += 1
         reservations = self._reservations
-        plan = self._yielding.make_room(job.needed, job.priority, reservations.reserved(job), reservations.ending)
+        plan = self._preemption.make_room(job.needed, job.priority, reservations.reserved(job), reservations.ending)
         if plan is None:
             self._tried.add(job.key)
             return None
@@ -275,14 +277,14 @@ class _Cycle:
         return list(plan.placed)
 
     def _plan_limit(self, job: Job) -> int:
-        """Return the limit of plans for this job: when the cycle has made so many, for any jobs, this job gets none.
+        """Return how many plans a cycle makes, for any jobs, before this job gets none.
 
         A plan is a search for victims. Jobs that have waited too long leave half of the plans to the others.
         """
         return self._plans_most // 2 if job.key in self._aged else self._plans_most
 
     def _limit_beside(self, job: Job, placed: Sequence[Assumed], why: str) -> None:
-        """Limit the pods of lower priority on the devices of `placed`, the job's places, to their requests.
+        """Limit the pods of lower priority on the job's devices to their requests. `placed`: the job's places.
 
         That lasts for CALM_S, and longer only while contention.py measures that the job's pods wait. `why`: for users.
         """
@@ -298,17 +300,16 @@ class _Cycle:
     def _all_holders(self) -> list[PreemptionUnit]:
         """Return all holders of shares; those that overran or idle have the lowest priority, LAST."""
         rules = (self._queues.default, *self._queues.by_name.values())
-        known = self._state.holders.values()
+        holders = [holder for of_job in self._state.holders.values() for holder in of_job]
         if all(queue.longest_run_s is None and queue.idle_s is None for queue in rules):
-            return [holder for own in known for holder in own]
+            return holders
         return [
             replace(holder, priority=LAST) if any(map(self._has_to_yield, holder.pods)) else holder
-            for own in known
-            for holder in own
+            for holder in holders
         ]
 
     def _tell_shrunk(self, evicted: Sequence[Pod], why: str) -> None:
-        """Write an Event about each elastic gang that goes on without those of its members that are `evicted`."""
+        """Order an Event about each elastic gang that goes on without those of its members that are `evicted`."""
         for key in sorted({key_of(pod) for pod in evicted if pod.gang}):
             job = self._state.jobs.get(key)
             if job is not None and len(job.released) >= job.least:
@@ -320,7 +321,8 @@ class _Cycle:
     def _grow(self, job: Job) -> None:
         """Release members of an elastic gang beyond its least, one by one, as long as there is free room.
 
-        No pod yields for them. It stops at the first one that has no place, or when the cycle has placed enough pods.
+        No pod yields for them. It stops when a member of the gang has yielded, when the queue's cap is reached, when
+        the cycle has placed PLACED pods, or at the first member without a place.
         """
         grown: list[Pod] = []
         for pod in job.surplus:
@@ -333,16 +335,17 @@ class _Cycle:
             grown.append(pod)
         if grown:
             self._counters.gangs["grown"] += 1
+            # The needed members were released earlier in this cycle, and `job` still lists them as needed.
             there = len(job.released) + len(job.needed) + len(grown)
             text = f"the gang has {len(grown)} more of its members, {there} in all: it needs {job.least} to run"
             self._actions.append(Tell(grown[0], "GangGrown", text, warning=False))
 
     def _has_yielded(self, job: Job) -> bool:
-        """Tell whether a released member of a job is paused or being evicted: then no other one is released now."""
+        """Tell whether a released member of a job is paused or being evicted; then no other member is released now."""
         return any(self._cluster.yields(pod) == "pause" or pod.uid in self._state.leaving for pod in job.released)
 
     def _end_overruns(self) -> None:
-        """Evict jobs that have run for longer than their queue allows, where `end` is its rule."""
+        """Evict jobs that have run for longer than their queue allows, if the queue's rule for that is `end`."""
         rules = (self._queues.default, *self._queues.by_name.values())
         if not any(queue.overrun == "end" and queue.longest_run_s is not None for queue in rules):
             return
@@ -361,15 +364,15 @@ class _Cycle:
                 self._actions.append(Evict(pod, why, cause))
             self._state.evicted(pod, self._now_s, self._cluster)
 
-    def _expire(self) -> None:
+    def _end_late_gangs(self) -> None:
         """Evict the released members of gangs that did not all run in time after their release: they start anew.
 
-        Where all run, or there is nothing more to wait for, stop watching the time.
+        A gang of which all run, or that has gone, is watched no more.
         """
         for key, released_s in list(self._state.released.items()):
             job = self._state.jobs.get(key)
             running = sum(pod.running for pod in job.released) if job else 0
-            # A member that has ended is not waited for; its replacement is released with a timeout of its own.
+            # All run, or a member has gone: then its replacement is released with a timeout of its own.
             if job is None or not job.starts:
                 del self._state.released[key]
                 if job is not None and running >= job.least:
@@ -378,7 +381,7 @@ class _Cycle:
                 del self._state.released[key]
                 for pod in job.released:
                     if not pod.node:
-                        self._state.unbound(pod, self._now_s)
+                        self._state.avoid_node(pod, self._now_s)
                 text = f"{running} of {job.least} members ran {job.timeout_s} s after their release: all start anew"
                 self._actions += [Tell(pod, "GangTimedOut", text) for pod in job.released]
                 self._evict(job.released, text, "timeout")
@@ -387,7 +390,7 @@ class _Cycle:
     def _give_up_unbound(self) -> None:
         """Give up released pods that kube-scheduler did not bind within BIND_S.
 
-        In a gang that starts, its own timeout counts instead (`_expire`).
+        While a gang starts, its own timeout counts instead (`_end_late_gangs`).
         """
         for uid, sent_s in list(self._state.sent.items()):
             sent = self._cluster.pod(uid)
@@ -399,17 +402,18 @@ class _Cycle:
                     self._give_up(sent)
 
     def _give_up(self, pod: Pod) -> None:
-        """Free the room of a pod that kube-scheduler does not bind, and write an Event about it.
+        """Free the room of a pod that kube-scheduler did not bind within BIND_S, and order an Event about it.
 
-        It is evicted if its controller makes another; if it is still there after BIND_S, that is tried again. A pod
-        without a controller is left alone, and counts nowhere until it is bound after all.
+        A pod with a controller is evicted, because the controller makes another. If it is still there after BIND_S, it
+        is given up again. A pod without a controller cannot be replaced: it is left alone, and counts nowhere until it
+        is bound after all.
         """
         text = f"kube-scheduler has not bound it to {pod.place} for {BIND_S:g} s (`kubectl describe pod` says why)"
         if pod.controller:
-            self._state.unbound(pod, self._now_s)
+            self._state.avoid_node(pod, self._now_s)
             self._actions.append(Tell(pod, "NotBound", f"{text}: the next one of its controller is sent elsewhere"))
             self._evict([pod], text, "unbound")
-            self._state.sent[pod.uid] = self._now_s
+            self._state.sent[pod.uid] = self._now_s  # BIND_S begins anew
         else:
             why = (
                 f"{text}: its room is given to others, and if it is bound after all it waits there until there is room"
@@ -424,7 +428,7 @@ class _Cycle:
         self._wait(job, f"{there} of {job.least} members of the gang are there", "GangIncomplete")
 
     def _wait(self, job: Job, why: str, reason: str = "Waits") -> None:
-        """Note why a job waits, in words (`why`), and write an Event if `reason` is new and the job is not paused.
+        """Note why a job waits, in words (`why`), and order an Event if `reason` is new and the job is not paused.
 
         `reason`: the Event's, one word.
         """
@@ -436,7 +440,7 @@ class _Cycle:
             self._actions.append(Tell(pod, reason, why, warning=reason != "Waits"))
 
     def _resuming(self, job: Job) -> Job:
-        """Return a job that has paused pods as one that waits to go on: it resumes, and `waiting` are its paused pods.
+        """Return a job that has paused pods as one that waits to go on: `resumes` is True, `waiting` has these pods.
 
         It has waited since the first pause. Any other job is returned unchanged.
         """
@@ -453,7 +457,7 @@ class _Cycle:
         return self._state.overruns(pod, self._queues.of(pod.namespace), self._now_s)
 
     def _has_to_yield(self, pod: Pod) -> bool:
-        """Tell whether a pod yields to any job, as it has run for too long or does not use what it holds."""
+        """Tell whether a pod yields to any job, because it has run for too long or does not use what it holds."""
         return self._overruns(pod) or self._state.idles(pod, self._queues.of(pod.namespace), self._now_s)
 
 
@@ -466,7 +470,7 @@ def _busy(cluster: Cluster) -> Iterator[str]:
 
 
 def _shown(pods: Sequence[Pod]) -> str:
-    """Return what pods ask for, in words for users; those that differ count as the one that asks for the most."""
+    """Return what pods ask for, in words for users, as if each asked for as much as the largest of them."""
     most = max(pods, key=lambda pod: pod.request.milli)
     each = " and ".join(
         (f"{share.devices} x " if share.devices > 1 else "") + f"{share.milli / 10:g} percent"

@@ -129,10 +129,9 @@ class Explanation:
 
 
 def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | None = None) -> Explanation:
-    """Explain a pod of the view, which is up to date (`Cluster.advance`). Nothing changes by it.
+    """Explain a pod of the view, which must be up to date (`Cluster.advance`). This changes nothing.
 
-    `incomplete`: why not everything is known yet; empty: it is. `turn`: what the controller knows of the pod; None: as
-    in Explanation.
+    `incomplete`, `turn`: as in Explanation.
     """
     assumed = cluster.assumed(pod.uid)
     node = pod.place or (assumed.node if assumed else "")
@@ -143,7 +142,8 @@ def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | No
         held = _held(cluster, pod, node)
         return Explanation(
             pod.title, pod.uid, state, node, cluster.policy.name, text + _deletion_text(pod), known_by, held,
-            neighbours(cluster, pod, node), _left(cluster, node) if held else None, (), 0, (), incomplete, turn,
+            there=neighbours(cluster, pod, node), left=_left(cluster, node) if held else None,
+            fitting=(), fitting_nodes=0, refused=(), incomplete=incomplete, turn=turn,
         )  # fmt: skip
     judgement = judge(cluster, pod, sorted(cluster.names()))
     fitting, count = _fitting(cluster, judgement)
@@ -157,8 +157,9 @@ def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | No
     elif not pod.gated:
         text = f"it has no gate, so kube-scheduler places it by what nodes have left in all; by devices {text}"
     return Explanation(
-        pod.title, pod.uid, "waiting", "", cluster.policy.name, text + _deletion_text(pod), "", (), (), None,
-        fitting, count, refused, incomplete, turn,
+        pod.title, pod.uid, "waiting", "", cluster.policy.name, text + _deletion_text(pod),
+        known_by="", held=(), there=(), left=None,
+        fitting=fitting, fitting_nodes=count, refused=refused, incomplete=incomplete, turn=turn,
     )  # fmt: skip
 
 
@@ -187,7 +188,7 @@ def _deletion_text(pod: Pod) -> str:
 
 
 def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
-    """Return the source of a pod's place on the node where it counts, as in Explanation.known_by."""
+    """Return the source of a pod's place on `node`, where it counts, as in Explanation.known_by."""
     row, use = cluster.row(node), cluster.use(node)
     if row is None or use is None or not pod.request.shares:
         return ""
@@ -202,7 +203,7 @@ def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
 
 
 def _place_text(cluster: Cluster, pod: Pod, node: str, known_by: str) -> str:
-    """Return in words where a pod is (`node`), and by what that is known (`known_by`, as in Explanation)."""
+    """Return in words where a pod is (`node`), and from which source that is known (Explanation.known_by)."""
     if not pod.request.shares:
         return "it asks for no share of a device"
     if cluster.row(node) is None:
@@ -237,27 +238,29 @@ def _fitting(cluster: Cluster, judgement: Judgement) -> tuple[tuple[Fit, ...], i
     listed = positions[:LISTED]
     if not listed:
         return (), 0
-    uses = _uses(cluster, judgement, ranking, listed)
+    # The costs are told relative to the best node, the first. Only the rule WORTH counts in milli.
+    use_costs = _use_costs(cluster, judgement, ranking, listed)
     least = int(ranking.cost[listed[0]])
     fits = []
-    for position, use in zip(listed, uses, strict=True):
-        name, behind = judgement.names[position], int(ranking.cost[position]) - least
-        milli = round(behind * GRAIN_MILLI) if ROWS[cluster.policy.name] is Rule.WORTH else None
-        fits.append(Fit(_left(cluster, name, judgement.pod), behind, milli, use - uses[0], ranking.devices(position)))
+    for position, use_cost in zip(listed, use_costs, strict=True):
+        left = _left(cluster, judgement.names[position], judgement.pod)
+        behind = int(ranking.cost[position]) - least
+        behind_milli = round(behind * GRAIN_MILLI) if ROWS[cluster.policy.name] is Rule.WORTH else None
+        fits.append(Fit(left, behind, behind_milli, use_cost - use_costs[0], ranking.devices(position)))
     return tuple(fits), len(positions)
 
 
-def _uses(cluster: Cluster, judgement: Judgement, ranking: Ranking, positions: Sequence[int]) -> list[int]:
+def _use_costs(cluster: Cluster, judgement: Judgement, ranking: Ranking, positions: Sequence[int]) -> list[int]:
     """Return the part of each place's cost, in the policy's steps, that is for measured use, promises and links.
 
-    `positions`: in the judgement. The part is the difference to the cost of the same devices, as the only ones that are
-    allowed, when measured use, promises and links weigh nothing.
+    `positions`: in the judgement. Each place is judged again, with its devices as the only ones that are allowed, and
+    with weights of 0 for measured use, promises and links. The part is the difference to that cost.
     """
-    chosen = [sum({1 << device for share in ranking.devices(at) for device in share}) for at in positions]
+    allowed = [sum({1 << device for share in ranking.devices(at) for device in share}) for at in positions]
     _, indices = cluster.node_index.find([judgement.names[position] for position in positions])
     native = cluster.policy.native
     with native.unweighted():
-        bare = cluster.snapshot.rank_array(judgement.pod.request, native, indices, np.array(chosen, dtype=np.uint16))
+        bare = cluster.snapshot.rank_array(judgement.pod.request, native, indices, np.array(allowed, dtype=np.uint16))
     return [
         int(ranking.cost[position]) - int(cost) for position, cost in zip(positions, bare.cost.tolist(), strict=True)
     ]
@@ -266,7 +269,7 @@ def _uses(cluster: Cluster, judgement: Judgement, ranking: Ranking, positions: S
 def _refused(cluster: Cluster, judgement: Judgement) -> tuple[Refused, ...]:
     """Return the nodes that cannot take the pod, by reason, the most frequent reason first.
 
-    Nodes that are not in the judgement, as they take no shares, are among them.
+    Nodes that take no shares, and so are not in the judgement, are among them.
     """
     reasons: dict[str, list[str]] = {}
     if judgement.ranking is not None:
@@ -283,9 +286,9 @@ def _refused(cluster: Cluster, judgement: Judgement) -> tuple[Refused, ...]:
 
 
 def _left(cluster: Cluster, name: str, pod: Pod | None = None) -> Left:
-    """Return what is left of a node; with `pod`, one that is to go there, which devices its device affinity closes.
+    """Return what is left of a node; `pod`: one that waits, for which device affinity may close devices.
 
-    The numbers are 0, and there are no devices, if the node takes no shares.
+    If the node takes no shares, the numbers are 0, and there are no devices.
     """
     row, use = cluster.row(name), cluster.use(name)
     if row is None or use is None:
@@ -309,7 +312,7 @@ def _device(row: Row, index: int, facts: DeviceFacts, allowed: int) -> Device:
         closed = "not allowed by the pod's device affinity"
     return Device(
         index=index,
-        left_percent=max(0, row.free_milli[index]) // 10,
+        left_percent=max(0, row.free_milli[index]) // 10,  # 10 milli are 1 percent
         left_mib=max(0, row.free_mib[index]),
         memory_mib=row.device_mib,
         used_percent=strain.busy_milli // 10,

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 def summarise_gates(
     state: ControllerState, queues: Queues, now_s: float, *, leading: bool, turns: int, rules_refused: bool
 ) -> GateLook:
-    """Return the numbers of this moment for the metrics; only if this replica decides (`leading`) are there queues.
+    """Return the numbers of this moment for the metrics.
 
-    `turns`: how often it has come to decide. `rules_refused`: the rules that were last given are not in force.
+    `leading`: this replica decides; else there are no queues in them. `turns`: how often it has come to decide.
+    `rules_refused`: the rules that were last given are not in force.
     """
     found: defaultdict[str, QueueLook] = defaultdict(QueueLook)
     longest_s, fairness = 0.0, 1.0

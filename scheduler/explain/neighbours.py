@@ -43,9 +43,9 @@ class Neighbours:
 
 
 def counted(cluster: Cluster, node: str, uid: str) -> Pod | None:
-    """Return the pod with this uid as it counts on a node: bound or released to it, else as when it was chosen for it.
+    """Return the pod with this uid as it counts on a node; None: it does not count there.
 
-    None: it does not count there.
+    A pod that is bound or released to the node counts as it is now, else as it was when the node was chosen for it.
     """
     pod, assumed = cluster.pod(uid), cluster.assumed(uid)
     if pod is not None and pod.place == node:
@@ -70,10 +70,10 @@ def neighbours(cluster: Cluster, pod: Pod, node: str) -> tuple[Neighbours, ...]:
                 if index in expected:
                     expected[index].setdefault(uid, []).append(one)
     yields = {other.uid: other.yields for other in cluster.pods_on(node)}
-    return tuple(_on(index, use.devices[index], pod.uid, expected[index], yields) for index in own)
+    return tuple(_of_device(index, use.devices[index], pod.uid, expected[index], yields) for index in own)
 
 
-def _on(
+def _of_device(
     index: int, device: DeviceUse, own: str, expected: dict[str, list[Neighbour]], yields: dict[str, str]
 ) -> Neighbours:
     """Return a device's neighbours: the shares that the agent reports, and those of pods that it does not report yet.
@@ -83,10 +83,10 @@ def _on(
     """
     reported = [share for share in device.shares if share.terms.pod_uid != own]
     uids = {share.terms.pod_uid for share in reported}
-    everybody = [_neighbour_of(share, yields) for share in reported]
-    everybody += [one for uid, shares in expected.items() if uid not in uids for one in shares]
-    everybody.sort(key=lambda one: (-one.asked_percent, one.pod, one.container))
-    return Neighbours(index, tuple(everybody[:LISTED]), max(0, len(everybody) - LISTED))
+    others = [_neighbour_of(share, yields) for share in reported]
+    others += [one for uid, shares in expected.items() if uid not in uids for one in shares]
+    others.sort(key=lambda one: (-one.asked_percent, one.pod, one.container))
+    return Neighbours(index, tuple(others[:LISTED]), max(0, len(others) - LISTED))
 
 
 def _neighbour_of(share: ShareUse, yields: dict[str, str]) -> Neighbour:

@@ -113,7 +113,9 @@ class Turn:
     position: int | None
     """From 1; None: it is not in the line, or no cycle has come to it yet."""
     in_line: int
+    """How many jobs are in the line."""
     in_queue: int | None
+    """As `position`, among the jobs of its queue."""
     priority: int
     waited_s: float | None
     """How long the pod has waited, or has been yielding; None: it began before this replica looked."""
@@ -131,41 +133,41 @@ def turn_of(
 ) -> Turn | None:
     """Return what the last cycle knew of a pod that waits or yields; None: the pod does neither.
 
-    `decides`: this replica decides; else the order of the jobs and the possible victims are left out, as it does not
-    know them. `queues`: the rules.
+    `queues`: the rules. `decides`: this replica decides. If it does not, it knows neither the order of the jobs nor the
+    possible victims, and both are left out.
     """
     job, waits = state.jobs.get(key_of(pod)), pod.gated and cluster.assumed(pod.uid) is None
     if job is None or not (waits or pod.yields):
         return None
-    entry = next((one for one in state.waiting if one[0].key == job.key), None)
     line = _in_line(state, now_s) if decides else []
     index = next((at for at, other in enumerate(line) if other.key == job.key), None)
     own = line[index] if index is not None else job  # as the cycle tried it: perhaps as one that resumes
     before = line[:index] if index is not None else []
     shares = weighted_shares(state, queues)
     if waits:
-        why, waited_s = entry[1] if entry is not None else UNLISTED, state.waited_s(pod.uid, now_s)
+        why = next((reason for other, reason in state.waiting if other.key == job.key), UNLISTED)
+        waited_s = state.waited_s(pod.uid, now_s)
         if not job.refusal and all(one.uid != pod.uid for one in job.waiting):
             why = f"its gang has {len(job.released) + len(job.waiting)} other members already, as many as it takes"
     else:
         since_s, why = state.yields.get(pod.uid, (state.paused_s(pod.uid), ""))
         waited_s = None if since_s is None else max(0.0, now_s - since_s)
-    text, ways = _ways(cluster, state, queues, job, now_s) if waits and decides else ("", ())
+    why_none, ways = _ways(cluster, state, queues, job, now_s) if waits and decides else ("", ())
     return Turn(
-        decides, waits, job.title, why, None if index is None else index + 1, len(line),
-        None if index is None else 1 + sum(other.namespace == job.namespace for other in before),
-        job.priority, waited_s,
-        tuple(_before(other, own, state, queues, shares, now_s) for other in before[:LISTED]),
-        _standing(state, queues, job.namespace, shares), _members(job, pod), text, ways,
-        tuple(_barred(cluster, state, job, pod)) if waits else (),
+        decides, waits, job.title, why, position=None if index is None else index + 1, in_line=len(line),
+        in_queue=None if index is None else 1 + sum(other.namespace == job.namespace for other in before),
+        priority=job.priority, waited_s=waited_s,
+        before=tuple(_before(other, own, state, queues, shares, now_s) for other in before[:LISTED]),
+        standing=_standing(state, queues, job.namespace, shares), gang=_members(job, pod),
+        yields=why_none, ways=ways, barred=tuple(_barred(cluster, state, job, pod)) if waits else (),
     )  # fmt: skip
 
 
 def _in_line(state: ControllerState, now_s: float) -> list[Job]:
     """Return the jobs that wait only for their place, in the order in which the last cycle tried them.
 
-    A refused job is not among them, and neither is a job that lacks members. A job that is held back because its gang
-    has lost a member is among them only if it resumes: then its waiting pods are on their nodes and paused.
+    Left out are refused jobs, jobs that lack members, and jobs that are held back because their gang has lost a member.
+    A job that resumes is not held back: its waiting pods are on their nodes and paused.
     """
     held = state.restarts.held_back(now_s)
     return [
@@ -176,7 +178,7 @@ def _in_line(state: ControllerState, now_s: float) -> list[Job]:
 def _before(
     other: Job, job: Job, state: ControllerState, queues: Queues, shares: dict[str, float], now_s: float
 ) -> Before:
-    """Return `other`, which is tried before `job`, with the rule that puts it there: the first that tells them apart.
+    """Return `other`, which is tried before `job`, with the reason: the first rule that tells them apart.
 
     The rules come in the order of a cycle: reservations, age, priority, a pause, the queues' shares, the time of
     arrival. `shares`: by queue, the dominant share divided by its weight. `queues`: the rules.
@@ -214,17 +216,19 @@ def _standing(state: ControllerState, queues: Queues, name: str, shares: dict[st
 
 
 def _members(job: Job, pod: Pod) -> Members | None:
-    """Return the state of a pod's gang, of which `job` is made; None: the pod has none."""
+    """Return the state of a pod's gang, which is `job`; None: the pod has none."""
     if pod.gang is None:
         return None
     return Members(pod.gang.size, job.least, len(job.waiting), len(job.released), job.missing)
 
 
 def _barred(cluster: Cluster, state: ControllerState, job: Job, pod: Pod) -> Iterator[Barred]:
-    """Yield the nodes that are closed to a pod of a job, by the first reason of each, the most frequent reason first.
+    """Yield the nodes that are closed to a pod of a job, by reason, the most frequent first.
 
-    All nodes that are reserved for other jobs count, also those that are closed only to lower and equal priorities.
+    A node counts by its first reason. All nodes that are reserved for other jobs count, also those that are closed only
+    to lower and equal priorities.
     """
+    # By node: the name of the job for which it is reserved.
     kept = {
         name: key[1].partition("/")[2] for key, (nodes, _) in state.kept.items() if key != job.key for name in nodes
     }
@@ -246,9 +250,9 @@ def _barred(cluster: Cluster, state: ControllerState, job: Job, pod: Pod) -> Ite
 def _ways(
     cluster: Cluster, state: ControllerState, queues: Queues, job: Job, now_s: float
 ) -> tuple[str, tuple[Way, ...]]:
-    """Return why no pods would yield for the largest pod of a job, or, by node, those that would, the cheapest first.
+    """Return why no pods would yield for the largest pod of a job, and by node those that would, the cheapest first.
 
-    One of both is empty; both are if the job needs no place, or waits for something else. The search is that of a
+    One of both is empty. Both are empty if the job needs no place, or waits for something else. The search is that of a
     cycle, on at most CANDIDATES nodes.
     """
     needed = job.needed
@@ -257,21 +261,21 @@ def _ways(
     if not all(pod.preempts for pod in needed):
         return NEVER, ()
     pod = max(needed, key=lambda one: one.request.milli)
-    on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)  # the holders of lower priority, by node
+    lower_on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)  # the holders of lower priority, by node
     lower = 0
     for holder in (_as_judged(one, state, queues, now_s) for own in state.holders.values() for one in own):
         if holder.priority < job.priority:
             lower += 1
             for name in {one.place for one in holder.pods if one.place}:
-                on[name].append(holder)
+                lower_on[name].append(holder)
     if not lower:
         return NOBODY, ()
-    names = [name for name in on if (node := cluster.node(name)) is not None and node.suits(pod.constraints)]
-    names.sort(key=lambda name: (-sum(one.request.milli for holder in on[name] for one in holder.pods), name))
+    names = [name for name in lower_on if (node := cluster.node(name)) is not None and node.suits(pod.constraints)]
+    names.sort(key=lambda name: (-sum(one.request.milli for holder in lower_on[name] for one in holder.pods), name))
     found = [
         search
         for name in names[:CANDIDATES]
-        if (search := _search(cluster, state, pod, name, on[name], now_s)) is not None
+        if (search := _search(cluster, state, pod, name, lower_on[name], now_s)) is not None
     ]
     if not found:
         spared = sum(holder.pods[0].uid in state.spared for own in state.holders.values() for holder in own)
@@ -282,7 +286,7 @@ def _ways(
 
 
 def _as_judged(holder: PreemptionUnit, state: ControllerState, queues: Queues, now_s: float) -> PreemptionUnit:
-    """Return a holder with the priority that the rules of its queue leave it: LAST if it overruns or idles."""
+    """Return a holder with the priority that a cycle gives it: LAST if it overruns or idles by its queue's rules."""
     rules = queues.of(holder.pods[0].namespace)
     over = any(state.overruns(pod, rules, now_s) or state.idles(pod, rules, now_s) for pod in holder.pods)
     return replace(holder, priority=LAST) if over else holder
@@ -307,4 +311,5 @@ def _way(search: VictimSearch) -> Way:
     paused = [pod.title for holder in search.paused for pod in holder.pods]
     evicted = [pod.title for holder in search.evicted for pod in holder.pods]
     more = max(0, len(paused) - NAMED) + max(0, len(evicted) - NAMED)
-    return Way(search.node, tuple(paused[:NAMED]), tuple(evicted[:NAMED]), more, search.cost[0] / 1000)
+    lost_ms, _ = search.cost
+    return Way(search.node, tuple(paused[:NAMED]), tuple(evicted[:NAMED]), more, lost_ms / 1000)

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def view(state: ControllerState, queues: Queues, lease: Lease, now_s: float, *, refusal: str) -> dict[str, object]:
-    """Return the waiting jobs and the queues as the last cycle left them; only the replica that decides has them.
+    """Return the waiting jobs and the queues as the last cycle left them.
 
-    `queues`: the rules. `refusal`: why the rules that were last given are not in force; empty: they are.
+    Only the replica that decides has them; another one returns empty lists. `queues`: the rules. `refusal`: why the
+    rules that were last given are not in force; empty: they are.
     """
     shares = weighted_shares(state, queues)
     decides = lease.is_held()

@@ -46,8 +46,8 @@ class StatusServer:
     ) -> None:
         """`not_ready` returns why nothing can be decided yet; empty: decisions can be made.
 
-        `queue` returns the waiting jobs at a time, and why they wait; `turn` what the gate controller knows of a pod at
-        a time.
+        `queue` returns the answer to GET /queue at a time. `turn` returns what the gate controller knows of a pod at a
+        time. Times are of the monotonic clock.
         """
         self._cluster, self._not_ready = cluster, not_ready
         self._queue_at, self._turn_of = queue, turn
@@ -95,7 +95,8 @@ def _unknown(cluster: Cluster, namespace: str, name: str) -> str:
 
     The name is compared with at most COMPARED others of the namespace.
     """
-    what = f"pod {ascii(f'{namespace}/{name}'[: 2 * NAME_MAX])[1:-1]} is not known"
+    title = ascii(f"{namespace}/{name}"[: 2 * NAME_MAX])[1:-1]  # escaped, without the quotes
+    what = f"pod {title} is not known"
     if len(name) > NAME_MAX:
         return f"{what}: a pod's name has at most {NAME_MAX} characters"
     elsewhere = next((pod.namespace for pod in cluster.pods() if pod.name == name), "")

@@ -27,7 +27,8 @@ def summarise(
 ) -> Look:
     """Return the numbers of this moment for the metrics; the view is brought up to `now_s` first.
 
-    `ready`: pods can be placed. `streams`, `stream_ends`: as in Look.
+    `ready`: pods can be placed. `streams`: agents that are connected. `stream_ends`: streams that were ended, by the
+    reason.
     """
     cluster.advance(now_s)
     ages = {name: book.silent_s(name, now_s) or 0.0 for name in book.names()}

@@ -7,13 +7,13 @@ import gc
 from typing import Final
 
 COLLECTION: Final = (50_000, 50, 1000)
-"""The agents' reports are a million objects without cycles; tens of thousands of them are replaced every second. At its
-usual pace the collector would go through all of them every few seconds; each time nothing else would run for half a
-second."""
+"""The thresholds of gc.set_threshold. The agents' reports are a million objects without cycles, of which tens of
+thousands are replaced every second. At its usual pace the collector would go through all of them every few seconds, and
+each time nothing else would run for half a second."""
 
 
 _ARENA_MAX: Final = -8
-"""M_ARENA_MAX of glibc's malloc.h."""
+"""M_ARENA_MAX of glibc's malloc.h: the option that bounds the number of heaps."""
 
 
 def tune() -> None:

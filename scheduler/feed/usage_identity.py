@@ -21,6 +21,7 @@ AGENT_USER: Final = "system:serviceaccount:sharepod:sharepod-node"
 REMEMBER_S: Final = 300.0
 REMEMBER_REFUSAL_S: Final = 10.0
 REMEMBER_MAX: Final = 32_768
+"""The most answers that are remembered; the oldest are forgotten first."""
 AT_ONCE: Final = 32
 """The most reviews at a time: a whole cluster that connects again must not flood the API server."""
 REVIEW_S: Final = 5.0
@@ -92,7 +93,7 @@ class Identities:
         self._audience = audience
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         """By the hash of a token, the oldest answer first."""
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._reviews = asyncio.Semaphore(AT_ONCE)
 
     async def node_of(self, token: str) -> str:
         """Return the name of the node on which the agent with the token runs. Raises NotAnAgent or Unanswered."""
@@ -101,7 +102,7 @@ class Identities:
         key = hashlib.sha256(token.encode("ascii")).digest()
         known = self._known.get(key)
         if known is None or known.until_s <= self._clock():
-            async with self._turn:
+            async with self._reviews:
                 known = await self._ask(token)
             self._known[key] = known
             self._known.move_to_end(key)
@@ -114,7 +115,7 @@ class Identities:
     async def _ask(self, token: str) -> _Known:
         """Ask about a token; return what is to be remembered of it: its node, or why it is refused.
 
-        Raises Unanswered if there is no answer: that is not remembered.
+        Raises Unanswered if there is no answer; nothing is to be remembered then.
         """
         try:
             node = await self._review(token)
@@ -160,6 +161,6 @@ def _object(body: Object, key: str) -> Object:
 
 
 def _first(extra: Object, key: str) -> str:
-    """Return the value of a user's extra field that has exactly one; empty: it has none or several."""
+    """Return the only value of a user's extra field; empty: the field has no value or several."""
     values = extra.get(key)
     return values[0] if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str) else ""

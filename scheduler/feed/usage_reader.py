@@ -37,12 +37,13 @@ NAME_MAX: Final = 253
 TEXT_MAX: Final = 300
 """The longest UUID, model, version or reason."""
 WAITED_MAX: Final = 1000 * WHOLE_MILLIPERCENT
-"""A thousand shares that wait all the time."""
+"""The most time that is waited on a device in a minute, all shares together: a thousand that wait all the time."""
 _MEMORY_MAX: Final = 2**50
 _NUMA_MAX: Final = 4096
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 """As in the agent's setting; a node with a token always has a Kubernetes name."""
 _SHARED_MAX: Final = 4096
+"""The most values that `_shared` keeps."""
 _percent: Final = {millipercent: millipercent for millipercent in range(0, WHOLE_MILLIPERCENT + 1, 1000)}.get
 """`_percent(x, x)` is x; for a whole percentage it is one object that all nodes share, which saves memory."""
 _CLASSES: Final = {
@@ -55,7 +56,7 @@ _CLASSES: Final = {
 def read_report(data: bytes) -> Report:
     """Return what a message, a serialised ReportUsageRequest, says. Raises UsageRefused if any of it is impossible.
 
-    Whether it fits what the node reported before is for UsageBook to find out.
+    It does not check whether that fits what the node reported before: UsageBook.apply does.
     """
     if len(data) > MESSAGE_MAX:
         raise UsageRefused(f"a message of {len(data)} bytes: at most {MESSAGE_MAX} are taken")
@@ -63,11 +64,11 @@ def read_report(data: bytes) -> Report:
         message = pb.ReportUsageRequest.FromString(data)
     except DecodeError:
         raise UsageRefused(f"{len(data)} bytes that are no ReportUsageRequest: use the agent of this version") from None
-    _few("devices", message.devices, DEVICES_MAX)
-    _few("numbers of devices", message.device_numbers, DEVICES_MAX)
-    _few("shares", message.shares, SHARES_MAX)
-    _few("numbers of shares", message.share_numbers, SHARES_MAX)
-    _few("shares that ended", message.ended_share_ids, SHARES_MAX)
+    _check_count("devices", message.devices, DEVICES_MAX)
+    _check_count("numbers of devices", message.device_numbers, DEVICES_MAX)
+    _check_count("shares", message.shares, SHARES_MAX)
+    _check_count("numbers of shares", message.share_numbers, SHARES_MAX)
+    _check_count("shares that ended", message.ended_share_ids, SHARES_MAX)
     return Report(
         _node(message.node) if message.HasField("node") else None,
         tuple(map(_device, message.devices)),
@@ -80,7 +81,7 @@ def read_report(data: bytes) -> Report:
 
 @lru_cache(_SHARED_MAX)
 def _shared(value: Value) -> Value:
-    """Return the one object for all equal values: a cluster has the same models and namespaces a thousand times."""
+    """Return one object for all equal values, to save memory: a cluster has the same model a thousand times."""
     return value
 
 
@@ -97,12 +98,12 @@ def _device(device: pb.ReportedDevice) -> DeviceFacts:
         raise UsageRefused(f"device {device.index} has no UUID: give NVML's")
     if not -1 <= device.numa_node <= _NUMA_MAX:
         raise UsageRefused(f"memory node {device.numa_node} is outside -1 to {_NUMA_MAX}: give -1 when it is not known")
-    _few("NVLink peers", device.nvlink_peers, DEVICES_MAX)
+    _check_count("NVLink peers", device.nvlink_peers, DEVICES_MAX)
     return DeviceFacts(
         _device_index(device.index),
         _text("UUID", device.uuid, TEXT_MAX),
         _shared(_text("model", device.model, TEXT_MAX)),
-        _within("memory", device.memory_total_bytes, _MEMORY_MAX),
+        _at_most("memory", device.memory_total_bytes, _MEMORY_MAX),
         device.healthy,
         _shared(_text("health reason", device.health_reason, TEXT_MAX)),
         device.offered,
@@ -113,7 +114,7 @@ def _device(device: pb.ReportedDevice) -> DeviceFacts:
 
 def _device_numbers(numbers: pb.DeviceNumbers) -> tuple[int, DeviceNumbers]:
     """Return the index of a device, and what is measured on it. Raises UsageRefused."""
-    # This runs every second for every node: all bounds are checked at once, and one by one only if they do not hold.
+    # This runs every second for every node. So all bounds are checked at once, and one by one only for the error.
     memory, second = numbers.memory_used_bytes, numbers.used_1s_millipercent
     minute, quarter, waited = (
         numbers.used_1m_millipercent,
@@ -121,9 +122,9 @@ def _device_numbers(numbers: pb.DeviceNumbers) -> tuple[int, DeviceNumbers]:
         numbers.waited_1m_millipercent,
     )
     if memory > _MEMORY_MAX or waited > WAITED_MAX or max(second, minute, quarter) > WHOLE_MILLIPERCENT:
-        _within("memory in use", memory, _MEMORY_MAX)
-        _within("time waited", waited, WAITED_MAX)
-        _within("time used", max(second, minute, quarter), WHOLE_MILLIPERCENT)
+        _at_most("memory in use", memory, _MEMORY_MAX)
+        _at_most("time waited", waited, WAITED_MAX)
+        _at_most("time used", max(second, minute, quarter), WHOLE_MILLIPERCENT)
     return _device_index(numbers.device_index), DeviceNumbers(
         memory,
         _percent(second, second),
@@ -153,7 +154,7 @@ def _share(share: pb.ReportedShare) -> tuple[int, ShareTerms]:
         _CLASSES[share.share_class],
         _percent(request, request),
         _percent(limit, limit),
-        _within("memory limit", share.memory_limit_bytes, _MEMORY_MAX),
+        _at_most("memory limit", share.memory_limit_bytes, _MEMORY_MAX),
         share.paused,
         share.paused and share.yielding,
     )
@@ -164,7 +165,7 @@ def _share_numbers(numbers: pb.ShareNumbers) -> tuple[str, int, int, int]:
     """Return a share's numbers on one device, as in Report.share_numbers. Raises UsageRefused."""
     used, waited = numbers.used_1m_millipercent, numbers.waited_1m_millipercent
     if used > WHOLE_MILLIPERCENT or waited > WHOLE_MILLIPERCENT:
-        _within("time used or waited", max(used, waited), WHOLE_MILLIPERCENT)
+        _at_most("time used or waited", max(used, waited), WHOLE_MILLIPERCENT)
     return (
         _share_id(numbers.share_id),
         _device_index(numbers.device_index),
@@ -194,14 +195,14 @@ def _text(what: str, text: str, most: int) -> str:
     return text
 
 
-def _within(what: str, value: int, most: int) -> int:
+def _at_most(what: str, value: int, most: int) -> int:
     """Return a value. Raises UsageRefused if it is above `most`; `what` names it."""
     if value > most:
         raise UsageRefused(f"{what} {value} is above {most}: that is more than there can be")
     return value
 
 
-def _few(what: str, items: Sized, most: int) -> None:
+def _check_count(what: str, items: Sized, most: int) -> None:
     """Raise UsageRefused for more than `most` items; `what` names them."""
     if len(items) > most:
         raise UsageRefused(f"{len(items)} {what} in one message: at most {most} are taken")

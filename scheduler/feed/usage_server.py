@@ -1,8 +1,9 @@
 """The scheduler's gRPC server: takes an agent's reports about the node that its token belongs to, and no other.
 
-A stream is let in before a byte of its messages is read. It may report one node, at a bounded pace, in messages of a
-bounded size. An impossible message ends the stream and changes nothing. Every end says why, in a status and one line of
-log. Messages are taken as bytes, and the handler is as simple as possible: ten thousand nodes report every second.
+The token of a stream is checked before any of its messages is read. A stream may report one node, at a bounded pace, in
+messages of a bounded size. An impossible message ends the stream and changes nothing. Every end says why, in a status
+and one line of log. Messages are taken as bytes, and the handler is as simple as possible: ten thousand nodes report
+every second.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ BURST: Final = 60.0
 COUNTED_BYTES: Final = 2**15
 """This many bytes of a message count as one more message: the largest takes as long as a thousand small ones."""
 AGING_S: Final = 1.0
-_COMPLAINTS: Final = 10
+"""The time between two calls of `UsageServer.age`."""
+_LOG_LINES_MAX: Final = 10
+"""The most lines about ended streams that are logged at once; in the long run it is one a second."""
 _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MESSAGE_MAX),
@@ -70,7 +73,7 @@ _OPTIONS: Final = (
 
 
 ENDS: Final = ("unauthenticated", "unanswered", "lie", "malformed", "flood", "replaced", "quiet", "old", "full")
-"""Why this server ends a stream; `lie`: it reports a node that is not its token's. _CODES: each one's gRPC status."""
+"""Why this server ends a stream; `lie`: it reports a node that is not its token's."""
 _CODES: Final = dict(
     zip(
         ENDS,
@@ -81,6 +84,7 @@ _CODES: Final = dict(
         strict=True,
     )
 )  # fmt: skip
+"""The gRPC status of each of ENDS."""
 
 
 @dataclass(slots=True)
@@ -103,8 +107,9 @@ class _End(Exception):
 
 
 class _Stream:
-    """One stream that was let in. `task` serves it; `heard_s`: when its last message came, or it was let in.
+    """One stream that was let in.
 
+    `task` serves it. `node`: the one that it may report. `heard_s`: when its last message came, or it was let in.
     `left`: messages that it may send now. `old_s`: when it is ended for its age. `end`: why another task ends it; None:
     no task does.
     """
@@ -162,15 +167,15 @@ class UsageServer:
         """By node: the stream that has reported it."""
         self._arriving = 0
         """Streams that wait to be let in: their tokens are being checked."""
-        self._complaints = float(_COMPLAINTS)
-        """How many lines about ended streams may be logged now."""
-        self._complained_s = clock()
+        self._log_lines = float(_LOG_LINES_MAX)
+        """How many lines about ended streams might be logged at `_log_lines_s`; it grows by one a second."""
+        self._log_lines_s = clock()
         self.counters: Final = Counters()
 
     async def start(self, address: str, credentials: Credentials | None) -> int:
         """Listen on `address`, HOST:PORT; return the port. `credentials`: for TLS; None: without, on the loopback only.
 
-        Raises SettingsError if the address would be open to others, or cannot be used.
+        Raises SettingsError if other hosts could reach the address without TLS and tokens, or if it cannot be used.
         """
         if (credentials is None or self._node_of is None) and not _on_loopback(address):
             raise SettingsError(
@@ -206,7 +211,7 @@ class UsageServer:
             self.age()
 
     def age(self) -> None:
-        """Have the book find silent nodes, and end the streams that are quiet or old."""
+        """Have the book find silent nodes, and end the streams that are quiet (QUIET_S) or old (AGE_S)."""
         now_s = self._clock()
         self._book.age(now_s)
         for stream in list(self._open):
@@ -216,7 +221,7 @@ class UsageServer:
                 stream.stop("old", "the stream is old: connect again, with the token as it is now")
 
     async def _serve(self, _: object, context: Context) -> None:
-        """Serve one stream until it ends; gRPC calls it. If this server ends it, it gets a status with the reason."""
+        """Serve one stream until it ends; gRPC calls this. If this server ends it, the agent is told the reason."""
         self.counters.streams += 1
         stream: _Stream | None = None
         try:
@@ -237,7 +242,10 @@ class UsageServer:
                     del self._of_node[stream.node]
 
     async def _let_in(self, context: Context) -> _Stream:
-        """Check the token; return the stream with the token's node, empty where no token is checked. Raises _End."""
+        """Check the token of a stream; return the stream with the token's node. Raises _End.
+
+        If no token is checked (`node_of`), the node is empty for now.
+        """
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("not in a task")
@@ -297,7 +305,7 @@ class UsageServer:
             raise _End("lie", f"the report is of node {name}, the token of one on {stream.node}: tell of that")
 
     def _enter(self, stream: _Stream) -> None:
-        """Make a stream the only one of its node: an earlier one is ended, as its agent has connected again."""
+        """Make a stream the only one of its node: an earlier one is ended, because the agent has connected again."""
         before = self._of_node.get(stream.node)
         self._of_node[stream.node] = stream
         if before is not None:
@@ -306,15 +314,14 @@ class UsageServer:
     async def _abort(self, context: Context, end: _End, stream: _Stream | None) -> None:
         """End a stream with its reason: count it, log it unless it is only old, and tell the agent.
 
-        `stream` is None: it was not let in. At most _COMPLAINTS lines are logged at once, and one a second in the long
-        run.
+        `stream`: None if it was not let in. The log has a bounded pace (_LOG_LINES_MAX): no client must fill it.
         """
         self.counters.ended[end.why] += 1
         now_s = self._clock()
-        self._complaints = min(float(_COMPLAINTS), self._complaints + now_s - self._complained_s)
-        self._complained_s = now_s
-        if end.why != "old" and self._complaints >= 1:  # a client that reaches the port must not fill the log
-            self._complaints -= 1
+        self._log_lines = min(float(_LOG_LINES_MAX), self._log_lines + now_s - self._log_lines_s)
+        self._log_lines_s = now_s
+        if end.why != "old" and self._log_lines >= 1:
+            self._log_lines -= 1
             extra = {"peer": context.peer(), "node": stream.node if stream else "", "cause": str(end)}
             log.warning("usage stream ended: %s", end.why, extra=extra)
         await context.abort(_CODES[end.why], str(end))

@@ -26,12 +26,12 @@ class Requirement:
     operator: str
     values: tuple[str, ...] = ()
 
-    def holds(self, there: Mapping[str, str]) -> bool:
-        """Tell whether a node fulfils the condition; `there`: its labels, or for its name {"metadata.name": name}.
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether a node with these labels fulfils the condition; on its name: `{"metadata.name": name}`.
 
         The operators are those of Kubernetes. An unknown one is never fulfilled.
         """
-        value = there.get(self.key)
+        value = labels.get(self.key)
         if self.operator in ("In", "Exists"):
             return value is not None and (self.operator == "Exists" or value in self.values)
         if self.operator in ("NotIn", "DoesNotExist"):
@@ -131,7 +131,7 @@ def read_constraints(spec: Object) -> Constraints:
         for one in entries(spec, "tolerations")
     )
     found = Constraints(selector, terms, tolerations)
-    return ANY_NODE if found == ANY_NODE else found
+    return ANY_NODE if found == ANY_NODE else found  # one object for nearly all pods
 
 
 def read_traits(item: Object) -> Traits:
@@ -160,7 +160,7 @@ def _texts(values: object) -> tuple[str, ...]:
 
 
 def _integer(text: str | None) -> int | None:
-    """Return the integer that a text is; None: it is none, or one with too many digits."""
+    """Return the integer in a text; None: it is none, or has more digits than 64 bits hold."""
     try:
         return int(text) if text is not None and len(text) < 20 else None
     except ValueError:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sharepod.agent.shares.share import bytes_text
+from sharepod.agent.shares.share import MIB, bytes_text
 from sharepod.scheduler.placement.native import Verdict
+from sharepod.scheduler.placement.request import DEVICE_MILLI
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,9 +56,9 @@ def refusal_text(pod: Pod, verdict: Verdict) -> str:
     Where the text is about one of several shares, that is the one on the most devices.
     """
     shares = pod.request.shares
-    most = max(shares, key=lambda share: (share.devices, share.milli))
-    time = f"{most.milli // 10} percent" if most.milli < 1000 else "whole"
-    several = f"{most.devices} devices" if most.devices > 1 else "device"
+    asked = max(shares, key=lambda share: (share.devices, share.milli))
+    time = f"{asked.milli // 10} percent" if asked.milli < DEVICE_MILLI else "whole"
+    several = f"{asked.devices} devices" if asked.devices > 1 else "device"
     if verdict is Verdict.NO_CPU:
         return "not enough processors beside the pods that are to come"
     if verdict is Verdict.NO_MEMORY:
@@ -66,22 +67,22 @@ def refusal_text(pod: Pod, verdict: Verdict) -> str:
         return "its devices are of no model that the pod takes"
     if verdict is Verdict.FEW_DEVICES:
         text = (
-            f"fewer than {most.devices} healthy devices are offered"
-            if most.devices > 1
+            f"fewer than {asked.devices} healthy devices are offered"
+            if asked.devices > 1
             else "no healthy device is offered"
         )
         return text + (" that device affinity allows" if pod.affinity or pod.anti_affinity else "")
     if len(shares) > 1:
         text = f"its devices have no room for {len(shares)} shares together"
     elif time == "whole":
-        text = f"no {several} free" if most.devices == 1 else f"fewer than {several} free"
+        text = f"no {several} free" if asked.devices == 1 else f"fewer than {several} free"
     else:
-        text = f"no device with {time} left" if most.devices == 1 else f"fewer than {several} with {time} left on each"
+        text = f"no device with {time} left" if asked.devices == 1 else f"fewer than {several} with {time} left on each"
     if verdict is Verdict.NO_DEVICE_MEMORY:
         need = (
             "memory in proportion"
-            if most.mib is None or most.memory_milli
-            else f"{bytes_text(most.mib * 2**20)} of memory"
+            if asked.mib is None or asked.memory_milli
+            else f"{bytes_text(asked.mib * MIB)} of memory"
         )
         return f"{text} and {need}"
     return text

@@ -1,4 +1,4 @@
-"""Estimates which pods are expected: how often each kind comes. Learned from the pods that came, or from a list."""
+"""Estimates which pods are expected: how often each kind comes. It learns from the pods that came, or from a list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _UNKNOWN: Final = tuple(PodRequest(shares=(ShareRequest(milli),)) for milli in (250, 500, 1000))
-"""The pods that are expected before any has come; beside pods that have come they weigh little."""
+"""The pods that are expected before any has come. They stay in the count, where they soon weigh little."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +53,7 @@ class Mix:
         return Mix.counted({kind: part for kind, part in self.parts if kind.devices})
 
     def most_frequent(self, part: float) -> Mix:
-        """Return the mix of the fewest, most frequent kinds that together make up at least `part` (0 to 1) of this."""
+        """Return the mix of the most frequent kinds: the fewest that together make up at least `part` (0 to 1)."""
         chosen: dict[Kind, float] = {}
         for kind, own in sorted(self.parts, key=lambda item: (-item[1], item[0])):
             if sum(chosen.values()) >= part:
@@ -62,9 +62,9 @@ class Mix:
         return Mix.counted(chosen)
 
     def demand(self) -> dict[int, float]:
-        """Return how often shares of each size (in milli) come, in any unit.
+        """Return the frequency of each size of share (in milli). Only the ratios mean something.
 
-        A share on several devices counts as that many shares of a whole device.
+        A share on several devices counts as so many shares of a whole device.
         """
         sizes: defaultdict[int, float] = defaultdict(float)
         for kind, part in self.parts:

@@ -133,6 +133,7 @@ class Snapshot:
         self._device_facts = ffi.new("struct sp_device_facts[]", max(1, rows))
         self._all = ffi.new("int32_t[]", [*range(rows)])
         self._choices = ffi.new("struct sp_choice[]", max(1, rows))
+        """For `best`: all indices as candidates, and where C writes its verdicts."""
         self._requests: dict[PodRequest, Any] = {}
         self.free_milli = dict.fromkeys(self.models.names, 0)
         """By model: the time that is left of all its devices together."""
@@ -176,7 +177,7 @@ class Snapshot:
         spec = self._specs[index]
         if spec is not None and spec.devices:
             self.devices[spec.model] -= spec.devices
-            self.free_milli[spec.model] -= sum(self.left(index)[2])
+            self.free_milli[spec.model] -= sum(self.left(index)[2])  # the milli of each device
         self._specs[index] = None
         self._nodes[index], self._device_facts[index] = (
             ffi.new("struct sp_node *")[0],
@@ -218,12 +219,12 @@ class Snapshot:
         """
         self._check_device(index, device)
         use = self._device_facts[index].use[device]
-        use.busy_milli, use.waited_milli = _within(busy_milli), _within(waited_milli)
-        use.latency_milli, use.limits_milli = _within(latency_milli), _within(limits_milli, lib.SP_LIMITS_MILLI)
+        use.busy_milli, use.waited_milli = _clamp(busy_milli), _clamp(waited_milli)
+        use.latency_milli, use.limits_milli = _clamp(latency_milli), _clamp(limits_milli, lib.SP_LIMITS_MILLI)
         self._nodes[index].known |= lib.SP_USE_KNOWN
 
     def set_uses(self, index: int, uses: Sequence[tuple[int, int, int, int]]) -> None:
-        """Set for each device of a node what `set_use` sets, in that order, at a sixth of the cost.
+        """Set for each device of a node what `set_use` sets, in the order of its arguments, at a sixth of the cost.
 
         Raises PlacementError, and changes nothing, where there is no node, or for another number of devices.
         """
@@ -234,9 +235,10 @@ class Snapshot:
         lib.sp_set_uses(self._nodes + index, self._device_facts + index, values)
 
     def set_links(self, index: int, masks: Sequence[int], numa: Sequence[int] = ()) -> None:
-        """Set for each device `masks`, the bits of those that it has a fast link to, and `numa`, its memory node.
+        """Set for each device of a node which others it has a fast link to (`masks`), and its memory node (`numa`).
 
-        A memory node is -1 if it is not known. Without `numa` all devices are on one.
+        A mask has a bit for each linked device. A memory node is -1 if it is not known. Without `numa` all devices are
+        on one.
 
         Raises PlacementError, and changes nothing, where there is no node, for another number of devices, and for a
         link that only one of its two devices has.
@@ -246,10 +248,11 @@ class Snapshot:
             raise PlacementError(
                 f"links of {len(masks)} devices, memory nodes of {len(numa)}: {spec.name} has {spec.devices}"
             )
-        for one, mask in enumerate(masks):
-            if mask >> spec.devices or any((mask >> other ^ masks[other] >> one) & 1 for other in range(spec.devices)):
+        for device, mask in enumerate(masks):
+            one_sided = ((mask >> other ^ masks[other] >> device) & 1 for other in range(spec.devices))
+            if mask >> spec.devices or any(one_sided):
                 raise PlacementError(
-                    f"{spec.name}: device {one} has links {mask:#x} that others have not: give both ends"
+                    f"{spec.name}: device {device} has links {mask:#x} that others have not: give both ends"
                 )
         facts = self._device_facts[index]
         facts.linked[0 : spec.devices] = list(masks)
@@ -328,7 +331,8 @@ class Snapshot:
         """
         nodes, masks = self._candidates(candidates, allowed)
         verdicts = np.empty(len(nodes), np.int32)
-        indices, into = ffi.from_buffer("int32_t[]", nodes), ffi.from_buffer("int32_t[]", verdicts, True)
+        indices = ffi.from_buffer("int32_t[]", nodes)
+        into = ffi.from_buffer("int32_t[]", verdicts, require_writable=True)
         lib.sp_fit(self._nodes, indices, masks, len(nodes), self._request(request), into)
         return verdicts
 
@@ -344,7 +348,8 @@ class Snapshot:
         """
         nodes, masks = self._candidates(candidates, allowed)
         copies = np.empty(len(nodes), np.int32)
-        indices, into = ffi.from_buffer("int32_t[]", nodes), ffi.from_buffer("int32_t[]", copies, True)
+        indices = ffi.from_buffer("int32_t[]", nodes)
+        into = ffi.from_buffer("int32_t[]", copies, require_writable=True)
         lib.sp_copies(self._nodes, indices, masks, len(nodes), self._request(request), into)
         return copies
 
@@ -353,14 +358,14 @@ class Snapshot:
         self._check_place(request, place)
         if not lib.sp_take(self._nodes + place.node, self._request(request), _masks(place)):
             raise PlacementError(f"{self._spec(place.node).name} has not what the pod was placed for: place it again")
-        self._count(place, -request.milli)
+        self._add_free(place, -request.milli)
 
     def give_back(self, request: PodRequest, place: Place) -> None:
         """Undo `take`. Raises PlacementError, and gives nothing back, if a device would have more left than it has."""
         self._check_place(request, place)
         if not lib.sp_give_back(self._nodes + place.node, self._request(request), _masks(place)):
             raise PlacementError(f"{self._spec(place.node).name} had not given that to the pod: look at it again")
-        self._count(place, request.milli)
+        self._add_free(place, request.milli)
 
     def left(self, node: int) -> tuple[int, int, tuple[int, ...]]:
         """Return what is left of a node: processors in milli, memory in MiB, and the milli of each device.
@@ -384,15 +389,15 @@ class Snapshot:
         lib.sp_rooms(self._nodes, len(self._specs), policy.native.kind, policy.native.kinds, rooms)
         return list(rooms)
 
-    def _count(self, place: Place, milli: int) -> None:
-        """Add `milli` to the time that is left of all devices of the model that the place's node has."""
+    def _add_free(self, place: Place, milli: int) -> None:
+        """Add `milli` to the time that is left of all devices of the model of a place's node (`free_milli`)."""
         if milli:  # 0 for a pod without shares: its node may have no model
             self.free_milli[self._spec(place.node).model] += milli
 
     def _candidates(
         self, candidates: NDArray[np.int32] | Sequence[int], allowed: NDArray[np.uint16] | Sequence[int] | None
     ) -> tuple[NDArray[np.int32], Any]:
-        """Return candidates and `allowed` (NULL: all) as C takes them. Raises PlacementError where C does not check."""
+        """Return candidates and `allowed` (NULL: all) as C takes them; C does not check them. Raises PlacementError."""
         nodes = np.array(candidates, np.int32)
         if len(nodes) and not 0 <= nodes.min() <= nodes.max() < len(self._specs):
             outside = nodes[(nodes < 0) | (nodes >= len(self._specs))]
@@ -428,9 +433,9 @@ class Snapshot:
             raise PlacementError("the policy is another snapshot's: make one for this snapshot")
 
     def _check_place(self, request: PodRequest, place: Place) -> None:
-        """Raise PlacementError if a place has no node, or another number of shares or devices than the request.
+        """Raise PlacementError if a place has no node, another number of shares or devices, or an unknown device.
 
-        Also if it has a device that the node lacks: C checks none of this.
+        C checks none of this.
         """
         node = self._specs[place.node] if 0 <= place.node < len(self._specs) else None
         counts = [len(set(devices)) for devices in place.devices]
@@ -440,7 +445,7 @@ class Snapshot:
             raise PlacementError(f"{place} is no place: {node.name} has {node.devices} devices")
 
     def _request(self, request: PodRequest) -> Any:
-        """Return a request as C reads it (`struct sp_request`), made once and kept."""
+        """Return a request as C reads it (`struct sp_request`); it is made once and kept."""
         native = self._requests.get(request)
         if native is None:
             if len(self._requests) >= _REQUESTS_MAX:
@@ -457,11 +462,11 @@ class Snapshot:
         return native
 
     def _devices(self, choice: Any, request: PodRequest) -> tuple[tuple[int, ...], ...]:
-        """Return for each share of the request the indices of its devices in a choice of C."""
+        """Return for each share of the request the indices of its devices in `choice` (`struct sp_choice`)."""
         return tuple(_bits(choice.devices[index]) for index in range(len(request.shares)))
 
 
-def _within(value: int, most: int = DEVICE_MILLI) -> int:
+def _clamp(value: int, most: int = DEVICE_MILLI) -> int:
     """Return the value, or the nearest one from 0 to `most`."""
     return min(max(value, 0), most)
 

@@ -7,7 +7,7 @@ its processors. Several prices of a processor are tried; the price counts that m
 its devices, worth least (`expected_value.c`). So a share goes where it fills a hole that little else fills, and a pod
 that needs many processors goes where processors are not what runs out. Two more prices belong to the cluster, not to a
 node: for room for pods that take several devices, and for devices of models that some pods insist on. They grow with a
-power of how scarce these are.
+power of the scarcity of both.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Numbers:
     def of(cls, name: str, outline: Outline, mix: Mix) -> Self:
         """Compute the numbers of the policy `name` of ROWS. Raises PlacementError for an unknown name.
 
-        It takes up to half a second for the rule WORTH, and needs no snapshot: it may run in another thread.
+        It takes up to half a second for the rule WORTH. It needs no snapshot, so it may run in another thread.
         """
         if name not in ROWS:
             raise PlacementError(f"policy {name!r} is not known: choose one of {', '.join(ROWS)}")
@@ -129,7 +129,7 @@ class Policy:
     """A policy of ROWS for one snapshot and one mix."""
 
     def __init__(self, name: str, snapshot: Snapshot, mix: Mix) -> None:
-        """Raises PlacementError for an unknown name."""
+        """Compute the numbers of the policy `name`. Raises PlacementError for an unknown name."""
         self._adopt(Numbers.of(name, Outline.of(snapshot), mix), snapshot)
 
     @classmethod
@@ -171,11 +171,11 @@ class Policy:
     def _crowding(self) -> dict[str, float]:
         """Return for each model what a taken milli costs the pods that insist on it, 0 to CROWDING_WEIGHT milli.
 
-        Suppose that pods of the mix come until they have asked for all that is left. The load on a model is the part of
-        its rest that pods which insist on models then ask for, spread evenly over the models that each takes. From a
+        Suppose that pods of the mix come until they have asked for all that is left. A kind that insists on models
+        loads each of them alike: with what it then asks for, as a part of what is left of all of its models. From a
         load of 1 on, a pod that could go elsewhere takes the place of a pod that cannot.
         """
-        free, there = self._snapshot.free_milli, self._snapshot.devices
+        free, devices_of = self._snapshot.free_milli, self._snapshot.devices
         load_on = dict.fromkeys(free, 0.0)
         total = sum(self._loads)
         left = sum(free.values())
@@ -183,16 +183,18 @@ class Policy:
             models = [model for model in kind.models if model in free]
             room = sum(free[model] for model in models) + _ROOM_LEAST
             # A kind insists on its models only where there are devices of others.
-            for model in models if any(devices and name not in models for name, devices in there.items()) else ():
+            insists = any(devices and model not in models for model, devices in devices_of.items())
+            for model in models if insists else ():
                 load_on[model] += load / total * left / room
         return {model: CROWDING_WEIGHT * min(1.0, load) ** CROWDING_POWER for model, load in load_on.items()}
 
     def _scarcities(self) -> dict[int, float]:
         """Return for each kind that takes several devices, by index, how scarce room for it is.
 
-        A kind is as wide as the number of devices that it takes. Two quotients are compared: the load of all kinds that
-        are at least as wide, by the room for this kind; and the load of all kinds, by all that is left. The scarcity is
-        (first / second)², times this kind's part of the load of the kinds that are at least as wide.
+        A kind is as wide as the number of devices that it takes. Two quotients are compared. The first is the load of
+        all kinds that are at least as wide, divided by the room for this kind. The second is the load of all kinds,
+        divided by all that is left. The scarcity is (first / second)², times this kind's part of the load of the kinds
+        that are at least as wide.
         """
         total = sum(self._loads)
         left = sum(self._snapshot.free_milli.values())
@@ -210,8 +212,8 @@ class Policy:
 def _prices(outline: Outline) -> tuple[float, ...]:
     """Return the PRICES prices of a milli of a processor, in milli of a device, the lowest first.
 
-    The first is 0, the last is DEAREST even prices; between them the ratios are equal. At the even price all processors
-    of the cluster would cost as much as all its devices.
+    At the even price all processors of the cluster would cost as much as all its devices. The first price is 0, the
+    last one DEAREST times the even price; from the second one on the ratios are equal.
     """
     even = outline.devices * DEVICE_MILLI / outline.cpu_milli if outline.cpu_milli else 0.0
     return (0.0, *(even * DEAREST * PRICE_STEP ** (PRICES - 2 - step) for step in range(PRICES - 1)))

@@ -42,8 +42,9 @@ def worth_tables(
 ) -> NDArray[np.float32]:
     """Return the worth of a device, in milli, by model, step of what is left (10 milli each), and price of processors.
 
-    To the device `offers` pods of these kinds are offered one by one (policy.py). `prices`: PRICES of them. Kinds are
-    given as to `NativePolicy`. It takes long, and other threads run meanwhile: C is called without the GIL.
+    It is what the device holds when `offers` pods of these kinds were offered to it one by one (policy.py). `prices`:
+    PRICES of them. Kinds are given as to `NativePolicy`. This takes long, but C runs without the GIL, so that other
+    threads go on.
     """
     tables = np.empty((max(1, len(models)), STEPS, PRICES), np.float32)
     into = ffi.from_buffer("float[]", tables, require_writable=True)
@@ -74,8 +75,8 @@ class NativePolicy:
     ) -> None:
         """Make `struct sp_policy`. `kinds`: each with its part of the mix and its worth in milli.
 
-        `grain_milli`: the step in which losses are counted. `weights`: the fields of `struct sp_weights`. Devices are
-        worth nothing until `set_worth`.
+        `grain_milli`: the step in which losses are counted. `weights`: the fields of `struct sp_weights` by name.
+        Devices are worth nothing until `set_worth`.
         """
         self.models = models
         self._kinds = _kinds(models, kinds)
@@ -90,7 +91,7 @@ class NativePolicy:
             setattr(self.native.weights, name, weight)
 
     def set_worth(self, prices: Sequence[float], tables: NDArray[np.float32]) -> None:
-        """Set `prices` of a processor, and what devices are worth at each: what `worth_tables` returned for them."""
+        """Set the `prices` of a processor, and what devices are worth at each: what `worth_tables` returned."""
         self.native.price = list(prices)
         self._tables = tables  # C reads it as long as this policy lives
         self.native.worth = ffi.from_buffer("float[]", tables)

@@ -1,8 +1,8 @@
-"""Groups a job's pods into holders, which yield together, with their priority and the work that this loses. Pure.
+"""Groups a job's pods into holders, which yield together, with their priority and the work that an eviction loses.
 
 A holder (a PreemptionUnit) is one pod with shares, or several of a gang. A gang that is short of one member does not
-run, so its members yield together. Members beyond the least of an elastic gang are spare: they yield one by one, the
-youngest first. They yield to jobs of the same priority, too: they run on room that no other job wanted.
+run, so its members yield together. An elastic gang runs with its least members; those beyond are spare. They yield one
+by one, the youngest first, and to jobs of the same priority, too: they run on room that no other job wanted. Pure.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class PreemptionUnit:
 
 
 def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[PreemptionUnit, ...]:
-    """Return the holders of a job's released pods, none if it has none.
+    """Return the holders of a job's released pods; empty: it has none.
 
-    A spare member is in two holders: in that of the whole gang, and in one of its own. `started` tells since when a pod
+    A spare member is in two holders: the one of the whole gang, and one of its own. `started` returns since when a pod
     runs, on the controller's clock.
     """
     if len(job.released) <= job.least:
@@ -76,8 +76,8 @@ def holders_of(job: Job, started: Callable[[Pod], float]) -> tuple[PreemptionUni
 
 
 def lost_work_ms(pod: Pod, ran_s: float) -> int:
-    """Return the work that evicting a pod that ran for `ran_s` loses, in milliseconds of whole devices.
+    """Return the work that is lost if a pod that ran for `ran_s` is evicted, in milliseconds of whole devices.
 
-    It counts as if the pod had used its whole request; RESTART_S come on top.
+    The pod counts as if it had used its whole request; RESTART_S is added.
     """
     return round(pod.request.milli * (max(0.0, ran_s) + RESTART_S) * 1000 / DEVICE_MILLI)

@@ -1,9 +1,9 @@
 """Makes room for pods by making others yield: the victims are paused where that is enough, else some are evicted.
 
-It searches the least loss: with pauses the fewest milli of devices, with evictions the least work. Members of a gang
-are distributed over nodes so that the whole costs least, as far as each holder is on one node only. A pod yields only
-to pods of a higher priority. Holders are pods that yield together (preemption_units.py). What was found is tried on the
-view (state/cluster.py): victims count as yielding there, then the placer looks for places as always.
+It searches the least loss: with pauses the fewest milli of devices, with evictions the least work. The members of a
+gang are spread over nodes at the least total cost; that is exact only where no holder is on several nodes. A pod yields
+only to pods of a higher priority. Holders are pods that yield together (preemption_units.py). What was found is tried
+on the view (state/cluster.py): victims count as yielding there, then the placer looks for places as always.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 SITES_SEARCHED: Final = 32
-"""Candidates with a solution after which the search ends; it begins with those that might be cheapest."""
+"""The search ends after this many candidates with a solution. It begins with those that might be cheapest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Plan:
     paused: tuple[Pod, ...]
     evicted: tuple[Pod, ...]
     placed: tuple[Assumed, ...]
-    """Where the pods go; empty: there is no room before evicted pods have gone, their own victims or others'."""
+    """Where the pods go; empty: there is no room before evicted pods, of this plan or an earlier one, have gone."""
     nodes: tuple[str, ...]
     """The nodes where the pods go; closed to others until the pods are placed."""
     ending: tuple[str, ...] = ()
-    """The nodes where victims end for them, or will be paused."""
+    """The nodes where victims are evicted for the pods, or are to be paused later."""
 
 
 class Preemption:
@@ -54,20 +54,20 @@ class Preemption:
     def __init__(
         self, cluster: Cluster, placer: Placer, holders: Iterable[PreemptionUnit], spared: Collection[str], now_s: float
     ) -> None:
-        """Search among these holders; `spared`: uids of pods that are not evicted."""
+        """Search among these holders; `spared`: uids of pods that must not be evicted."""
         self._cluster, self._placer, self._spared, self._now_s = cluster, placer, spared, now_s
-        self._on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)
-        """Holders by node; a holder on several nodes is listed for each."""
+        self._holders_on: defaultdict[str, list[PreemptionUnit]] = defaultdict(list)
+        """By node; a holder on several nodes is listed for each."""
         for holder in holders:
             for node in sorted({pod.place for pod in holder.pods if pod.place}):
-                self._on[node].append(holder)
-        self._vain: set[object] = set()
+                self._holders_on[node].append(holder)
+        self._failed_calls: set[object] = set()
         """The calls of `make_room` that found no way: the same call is not tried again in this cycle."""
         self._pending: list[_Trial] = []
         """Plans that wait for evicted pods to end. They stay on the view, so that later plans do not use their room."""
         self._reserved: frozenset[str] = frozenset()
         self._ending: frozenset[str] = frozenset()
-        """Both as in the latest call of `make_room`: closed nodes that may be candidates nevertheless."""
+        """Both as in the latest call of `make_room`: closed nodes that may still be candidates."""
 
     def make_room(
         self,
@@ -76,13 +76,15 @@ class Preemption:
         reserved: frozenset[str] = frozenset(),
         ending: frozenset[str] = frozenset(),
     ) -> Plan | None:
-        """Make holders below `priority` yield so that all of these pods fit; None: no way, and nothing has changed.
+        """Make holders below `priority` yield so that all of these pods fit.
+
+        None: there is no way, and nothing has changed.
 
         `reserved`: closed nodes on which the pods may have what their victims free, but nothing that is free already.
         `ending`: closed nodes where earlier victims still run, so there is room on the view only.
 
         On the view all victims yield at once, and the pods are assumed. The caller orders what the plan says. If pods
-        have to end first, the plan has no places, and this state of the view lasts until `undo`.
+        have to end first, the plan has no places, and the view stays in this state until `undo`.
         """
         self._reserved, self._ending = reserved, ending
         key = (
@@ -92,24 +94,24 @@ class Preemption:
             reserved,
             ending,
         )
-        if key in self._vain:
+        if key in self._failed_calls:
             return None
         plan: Plan | None = None
         if not _are_alike(pods):
             plan = self._try_one_by_one(pods, priority)
-        elif self._nodes_if_enough(pods[0], len(pods), priority, evict=True):
+        elif self._nodes_if_enough(pods[0], len(pods), priority, evict=True):  # cheap, before the search
             plan = self._try_together(pods, priority) or self._try_one_by_one(pods, priority)
         if plan is None:
-            self._vain.add(key)
+            self._failed_calls.add(key)
         return plan
 
     def undo(self) -> None:
-        """Undo on the view, at the end of a cycle, the plans that wait for pods to end: these have not gone yet."""
+        """Take the plans that wait for pods to end off the view; called at the end of a cycle, before these end."""
         while self._pending:
             self._pending.pop().undo()
 
     def _plan(self, trial: _Trial) -> Plan:
-        """Return a trial that has succeeded as a plan. What the trial has changed stays on the view.
+        """Return the plan of a trial that has succeeded. What the trial has changed stays on the view.
 
         A plan without places waits for other pods to end: `undo` takes its trial off the view again.
         """
@@ -119,7 +121,7 @@ class Preemption:
         return plan
 
     def _try_one_by_one(self, pods: Sequence[Pod], priority: int) -> Plan | None:
-        """Place pod after pod, each where it fits or where the cheapest victims make room for it.
+        """Place pod after pod, each where it fits or where the cheapest victims make room for it; return the plan.
 
         None: one of them fits nowhere, and nothing has changed.
         """
@@ -156,18 +158,18 @@ class Preemption:
 
     def _lower(self, node: str, priority: int) -> list[PreemptionUnit]:
         """Return the holders on a node that yield to this priority: those below it."""
-        return [holder for holder in self._on.get(node, ()) if holder.priority < priority]
+        return [holder for holder in self._holders_on.get(node, ()) if holder.priority < priority]
 
     def _candidates(self, pod: Pod, priority: int, *, evict: bool) -> Iterator[Candidate]:
         """Yield, as candidates, the nodes to which a pod may be bound: the open ones and those in `_reserved`.
 
-        With `evict` also those in `_ending`, where earlier victims still run. Of the time of a reserved node's devices
-        only what victims free counts, not what is free already. Holders below `priority` may yield.
+        With `evict` also those in `_ending`, where earlier victims still run. On a reserved node only the time that
+        victims free counts, not the time that is free already. Holders below `priority` may yield.
         """
         for node in self._placer.open_names(pod, self._reserved | self._ending if evict else self._reserved):
             candidate = candidate_of(self._cluster, pod, node, self._lower(node, priority), self._now_s)
             if candidate is not None and node in self._reserved:
-                free_milli = tuple(min(0, milli) for milli in candidate.rest.free_milli)  # only what victims free
+                free_milli = tuple(min(0, milli) for milli in candidate.rest.free_milli)  # below 0: over-booked
                 candidate = replace(candidate, rest=replace(candidate.rest, free_milli=free_milli))
             if candidate is not None:
                 yield candidate
@@ -175,14 +177,14 @@ class Preemption:
     def _nodes_if_enough(self, pod: Pod, wanted: int, priority: int, *, evict: bool) -> list[Candidate]:
         """Return the candidates for a pod with one share; empty: together they have no room for `wanted` such pods.
 
-        Their room is counted as if all holders that may yield there did so: a cheap check before the search.
+        Room is counted as if all holders that may yield did so.
         """
         candidates = list(self._candidates(pod, priority, evict=evict))
         most = sum(most_copies(self._cluster, candidate, pod, self._spared, evict=evict) for candidate in candidates)
         return candidates if most >= wanted else []
 
     def _nodes_and_devices(self, pod: Pod, priority: int, *, evict: bool) -> list[Candidate]:
-        """Return, as candidates, the nodes with holders to yield or with pods that end, and each of their devices."""
+        """Return, as candidates, the nodes on which holders may yield or pods are ending, and each of their devices."""
         found: list[Candidate] = []
         for candidate in self._candidates(pod, priority, evict=evict):
             if candidate.lower or candidate.node in self._ending:
@@ -222,32 +224,33 @@ class Preemption:
     ) -> list[tuple[VictimSearch, int]] | None:
         """Return the victims on each node, and how many pods go there, so that `wanted` pods like `pod` fit.
 
-        Of all ways, over the nodes that were searched, it is the one that costs least; None: they do not fit. For each
-        number of pods up to `wanted` it keeps the cheapest way so far, and each node offers ways to take some more.
+        None: they do not fit. Of all ways over the nodes that were searched, it is the one that costs least. One node
+        is added after the other (a knapsack): each offers ways to take some of the pods (`_offers`), and for each
+        number of pods the cheapest way on the nodes so far is kept.
         """
-        offers: list[tuple[float, list[tuple[VictimSearch, int]]]] = []
+        by_node: list[tuple[float, list[tuple[VictimSearch, int]]]] = []
         for candidate in self._nodes_if_enough(pod, wanted, priority, evict=evict):
-            if own := self._offers(candidate, pod, wanted, evict=evict):
-                dearest, most = own[-1]
-                offers.append((sum(dearest.cost) / most, own))  # the cost of each pod: the cheapest nodes come first
-        offers.sort(key=lambda offer: (offer[0], offer[1][0][0].node))
-        # For each number of pods, the cheapest way to place them on the nodes looked at so far.
+            if offers := self._offers(candidate, pod, wanted, evict=evict):
+                dearest, most = offers[-1]
+                by_node.append((sum(dearest.cost) / most, offers))  # the cost of each pod: the cheapest nodes first
+        by_node.sort(key=lambda entry: (entry[0], entry[1][0][0].node))
+        # best[n]: the cost of the cheapest way to place n pods on the nodes so far, and its offers; None: no way.
         best: list[tuple[tuple[int, int], tuple[tuple[VictimSearch, int], ...]] | None] = [((0, 0), ())]
         best += [None] * wanted
         searched = 0
-        for _, own in offers:
+        for _, offers in by_node:
             if searched >= SITES_SEARCHED and best[wanted] is not None:
                 break
             searched += 1
             for count in range(wanted, 0, -1):  # from the top: so no node is used twice
-                for search, copies in own:
-                    before = best[max(0, count - copies)]
-                    if before is None:
+                for search, copies in offers:
+                    without = best[max(0, count - copies)]
+                    if without is None:
                         continue
-                    (lost, paused), chosen = before
+                    (lost, paused), chosen = without
                     cost = lost + search.cost[0], paused + search.cost[1]
-                    now = best[count]
-                    if now is None or cost < now[0]:
+                    known = best[count]
+                    if known is None or cost < known[0]:
                         best[count] = cost, (*chosen, (search, min(copies, count)))
         found = best[wanted]
         return list(found[1]) if found else None
@@ -255,7 +258,7 @@ class Preemption:
     def _offers(self, candidate: Candidate, pod: Pod, wanted: int, *, evict: bool) -> list[tuple[VictimSearch, int]]:
         """Return the victims on a node that make room for one pod, for two, and so on, at most for `wanted`.
 
-        Each has the number of pods with it. Of offers of equal cost only the one for the most pods is returned.
+        Each comes with its number of pods. Of offers of equal cost only the one for the most pods is returned.
         """
         found: list[tuple[VictimSearch, int]] = []
         for copies in range(1, wanted + 1):
@@ -274,34 +277,34 @@ class _Trial:
     def __init__(self, cluster: Cluster, placer: Placer, now_s: float) -> None:
         self._cluster, self._placer, self._now_s = cluster, placer, now_s
         self._before: dict[str, str] = {}
-        """By uid, for the pods that this trial makes yield: what they yielded before."""
+        """By uid, for the pods that this trial makes yield: how they yielded before (Pod.yields)."""
         self._victims: dict[str, list[Pod]] = {GONE: [], "pause": []}
-        """The pods that this trial makes yield, by what they yield."""
+        """The pods that this trial makes yield, by how they yield: GONE is evicted."""
         self.placed: list[Assumed] = []
         """The places that the caller has found after the victims yielded."""
 
     def have_yield(self, searches: Sequence[VictimSearch]) -> None:
-        """Make the victims of these searches yield on the view, as far as they do not yet.
+        """On the view, make each victim of these searches yield, unless it yields like that already or has gone.
 
-        The placer then tries again what did not fit.
+        A pod may be in two holders. Evictions come first, so a pod that is evicted is not paused, too.
         """
-        holders = [(holder, GONE) for search in searches for holder in search.evicted]
-        holders += [(holder, "pause") for search in searches for holder in search.paused]
-        for pod, how in [(pod, how) for holder, how in holders for pod in holder.pods]:
-            now = self._cluster.yields(pod)
-            if now not in (how, GONE):  # a pod may be in two holders: if it goes, it is not paused
-                self._before.setdefault(pod.uid, now)
+        orders = [(holder, GONE) for search in searches for holder in search.evicted]
+        orders += [(holder, "pause") for search in searches for holder in search.paused]
+        for pod, how in [(pod, how) for holder, how in orders for pod in holder.pods]:
+            already = self._cluster.yields(pod)
+            if already not in (how, GONE):
+                self._before.setdefault(pod.uid, already)
                 self._cluster.presume(pod.uid, how, self._now_s)
                 self._victims[how].append(pod)
         self._cluster.advance(self._now_s)
-        self._placer.reopened()
+        self._placer.forget_failures()
 
     def undo(self) -> None:
-        """Restore the view as it was before."""
+        """Restore the view to what it was before this trial."""
         for uid, how in self._before.items():
             self._cluster.presume(uid, how, self._now_s)
         self._placer.undo(self.placed)
-        self._placer.reopened()
+        self._placer.forget_failures()
 
     def plan(self, ending: frozenset[str]) -> Plan:
         """Return the trial as a plan. If pods have to end before there is room, the plan has no places and pauses none.
@@ -310,7 +313,7 @@ class _Trial:
         """
         nodes = tuple(sorted({assumed.node for assumed in self.placed}))
         if self._victims[GONE] or not ending.isdisjoint(nodes):
-            # A pod that is to be paused runs on until the evicted ones have gone.
+            # The pods to be paused run on until the evicted ones have gone: a later cycle pauses them.
             places = {pod.place for pods in self._victims.values() for pod in pods}
             return Plan(
                 paused=(), evicted=tuple(self._victims[GONE]), placed=(), nodes=nodes, ending=tuple(sorted(places))

@@ -2,7 +2,7 @@
 
 Pausing frees the time of devices. Evicting frees everything, but loses work: it is used where memory, processors or the
 units that kubelet counts are short. If the holders are few, every set of them is tried (victims.py). A holder is pods
-that yield together (preemption_units.py); a unit of kubelet is 1 % of a device.
+that yield together (preemption_units.py). A unit of kubelet is 1 % of a device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.cluster import Cluster
     from sharepod.scheduler.state.pod import Pod
 
-LOOKS: Final = 300
+TRIES_MAX: Final = 300
 """The most sets of holders that are tried for one candidate: that takes some milliseconds."""
 
 
@@ -42,7 +42,7 @@ class Candidate:
 
     node: str
     units: int
-    """Units that kubelet has left there."""
+    """Units that kubelet has left on the node."""
     rest: Rest
     lower: tuple[PreemptionUnit, ...]
     there: dict[str, Running]
@@ -54,9 +54,9 @@ class Candidate:
 
     def here(self, holders: Sequence[PreemptionUnit], but: Sequence[PreemptionUnit] = ()) -> list[Running]:
         """Return the pods of holders that are on this node, each once, without the pods of the holders in `but`."""
-        others = {one.uid for holder in but for one in holder.pods}
+        excluded = {one.uid for holder in but for one in holder.pods}
         uids = {one.uid: None for holder in holders for one in holder.pods}
-        return [self.there[uid] for uid in uids if uid in self.there and uid not in others]
+        return [self.there[uid] for uid in uids if uid in self.there and uid not in excluded]
 
     def units_without(self, holders: Sequence[PreemptionUnit]) -> int:
         """Return the units that kubelet has left once the pods of these holders have gone."""
@@ -66,7 +66,7 @@ class Candidate:
 def candidate_of(
     cluster: Cluster, pod: Pod, node: str, lower: Sequence[PreemptionUnit], now_s: float
 ) -> Candidate | None:
-    """Return the whole node `node` as a candidate for a pod; None: it takes no shares.
+    """Return the whole node `node` as a candidate for a pod; None: the node takes no shares.
 
     `lower`: the holders there of lower priority, which may yield to the pod.
     """
@@ -75,15 +75,15 @@ def candidate_of(
         return None
     rest, running = found
     lost_ms = sum(holder.lost_ms(now_s) for holder in lower)
-    return Candidate(node, row.units, rest, tuple(lower), {one.uid: one for one in running}, DEVICE_MILLI, lost_ms)
+    there = {one.uid: one for one in running}
+    return Candidate(node, row.units, rest, tuple(lower), there, short_milli=DEVICE_MILLI, lost_ms=lost_ms)
 
 
 def devices_of(candidate: Candidate, pod: Pod, now_s: float) -> list[Candidate]:
-    """Return, as candidates of their own, the devices of a node that a pod may have and on which a holder could yield.
+    """Return, as a candidate of its own, each device of a node that a pod may have and on which a holder has a share.
 
-    `candidate` is the whole node. On each only the holders with a share there are compared. There are none
-    for a pod that needs several devices. What it lacks there (`short_milli`) and the least that one eviction loses
-    (`lost_ms`) only sort the candidates.
+    `candidate` is the whole node. Only the holders with a share on the device may yield there. Empty: there is no such
+    device, or the pod needs several.
     """
     if [share.devices for share in pod.request.shares] != [1]:
         return []
@@ -110,13 +110,13 @@ def devices_of(candidate: Candidate, pod: Pod, now_s: float) -> list[Candidate]:
 def most_copies(cluster: Cluster, candidate: Candidate, pod: Pod, spared: Collection[str], *, evict: bool) -> int:
     """Return how many pods like `pod`, with one share, fit on a candidate if all holders that may yield there do so.
 
-    Without `evict` they are paused. With it they are evicted, but holders with a pod in `spared` (uids) only paused.
+    Without `evict` they are paused. With it they are evicted; only those with a pod in `spared` (uids) are paused.
     """
-    may_go = _may_go(candidate, spared) if evict else []
+    evictable = _evictable(candidate, spared) if evict else []
     copies = Room(candidate.rest, pod.request).copies(
-        candidate.here(may_go), candidate.here(_may_pause(cluster, candidate), may_go)
+        candidate.here(evictable), candidate.here(_pausable(cluster, candidate), evictable)
     )
-    return min(copies, candidate.units_without(may_go) // pod.units) if pod.units else copies
+    return min(copies, candidate.units_without(evictable) // pod.units) if pod.units else copies
 
 
 def least_search(
@@ -131,35 +131,36 @@ def least_search(
 ) -> VictimSearch | None:
     """Return the cheapest victims on a candidate with which `copies` pods like `pod` fit; None: they do not fit.
 
-    Without `evict` no pod is evicted; with it none of those in `spared` (uids). First the holders to evict are chosen,
-    as if all others were paused; then, among the others, those to pause. Several copies: the pod has one share.
+    Without `evict` no pod is evicted. With it the holders to evict are chosen first, as if all others were paused; none
+    of them has a pod in `spared` (uids). Then those to pause are chosen among the others. Several copies: the pod has
+    one share.
     """
     room, here = Room(candidate.rest, pod.request, copies), candidate.here
-    may_pause = _may_pause(cluster, candidate)
+    pausable = _pausable(cluster, candidate)
     units = pod.units * copies
     evicted: list[PreemptionUnit] = []
     if evict:
 
         def enough(chosen: Sequence[PreemptionUnit]) -> bool:
             """Tell whether the pods fit once `chosen` is evicted and all others that may be paused are paused."""
-            return candidate.units_without(chosen) >= units and room.is_made_by(here(chosen), here(may_pause, chosen))
+            return candidate.units_without(chosen) >= units and room.is_made_by(here(chosen), here(pausable, chosen))
 
-        may_go = _may_go(candidate, spared)
-        if not enough(may_go):
+        evictable = _evictable(candidate, spared)
+        if not enough(evictable):
             return None
-        evicted = least_set(enough, may_go, [holder.lost_ms(now_s) for holder in may_go], LOOKS)
-    elif candidate.units < units:
+        evicted = least_set(enough, evictable, [holder.lost_ms(now_s) for holder in evictable], TRIES_MAX)
+    elif candidate.units < units:  # a pause frees none of them
         return None
-    others = [holder for holder in may_pause if holder not in evicted]
+    others = [holder for holder in pausable if holder not in evicted]
     if not room.is_made_by(here(evicted), here(others, evicted)):
         return None
     weights = [holder.milli for holder in others]
-    paused = least_set(lambda chosen: room.is_made_by(here(evicted), here(chosen, evicted)), others, weights, LOOKS)
+    paused = least_set(lambda chosen: room.is_made_by(here(evicted), here(chosen, evicted)), others, weights, TRIES_MAX)
     cost = sum(one.lost_ms(now_s) for one in evicted), sum(one.milli for one in paused)
     return VictimSearch(candidate.node, tuple(paused), tuple(evicted), cost)
 
 
-def _may_pause(cluster: Cluster, candidate: Candidate) -> list[PreemptionUnit]:
+def _pausable(cluster: Cluster, candidate: Candidate) -> list[PreemptionUnit]:
     """Return the holders on a candidate that may be paused and are not paused yet.
 
     The pods of a holder yield together, so the first one tells.
@@ -167,6 +168,6 @@ def _may_pause(cluster: Cluster, candidate: Candidate) -> list[PreemptionUnit]:
     return [one for one in candidate.lower if one.may_pause and cluster.yields(one.pods[0]) != "pause"]
 
 
-def _may_go(candidate: Candidate, spared: Collection[str]) -> list[PreemptionUnit]:
+def _evictable(candidate: Candidate, spared: Collection[str]) -> list[PreemptionUnit]:
     """Return the holders on a candidate that may be evicted: none of their pods is in `spared` (uids)."""
     return [holder for holder in candidate.lower if not any(one.uid in spared for one in holder.pods)]

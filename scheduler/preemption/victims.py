@@ -1,7 +1,7 @@
 """Tests whether a pod fits on a node without some others, and finds the least set of victims. Values in, values out.
 
-Sums over a node do not say on which device room is made; here the devices of each pod are known. A paused pod keeps its
-memory, its processors and kubelet's units, and gives up the time of its devices.
+A node's totals do not tell on which device there is room. So the devices of each pod are looked at here. A paused pod
+keeps its memory, its processors and kubelet's units, and gives up the time of its devices.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 One = TypeVar("One")
 EXACT: Final = 12
-"""Up to this many candidates every set is tried, the least first; with more, no member of the set can be spared."""
+"""Up to this many candidates every set is tried. With more, the found set is only one without a member to spare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A node and what is left of it; below 0 where it is over-booked."""
+    """A node and what is left of it: numbers below 0 where it is over-booked."""
 
     spec: NodeSpec
     cpu_milli: int
@@ -48,7 +48,7 @@ class Running:
     devices: tuple[tuple[int, ...], ...]
     """Of each share, its devices."""
     paused: bool = False
-    """Its time of devices is promised to others already."""
+    """The time of its devices is promised to other pods already."""
 
 
 class Room:
@@ -62,7 +62,7 @@ class Room:
     def is_made_by(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> bool:
         """Tell whether all copies fit once the pods in `gone` have ended and those in `paused` are paused.
 
-        No pod is in both; those in `paused` run now.
+        No pod is in both. The pods in `paused` are not paused yet.
         """
         self._set_left(gone, paused)
         if self._copies > 1:
@@ -88,7 +88,7 @@ class Room:
             for share, devices in zip(pod.request.shares, pod.devices, strict=True):
                 own_mib = share.mib_of(spec.device_mib)
                 for device in devices:
-                    milli[device] += 0 if pod.paused else share.milli  # its time is free already
+                    milli[device] += 0 if pod.paused else share.milli  # a paused pod's time is free already
                     mib[device] += own_mib
         for pod in paused:
             for share, devices in zip(pod.request.shares, pod.devices, strict=True):
@@ -101,38 +101,37 @@ def least_set(
     suffices: Callable[[Sequence[One]], bool],
     candidates: Sequence[One],
     weights: Sequence[int],
-    looks_max: int,
+    tries_max: int,
 ) -> list[One]:
-    """Return the subset of `candidates` of least weight for which `suffices` is true; for all together it has to be.
+    """Return the lightest subset of `candidates` that `suffices`. All of `candidates` together must suffice.
 
-    `weights`: of each candidate, from 0 on. First it leaves out one candidate after the other, the heaviest first. With
-    more than EXACT candidates that is the answer: none of the set can be spared. With fewer it then tries every lighter
-    set, the lightest first; after `looks_max` tries in all it returns the best set so far.
+    `weights`: one number >= 0 for each candidate. First pass: each candidate that can be spared is dropped, the
+    heaviest first. With more than EXACT candidates that is the answer. Else a second pass tries every lighter set, the
+    lightest first, until `tries_max` tries have been made in both passes.
     """
-    looks = 0
+    tries = 0
 
-    def look(chosen: Sequence[One]) -> bool:
-        nonlocal looks
-        looks += 1
+    def is_enough(chosen: Sequence[One]) -> bool:
+        nonlocal tries
+        tries += 1
         return suffices(chosen)
 
-    order = sorted(range(len(candidates)), key=lambda index: -weights[index])
     needed = set(range(len(candidates)))
-    for index in order:  # spares the dearest first
-        if look([candidates[other] for other in sorted(needed - {index})]):
+    for index in sorted(range(len(candidates)), key=lambda index: -weights[index]):
+        if is_enough([candidates[other] for other in sorted(needed - {index})]):
             needed.remove(index)
     found = [candidates[index] for index in sorted(needed)]
     if len(candidates) > EXACT:
         return found
-    sums = [0]  # by the bits of a set: its weight
+    weight_of = [0]  # by a set's bits: bit i is candidate i
     for weight in weights:
-        sums += [total + weight for total in sums]
-    most = sum(weights[index] for index in needed)
-    # Each set that weighs less, the lightest first.
-    for bits in sorted((bits for bits, total in enumerate(sums) if total < most), key=sums.__getitem__):
-        if looks >= looks_max:
+        weight_of += [total + weight for total in weight_of]
+    found_weight = sum(weights[index] for index in needed)
+    lighter = [bits for bits, total in enumerate(weight_of) if total < found_weight]
+    for bits in sorted(lighter, key=weight_of.__getitem__):
+        if tries >= tries_max:
             break
         chosen = [one for index, one in enumerate(candidates) if bits >> index & 1]
-        if look(chosen):
+        if is_enough(chosen):
             return chosen
     return found

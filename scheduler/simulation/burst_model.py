@@ -1,7 +1,7 @@
 """Computes what running pods get of devices beyond their requests, as the arbiter gives it. Pure.
 
-Time that no share requests on a device goes to the shares below their limits, in proportion to their requests; batch
-shares get only what no other class takes. A pod on several devices works as fast as the slowest of them allows; what it
+Time that no share requests on a device goes to the shares below their limits, in proportion to their requests. Batch
+shares get only what no other class takes. A pod on several devices works as fast as the slowest of them allows. What it
 then leaves of the other devices is given to no other pod.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.state.pod import Pod
 
 _NOTHING_MILLI: Final = 1e-6
-"""The most that rounding may leave."""
+"""So little counts as nothing: rounding may leave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,10 @@ class BurstModel:
 
     def __init__(self) -> None:
         self._parts: defaultdict[str, list[Part]] = defaultdict(list)
+        """By device: one entry for each share on it."""
         self._devices: dict[str, tuple[str, ...]] = {}
-        self._stirred: set[str] = set()
+        """By uid: the devices of a running pod, each once."""
+        self._changed: set[str] = set()
         """Devices on which a pod has come or gone since the last call of `speeds`."""
 
     def run(self, pod: Pod) -> None:
@@ -52,21 +54,21 @@ class BurstModel:
             for device in devices:
                 self._parts[device].append(Part(pod.uid, share.milli, most, share.share_class == "batch"))
         self._devices[pod.uid] = tuple(dict.fromkeys(device for devices in pod.chosen for device in devices))
-        self._stirred.update(self._devices[pod.uid])
+        self._changed.update(self._devices[pod.uid])
 
     def stop(self, uid: str) -> None:
         """Note that a pod does not run, or runs no more; an unknown uid changes nothing."""
         for device in self._devices.pop(uid, ()):
             self._parts[device] = [part for part in self._parts[device] if part.uid != uid]
-            self._stirred.add(device)
+            self._changed.add(device)
 
     def speeds(self) -> dict[str, float]:
         """Return, by uid, the speeds of the pods for which they may have changed since the last call.
 
         These are the pods on devices on which one has come or gone. A speed of 1 is that of a pod with its requests.
         """
-        uids = dict.fromkeys(part.uid for device in sorted(self._stirred) for part in self._parts[device])
-        self._stirred.clear()
+        uids = dict.fromkeys(part.uid for device in sorted(self._changed) for part in self._parts[device])
+        self._changed.clear()
         given = {device: shared_out(self._parts[device]) for uid in uids for device in self._devices[uid]}
         return {
             uid: min(
@@ -82,19 +84,19 @@ class BurstModel:
 def shared_out(parts: Sequence[Part]) -> list[float]:
     """Return for each part of one device what it gets of it, in milli: at least its request, at most `most_milli`.
 
-    What is left is divided in proportion to the requests. If some parts reach their most by that, only these are
-    filled, and the rest is divided anew among the others. Batch shares come after all others.
+    What is left is divided in proportion to the requests. If some parts reach `most_milli` by that, only these are
+    filled, and what is then left is divided anew among the others. Batch shares come after all others.
     """
     got = [float(part.milli) for part in parts]
     left = DEVICE_MILLI - sum(got)
     for batch in (False, True):
-        open_ones = [index for index, part in enumerate(parts) if part.batch == batch and part.most_milli > part.milli]
-        while open_ones and left > _NOTHING_MILLI:
-            each = left / sum(parts[index].milli for index in open_ones)
-            full = [index for index in open_ones if got[index] + each * parts[index].milli >= parts[index].most_milli]
-            for index in full or open_ones:
-                more = parts[index].most_milli - got[index] if full else each * parts[index].milli
+        hungry = [index for index, part in enumerate(parts) if part.batch == batch and part.most_milli > part.milli]
+        while hungry and left > _NOTHING_MILLI:
+            per_milli = left / sum(parts[index].milli for index in hungry)
+            full = [index for index in hungry if got[index] + per_milli * parts[index].milli >= parts[index].most_milli]
+            for index in full or hungry:
+                more = parts[index].most_milli - got[index] if full else per_milli * parts[index].milli
                 got[index] += more
                 left -= more
-            open_ones = [index for index in open_ones if index not in full] if full else []
+            hungry = [index for index in hungry if index not in full] if full else []
     return got

@@ -65,8 +65,8 @@ class JobRun:
     steps: list[Step] = field(default_factory=list)
     since_s: float = 0.0
     """Until when `done_s` is counted."""
-    turn: int = 0
-    """Grows with every change of its pace: a scheduled end with an older number is out of date."""
+    pace_changes: int = 0
+    """Grows with every change of its pace: an end that was scheduled at an older number is out of date."""
 
     @property
     def running(self) -> int:

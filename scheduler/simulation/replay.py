@@ -2,8 +2,8 @@
 
 It is the experiment of Weng et al. ("Beware of Fragmentation", USENIX ATC 2023). The pods of the list come in an order
 shuffled by the seed, then pods drawn from the list, until they have asked for `arrive` times the time of all devices. A
-pod is placed at once or fails for good. Ties between nodes are decided by an order of the nodes, also shuffled by the
-seed and the same for every policy: that order decides more than most policies do.
+pod is placed at once or fails for good. Between equal nodes their order decides. It is shuffled by the seed, too, and
+the same for every policy, because it decides more than most policies do.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Point:
     """The cluster after some pods came."""
 
     arrived: float
-    """What was asked for, as a part of all devices."""
+    """The device time that was asked for, as a part of all devices."""
     allocated: float
-    """What was given, as a part of all devices."""
+    """The device time that was given, as a part of all devices."""
     fragmented: float
-    """What is left but could not be used by the most frequent pods of the list, as a part of all devices."""
+    """The device time left that the most frequent pods of the list could not use, as a part of all devices."""
     failed: tuple[tuple[str, int, int], ...]
     """Of each size: how many failed, and how many came."""
     insisting: tuple[int, int] = (0, 0)
@@ -107,7 +107,7 @@ def unknown_models(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> list[
 
 
 def arrivals(pods: Sequence[NamedPod], wanted_milli: float | None, seed: int) -> Iterator[NamedPod]:
-    """Yield pods of the list until they have asked for `wanted_milli` of devices' time; None: each of them once.
+    """Yield pods of the list until they have asked for `wanted_milli` of device time; None: yield each of them once.
 
     First each comes once, in an order that the seed shuffles, then pods drawn from the list by chance.
     """
@@ -144,7 +144,7 @@ def replay(
     capacity = DEVICE_MILLI * sum(node.devices for node in order)
     mix = Mix.of(pod.request for pod in pods)
     policy = Policy(policy_name, snapshot, mix)
-    yardstick = Policy("fgd", snapshot, mix)
+    yardstick = Policy("fgd", snapshot, mix)  # it judges by the most frequent kinds
     came: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     asked = given = 0

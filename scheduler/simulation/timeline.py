@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from sharepod.agent.shares.share import MIB
 from sharepod.scheduler.controller.actions import Evict, Release, Yield
 from sharepod.scheduler.controller.controller_state import ControllerState
 from sharepod.scheduler.controller.gang_annotations import Gang
@@ -73,9 +74,9 @@ class Timeline:
         self._wants: set[str] = set()
         """Tasks that have pods which do not run."""
         self._looks: list[float] = []
-        """The times at which a pod will have waited or run for too long."""
+        """A heap of the times at which a pod will have waited or run for too long: a cycle is due then."""
         self._ends: list[tuple[float, int, str, int]] = []
-        """A heap of the ends to come: when, a number, the task, its JobRun.turn; an older turn: it is out of date."""
+        """A heap of the ends to come: when, a number for ties, the task, its JobRun.pace_changes when it was noted."""
         rules = (queues.default, *queues.by_name.values())
         self._ends_overruns = any(queue.overrun == "end" and queue.longest_run_s is not None for queue in rules)
         for spec in nodes:
@@ -91,42 +92,44 @@ class Timeline:
     def play(
         self, tasks: Iterable[Task], until_s: float, each_round: Callable[[float], None] = lambda _: None
     ) -> list[JobRun]:
-        """Let tasks come, given in any order; return the runs at `until_s`, or when nothing happens any more.
+        """Play these tasks, given in any order; return the runs at `until_s`, or when nothing happens any more.
 
         `each_round` is called after each cycle, with its time. Times are seconds of the play.
         """
         coming = sorted(tasks, key=lambda task: (task.arrive_s, task.name), reverse=True)
-        round_s, did = -ROUND_S, False
+        round_s, happened = -ROUND_S, False
         while True:
-            next_s = self._next_s(round_s, coming[-1].arrive_s if coming else math.inf, did=did)
+            next_s = self._next_s(round_s, coming[-1].arrive_s if coming else math.inf, happened=happened)
             if next_s > until_s or next_s == math.inf:
                 break
             self.now_s = max(self.now_s, next_s)
             while coming and coming[-1].arrive_s <= self.now_s:
                 self.come(coming.pop())
             while self._ends and self._ends[0][0] <= self.now_s:
-                self._end_if_due(heapq.heappop(self._ends))
+                end = heapq.heappop(self._ends)
+                if not self._is_out_of_date(end):
+                    self.end(end[2])
             if self.now_s < round_s + ROUND_S:  # too soon for a cycle: the next one decides what has happened
-                did = True
+                happened = True
                 continue
             while self._looks and self._looks[0] <= self.now_s:
                 heapq.heappop(self._looks)
             round_s = self.now_s
-            did = self.step()
+            happened = self.step()
             each_round(self.now_s)
         return list(self.job_runs.values())
 
-    def _next_s(self, round_s: float, comes_s: float, *, did: bool) -> float:
+    def _next_s(self, round_s: float, comes_s: float, *, happened: bool) -> float:
         """Return when something happens next: a task comes or ends, or a cycle is due; infinity: never.
 
         A cycle is due after ROUND_S if something happened, after LOOK_S if a reservation has to be renewed, and when a
         pod has waited or run for too long. `round_s`: when the last cycle was. `comes_s`: when the next task comes.
-        `did`: something has happened since that cycle, or in it.
+        `happened`: something has happened since that cycle, or in it.
         """
-        while self._ends and self._ends[0][3] != self.job_runs[self._ends[0][2]].turn:
+        while self._ends and self._is_out_of_date(self._ends[0]):
             heapq.heappop(self._ends)
         times = [comes_s, self._ends[0][0] if self._ends else math.inf]
-        if did or self.state.tried:  # tried: other jobs wait for their first search for victims
+        if happened or self.state.tried:  # tried: other jobs wait for their first search for victims
             times.append(round_s + ROUND_S)
         elif self.state.kept:
             times.append(round_s + LOOK_S)
@@ -144,17 +147,17 @@ class Timeline:
         return capacity_of(self.cluster, self.state).holds(task.request, ANY_NODE, task.least)
 
     def come(self, task: Task) -> None:
-        """Let a task come now, with all its pods."""
+        """Add a task now, with all its pods."""
         self.job_runs[task.name] = JobRun(task, since_s=self.now_s)
         self._wants.add(task.name)
         for number in range(task.size):
             self._add_pod(task, number, task.arrive_s)
 
     def _add_pod(self, task: Task, number: int, since_s: float) -> None:
-        """Let the pod `number` (from 0) of a task come, with its gate; it has waited since `since_s`."""
+        """Add pod number `number`, from 0 on, of a task, with its gate; it has waited since `since_s`."""
         self._serial += 1
         uid = f"{task.name}-{number}-{self._serial}"
-        gang = Gang(task.name, task.size, task.least, 0) if task.size > 1 else None
+        gang = Gang(task.name, task.size, task.least, timeout_s=0) if task.size > 1 else None
         name = f"{task.name}-{number}" if gang else task.name
         containers = ("main",) * len(task.request.shares)
         pod = Pod(
@@ -173,7 +176,7 @@ class Timeline:
         return self.obey(decide(self.cluster, self.state, self.queues, self.now_s))
 
     def obey(self, actions: Iterable[Action]) -> bool:
-        """Carry out what a cycle has decided, at once and without failure; tell whether there was anything to do."""
+        """Carry out a cycle's actions, at once and without failure; tell whether a task was touched by them."""
         touched: set[str] = set()
         for action in actions:
             if isinstance(action, Release):
@@ -182,22 +185,22 @@ class Timeline:
                     self.cluster.set_pod(
                         replace(pod, gated=False, node=assumed.node, chosen=assumed.devices, running=True, yields="")
                     )
-                    touched.add(self._set_running(pod.uid, True))
+                    touched.add(self._set_running(pod.uid, runs=True))
             elif isinstance(action, Yield):
                 there = self.cluster.pod(action.pod.uid)
                 if there is not None:
                     self.cluster.set_pod(replace(there, yields=action.how))
-                    name = self._set_running(action.pod.uid, action.how != "pause")
+                    name = self._set_running(action.pod.uid, runs=action.how != "pause")
                     self.job_runs[name].paused += action.how == "pause"
                     touched.add(name)
             elif isinstance(action, Evict):
                 touched.add(self._evict(action.pod))
-        found = bool(touched)
+        was_anything = bool(touched)
         self._go_on(touched)
-        return found
+        return was_anything
 
-    def _set_running(self, uid: str, runs: bool) -> str:
-        """Let a pod run, or not run, from now on; return its task's name. `_go_on` then computes speeds anew."""
+    def _set_running(self, uid: str, *, runs: bool) -> str:
+        """Let a pod run, or not run, from now on; return its task's name. `_go_on` has to follow: it sets speeds."""
         job_run = self.job_runs[self._tasks[uid]]
         self._count(job_run)
         job_run.active[uid] = float(runs)
@@ -211,15 +214,15 @@ class Timeline:
         queue = self.queues.of(job_run.task.user)
         if not runs:
             heapq.heappush(self._looks, self.now_s + queue.longest_wait_s)
-            heapq.heappush(self._looks, self.now_s + CALM_S)
+            heapq.heappush(self._looks, self.now_s + CALM_S)  # contention.py may let it go on then
         elif queue.longest_run_s is not None:
             heapq.heappush(self._looks, self.now_s + queue.longest_run_s + _SEEN_S)
         return job_run.task.name
 
     def _go_on(self, changed: set[str]) -> None:
-        """Update speeds, steps and ends after these tasks (names) have changed.
+        """Compute speeds, steps and ends anew after these tasks (names) have changed.
 
-        It adds to `changed` the tasks that have other speeds now because they share a device with one of these.
+        The tasks that have other speeds now, because they share a device with one of these, are added to `changed`.
         """
         for uid, speed in self._burst_model.speeds().items():
             job_run = self.job_runs[self._tasks[uid]]
@@ -232,7 +235,7 @@ class Timeline:
             self._schedule(self.job_runs[name])
 
     def _note_step(self, job_run: JobRun) -> None:
-        """Note the state of a task from now on as a step, and whether it has pods that do not run.
+        """Note the state of a task from now on as a step, and whether it has pods that do not run (`_wants`).
 
         Of several steps at one moment only the last is kept.
         """
@@ -243,9 +246,9 @@ class Timeline:
         (self._wants.add if job_run.running < job_run.task.size else self._wants.discard)(job_run.task.name)
 
     def _evict(self, pod: Pod) -> str:
-        """End a pod, and let another come in its place; return its task's name.
+        """End a pod, and add another in its place; return its task's name.
 
-        The task's work is lost if too few of its pods are left.
+        The task's work is lost if fewer than its least of pods are left.
         """
         job_run = self.job_runs[self._tasks[pod.uid]]
         self._count(job_run)
@@ -255,30 +258,31 @@ class Timeline:
             job_run.lost_s += job_run.done_s
             job_run.done_s = 0.0
         self._forget(pod.uid)
-        self._add_pod(job_run.task, int(pod.name.rpartition("-")[2]) if pod.gang else 0, self.now_s)
+        number = int(pod.name.rpartition("-")[2]) if pod.gang else 0  # as `_add_pod` has named it
+        self._add_pod(job_run.task, number, self.now_s)
         return job_run.task.name
 
     def _count(self, job_run: JobRun) -> None:
-        """Count the work that was done since it was last counted; to be called before the pace of a run changes."""
+        """Count the work that a run has done since the last call; to be called before its pace changes."""
         job_run.done_s += (self.now_s - job_run.since_s) * job_run.pace
         job_run.since_s = self.now_s
 
     def _schedule(self, job_run: JobRun) -> None:
         """Note when a task will have ended at its present pace; what was noted before is out of date from now on."""
-        job_run.turn += 1
+        job_run.pace_changes += 1
         if job_run.pace:
             ends_s = self.now_s + max(0.0, job_run.task.run_s - job_run.done_s) / job_run.pace
-            heapq.heappush(self._ends, (ends_s, self._serial, job_run.task.name, job_run.turn))
+            heapq.heappush(self._ends, (ends_s, self._serial, job_run.task.name, job_run.pace_changes))
 
-    def _end_if_due(self, event: tuple[float, int, str, int]) -> None:
-        """Let a task end as it was scheduled (an entry of `_ends`), unless its pace has changed since then."""
-        if event[3] == self.job_runs[event[2]].turn:
-            self.end(event[2])
+    def _is_out_of_date(self, end: tuple[float, int, str, int]) -> bool:
+        """Tell whether the pace of the task has changed since this end, an entry of `_ends`, was noted."""
+        _, _, name, pace_changes = end
+        return pace_changes != self.job_runs[name].pace_changes
 
     def end(self, name: str) -> None:
-        """Let the task `name` end now, whatever it has done; its pods are gone, and others beside them may speed up."""
+        """End the task `name` now, whatever it has done. Its pods are gone, and others beside them may speed up."""
         job_run = self.job_runs[name]
-        job_run.turn += 1
+        job_run.pace_changes += 1
         self._count(job_run)
         job_run.ended_s = self.now_s
         for uid in sorted(self._uids[job_run.task.name]):
@@ -298,7 +302,10 @@ class Timeline:
 def _use(spec: NodeSpec) -> NodeUse:
     """Return what the agent of a node without shares would report."""
     facts = [
-        DeviceFacts(index, f"{spec.name}/{index}", spec.model, spec.device_mib * 2**20, True, "", True, -1, ())
+        DeviceFacts(
+            index, f"{spec.name}/{index}", spec.model, spec.device_mib * MIB, healthy=True, health_reason="",
+            offered=True, numa_node=-1, nvlink_peers=(),
+        )
         for index in range(spec.devices)
-    ]
+    ]  # fmt: skip
     return NodeUse(NodeFacts(spec.name, ""), tuple(map(DeviceUse, facts)))

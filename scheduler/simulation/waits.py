@@ -55,9 +55,9 @@ def wait_s(run: JobRun, end_s: float) -> float:
 def stopped_s(run: JobRun, end_s: float) -> float:
     """Return the longest time for which a task that had begun did not run, until it or the play ended.
 
-    It does not run while fewer than its least of pods do.
+    A task does not run while fewer than its least of pods do.
     """
-    longest, since_s = 0.0, None
+    longest, since_s = 0.0, None  # since_s: since when the task does not run; None: it runs
     last_s = end_s if run.ended_s is None else run.ended_s
     # At its end a task counts as running: that ends the last stretch.
     for at_s, running in [*((step.at_s, step.running) for step in run.steps), (last_s, run.task.size)]:
@@ -79,17 +79,19 @@ def waits(runs: Sequence[JobRun], end_s: float) -> list[Waits]:
 def _of_priority(priority: int, runs: Sequence[JobRun], end_s: float) -> Waits:
     """Return how long the tasks of one priority waited; `runs` are these tasks, at least one."""
     waited = sorted(wait_s(run, end_s) for run in runs)
+    # A percentile is the wait at the nearest rank: at least that part of the tasks waited no longer.
     median_s, p95_s, p99_s = (waited[max(0, math.ceil(part * len(waited)) - 1)] for part in (0.5, 0.95, 0.99))
     return Waits(
-        priority, len(runs), sum(run.started_s is None for run in runs), median_s, p95_s, p99_s, waited[-1],
-        sum(run.paused for run in runs), sum(run.evicted for run in runs),
-        sum(run.lost_s * run.task.milli / DEVICE_MILLI for run in runs),
-        max(stopped_s(run, end_s) for run in runs),
+        priority, len(runs), unstarted=sum(run.started_s is None for run in runs),
+        median_s=median_s, p95_s=p95_s, p99_s=p99_s, longest_s=waited[-1],
+        paused=sum(run.paused for run in runs), evicted=sum(run.evicted for run in runs),
+        lost_device_s=sum(run.lost_s * run.task.milli / DEVICE_MILLI for run in runs),
+        stopped_longest_s=max(stopped_s(run, end_s) for run in runs),
     )  # fmt: skip
 
 
 def used_part(runs: Sequence[JobRun], devices: int, end_s: float) -> float:
-    """Return how much of the devices' time was used, 0..1, from the first task's coming to the last one's.
+    """Return the part of the devices' time, 0..1, that was used between the arrivals of the first and the last task.
 
     `devices`: how many the cluster has. A task that has not ended is taken to run until `end_s`. Returns 0 if all tasks
     came at once.

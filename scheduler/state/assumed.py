@@ -31,10 +31,10 @@ class AssumedYields:
         """In the order in which they were made."""
 
     def put(self, pod: Pod, yields: str, until_s: float) -> Pod:
-        """Assume until `until_s` that a pod, given as it counts now, yields this way, whatever was assumed before.
+        """Assume until `until_s` that a pod yields this way, in place of what was assumed before.
 
-        Return the pod as the API server shows it: `applied` makes of it the pod as it counts. Nothing is assumed if the
-        API server shows `yields` already.
+        `pod`: as it counts now. Returns it as the API server shows it; `applied` turns that into the pod as it counts
+        from now on. Nothing is assumed if the API server shows `yields` already.
         """
         before = self._assumed.pop(pod.uid, None)
         shown = before.shown if before else pod.yields
@@ -47,7 +47,7 @@ class AssumedYields:
         self._assumed.pop(uid, None)
 
     def applied(self, pod: Pod) -> Pod:
-        """Return a pod that the API server shows as it counts: with what is assumed of it.
+        """Return a pod as it counts: `pod`, as the API server shows it, with what is assumed of it.
 
         An assumption that the API server shows by now is dropped.
         """
@@ -58,7 +58,7 @@ class AssumedYields:
         return replace(pod, yields=assumed.yields)
 
     def expire(self, now_s: float) -> list[tuple[str, str]]:
-        """Drop what the API server did not show in time; return the pods' uids, each with what it shows instead."""
+        """Drop what the API server did not show in time; return the pods' uids, each with how it yields instead."""
         found = []
         for uid, assumed in self._assumed.items():
             if assumed.until_s > now_s:

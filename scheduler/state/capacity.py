@@ -1,6 +1,6 @@
-"""Computes what a cluster's nodes would take without pods: so which job can never fit, even if all others end.
+"""Computes what a cluster's nodes would take if they were empty. This tells which job can never fit.
 
-Also which nodes to reserve for a job: those on which the least running work has to end for it. Pure.
+It also finds the nodes to reserve for a job: those on which the least running work has to end for it. Pure.
 """
 
 from __future__ import annotations
@@ -59,20 +59,21 @@ class Capacity:
     def can_hold(self, pods: Sequence[Pod]) -> bool:
         """Tell whether pods would fit together on the empty nodes; False: they never fit.
 
-        Pods that ask for different things are looked at kind by kind, so True may be wrong for these.
+        Pods that ask for different things are looked at kind by kind, as if the others were not there. So True may be
+        wrong for these.
         """
         counts = Counter((pod.request, pod.constraints) for pod in pods)
         return all(self.holds(request, constraints, count) for (request, constraints), count in counts.items())
 
     def emptiest(self, pods: Sequence[Pod], names: Sequence[str]) -> tuple[str, ...]:
-        """Return those of the nodes `names` on which the least work has to end so that all of these pods fit on them.
+        """Return those of the nodes `names` on which the least work has to end so that all of these pods fit there.
 
-        They are the nodes with the least device time in use for each pod that fits there once they are empty. Empty:
-        even all these nodes do not suffice. Each pod counts like the largest of them.
+        They are the nodes with the least device time in use for each pod that fits on them once they are empty. Empty:
+        even all of `names` do not suffice. Each pod counts like the largest of them.
         """
         request = max(pods, key=lambda pod: pod.request.milli).request
         copies = dict(zip(self._specs, self._copies(request).tolist(), strict=True))
-        costs = []  # of each node: device time that has to end for each pod that then fits
+        costs = []  # for each node: the device time that has to end, divided by the pods that then fit
         for name in names:
             row = self._cluster.row(name)
             if row is not None and copies.get(name):

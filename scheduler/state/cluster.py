@@ -1,9 +1,9 @@
 """Holds the view: what is known of the cluster, and the snapshot that follows from it. Pure: the observer tells it.
 
 A row of the snapshot is a function of what is known of that node: the node and its pods as the API server has them, the
-devices and shares that its agent reports, and what is assumed: decisions of this replica that the API server does not
-show yet. So the order of the news does not matter, and a replica that starts anew comes to the same snapshot. News
-count in the snapshot from the next `advance` on. `now_s` is always of one monotonic clock.
+devices and shares that its agent reports, and what is assumed, which are decisions of this replica that the API server
+does not show yet. So the order of the news does not matter, and a replica that starts anew comes to the same snapshot.
+News count in the snapshot from the next `advance` on. `now_s` is always of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class _Facts:
     gone: set[str] = field(default_factory=set)
     """Uids of pods that have ended, while the agent still reports shares of them."""
     row: Row | None = None
-    """None: the node is not in the snapshot, it cannot take shares."""
+    """None: the node is not in the snapshot, because it cannot take shares."""
 
 
 class Cluster:
     """The view of the cluster. Not for several threads."""
 
     def __init__(self, policy: str = DEFAULT) -> None:
-        """Raises PlacementError for an unknown policy."""
-        self._name = policy
+        """Begin with nothing known. Raises PlacementError for an unknown policy."""
+        self._policy_name = policy
         self._facts: defaultdict[str, _Facts] = defaultdict(_Facts)
         self._pods: dict[str, Pod] = {}
         """By uid, all pods that have not ended."""
@@ -82,15 +82,15 @@ class Cluster:
         self._device_affinity = DeviceAffinity()
         self._census = Census()
         self._stranded: set[str] = set()
-        """Uids of pods that were sent to a node and are not counted there, as kube-scheduler does not bind them."""
+        """Uids of pods that were sent to a node and do not count there, because kube-scheduler does not bind them."""
         self._changed: set[str] | None = None
         """Uids of pods that have changed since the last call of `take_changed`; None: it was never called."""
         self._gone: list[Pod] = []
         """Members of gangs that have gone since the last call of `take_gone`, as they were last seen."""
         self._contended: set[str] = set()
-        """Nodes on which a share has waited for a device."""
+        """Names of the nodes on which a share has waited for a device in the last minute."""
         self._dirty: set[str] = set()
-        """Nodes of which `advance` has to compute the row anew."""
+        """Names of the nodes of which `advance` has to compute the row anew."""
         self.node_index = NodeIndex({})
         self.version = 0
         """Grows whenever an answer may have changed."""
@@ -101,7 +101,7 @@ class Cluster:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Return the present snapshot; a new model of devices makes it another one."""
+        """Return the present snapshot; `advance` may replace it."""
         return self.node_index.snapshot
 
     # What the observer tells.
@@ -127,11 +127,11 @@ class Cluster:
         self._dirty.add(name)
 
     def measure(self, name: str, use: NodeUse) -> None:
-        """Take the report of a node's agent in which only the numbers have changed. It counts without `advance`."""
+        """Take a report of a node's agent in which only the numbers have changed. It counts at once."""
         facts = self._facts[name]
         facts.use = use
         self._note_waits(name, use)
-        if name not in self._dirty and facts.row is not None:
+        if name not in self._dirty and facts.row is not None:  # else `advance` computes the row, or there is none
             row = facts.row.measured(use)
             if row is not facts.row:
                 facts.row = row
@@ -146,7 +146,7 @@ class Cluster:
             self._contended.discard(name)
 
     def set_pod(self, pod: Pod) -> None:
-        """Take a pod as the API server has it, new or changed; what it shows is not assumed any more."""
+        """Take a pod as the API server has it, new or changed. What it shows now is not assumed any more."""
         if pod.ended:
             self.remove_pod(pod.uid)
             return
@@ -182,7 +182,7 @@ class Cluster:
         self.forget(uid)  # the pod may be assumed somewhere, even if it was not known
 
     def _drop(self, pod: Pod | None) -> None:
-        """Take a pod out of all that is counted, as it changes or has gone; None: it was not known."""
+        """Take a pod, as it was known, out of all counts: it changes or has gone. None: it was not known."""
         if pod is None:
             return
         self._census.drop(pod.request)
@@ -192,7 +192,7 @@ class Cluster:
             self._dirty.add(pod.place)
 
     def assume(self, pod: Pod, node: str, devices: Names, now_s: float) -> Assumed:
-        """Count a pod where it was chosen to go, until it is seen there, or elsewhere, or ASSUMED_S have passed.
+        """Count a pod on the node that was chosen for it, until it is seen there or elsewhere, or for ASSUMED_S.
 
         `devices`: of each share, the UUIDs of its devices. An earlier choice for the pod is forgotten.
         """
@@ -205,7 +205,7 @@ class Cluster:
         return assumed
 
     def forget(self, uid: str, *, but_on: str = "") -> None:
-        """Stop counting a pod where it was chosen to go, unless that is the node `but_on`."""
+        """Stop counting a pod on the node that was chosen for it, unless that is the node `but_on`."""
         assumed = self._assumed.get(uid)
         if assumed is not None and assumed.node != but_on:
             del self._assumed[uid]
@@ -214,7 +214,7 @@ class Cluster:
             self._note_change(uid)
 
     def is_stranded(self, uid: str) -> bool:
-        """Tell whether `strand` was called for a pod, and it is not bound yet."""
+        """Tell whether `strand` was called for a pod that is not bound yet."""
         return uid in self._stranded
 
     def strand(self, pod: Pod) -> None:
@@ -238,8 +238,8 @@ class Cluster:
     def advance(self, now_s: float) -> None:
         """Bring the snapshot up to what is known at this time; what was assumed for too long is dropped.
 
-        To be called before a decision. If the snapshot has no place for a new node, or does not know its model, another
-        snapshot is made, with another policy.
+        To be called before a decision. If the snapshot has no place for a new node, or does not know its model, a new
+        snapshot is made, with a new policy.
         """
         while self._assumed:  # in the order in which they were assumed
             first = next(iter(self._assumed.values()))
@@ -253,19 +253,19 @@ class Cluster:
         self.version += 1
         names, self._dirty = sorted(self._dirty), set()
         specs = {name: spec for name in names if (spec := self._spec(name)) is not None}
-        fits = self.node_index.have_place(specs)
-        if not fits:
+        has_place = self.node_index.have_place(specs)
+        if not has_place:
             names = sorted(self._facts)
             self.node_index = NodeIndex({name: spec for name in names if (spec := self._spec(name)) is not None})
         for name in names:
             self._update_row(name)
-        if fits:
+        if has_place:
             self.policy.refresh()
         else:
-            self.policy = Policy(self._name, self.snapshot, self.mix)  # of the nodes that are there now
+            self.policy = Policy(self._policy_name, self.snapshot, self.mix)
 
     def renew(self, policy: Policy, mix: Mix) -> None:
-        """Judge by another mix from now on; the policy was made for this snapshot."""
+        """Judge by another mix from now on. `policy`: made of that mix, for this snapshot."""
         self.policy, self.mix = policy, mix
         self.version += 1
 
@@ -289,7 +289,7 @@ class Cluster:
         return [name for name in sorted(self._contended) if name in self._facts and self._facts[name].node]
 
     def row(self, name: str) -> Row | None:
-        """Return what is left of a node, None when it cannot take shares."""
+        """Return what is left of a node; None: it takes no shares."""
         facts = self._facts.get(name)
         return facts.row if facts else None
 
@@ -308,7 +308,7 @@ class Cluster:
         return self._pods.get(uid)
 
     def yields(self, pod: Pod) -> str:
-        """Return how a pod yields now (Pod.yields), with what is assumed; of an unknown pod, what the value says."""
+        """Return how a pod yields now (Pod.yields), with what is assumed; of an unknown pod, what `pod` itself says."""
         return self._pods.get(pod.uid, pod).yields
 
     def pods(self) -> Iterable[Pod]:
@@ -347,8 +347,8 @@ class Cluster:
     def rest(self, pod: Pod, name: str) -> tuple[Rest, list[Running]] | None:
         """Return what is left of a node for a pod, and the pods that are there; None: the node takes no shares.
 
-        The pods are those that are bound or released to it and have known devices. The victim search (preemption/)
-        tries on these values which of them have to go.
+        The pods are those that are bound or released to it and have known devices. With these values the victim search
+        (preemption/) tries which of them have to yield.
         """
         facts = self._facts.get(name)
         spec = self.node_index.spec(name)
@@ -366,7 +366,7 @@ class Cluster:
     def allowed(self, pod: Pod, indices: NDArray[np.int32]) -> NDArray[np.uint16]:
         """Return for each of these nodes of the snapshot (`indices`) a bit for each device that the pod may have.
 
-        It may have the devices that take shares, as far as its device affinity and anti-affinity leave them.
+        These are the devices that take shares and that its device affinity and anti-affinity leave open.
         """
         masks = self.node_index.usable(indices)
         if pod.affinity:
@@ -379,7 +379,7 @@ class Cluster:
         return masks
 
     def _devices_of(self, uids: Iterable[str], but: Pod) -> dict[int, int]:
-        """Return by the index of a node the bits of the devices on which these pods count, but for the pod `but`."""
+        """Return, by the index of a node, a bit for each device on which one of these pods counts, except `but`."""
         found: defaultdict[int, int] = defaultdict(int)
         for uid in uids:
             pod, assumed = self._pods[uid], self._assumed.get(uid)

@@ -17,7 +17,7 @@ from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube.objects import Object, at, entries
 from sharepod.kube.pod import read_draft
 from sharepod.scheduler.errors import PlacementError, TraceError
-from sharepod.scheduler.placement.request import NODE_DEVICES_MAX, NodeSpec, PodRequest, ShareRequest
+from sharepod.scheduler.placement.request import DEVICE_MILLI, NODE_DEVICES_MAX, NodeSpec, PodRequest, ShareRequest
 from sharepod.scheduler.state import trace
 from sharepod.scheduler.state.node import read_node
 from sharepod.scheduler.state.pod import read_pod
@@ -80,7 +80,7 @@ def read_pods(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[
 
 
 def _items(path: Path, text: str, kind: str) -> list[Object] | None:
-    """Return the objects in a file's text, a list's or the single one; None: the text may be CSV.
+    """Return the objects in a file's text, a list or a single one; None: it is not JSON, and may be CSV.
 
     `kind`: Node or Pod. Raises TraceError for YAML, a table, broken JSON, objects of another kind, and an empty list.
     """
@@ -96,29 +96,29 @@ def _items(path: Path, text: str, kind: str) -> list[Object] | None:
         raise TraceError(f"{path}: {error}: it is cut off, or no JSON: {again}") from None
     if not isinstance(value, dict):
         raise TraceError(f"{path}: a list without its kind: {again}")
-    found = str(value.get("kind", ""))
-    items = entries(value, "items") if found.endswith("List") else [value]
+    own_kind = str(value.get("kind", ""))
+    items = entries(value, "items") if own_kind.endswith("List") else [value]
     wrong = next((str(item.get("kind")) for item in items if item.get("kind", kind) != kind), "")
-    if wrong or (found.endswith("List") and found not in ("List", f"{kind}List")):
-        raise TraceError(f"{path}: it has a {_word(wrong or found)}, {kind}s are needed: were the files mixed up?")
+    if wrong or (own_kind.endswith("List") and own_kind not in ("List", f"{kind}List")):
+        raise TraceError(f"{path}: it has a {_word(wrong or own_kind)}, {kind}s are needed: were the files mixed up?")
     if not items:
         raise TraceError(f"{path}: an empty list: is it the right file?")
     return items
 
 
 def _node(path: Path, item: Object, tell: Callable[[str], None]) -> NodeSpec:
-    """Return the node of an object. Raises TraceError.
+    """Return the node of an object. Raises TraceError if it has no name.
 
     Its devices are those that SharePod's device plugin offers; if it offers none, those that NVIDIA's offers. `tell`
-    gets a line if there are too many to count.
+    gets a line if there are more than NODE_DEVICES_MAX.
     """
     node = read_node(item)
     if node is None:
         raise TraceError(f"{path}: a node without a name: {_AGAIN.format('nodes')}")
     labels = at(at(item, "metadata"), "labels")
     whole = _count(at(at(item, "status"), "allocatable").get(WHOLE)) // max(1, _count(labels.get(REPLICAS)))
-    devices, there = node.units // 100, _count(labels.get(COUNT))
-    devices = min(devices, there) if there else devices  # a device plugin may offer spare units
+    devices, labelled = node.units // 100, _count(labels.get(COUNT))  # a unit is 1 % of a device
+    devices = min(devices, labelled) if labelled else devices  # SharePod's plugin may offer spare units
     devices = devices or whole
     if devices > NODE_DEVICES_MAX:
         tell(f"node {_word(node.name)} offers {devices} devices: {NODE_DEVICES_MAX} of them count")
@@ -146,21 +146,23 @@ def _pod(path: Path, item: Object) -> NamedPod | str | None:
 
 
 def _with_whole(request: PodRequest, pod: Pod) -> PodRequest:
-    """Return `request` with the pod's whole devices (units of `pod` are WHOLE) as more shares. Raises PlacementError.
+    """Return `request` with one more share for each container's whole devices. Raises PlacementError.
 
-    Init containers that end before the others begin have their devices earlier: they count only if they need more.
+    `pod`: the same pod, read with WHOLE as its resource, so a unit of it is a device. Kubelet hands the devices of an
+    ended init container on to the containers after it. So an init container counts only if it asks for more than those
+    together.
     """
-    wanted = [count for _, count in pod.units]
-    passing = max((count for _, count in pod.init_units), default=0)
-    counts = [passing] if passing > sum(wanted) else wanted
+    by_container = [count for _, count in pod.units]
+    largest_init = max((count for _, count in pod.init_units), default=0)
+    counts = [largest_init] if largest_init > sum(by_container) else by_container
     # A node's label has dashes in the name of a model; the driver, and pods that ask for the model, write spaces.
     models = frozenset(name.replace(" ", "-") for name in request.models)
-    shares = request.shares + tuple(ShareRequest(1000, count) for count in counts)
+    shares = request.shares + tuple(ShareRequest(DEVICE_MILLI, count) for count in counts)
     return replace(request, shares=shares, models=models)
 
 
 def _count(value: object) -> int:
-    """Return the number in a quantity or a label; 0: it is no whole number of less than ten digits."""
+    """Return the number in a quantity or a label; 0: it is no whole number, or has ten digits or more."""
     text = str(value or "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 

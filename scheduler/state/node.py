@@ -45,7 +45,7 @@ def read_node(item: object, resource: str = RESOURCE, domains: tuple[str, ...] =
     name, allocatable = at(item, "metadata").get("name"), at(at(item, "status"), "allocatable")
     if not isinstance(name, str) or not name:
         return None
-    units = quantity.milli(str(allocatable.get(resource, "0"))) // 1000
+    units = quantity.milli(str(allocatable.get(resource, "0"))) // 1000  # whole ones
     cpu, memory = str(allocatable.get("cpu", "0")), str(allocatable.get("memory", "0"))
     labels = at(at(item, "metadata"), "labels")
     own = tuple(str(labels.get(label, "")) for label in domains)

@@ -49,17 +49,20 @@ class NodeIndex:
         """By index: Row.units, the percents of devices that kubelet has left to count; below 0 if over-promised."""
 
     def have_place(self, specs: Mapping[str, NodeSpec]) -> bool:
-        """Tell whether this snapshot has a place for these nodes, known or new; False: a new snapshot is needed."""
+        """Tell whether this snapshot has a place for these nodes, known or new; False: a new snapshot is needed.
+
+        If the snapshot has MODELS_MAX models, a new one would not help with one more model: `put` refuses such a node.
+        """
         known = self.snapshot.models.names
         if any(spec.devices and spec.model not in known for spec in specs.values()) and len(known) < MODELS_MAX:
-            return False  # but not if all models are taken: a new snapshot would not help, and `put` refuses the node
+            return False
         return sum(name not in self._by_name for name in specs) <= len(self._free)
 
     def put(self, name: str, spec: NodeSpec, devices: Sequence[DeviceFacts], row: Row) -> bool:
         """Put a node in the snapshot, new or changed, with what `row` says is left of it and of its `devices`.
 
-        `have_place` has said that there is a place. Return False, and remove the node, if its model is one more than
-        can be told apart: then it takes no shares.
+        `have_place` must have said that there is a place. Return False, and remove the node, if the snapshot does not
+        have its model: then it takes no shares.
         """
         if spec.devices and spec.model not in self.snapshot.models.names:
             self.remove(name)
@@ -80,7 +83,7 @@ class NodeIndex:
         return True
 
     def put_strains(self, name: str, row: Row) -> None:
-        """Put the strains of a node's devices (Row.strains) into the snapshot, which has the node."""
+        """Put the strains of a node's devices (Row.strains) into the snapshot, which must have the node."""
         uses = [(use.busy_milli, use.waited_milli, use.latency_milli, use.limits_milli) for use in row.strains]
         self.snapshot.set_uses(self._by_name[name], uses)
 
@@ -121,7 +124,7 @@ class NodeIndex:
         return {name: self._placed[name][0] for name in sorted(self._placed)}
 
     def find(self, names: Sequence[str]) -> tuple[list[str], list[int]]:
-        """Return those of these nodes that are in the snapshot, and their indices; the others take no shares."""
+        """Return the names and the indices of those of these nodes that are in the snapshot, in the same order."""
         found = list(map(self._by_name.get, names))
         if None not in found:
             return list(names), cast("list[int]", found)
@@ -129,7 +132,7 @@ class NodeIndex:
         return [name for name, _ in pairs], [index for _, index in pairs]
 
     def indices(self, names: Collection[str] | None = None) -> NDArray[np.int32]:
-        """Return the indices, sorted, of those of these nodes that are in the snapshot; None: of all in it."""
+        """Return the sorted indices of those of these nodes that are in the snapshot. `names` None: of all in it."""
         found: Iterable[int] = self._by_name.values() if names is None else self.find(list(names))[1]
         return np.sort(np.fromiter(found, np.int32))
 

@@ -1,9 +1,9 @@
-"""Computes a node's row of the snapshot: what is left of it, and which pods are where. Pure, from what is known of it.
+"""Computes a node's row of the snapshot: what is left of the node, and which pods are where. Pure.
 
-A share counts on the devices that the agent reports. Until it reports the share, the share counts on the devices that
-were chosen for it: in the annotation of its pod, or by what is assumed. If none were chosen, it counts where the agent
-would put it: on the fullest device that has room. The annotation of the pod says whether a share yields its time. It
-does not matter that the agent has not paused or resumed it yet: the row says what is promised.
+A share counts on the devices on which the agent reports it. Until the agent does so, it counts on the devices that were
+chosen for it: in the annotation of its pod, or by what is assumed. If none were chosen, it counts where the agent would
+put it: on the fullest device that has room. The annotation of the pod says whether a share yields its time. It does not
+matter whether the agent has paused or resumed it yet: the row says what is promised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MILLIPERCENT_PER_MILLI: Final = WHOLE_MILLIPERCENT // DEVICE_MILLI
 GONE: Final = "gone"
-"""The value of Pod.yields during a trial without the pod."""
+"""The value of Pod.yields while preemption tries on the view what evicting the pod would free (room.py)."""
 
 Devices = tuple[tuple[int, ...], ...]
 """Of each share of a pod, the indices of its devices."""
@@ -48,10 +48,9 @@ class Strain:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is left of a node."""
+    """What is left of a node. A number is below 0 where more is promised than there is."""
 
     cpu_milli: int
-    """Below 0, like everything that is left, where more is promised than there is."""
     memory_mib: int
     uuids: tuple[str, ...]
     device_mib: int
@@ -71,7 +70,7 @@ class Row:
     """Percents of devices that kubelet has left to count: a paused pod holds its percents like any other."""
 
     def bits_of(self, uid: str) -> int:
-        """Return a bit for each device that a pod has on the node; 0: it has none, or they are not known."""
+        """Return a bit for each device that a pod has on the node; 0: it has none, or its devices are not known."""
         return sum(1 << device for device in {device for share in self.places.get(uid, ()) for device in share})
 
     def named(self, devices: Devices) -> Names:
@@ -114,7 +113,7 @@ class _Tally:
     def take_reported(self, share: ShareUse, device: int, yields: str) -> None:
         """Take a share from the device (an index) on which the agent reports it; `yields`: as in `take`."""
         terms = share.terms
-        mib = -(-terms.memory_limit_bytes // MIB)
+        mib = -(-terms.memory_limit_bytes // MIB)  # rounded up
         milli = terms.request_millipercent // MILLIPERCENT_PER_MILLI
         limit = terms.limit_millipercent // MILLIPERCENT_PER_MILLI
         self._subtract(device, milli, mib, limit, terms.share_class.name.lower(), yields)
@@ -122,13 +121,13 @@ class _Tally:
     def put(self, pod: Pod, found: list[tuple[int, ...]], missing: Sequence[int], usable: int) -> bool:
         """Take a pod's missing shares where the agent would put them: on the fullest devices that have room.
 
-        `missing`: their indices. `found`: of each share its devices; those of the missing ones are filled in. `usable`:
+        `missing`: their indices. `found`: the devices of each share; those of the missing ones are filled in. `usable`:
         a bit for each device that may be used. Return False if there is no room: then nothing is taken, and `found` is
         of no use.
         """
         shares = pod.request.shares
-        sums = self.free_milli, self.free_mib, self.latency_milli, self.limits_milli
-        before = [list(one) for one in sums]
+        lists = self.free_milli, self.free_mib, self.latency_milli, self.limits_milli
+        before = [list(one) for one in lists]
         for index in missing:
             share = shares[index]
             # A paused pod needs only memory.
@@ -149,12 +148,12 @@ class _Tally:
         return True
 
     def _subtract(self, device: int, milli: int, mib: int, limit_milli: int, share_class: str, yields: str) -> None:
-        """Subtract one share from what is left of one device; a paused share takes only memory."""
+        """Subtract one share from what is left of one device. A paused share takes only memory."""
         self.free_mib[device] -= mib
-        if yields == "pause":  # it keeps its memory; its time is promised to others
+        if yields == "pause":  # its time is promised to others
             return
         self.free_milli[device] -= milli
-        self.limits_milli[device] += milli if yields else limit_milli  # limited to its request
+        self.limits_milli[device] += milli if yields else limit_milli  # if it yields by "limit", to its request
         if share_class == "latency":
             self.latency_milli[device] += milli
 
@@ -163,17 +162,20 @@ def spec_of(node: Node, use: NodeUse) -> NodeSpec:
     """Return a node as the snapshot has it: each device has the first one's model and the least memory of all."""
     devices = use.devices[:NODE_DEVICES_MAX]
     model = devices[0].facts.model if devices else ""
-    mib = min((device.facts.memory_total_bytes for device in devices), default=0) // 2**20
+    mib = min((device.facts.memory_total_bytes for device in devices), default=0) // MIB
     return NodeSpec(node.name, node.cpu_milli, node.memory_mib, len(devices), model, mib)
 
 
 def links_of(devices: Sequence[DeviceFacts]) -> list[int]:
-    """Return for each device the bits of those that it has a fast link to; both ends have to report a link."""
+    """Return for each device a bit for each device that it has a fast link to, by their positions in `devices`.
+
+    A link counts if both of its ends report it.
+    """
     positions = {device.index: position for position, device in enumerate(devices)}
     peers = [{positions[peer] for peer in device.nvlink_peers if peer in positions} for device in devices]
     return [
-        sum(1 << other for other in found if other != position and position in peers[other])
-        for position, found in enumerate(peers)
+        sum(1 << other for other in own_peers if other != position and position in peers[other])
+        for position, own_peers in enumerate(peers)
     ]
 
 
@@ -185,20 +187,21 @@ def row_of(
     gone: Collection[str] = (),
     units: int = 0,
 ) -> Row:
-    """Return a node's row. `use`: what its agent reports. `pods` count there: they are bound or released to it.
+    """Return a node's row. `use`: what its agent reports. `pods`: those that are bound or released to the node.
 
     `assumed`: by uid, pods that were sent there, with their devices; the API server does not show all of that yet. Pods
-    that are `gone` (uids) count no more, even if the agent reports their shares: the pod that comes in their place
+    that are `gone` (uids) count no more, even if the agent still reports their shares: a pod that comes in their place
     waits on the node until the agent has released them. `units`: percents of devices that kubelet counts, taken or not.
     """
     devices = use.devices[: spec.devices]
     uuids = tuple(device.facts.uuid for device in devices)
     positions = {uuid: index for index, uuid in enumerate(uuids)}
     tally = _Tally(spec.device_mib, len(devices))
-    there: dict[tuple[str, str], list[int]] = {}
+    reported: dict[tuple[str, str], list[int]] = {}  # by pod and container: the devices of its share
     yields = {pod.uid: pod.yields for pod in pods}
-    gone = {*gone, *(uid for uid, what in yields.items() if what == GONE)}
+    gone = {*gone, *(uid for uid, how in yields.items() if how == GONE)}
     pods = [pod for pod in pods if pod.uid not in gone]
+    # First the shares that the agent reports.
     for index, device in enumerate(devices):
         for share in device.shares:
             if share.terms.pod_uid in gone:
@@ -206,18 +209,19 @@ def row_of(
             # Of a pod that the API server does not show only the agent knows whether it yields.
             tally.take_reported(share, index, yields.get(share.terms.pod_uid, "pause" if share.terms.yielding else ""))
             if share.terms.pod_uid:
-                there.setdefault((share.terms.pod_uid, share.terms.container), []).append(index)
-    bound = {pod.uid for pod in pods}
-    everybody = [*pods, *(pod for uid, (pod, _) in assumed.items() if uid not in bound)]
+                reported.setdefault((share.terms.pod_uid, share.terms.container), []).append(index)
+    shown = {pod.uid for pod in pods}
+    all_pods = [*pods, *(pod for uid, (pod, _) in assumed.items() if uid not in shown)]
     usable = sum(1 << index for index, device in enumerate(devices) if device.facts.healthy and device.facts.offered)
     places: dict[str, Devices] = {}
     unplaced: list[tuple[Pod, list[tuple[int, ...]], list[int]]] = []
-    for pod in sorted(everybody, key=lambda item: (item.created, item.uid)):
+    # Then those that it does not report yet, on the devices that were chosen for them.
+    for pod in sorted(all_pods, key=lambda item: (item.created, item.uid)):
         if not pod.request.shares:
             continue
         expected = assumed[pod.uid][1] if pod.uid in assumed else ()
         chosen = _positions(pod.chosen, positions) or _positions(expected, positions)
-        found, missing = _known_devices(pod, there, chosen)
+        found, missing = _known_devices(pod, reported, chosen)
         if missing and not chosen:
             unplaced.append((pod, found, missing))
             continue
@@ -225,14 +229,15 @@ def row_of(
             tally.take(pod.request.shares[index], found[index], pod.yields)
         places[pod.uid] = tuple(found)
     homeless = set()
-    for pod, found, missing in unplaced:  # after all pods with known devices
-        if not tally.put(pod, found, missing, usable & ~_neighbours(pod, everybody, places)):
+    # At last those for which no devices were chosen.
+    for pod, found, missing in unplaced:
+        if not tally.put(pod, found, missing, usable & ~_closed_to(pod, all_pods, places)):
             homeless.add(pod.uid)
         else:
             places[pod.uid] = tuple(found)
     return Row(
-        cpu_milli=spec.cpu_milli - sum(pod.request.cpu_milli for pod in everybody),
-        memory_mib=spec.memory_mib - sum(pod.request.memory_mib for pod in everybody),
+        cpu_milli=spec.cpu_milli - sum(pod.request.cpu_milli for pod in all_pods),
+        memory_mib=spec.memory_mib - sum(pod.request.memory_mib for pod in all_pods),
         uuids=uuids,
         device_mib=spec.device_mib,
         free_milli=tuple(tally.free_milli),
@@ -242,12 +247,12 @@ def row_of(
         places=places,
         presumed=frozenset(pod.uid for pod, _, _ in unplaced),
         homeless=frozenset(homeless),
-        units=units - sum(pod.units for pod in everybody),
+        units=units - sum(pod.units for pod in all_pods),
     )
 
 
 def _strain(device: DeviceUse, latency_milli: int, limits_milli: int) -> Strain:
-    """Return the strain on a device: what the agent measured there, with the promises of `row_of`, in milli."""
+    """Return the strain on a device: what the agent measured there, and the promises as in Strain."""
     numbers = device.numbers
     busy = max(numbers.used_1s_millipercent, numbers.used_1m_millipercent, numbers.used_15m_millipercent)
     waited = numbers.waited_1m_millipercent
@@ -255,16 +260,16 @@ def _strain(device: DeviceUse, latency_milli: int, limits_milli: int) -> Strain:
 
 
 def _positions(names: Names, positions: Mapping[str, int]) -> Devices:
-    """Return the indices of devices by their UUIDs; empty: one of them is not on this node."""
+    """Return the indices of devices (`positions`) that are given by their UUIDs; empty: one is not on this node."""
     if not all(name in positions for share in names for name in share):
         return ()
     return tuple(tuple(sorted(positions[name] for name in share)) for share in names)
 
 
-def _neighbours(pod: Pod, others: Iterable[Pod], places: Mapping[str, Devices]) -> int:
+def _closed_to(pod: Pod, others: Iterable[Pod], places: Mapping[str, Devices]) -> int:
     """Return a bit for each device of this node that a pod's anti-affinity closes to it: a pod with its word is there.
 
-    `others`: the pods of the node. `places`: their devices, by uid, as far as they are known.
+    `others`: the pods of the node. `places`: the known devices of these, by uid.
     """
     bits = 0
     for other in others if pod.anti_affinity else ():
@@ -275,13 +280,13 @@ def _neighbours(pod: Pod, others: Iterable[Pod], places: Mapping[str, Devices]) 
 
 
 def _known_devices(
-    pod: Pod, there: Mapping[tuple[str, str], list[int]], chosen: Devices
+    pod: Pod, reported: Mapping[tuple[str, str], list[int]], chosen: Devices
 ) -> tuple[list[tuple[int, ...]], list[int]]:
     """Return the devices of each share of a pod, and the indices of the shares that the agent does not report yet.
 
-    `there`: the devices that the agent reports, by pod and container. `chosen`: of each share, its devices while it is
-    not reported; empty: they are not known, and a share that is not reported gets none here. An init container's share
-    is the one of the container that gets its units.
+    `reported`: the devices that the agent reports, by pod and container. `chosen`: of each share, its devices while it
+    is not reported; empty: they are not known, and a share that is not reported gets none here. An init container has
+    the share of the container that gets its units (Pod.early).
     """
     containers: list[list[str]] = [[name] for name in pod.containers]
     for name, index in pod.early:
@@ -289,8 +294,8 @@ def _known_devices(
     found: list[tuple[int, ...]] = []
     missing: list[int] = []
     for index, names in enumerate(containers):
-        real = next((there[pod.uid, name] for name in names if (pod.uid, name) in there), None)
-        if real is None:
+        devices = next((reported[pod.uid, name] for name in names if (pod.uid, name) in reported), None)
+        if devices is None:
             missing.append(index)
-        found.append(tuple(real) if real is not None else chosen[index] if chosen else ())
+        found.append(tuple(devices) if devices is not None else chosen[index] if chosen else ())
     return found, missing

@@ -22,6 +22,7 @@ log = logging.getLogger("sharepod.scheduler")
 PAGE: Final = 500
 """Objects in one page of a list: a page of pods is some megabytes."""
 LIVE: Final = "status.phase!=Succeeded,status.phase!=Failed"
+"""Pods that have ended are not listed."""
 TICK_S: Final = 0.25
 """The time between two looks at what agents have reported."""
 BREATH: Final = 200
@@ -63,9 +64,9 @@ class Observer:
         self._pods = Informer(client, pods, pace, log)
         self._nodes = Informer(client, nodes, pace, log)
         self._with_devices: set[str] = set()
-        """Nodes that offer percents of devices to pods."""
+        """Names of the nodes that offer percents of devices to pods."""
         self._listed_s: float | None = None
-        """When nodes and pods were first seen to be listed."""
+        """When `not_ready` first found nodes and pods listed."""
         self._started = False
         """The scheduler has been ready: from then on a node that falls silent is avoided and no longer waited for."""
 
@@ -97,7 +98,7 @@ class Observer:
             await asyncio.sleep(TICK_S)
 
     async def take_usage(self, now_s: float) -> None:
-        """Bring into the cluster's view what agents have reported since the last call, and which fell silent."""
+        """Bring into the cluster's view what agents have reported since the last call, and which ones fell silent."""
         self._book.age(now_s)
         changes = self._book.take_changes()
         for name in changes.facts:

@@ -1,6 +1,6 @@
 """Reads what the scheduler needs of a pod from the API server's JSON. Pure values.
 
-A pod's annotations are text from a tenant. If they cannot be read, the pod gets one clear refusal; it still counts with
+A pod's annotations are text from a tenant. If they cannot be read, the pod gets one clear refusal. It still counts with
 its processors and memory.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.shares.share import MIB
+from sharepod.agent.shares.share import MIB, WHOLE_MILLIPERCENT
 from sharepod.deviceplugin.core.terms import PREFIX, YIELD, TermsError, read_terms, shown
 from sharepod.deviceplugin.core.unit import RESOURCE
 from sharepod.kube import pod as pods
@@ -59,7 +59,7 @@ class Pod:
     containers: tuple[str, ...] = ()
     """Of each share, the container that holds it."""
     early: tuple[tuple[str, int], ...] = ()
-    """Init containers with a share that end before the others begin: name, index of the share with their devices."""
+    """Init containers with a share that end before the others begin: name, index of the share that lends devices."""
     chosen: tuple[tuple[str, ...], ...] = ()
     """Of each share, the UUIDs that were chosen for it; empty: not all are chosen."""
     device_keys: tuple[str, ...] = ()
@@ -73,11 +73,11 @@ class Pod:
     gated: bool = False
     """It has SharePod's scheduling gate: it is not bound before the gate is removed."""
     withheld: bool = False
-    """Other controllers hold it by gates, as Kueue does until there is quota: it does not wait for SharePod yet."""
+    """Other controllers hold it by gates, as Kueue does until there is quota: SharePod does not place it yet."""
     destined: str = ""
     """The node that its gate was removed for; empty once it is bound."""
     yields: str = ""
-    """One of terms.YIELDS: what it does for others for the time being; empty: nothing."""
+    """How it makes room for others for the time being, one of terms.YIELDS; empty: it does not."""
     constraints: Constraints = ANY_NODE
     """What it demands of its node in addition to room."""
     controller: str = ""
@@ -163,7 +163,7 @@ def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
     """Return a pod with its shares, and with what else its annotations say. Raises TermsError, PlacementError.
 
     `found` is the same pod, as kube/pod.py reads it. An init container that ends before the others begin uses the share
-    of another container, if one fits.
+    of another container, if one fits (`_lend`).
     """
     annotations, names = found.annotations, [one.name for one in found.all_containers]
 
@@ -177,16 +177,16 @@ def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
     if len(main) > SHARES_MAX:
         raise PlacementError(f"{len(main)} containers hold shares: at most {SHARES_MAX} of a pod can be placed")
     shares = [_share(terms) for _, terms in main]
-    _beside(shares, [terms for _, terms in main])
+    _set_beside(shares, [terms for _, terms in main])
     early: list[tuple[str, int]] = []
-    begun: set[str] = set()
+    begun: set[str] = set()  # sidecars that run beside the init containers after them
     for one in found.init_containers:
         if one.stays:
             begun.add(one.name)
             continue
         for name, terms in held([one]):
-            sidecars = {index for index, (other, _) in enumerate(main) if other in begun}
-            early.append((name, _carry(shares, _share(terms), sidecars)))
+            in_use = {index for index, (other, _) in enumerate(main) if other in begun}
+            early.append((name, _lend(shares, _share(terms), in_use)))
     containers = tuple(name for name, _ in main) + ("",) * (len(shares) - len(main))  # "": an init container's own
     chosen = tuple(terms.chosen for _, terms in main)
     return replace(
@@ -208,15 +208,15 @@ def _share(terms: PodTerms) -> ShareRequest:
     """Return the share that a container's terms ask for, as placement counts it: in milli of a device and in MiB."""
     memory = terms.memory_limit_bytes
     return ShareRequest(
-        milli=terms.request_millipercent * DEVICE_MILLI // 100_000,
+        milli=terms.request_millipercent * DEVICE_MILLI // WHOLE_MILLIPERCENT,
         devices=terms.devices,
-        mib=None if memory is None else -(-memory // MIB),
+        mib=None if memory is None else -(-memory // MIB),  # rounded up
         share_class=terms.share_class,
-        limit_milli=terms.limit_millipercent * DEVICE_MILLI // 100_000,
+        limit_milli=terms.limit_millipercent * DEVICE_MILLI // WHOLE_MILLIPERCENT,
     )
 
 
-def _beside(shares: list[ShareRequest], terms: list[PodTerms]) -> None:
+def _set_beside(shares: list[ShareRequest], terms: list[PodTerms]) -> None:
     """Set `beside` of the shares that are to be on one device together: all but the first of them name the first.
 
     `shares` is changed; `terms` are those of the same containers.
@@ -226,28 +226,27 @@ def _beside(shares: list[ShareRequest], terms: list[PodTerms]) -> None:
         shares[index] = replace(shares[index], beside=together[0])
 
 
-def _carry(shares: list[ShareRequest], passing: ShareRequest, in_use: Collection[int]) -> int:
+def _lend(shares: list[ShareRequest], asked: ShareRequest, in_use: Collection[int]) -> int:
     """Return the index of the share that lends its devices to an init container; make that share large enough for it.
 
-    `passing` is what the init container asks for; it is added as one more share if no other has just as many devices.
-    The init container has ended before the other containers begin, so kubelet gives its units to one of these.
-    `in_use`: indices of the shares of sidecars that run beside it and lend nothing. Raises PlacementError for too many
-    shares.
+    `asked`: what the init container asks for. It is added as one more share if no other has just as many devices. The
+    init container ends before the other containers begin, so kubelet gives its units to one of these. `in_use`: indices
+    of the shares of sidecars, which run beside it and lend nothing. Raises PlacementError for too many shares.
     """
-    fitting = [index for index, share in enumerate(shares) if share.devices == passing.devices and index not in in_use]
+    fitting = [index for index, share in enumerate(shares) if share.devices == asked.devices and index not in in_use]
     if not fitting:
         if len(shares) == SHARES_MAX:
             raise PlacementError(f"containers and init containers hold more than {SHARES_MAX} kinds of shares")
-        shares.append(passing)
+        shares.append(asked)
         return len(shares) - 1
     index = max(fitting, key=lambda number: (shares[number].milli, -number))
     share = shares[index]
-    caps = [cap for cap in (share.mib, passing.mib) if cap is not None]
+    caps = [cap for cap in (share.mib, asked.mib) if cap is not None]
     shares[index] = replace(
         share,
-        milli=max(share.milli, passing.milli),
+        milli=max(share.milli, asked.milli),
         mib=max(caps, default=None),
-        memory_milli=max(share.part_milli, passing.part_milli) if caps else 0,
+        memory_milli=max(share.part_milli, asked.part_milli) if caps else 0,
     )
     return index
 
@@ -276,27 +275,27 @@ def _effective(found: pods.Pod, name: str, read: Callable[[str], int]) -> int:
     """Return what a pod takes of its node of one resource, `name`, in the unit in which `read` reads a quantity.
 
     That is its containers and sidecars together, or an init container with the sidecars before it if that is more
-    (KEP-753), and its overhead.
+    (KEP-753), and its overhead. It is at most what a PodRequest can have.
     """
-    most = beside = 0
+    most_at_start = sidecars = 0
     for one in found.init_containers:
         own = read(one.requested(name))
         if one.stays:
-            beside += own
-        most = max(most, beside if one.stays else beside + own)
-    together = beside + sum(read(one.requested(name)) for one in found.containers)
-    return min(max(most, together) + read(found.overhead.get(name, "0")), 2**31 - 1)
+            sidecars += own
+        most_at_start = max(most_at_start, sidecars if one.stays else sidecars + own)
+    together = sidecars + sum(read(one.requested(name)) for one in found.containers)
+    return min(max(most_at_start, together) + read(found.overhead.get(name, "0")), 2**31 - 1)
 
 
 def device_annotations(pod: Pod, devices: tuple[tuple[str, ...], ...]) -> dict[str, str | None]:
-    """Return the annotations to write so that a pod's devices are named; the value None: to be removed from the pod.
+    """Return the annotations that name a pod's devices; the value None: this annotation is to be removed.
 
     `devices`: of each share, the UUIDs of its devices. An init container in `pod.early` gets those of the share at the
     index given there. If all containers get the same devices, one annotation says it for the whole pod.
     """
     containers = list(zip(pod.containers, devices, strict=True)) + [(name, devices[index]) for name, index in pod.early]
     texts = {name: ",".join(uuids) for name, uuids in containers if name}
-    fresh: dict[str, str | None] = dict.fromkeys(pod.device_keys)
+    removed: dict[str, str | None] = dict.fromkeys(pod.device_keys)
     if len(set(texts.values())) == 1:
-        return fresh | {f"{PREFIX}device": next(iter(texts.values()))}
-    return fresh | {f"{PREFIX}{name}.device": text for name, text in texts.items()}
+        return removed | {f"{PREFIX}device": next(iter(texts.values()))}
+    return removed | {f"{PREFIX}{name}.device": text for name, text in texts.items()}

@@ -1,4 +1,4 @@
-"""Reads lists of nodes and pods: CSV as openb has it, plain or gzip'ed. After one impossible line no line is used.
+"""Reads lists of nodes and pods: CSV as openb has it, plain or gzip'ed. One impossible line refuses the whole file.
 
 Nodes: `sn, cpu_milli, memory_mib, gpu, model`. Pods: `name, cpu_milli, memory_mib, num_gpu, gpu_milli` and, if there,
 `gpu_spec` (models, `|` between them; empty: any) and `gpu_limit_milli` (empty: no more than `gpu_milli`). Pods that
@@ -29,7 +29,7 @@ _NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 _POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 _TIMED_COLUMNS: Final = (*_POD_COLUMNS, "creation_time", "deletion_time")
 _PRIORITIES: Final = {"LS": 1000, "Guaranteed": 100, "Burstable": 100, "BE": 0}
-"""Of openb's classes of service, where no priority is given: latency-sensitive, best effort, and those between."""
+"""By openb's class of service, for pods without a priority. LS: latency-sensitive, BE: best effort."""
 _PRIORITY_MAX: Final = 2**31 - 1
 _GANG_MAX: Final = 4096
 _GZIP: Final = b"\x1f\x8b"
@@ -71,7 +71,7 @@ def load(path: Path) -> str:
 
 
 def read_nodes(path: Path, text: str | None = None) -> list[NodeSpec]:
-    """Return the nodes of a CSV file; of `text`, its content, if that was read before. Raises TraceError."""
+    """Return the nodes of a CSV file. `text`: its content; None: it is still to be read. Raises TraceError."""
     nodes = list(_read(path, text, _NODE_COLUMNS, _node))
     check_names(path, [node.name for node in nodes])
     return nodes
@@ -87,12 +87,12 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def read_pods(path: Path, text: str | None = None) -> list[NamedPod]:
-    """Return the pods of a CSV file; of `text`, its content, if that was read before. Raises TraceError."""
+    """Return the pods of a CSV file. `text`: its content; None: it is still to be read. Raises TraceError."""
     return list(_read(path, text, _POD_COLUMNS, _pod))
 
 
 def read_timed_pods(path: Path, text: str | None = None) -> list[TimedPod]:
-    """Return the pods that come and go of a CSV file; of `text`, its content, if that was read before.
+    """Return the pods of a CSV file with their times. `text`: its content; None: it is still to be read.
 
     Raises TraceError.
     """
@@ -119,7 +119,7 @@ def _pod(row: Mapping[str, str]) -> NamedPod:
 def _timed_pod(row: Mapping[str, str]) -> TimedPod:
     """Return the pod, or the gang, of a line (`row`: text by column), with its times. Raises PlacementError.
 
-    Where no priority is given, `qos` decides it. Where no user is given, `qos` is the name of the queue.
+    Without a priority, `qos` decides it. Without a user, `qos` is the name of the queue.
     """
     came_s = _number(row, "creation_time")
     ended_s = _number(row, "deletion_time") if row["deletion_time"].strip() else None
@@ -139,7 +139,7 @@ def _timed_pod(row: Mapping[str, str]) -> TimedPod:
 
 
 def _number(row: Mapping[str, str], column: str) -> int:
-    """Return the whole number in a column of a line. Raises PlacementError if it is none, or too long."""
+    """Return the whole number in a column of a line (`row`). Raises PlacementError if it is none, or too long."""
     text = row[column].strip()
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX:
         raise PlacementError(f"{column} is {text[:_DIGITS_MAX]!r}: a whole number from 0 is needed")
@@ -149,7 +149,7 @@ def _number(row: Mapping[str, str], column: str) -> int:
 def _read(
     path: Path, text: str | None, columns: tuple[str, ...], make: Callable[[Mapping[str, str]], Item]
 ) -> Iterator[Item]:
-    """Yield what `make` makes of each line of a CSV file; of `text`, its content, if that was read before.
+    """Yield what `make` makes of each line of a CSV file. `text`: its content; None: it is still to be read.
 
     `columns`: those that the first line has to name. Raises TraceError, with the number of the line, for the first line
     that `make` refuses with PlacementError, and for a file without these columns or without lines.
@@ -186,6 +186,7 @@ def _by_column(row: Mapping[str | None, Any], columns: Sequence[str]) -> dict[st
 
     Raises PlacementError if it has not as many columns as the first line.
     """
+    # DictReader puts surplus values under the key None, and the value None in place of missing ones.
     if None in row or any(row[column] is None for column in columns):
         raise PlacementError(f"{len(columns)} columns are in line 1, not so many here")
     return {column: row[column] for column in columns}

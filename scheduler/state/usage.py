@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SILENT_S: Final = 30.0
 """Three heartbeats. A node that is silent for longer is avoided."""
 FORGOTTEN_S: Final = 3600.0
+"""A node that is silent for longer is forgotten."""
 DEVICES_MAX: Final = 128
 """Devices of a node: 16 GPUs in seven instances each are 112."""
 SHARES_MAX: Final = 4096
@@ -176,7 +177,7 @@ class UsageBook:
         self._entries: dict[str, _Entry] = {}
         self._facts: set[str] = set()
         self._numbers: set[str] = set()
-        """Names of the nodes of which facts, or numbers, have changed since the last call of `take_changes`."""
+        """Names of the nodes with changed facts, and with changed numbers, since the last call of `take_changes`."""
 
     def __len__(self) -> int:
         """Return how many nodes are known, silent ones too."""
@@ -224,7 +225,7 @@ class UsageBook:
         self._hear(name, now_s)
 
     def age(self, now_s: float) -> None:
-        """Mark nodes that have fallen silent, and forget those silent for too long; to be called about every second."""
+        """Mark the nodes that have fallen silent, forget those silent for FORGOTTEN_S; called about every second."""
         for name, entry in list(self._entries.items()):
             silent_s = now_s - entry.heard_s
             if silent_s > FORGOTTEN_S:
@@ -235,7 +236,7 @@ class UsageBook:
                 self._facts.add(name)
 
     def forget(self, name: str) -> None:
-        """Drop a node that has left the cluster. One that is not known is no error."""
+        """Drop a node that has left the cluster. An unknown name is no error."""
         if self._entries.pop(name, None):
             self._facts.add(name)
 
@@ -274,9 +275,9 @@ def _complete(facts: NodeFacts, report: Report) -> NodeUse:
 
 
 def _changed(before: tuple[DeviceUse, ...], report: Report) -> tuple[DeviceUse, ...]:
-    """Return the devices after a report, `before` it. Raises UsageRefused if it does not fit to them.
+    """Return the devices as they are after a report; `before`: as they were. Raises UsageRefused if it does not fit.
 
-    It runs every second for every node: its cost grows with the report and what it touches.
+    This runs every second for every node, so only what the report names is made anew.
     """
     devices = list(before)
     if report.devices:
@@ -293,7 +294,7 @@ def _changed(before: tuple[DeviceUse, ...], report: Report) -> tuple[DeviceUse, 
 
 
 def _with_facts(devices: Iterable[DeviceUse], told: Iterable[DeviceFacts]) -> list[DeviceUse]:
-    """Return the devices with the new facts `told`, in the order of their indices; some may be new devices.
+    """Return the devices with the facts in `told`, which may have new devices, in the order of their indices.
 
     Raises UsageRefused for too many devices, and for two with one UUID.
     """
@@ -333,10 +334,10 @@ def _change_shares(devices: list[DeviceUse], report: Report) -> None:
 def _shares_to_edit(
     copies: dict[int, dict[str, ShareUse]], devices: list[DeviceUse], index: int
 ) -> dict[str, ShareUse]:
-    """Return a copy, by id, of the shares of the device with the number `index`, for the caller to change.
+    """Return a copy of the shares of the device with the number `index`, by id, for the caller to change.
 
-    `copies` keeps the copy by the device's position, so that each device is copied once. Raises UsageRefused if there
-    is no such device.
+    `copies`: by a device's position, the copies made so far, so that each device is copied once. Raises UsageRefused if
+    there is no such device.
     """
     position = _position_of_known(devices, index)
     shares = copies.get(position)

@@ -1,15 +1,15 @@
-/* Contexts: making, ending, the stack of each thread, primary contexts. The exported functions are those of CUDA's
- * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
+/* Contexts: making, ending, the stack of each thread, primary contexts. CUDA's documentation tells what the exported
+ * functions do; a comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define STACK 64
+#define STACK_MAX 64
 
 /* Each thread has its own stack of contexts; the top one is current. */
 static __thread struct {
-  struct context *stack[STACK];
+  struct context *stack[STACK_MAX];
   uint32_t depth;
 } thread;
 
@@ -60,7 +60,8 @@ static CUresult activate(struct context *context) {
     }
     if (context->slot != SG_NONE) {
       struct sg_lane *legacy = &state->shared->contexts[context->slot].lanes[0];
-      legacy->used = legacy->blocking = 1;
+      legacy->used = SG_LANE_USED;
+      legacy->blocking = 1;
       result = CUDA_SUCCESS;
     }
   }
@@ -71,14 +72,14 @@ static CUresult activate(struct context *context) {
   context->next = process.contexts;
   process.contexts = context;
   memset(context->limits, 0, sizeof context->limits);
-  context->limits[0] = 1024;    /* stack */
-  context->limits[1] = 1048576; /* printf FIFO */
-  context->limits[2] = 8388608; /* heap */
+  context->limits[0] = 1024;    /* CU_LIMIT_STACK_SIZE */
+  context->limits[1] = 1048576; /* CU_LIMIT_PRINTF_FIFO_SIZE */
+  context->limits[2] = 8388608; /* CU_LIMIT_MALLOC_HEAP_SIZE */
   return CUDA_SUCCESS;
 }
 
-/* With process.lock: the context loses its memory, work and slot, without a wait for unfinished work. Its handle stays,
- * for the caller to free or to activate again. */
+/* With process.lock: end the context. It loses its work, its memory and its slot at once; unfinished work is dropped.
+ * Its handle stays, for the caller to free or to activate again. */
 static void deactivate(struct context *context) {
   capture_forget(&context->legacy);
   sg_lock_advanced(&process.state);
@@ -111,7 +112,7 @@ static CUresult device_index(CUdevice ordinal, uint32_t *index) {
 
 /* Make a context current in this thread. CUDA_ERROR_OUT_OF_MEMORY: the thread's stack of contexts is full. */
 static CUresult push(struct context *context) {
-  if (thread.depth == STACK)
+  if (thread.depth == STACK_MAX)
     return CUDA_ERROR_OUT_OF_MEMORY;
   thread.stack[thread.depth++] = context;
   return CUDA_SUCCESS;
@@ -303,16 +304,16 @@ static CUresult primary_release(CUdevice ordinal, bool all) {
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
-  return primary_release(ordinal, false);
+  return primary_release(ordinal, /* all */ false);
 }
 EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
-  return primary_release(ordinal, false);
+  return primary_release(ordinal, /* all */ false);
 }
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
-  return primary_release(ordinal, true);
+  return primary_release(ordinal, /* all */ true);
 }
 EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) {
-  return primary_release(ordinal, true);
+  return primary_release(ordinal, /* all */ true);
 }
 
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active) {
@@ -326,11 +327,11 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, in
   return CUDA_SUCCESS;
 }
 
-/* Only the device is checked: the flags are not stored. */
+/* Only the device is checked. The flags, which choose how a thread waits, are not stored: here it always sleeps. */
 static CUresult primary_flags(CUdevice ordinal, unsigned flags) {
   uint32_t index;
   (void)flags;
-  return device_index(ordinal, &index); /* the flags choose how a thread waits: here it always sleeps */
+  return device_index(ordinal, &index);
 }
 EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) {
   return primary_flags(ordinal, flags);

@@ -1,6 +1,5 @@
-/* Devices: count, names, attributes, peer access, and settings of the current context. The exported functions are
- * those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is
- * special here. */
+/* Devices: count, names, attributes, peer access, and settings of the current context. CUDA's documentation tells
+ * what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 #include "simgpu/api/symbols.h"
 #include "simgpu/config/settings.h"
@@ -90,7 +89,8 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *out, int bytes, CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
-/* "domain:bus:slot", or "bus:slot" in domain 0, in hexadecimal. All simulated GPUs have domain 0 and slot 0. */
+/* The text is "domain:bus:slot", or "bus:slot" in domain 0, in hexadecimal. All simulated GPUs have domain 0 and slot
+ * 0. */
 EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text) {
   CUresult result = ready();
   unsigned domain = 0, bus, slot;
@@ -105,66 +105,54 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text) {
   return CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* CUdevice_attribute by number. A missing one is 0: absent, unsupported or unlimited. */
+/* The value of a CUdevice_attribute, named by its suffix in cuda.h; 0: absent, unsupported or unlimited. */
 static int attribute_of(const struct sg_device *device, int attribute) {
   bool small = device->major == 7 || (device->major == 8 && device->minor); /* T4, A10, L4 against A100 and later */
   switch (attribute) {
-  case 20:
-    return (int)device->compute_mode;
-  case 1:
+  case 1:   /* MAX_THREADS_PER_BLOCK */
+  case 2:   /* MAX_BLOCK_DIM_X */
+  case 3:   /* MAX_BLOCK_DIM_Y */
+  case 111: /* RESERVED_SHARED_MEMORY_PER_BLOCK */
     return 1024;
-  case 2:
-  case 3:
-    return 1024;
-  case 4:
+  case 4: /* MAX_BLOCK_DIM_Z */
     return 64;
-  case 5:
+  case 5:  /* MAX_GRID_DIM_X */
+  case 11: /* MAX_PITCH */
     return 2147483647;
-  case 6:
-  case 7:
+  case 6: /* MAX_GRID_DIM_Y */
+  case 7: /* MAX_GRID_DIM_Z */
     return 65535;
-  case 8:
+  case 8: /* MAX_SHARED_MEMORY_PER_BLOCK */
     return 49152;
-  case 9:
+  case 9:  /* TOTAL_CONSTANT_MEMORY */
+  case 12: /* MAX_REGISTERS_PER_BLOCK */
+  case 82: /* MAX_REGISTERS_PER_MULTIPROCESSOR */
+  case 23: /* MAXIMUM_TEXTURE2D_HEIGHT */
     return 65536;
-  case 10:
+  case 10: /* WARP_SIZE */
+  case 51: /* TEXTURE_PITCH_ALIGNMENT */
     return 32;
-  case 11:
-    return 2147483647;
-  case 12:
-  case 82:
-    return 65536;
   case 13:
     return (int)device->clock_khz;
-  case 14:
+  case 14: /* TEXTURE_ALIGNMENT */
+  case 30: /* SURFACE_ALIGNMENT */
     return 512;
   case 16:
     return (int)device->sm_count;
-  case 19:
-  case 31:
-  case 32:
-  case 41:
-  case 43:
-    return 1;
-  case 15:
-    return 1;
-  case 21:
+  case 20:
+    return (int)device->compute_mode;
+  case 21: /* MAXIMUM_TEXTURE1D_WIDTH */
+  case 22: /* MAXIMUM_TEXTURE2D_WIDTH */
     return 131072;
-  case 22:
-    return 131072;
-  case 23:
-    return 65536;
-  case 24:
-  case 25:
-  case 26:
+  case 24: /* MAXIMUM_TEXTURE3D_WIDTH */
+  case 25: /* MAXIMUM_TEXTURE3D_HEIGHT */
+  case 26: /* MAXIMUM_TEXTURE3D_DEPTH */
     return 16384;
-  case 27:
-  case 28:
+  case 27: /* MAXIMUM_TEXTURE2D_LAYERED_WIDTH */
+  case 28: /* MAXIMUM_TEXTURE2D_LAYERED_HEIGHT */
     return 32768;
-  case 29:
+  case 29: /* MAXIMUM_TEXTURE2D_LAYERED_LAYERS */
     return 2048;
-  case 30:
-    return 512;
   case 33:
     return (int)device->pci_bus;
   case 34:
@@ -175,59 +163,59 @@ static int attribute_of(const struct sg_device *device, int attribute) {
     return (int)device->bus_bits;
   case 38:
     return (int)device->l2_bytes;
-  case 39:
+  case 39: /* MAX_THREADS_PER_MULTIPROCESSOR */
     return device->major == 7 ? 1024 : small ? 1536 : 2048;
-  case 40:
+  case 40: /* ASYNC_ENGINE_COUNT */
     return 3;
   case 50:
     return (int)device->pci_domain;
-  case 51:
-    return 32;
   case 75:
     return (int)device->major;
   case 76:
     return (int)device->minor;
-  case 78:
-  case 79:
-  case 80:
-  case 83:
-    return 1;
-  case 81:
+  case 81: /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
     return device->major == 9 ? 233472 : small ? 102400 : 167936;
-  case 87:
+  case 87: /* SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO */
     return small ? 64 : 2;
-  case 90:
-  case 91:
-  case 92:
-  case 93:
-  case 94:
-  case 95:
-  case 99:
-  case 102:
-  case 103:
-  case 112:
-  case 115:
-  case 119:
-  case 121:
-  case 122:
-  case 123:
-    return 1;
-  case 97:
+  case 97: /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
     return device->major == 9 ? 232448 : small ? 101376 : 166912;
-  case 106:
+  case 106: /* MAX_BLOCKS_PER_MULTIPROCESSOR */
     return small ? 16 : 32;
-  case 111:
-    return 1024;
-  case 120:
+  case 120: /* CLUSTER_LAUNCH */
     return device->major >= 9;
-  case 126:
+  case 126: /* MEM_SYNC_DOMAIN_COUNT */
     return device->major >= 9 ? 4 : 1;
-  case 129:
-    return 1;
-  case 134:
+  case 134: /* HOST_NUMA_ID */
     return -1;
   case 139:
     return (int)device->pci_id;
+  case 15:  /* GPU_OVERLAP */
+  case 19:  /* CAN_MAP_HOST_MEMORY */
+  case 31:  /* CONCURRENT_KERNELS */
+  case 32:  /* ECC_ENABLED */
+  case 41:  /* UNIFIED_ADDRESSING */
+  case 43:  /* MAXIMUM_TEXTURE1D_LAYERED_LAYERS */
+  case 78:  /* STREAM_PRIORITIES_SUPPORTED */
+  case 79:  /* GLOBAL_L1_CACHE_SUPPORTED */
+  case 80:  /* LOCAL_L1_CACHE_SUPPORTED */
+  case 83:  /* MANAGED_MEMORY */
+  case 90:  /* COMPUTE_PREEMPTION_SUPPORTED */
+  case 91:  /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+  case 92:  /* CAN_USE_STREAM_MEM_OPS_V1 */
+  case 93:  /* CAN_USE_64_BIT_STREAM_MEM_OPS_V1 */
+  case 94:  /* CAN_USE_STREAM_WAIT_VALUE_NOR_V1 */
+  case 95:  /* COOPERATIVE_LAUNCH */
+  case 99:  /* HOST_REGISTER_SUPPORTED */
+  case 102: /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+  case 103: /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
+  case 112: /* SPARSE_CUDA_ARRAY_SUPPORTED */
+  case 115: /* MEMORY_POOLS_SUPPORTED */
+  case 119: /* MEMPOOL_SUPPORTED_HANDLE_TYPES */
+  case 121: /* DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED */
+  case 122: /* CAN_USE_64_BIT_STREAM_MEM_OPS */
+  case 123: /* CAN_USE_STREAM_WAIT_VALUE_NOR */
+  case 129: /* UNIFIED_FUNCTION_POINTERS */
+    return 1;
   default:
     return 0;
   }
@@ -247,9 +235,16 @@ typedef struct {
 /* An older call: some of the figures that attribute_of has. */
 EXPORT CUresult cuDeviceGetProperties(CUdevprop *out, CUdevice ordinal) {
   FIND_DEVICE(ordinal, out);
-  *out = (CUdevprop){
-      1024, {1024, 1024, 64}, {2147483647, 65535, 65535}, 49152, 65536, 32, 2147483647, 65536, (int)device->clock_khz,
-      512};
+  *out = (CUdevprop){.maxThreadsPerBlock = 1024,
+                     .maxThreadsDim = {1024, 1024, 64},
+                     .maxGridSize = {2147483647, 65535, 65535},
+                     .sharedMemPerBlock = 49152,
+                     .totalConstantMemory = 65536,
+                     .SIMDWidth = 32,
+                     .memPitch = 2147483647,
+                     .regsPerBlock = 65536,
+                     .clockRate = (int)device->clock_khz,
+                     .textureAlign = 512};
   return CUDA_SUCCESS;
 }
 
@@ -263,7 +258,7 @@ EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice ordinal, CUdevice peer)
 
 EXPORT CUresult cuDeviceGetP2PAttribute(int *out, int attribute, CUdevice ordinal, CUdevice peer) {
   FIND_DEVICE(ordinal, out && ordinal != peer);
-  *out = attribute == 2 || attribute == 3; /* access and native atomics */
+  *out = attribute == 2 || attribute == 3; /* CUdevice_P2PAttribute: access, native atomics */
   return find_device(peer, &device);
 }
 
@@ -331,7 +326,7 @@ EXPORT CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
 EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
   struct context *context;
   CUresult result = enter(&context);
-  if (result || !out || limit < 0 || limit >= 16)
+  if (result || !out || limit < 0 || limit >= CONTEXT_LIMITS)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   *out = context->limits[limit];
   return CUDA_SUCCESS;
@@ -340,7 +335,7 @@ EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
 EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
   struct context *context;
   CUresult result = enter(&context);
-  if (result || limit < 0 || limit >= 16)
+  if (result || limit < 0 || limit >= CONTEXT_LIMITS)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   context->limits[limit] = value;
   return CUDA_SUCCESS;
@@ -352,7 +347,7 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
   if (least)
     *least = 0;
   if (greatest)
-    *greatest = -5;
+    *greatest = GREATEST_PRIORITY;
   return result;
 }
 

@@ -1,5 +1,5 @@
-/* Names and texts of errors, from errors.def. The exported functions are those of CUDA's documentation, which tells
- * their parameters and errors. A comment at one tells only what is special here. */
+/* Names and texts of errors, from errors.def. CUDA's documentation tells what the exported functions do; a comment at
+ * one tells only what is special here. */
 #include "simgpu/api/abi.h"
 
 static const struct {

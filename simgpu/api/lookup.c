@@ -1,6 +1,5 @@
-/* Lookups by a program: functions by name, and the private tables of NVIDIA's runtime. The exported functions are
- * those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is
- * special here. */
+/* Lookups by a program: functions by name, and the private tables of NVIDIA's runtime. CUDA's documentation tells
+ * what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 #include "simgpu/api/symbols.h"
 

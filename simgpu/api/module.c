@@ -1,6 +1,5 @@
-/* Modules, libraries, functions, occupancy and the linker: a kernel's duration comes from its name. The exported
- * functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only
- * what is special here. */
+/* Modules, libraries, functions, occupancy and the linker: a kernel's duration comes from its name. CUDA's
+ * documentation tells what the exported functions do; a comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 #include "simgpu/api/ptx.h"
@@ -25,16 +24,16 @@ struct module {
 
 #define VARIABLE_BYTES 65536 /* of a variable if no PTX tells its size */
 
-/* "_500us" or "_20ns" at the end of a name: the duration in ns; 0: the name has none. */
+/* The duration in ns that a kernel's name tells at its end: "_500us", "_20ns"; 0: it tells none. */
 static uint64_t duration_in(const char *name, size_t length) {
   static const struct {
     const char *unit;
     uint64_t ns;
   } units[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}};
   for (size_t n = 0; n < sizeof units / sizeof *units; n++) {
-    if (length < 4 || strncmp(name + length - 2, units[n].unit, 2))
+    if (length < strlen("_1ns") || strncmp(name + length - 2, units[n].unit, 2))
       continue;
-    size_t at = length - 2;
+    size_t at = length - 2; /* where the unit begins, then where the digits before it begin */
     while (at && isdigit((unsigned char)name[at - 1]))
       at--;
     if (at && at < length - 2 && name[at - 1] == '_')
@@ -46,27 +45,27 @@ static uint64_t duration_in(const char *name, size_t length) {
 /* The plain name within a name, and its length. A C++ name is mangled as _Z9sgemm_5usPf or _ZN3lib9sgemm_5usE...: the
  * last part with a length is the plain name. Any other name is plain already. */
 static const char *plain_name(const char *name, size_t *length) {
-  const char *part = name;
+  const char *plain = name;
   *length = strlen(name);
   if (strncmp(name, "_Z", 2))
-    return part;
+    return plain;
   const char *at = name + 2;
-  while (*at == 'N' || *at == 'L' || *at == 'K')
+  while (*at == 'N' || *at == 'L' || *at == 'K') /* a nested name; internal linkage; const */
     at++;
   while (isdigit((unsigned char)*at)) {
-    char *rest;
-    size_t count = strtoul(at, &rest, 10);
-    if (count > strlen(rest))
+    char *part;
+    size_t part_length = strtoul(at, &part, 10);
+    if (part_length > strlen(part))
       break;
-    part = rest;
-    *length = count;
-    at = rest + count;
+    plain = part;
+    *length = part_length;
+    at = part + part_length;
   }
-  return part;
+  return plain;
 }
 
-/* Make a module in the current context, which is charged for it (module_bytes). Of an image only PTX is read; in a
- * module of another image every name of a kernel or variable is found. */
+/* Make a module in the current context, which is charged for it (module_bytes). Only an image in PTX is read. In a
+ * module of any other image every name of a kernel or variable is found. */
 static CUresult load(CUmodule *out, const void *image) {
   struct context *context;
   CUresult result = enter(&context);
@@ -260,9 +259,10 @@ EXPORT CUresult cuKernelGetLibrary(CUmodule *out, CUfunction kernel) {
   return CUDA_SUCCESS;
 }
 
-/* CUfunction_attribute: a plausible small kernel. */
+/* Every kernel has the attributes of a plausible small one: at most 1,024 threads in a block, 32 registers, made for
+ * compute capability 9.0, up to 48 KiB of dynamic shared memory. */
 EXPORT CUresult cuFuncGetAttribute(int *out, int attribute, CUfunction function) {
-  static const int values[] = {1024, 0, 0, 0, 32, 90, 90, 0, 49152, -1, 0, 0, 0, 0, 0, 0};
+  static const int values[] = {1024, 0, 0, 0, 32, 90, 90, 0, 49152, -1, 0, 0, 0, 0, 0, 0}; /* by CUfunction_attribute */
   if (!find_function(function))
     return CUDA_ERROR_INVALID_HANDLE;
   if (!out || attribute < 0 || (size_t)attribute >= sizeof values / sizeof *values)
@@ -327,12 +327,16 @@ EXPORT CUresult cuFuncLoad(CUfunction function) {
 
 /* --- occupancy: threads alone decide ------------------------------------------------------------------------------ */
 
-/* An SM holds 2,048 threads and 32 blocks, a block 1,024 threads, whatever the device. */
+/* How many blocks of so many threads an SM holds: it has room for 2,048 threads and 32 blocks, whatever the device. */
+static int blocks_of_sm(int threads) {
+  return 2048 / threads > 32 ? 32 : 2048 / threads;
+}
+
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int threads, size_t shared) {
   (void)shared;
   if (!out || threads <= 0 || !find_function(function))
     return CUDA_ERROR_INVALID_VALUE;
-  *out = threads > 1024 ? 0 : 2048 / threads > 32 ? 32 : 2048 / threads;
+  *out = threads > BLOCK_THREADS ? 0 : blocks_of_sm(threads);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction function, int threads,
@@ -340,7 +344,7 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, C
   (void)flags;
   return cuOccupancyMaxActiveBlocksPerMultiprocessor(out, function, threads, shared);
 }
-/* The largest block that `limit` allows (0: 1,024 threads), and the grid of such blocks that fills the device. */
+/* The largest block that `limit` allows (0: BLOCK_THREADS), and the grid of such blocks that fills the device. */
 EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *threads, CUfunction function, size_t (*dynamic)(int),
                                                  size_t shared, int limit) {
   struct context *context;
@@ -348,8 +352,8 @@ EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *threads, CUfunc
   CUresult result = enter(&context);
   if (result || !grid || !threads || !find_function(function))
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  *threads = limit > 0 && limit < 1024 ? limit : 1024;
-  *grid = (int)process.state.shared->devices[context->device].sm_count * (2048 / *threads > 32 ? 32 : 2048 / *threads);
+  *threads = limit > 0 && limit < BLOCK_THREADS ? limit : BLOCK_THREADS;
+  *grid = (int)process.state.shared->devices[context->device].sm_count * blocks_of_sm(*threads);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *threads, CUfunction function,
@@ -359,8 +363,7 @@ EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *thread
   return cuOccupancyMaxPotentialBlockSize(grid, threads, function, dynamic, shared, limit);
 }
 
-/* --- linker: the inputs' text, one after the other -----------------------------------------------------------------
- */
+/* --- linker: its image is the inputs' text, one after the other -------------------------------------------------- */
 
 struct link {
   struct handle handle;

@@ -33,6 +33,9 @@ enum handle_type {
   HANDLE_END
 };
 
+#define BLOCK_THREADS     1024 /* the most threads of a kernel's block, whatever the device */
+#define GREATEST_PRIORITY (-5) /* of a stream; the least is 0 */
+
 /* Every handle starts with its type. Handles are recycled by type and never given back to malloc, so a stale handle is
  * recognised, and its use is not undefined behaviour. */
 struct handle {
@@ -59,6 +62,7 @@ struct stream {
   uint32_t frontier_count;
 };
 
+#define CONTEXT_LIMITS 16
 struct context {
   struct handle handle;
   uint32_t slot; /* in the shared state; SG_NONE: a primary context that is not active */
@@ -66,7 +70,7 @@ struct context {
   uint32_t flags;
   uint32_t retained; /* primary: references */
   bool primary;
-  uint64_t limits[16];
+  uint64_t limits[CONTEXT_LIMITS]; /* by CUlimit; only stored */
   struct stream legacy;
   struct context *next;
 };
@@ -119,7 +123,6 @@ void burn(uint64_t from_ns, uint64_t cost_ns);
 CUresult ready(void);
 /* The same, and there is a current, healthy context. Also applies the effects that are due. */
 CUresult enter(struct context **context);
-/* For a call that needs no current context: whether it may be made here. Also applies the effects that are due. */
 CUresult enter_anywhere(void);
 /* Note that `what` is not simulated. Returns CUDA_ERROR_NOT_SUPPORTED. */
 CUresult not_supported(const char *what);
@@ -224,13 +227,9 @@ struct block {
   uint64_t id;
   struct graph_memory *graph; /* belongs to a graph (graphs/memory.c), and so does what is counted for it */
 };
-/* The block that holds an address; false: plain host memory. */
 bool find_block(uintptr_t address, struct block *block);
-/* Add a block and give it an id; false: there is no memory. */
 bool add_block(struct block block);
-/* Remove the block that starts at `address`; false: none starts there. */
 bool take_block(uintptr_t address, struct block *block);
-/* Replace the block that starts where this one does. */
 void change_block(const struct block *block);
 /* The first block of a context above an address; false: there is none. */
 bool next_block_of(const struct context *context, uintptr_t address, struct block *block);
@@ -280,13 +279,10 @@ bool is_reserved(uintptr_t address);
 /* pool.c */
 /* Give unused chunks of all pools back to the device; false: there were none. */
 bool pools_give_back(uint32_t device);
-/* A stream, an event or a context was waited for: shrink the pools to their release thresholds. */
 void pools_synchronized(void);
 /* A context has ended: free the memory that its streams would have freed. */
 void pools_forget(const struct context *context);
-/* The pool of a block; NULL: it is in no pool. */
 struct pool *pool_of(const struct block *block);
-/* Free memory of a pool now. The block has been taken off the map (take_block). */
 void pool_release(const struct block *block);
 
 /* graphs/memory.c */
@@ -350,7 +346,6 @@ struct sg_item copy_item(const struct context *context, const struct effect *eff
 CUresult boxed(const CUDA_MEMCPY3D *box, struct effect *effect);
 /* Issue one copy or set to a stream. `blocking`: the call returns when host memory has been read or written. */
 CUresult transfer(CUstream handle, struct effect effect, bool blocking);
-/* A copy of contiguous bytes. */
 struct effect flat(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 
 /* array.c */

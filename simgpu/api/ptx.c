@@ -10,7 +10,7 @@
 /* One declaration, as in ".param .u64 .ptr .align 8 name[3]". */
 struct declaration {
   const char *name;
-  size_t length;
+  size_t length;  /* of the name */
   size_t natural; /* bytes of its type; the next one after a comma has the same type if it names none */
   size_t alignment;
   size_t bytes;
@@ -21,7 +21,8 @@ static bool is_named(const char *at, size_t length, const char *name) {
   return strlen(name) == length && strncmp(at, name, length) == 0;
 }
 
-/* Is it text, as far as the first nine bytes tell? ELF files and fat binaries have no terminating zero. */
+/* Is the image text, as far as its first nine bytes tell? Only text has a terminating zero, up to which it may be read:
+ * ELF files and fat binaries have none. */
 static bool is_text(const void *image) {
   const unsigned char *at = image;
   for (int n = 0; n < 9; n++)
@@ -48,8 +49,8 @@ const char *ptx_entry(const char *text, const char *name) {
   return NULL;
 }
 
-/* Read one declaration. Return where it ends: at the character after it, which is one of ",;=)" or the end. After a
- * comma a name without a type has the type of the declaration before, which the caller leaves in `out->natural`. */
+/* Read one declaration into `out`. Return where it ends: at one of ",;=)", or at the end of the text. After a comma a
+ * name without a type has the type of the declaration before, which the caller leaves in `out->natural`. */
 static const char *declare(const char *at, struct declaration *out) {
   size_t element = 0, vector = 1, count = 1;
   bool points = false;
@@ -64,7 +65,7 @@ static const char *declare(const char *at, struct declaration *out) {
     } else if (is_named(at, length, ".ptr")) {
       points = true; /* what follows describes the memory that it points to */
       at += length;
-    } else if (*at == '.') {
+    } else if (*at == '.') { /* a type as .u64, a vector as .v4, or a word that does not matter here */
       size_t bits = length > 2 && isdigit((unsigned char)at[2]) ? strtoul(at + 2, NULL, 10) : 0;
       vector = at[1] == 'v' ? strtoul(at + 2, NULL, 10) : vector;
       element = bits && strchr("bfsu", at[1]) ? bits / 8 : element;
@@ -113,10 +114,10 @@ bool ptx_parameter(const char *entry, size_t index, size_t *offset, size_t *byte
   return false;
 }
 
-/* The text after the next ".global" or ".const" that declares variables: not in a comment, a kernel or its parameters.
- * NULL: there is none. */
+/* The text after the next ".global" or ".const" that declares variables of the module. Comments, kernels and their
+ * parameters are passed over. NULL: there is none. */
 static const char *next_variables(const char *at) {
-  size_t depth = 0;
+  size_t depth = 0; /* of parentheses and braces */
   while (*at) {
     size_t length = strcspn(at, " \t\r\n");
     if (strncmp(at, "//", 2) == 0) {

@@ -27,14 +27,14 @@ static const struct sg_mig_profile profiles[] = {
 };
 #define PROFILES (uint32_t)(sizeof profiles / sizeof *profiles)
 
-/* Whether the first `length` characters of `text` are exactly this name. */
+/* Whether the first `length` characters of `text` are this name, all of it. */
 static bool is(const char *name, const char *text, size_t length) {
   return strlen(name) == length && !strncmp(name, text, length);
 }
 
-/* Give the device its UUID: GPU-53474750-ssss-ssss-8000-0000000000mi, the same in every process and after a restart. s:
- * the seed. m: `instance`, which is 0 for a GPU, else the place of a MIG instance counted from 1. i: `index`, the
- * GPU's. */
+/* Give the device its UUID: GPU-53474750-ssss-ssss-8000-0000000000mi, the same in every process and after a restart.
+ * Its digits s are the seed, m is `instance` (0: a GPU; else the place of a MIG instance on its GPU, from 1), i is
+ * `index`, the GPU's. */
 static void name_device(struct sg_device *device, uint32_t index, uint32_t instance) {
   uint32_t seed = (uint32_t)sg_setting("SIMGPU_SEED", 0);
   const uint8_t uuid[16] = {0x53,
@@ -78,7 +78,7 @@ static struct sg_device *add_gpu(struct sg_shared *shared, const struct model_ro
       .memory_clock_khz = row->memory_clock_khz,
       .bus_bits = row->bus_bits,
       .l2_bytes = row->l2_bytes,
-      .pci_bus = 0x10 + index * 8,
+      .pci_bus = 0x10 + index * 8, /* grows with the index: visible.c counts on it */
       .pci_id = row->pci_id,
       .model = (uint32_t)(row - catalogue),
       .power_limit_mw = row->power_limit_w * 1000,
@@ -121,14 +121,14 @@ static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, 
   return true;
 }
 
-/* The highest memory slice at which an instance with this profile may start. Starts are multiples of its memory
- * slices, and the compute slices behind it must fit. */
+/* The highest memory slice at which an instance with this profile may start. Starts are multiples of its number of
+ * memory slices, and its compute slices must fit behind the start. */
 uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile) {
   return (COMPUTE_SLICES - profile->compute_slices) / profile->memory_slices * profile->memory_slices;
 }
 
-/* Give each instance of the GPU the highest start that is free, as the real driver does, the larger instances first:
- * then every combination of instances finds its places if its sum fits. The rows of a model in mig.inc grow in size. */
+/* Give each instance of the GPU the highest start that is free, as the real driver does. The largest instances come
+ * first: then all find places if their sum fits. For that the rows of a model in mig.inc are in order of size. */
 static void place_instances(struct sg_shared *shared, const struct sg_device *gpu) {
   uint32_t occupied = 0; /* bit n: memory slice n */
   for (uint32_t row = PROFILES; row--;)
@@ -156,15 +156,15 @@ static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct mod
     return 0;
   const char *end = text + length;
   for (uint32_t number = 0; text < end; number++) {
-    size_t part = strcspn(text, "+,");
+    size_t name_length = strcspn(text, "+,");
     const struct sg_mig_profile *row = NULL;
     for (uint32_t n = 0; n < PROFILES; n++)
-      if (!strcmp(profiles[n].setting, model->setting) && is(profiles[n].name, text, part))
+      if (!strcmp(profiles[n].setting, model->setting) && is(profiles[n].name, text, name_length))
         row = &profiles[n];
     if (!row || (compute += row->compute_slices) > COMPUTE_SLICES || (memory += row->memory_slices) > MEMORY_SLICES ||
         !add_instance(shared, gpu, model->name, number, row))
       return -EINVAL;
-    text += part + (text[part] == '+');
+    text += name_length + (text[name_length] == '+');
   }
   place_instances(shared, gpu);
   return compute ? 0 : -EINVAL;
@@ -172,15 +172,15 @@ static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct mod
 
 /* Add "H100" or "H100:3g.40gb+4g.40gb", the first `length` characters of `text`. Returns 0 or -EINVAL. */
 static int add_device(struct sg_shared *shared, const char *text, size_t length) {
-  size_t model = strcspn(text, ":,");
+  size_t name_length = strcspn(text, ":,");
   const struct model_row *row = NULL;
   for (size_t n = 0; n < sizeof catalogue / sizeof *catalogue; n++)
-    if (is(catalogue[n].setting, text, model))
+    if (is(catalogue[n].setting, text, name_length))
       row = &catalogue[n];
   struct sg_device *gpu = row ? add_gpu(shared, row) : NULL;
   if (!gpu)
     return -EINVAL;
-  return model == length ? 0 : cut(shared, gpu, row, text + model + 1, length - model - 1);
+  return name_length == length ? 0 : cut(shared, gpu, row, text + name_length + 1, length - name_length - 1);
 }
 
 /* Make the devices that SIMGPU_DEVICES names: "2xH200,1xA10", each with its MIG instances behind a colon. Returns 0,
@@ -191,12 +191,12 @@ int sg_add_devices(struct sg_shared *shared, const char *text) {
   shared->device_count = 0; /* an earlier maker of the file may have died in here */
   snprintf(shared->devices_setting, sizeof shared->devices_setting, "%s", text);
   while (*text) {
-    char *rest;
-    unsigned long count = strtoul(text, &rest, 10);
-    if (rest == text)
+    char *after_count;
+    unsigned long count = strtoul(text, &after_count, 10);
+    if (after_count == text)
       count = 1;
-    else if (*rest == 'x')
-      text = rest + 1;
+    else if (*after_count == 'x')
+      text = after_count + 1;
     else
       return -EINVAL;
     size_t length = strcspn(text, ",");

@@ -12,7 +12,9 @@
 #include <string.h>
 
 #define NAMED_PROFILES 3
-#define MAX_FILE       (1 << 20) /* the result of a calibration holds more than the profile */
+#define TYPICAL        1         /* the column of the profile that counts where nothing else is said */
+#define MAX_FILE       (1 << 20) /* bytes: the result of a calibration holds more than the profile */
+#define MAX_DRIFT_PPM  1000
 
 static const struct property {
   const char *name;
@@ -30,7 +32,7 @@ static int64_t *value_of(struct sg_profile *profile, const struct property *prop
   return (int64_t *)((char *)profile + property->offset);
 }
 
-/* Set all properties to the values of a named profile. `column`: its place in `names` of sg_profile_read. */
+/* Set all properties to the values of the named profile in this column of profile.def. */
 static void set_named(struct sg_profile *profile, int column) {
   for (size_t n = 0; n < PROPERTIES; n++)
     *value_of(profile, &properties[n]) = properties[n].values[column];
@@ -41,7 +43,8 @@ static const char *skip_space(const char *text) {
   return text + strspn(text, " \t\r\n");
 }
 
-/* Read one `"name": number`. Return what comes after it; NULL if it is none, or the name is unknown. */
+/* Read one `"name": number` at the start of the text. Return what comes after it; NULL: there is none, or the name is
+ * unknown. */
 static const char *read_member(struct sg_profile *profile, const char *text) {
   if (*text != '"')
     return NULL;
@@ -97,7 +100,7 @@ static bool sane(const struct sg_profile *profile) {
   for (size_t n = 0; n < PROPERTIES; n++) {
     int64_t value = *value_of((struct sg_profile *)profile, &properties[n]);
     bool drift = properties[n].offset == offsetof(struct sg_profile, event_drift_ppm);
-    if (value < (drift ? -1000 : 0) || value > (drift ? 1000 : 1000000000))
+    if (value < (drift ? -MAX_DRIFT_PPM : 0) || value > (drift ? MAX_DRIFT_PPM : 1000000000))
       return false;
   }
   return profile->slice_us && profile->pcie_mb_s && profile->event_resolution_ns;
@@ -109,7 +112,7 @@ int sg_profile_read(struct sg_profile *profile) {
   static const char *const names[NAMED_PROFILES] = {"ideal", "typical", "harsh"};
   const char *wanted = sg_setting_text("SIMGPU_PROFILE");
   int result = wanted ? -EINVAL : 0;
-  set_named(profile, 1);
+  set_named(profile, TYPICAL);
   for (int n = 0; wanted && n < NAMED_PROFILES; n++)
     if (!strcmp(wanted, names[n])) {
       set_named(profile, n);
@@ -120,7 +123,7 @@ int sg_profile_read(struct sg_profile *profile) {
   for (size_t n = 0; n < PROPERTIES; n++) {
     char variable[64] = "SIMGPU_";
     for (size_t at = 0; properties[n].name[at]; at++)
-      variable[7 + at] = (char)toupper(properties[n].name[at]);
+      variable[strlen("SIMGPU_") + at] = (char)toupper(properties[n].name[at]);
     int64_t *value = value_of(profile, &properties[n]);
     *value = (int64_t)sg_setting(variable, (uint64_t)*value);
   }
@@ -130,12 +133,12 @@ int sg_profile_read(struct sg_profile *profile) {
 /* The host's clock with the drift of the device, cut to the resolution of events. Devices with an odd index drift
  * the other way. */
 int64_t sg_event_clock(const struct sg_profile *profile, uint32_t index, uint64_t now_ns) {
-  int64_t now = (int64_t)now_ns, ahead = now, period = profile->event_drift_period_s * 1000000000;
-  if (period) { /* ahead for one period, then back to the host's clock during the next */
+  int64_t now = (int64_t)now_ns, drifting = now, period = profile->event_drift_period_s * 1000000000;
+  if (period) { /* away from the host's clock for one period, and back to it during the next */
     int64_t within = now % (2 * period);
-    ahead = within < period ? within : 2 * period - within;
+    drifting = within < period ? within : 2 * period - within;
   }
-  int64_t drift = ahead / 1000 * profile->event_drift_ppm / 1000;
+  int64_t drift = drifting / 1000 * profile->event_drift_ppm / 1000; /* divided twice: the product must fit */
   int64_t clock = now + (index % 2 ? -drift : drift);
   return clock - clock % profile->event_resolution_ns;
 }

@@ -14,14 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_once_t read_once = PTHREAD_ONCE_INIT;
 static char *lines, *lines_end; /* of the file, each line ended by a NUL; lines == lines_end: there is no file */
 
 /* Read simgpu.conf, which lies beside this library. Without the file `lines` stays empty. */
 static void read_file(void) {
   Dl_info library;
   char path[4096];
-  if (!dladdr(&once, &library))
+  if (!dladdr(&read_once, &library))
     return;
   const char *slash = strrchr(library.dli_fname, '/');
   int folder = slash ? (int)(slash + 1 - library.dli_fname) : 0;
@@ -44,7 +44,7 @@ const char *sg_setting_text(const char *name) {
   const char *text = getenv(name);
   if (text && *text)
     return text;
-  pthread_once(&once, read_file);
+  pthread_once(&read_once, read_file);
   size_t length = strlen(name);
   for (const char *line = lines; line < lines_end; line += strlen(line) + 1)
     if (!strncmp(line, name, length) && line[length] == '=' && line[length + 1])

@@ -1,7 +1,6 @@
-/* Stream capture, with the driver's rules on the calls that are forbidden while one is open. The frontier of a
- * stream (or of a captured event) is the nodes on which the stream's next captured node depends. The exported
- * functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only
- * what is special here. */
+/* Stream capture, with the driver's rules on the calls that are forbidden while one is open. The frontier of a stream
+ * (or of a captured event) is the set of nodes on which the stream's next captured node depends. CUDA's documentation
+ * tells what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -118,17 +117,18 @@ void capture_forget(struct stream *stream) {
   stream->frontier = NULL;
 }
 
-/* Refuse a call that may synchronise, if an open capture forbids it: the modes of this thread and of each capture
- * decide. A capture that forbids the call becomes invalid. */
+/* Refuse a call that may synchronise, if an open capture forbids it. Such a capture becomes invalid. A thread in mode
+ * RELAXED may always call. Else a capture of this thread forbids the call unless it is RELAXED itself. If the thread
+ * is in mode GLOBAL, every capture in mode GLOBAL forbids it, too. */
 CUresult unsafe_call(void) {
   if (none_open() || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_SUCCESS;
   CUresult result = CUDA_SUCCESS;
   pthread_mutex_lock(&process.lock);
   for (struct capture *capture = captures; capture; capture = capture->next) {
-    bool mine = capture->thread == &thread_mark && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
-    bool others = thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
-    if (mine || others) {
+    bool of_thread = capture->thread == &thread_mark && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool global = thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    if (of_thread || global) {
       capture->invalid = true;
       result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -163,7 +163,7 @@ static CUresult check_legacy(const struct stream *stream, bool invalidate) {
 /* Refuse work for the legacy stream that would wait for a capturing stream; the captures concerned become invalid.
  * For any other stream nothing is checked. */
 CUresult legacy_conflict(const struct stream *stream) {
-  return check_legacy(stream, true); /* an error: the work is not submitted */
+  return check_legacy(stream, /* invalidate */ true);
 }
 
 /* Refuse to wait for a stream that captures; NULL: for a context with such a stream. The capture becomes invalid. */
@@ -199,11 +199,11 @@ CUresult capture_node(struct stream *stream, const struct body *body) {
   return result;
 }
 
-/* The error for a query of a captured event. Its capture becomes invalid if it is still open. */
+/* The error for a query of a captured event. If its capture is still open, it becomes invalid. */
 CUresult captured_event(const struct event *event) {
   pthread_mutex_lock(&process.lock);
   for (struct capture *capture = captures; capture; capture = capture->next)
-    capture->invalid |= capture->id == event->capture_id; /* a capture that is still open */
+    capture->invalid |= capture->id == event->capture_id;
   pthread_mutex_unlock(&process.lock);
   return CUDA_ERROR_CAPTURED_EVENT;
 }
@@ -222,33 +222,34 @@ CUresult capture_record(struct stream *stream, struct event *event) {
   return result;
 }
 
-/* If the event is captured, the stream joins its capture, and later work depends on the event's nodes. *handled becomes
- * true if the event is captured or the stream captures: no wait may be submitted then. */
+/* Let a stream wait for an event in a capture: the stream joins the event's capture, and its later work depends on the
+ * event's nodes. An error: captures would mix, or one is invalid. *handled becomes true if the event is captured or
+ * the stream captures: no wait may be submitted then. */
 CUresult capture_wait(struct stream *stream, struct event *event, bool *handled) {
   if (!event->capture_id && !is_capturing(stream))
     return CUDA_SUCCESS;
   CUresult result = CUDA_SUCCESS;
   pthread_mutex_lock(&process.lock);
-  struct capture *mine = stream->capture, *theirs = captures;
-  while (theirs && theirs->id != event->capture_id)
-    theirs = theirs->next;
+  struct capture *of_stream = stream->capture, *of_event = captures;
+  while (of_event && of_event->id != event->capture_id)
+    of_event = of_event->next;
   *handled = true;
-  if (mine && mine->invalid) {
+  if (of_stream && of_stream->invalid) {
     result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  } else if (mine && !event->capture_id) {
-    mine->invalid = true;
+  } else if (of_stream && !event->capture_id) {
+    of_stream->invalid = true;
     result = CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-  } else if (!theirs) {
+  } else if (!of_event) {
     result = CUDA_ERROR_CAPTURED_EVENT; /* its capture is over */
-  } else if (theirs->invalid) {
+  } else if (of_event->invalid) {
     result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  } else if (mine && mine != theirs) {
-    mine->invalid = theirs->invalid = true;
+  } else if (of_stream && of_stream != of_event) {
+    of_stream->invalid = of_event->invalid = true;
     result = CUDA_ERROR_STREAM_CAPTURE_MERGE;
-  } else if (!mine && !stream->lane) {
-    theirs->invalid = true;
+  } else if (!of_stream && !stream->lane) { /* the legacy stream cannot be captured */
+    of_event->invalid = true;
     result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  } else if ((!mine && !join(theirs, stream)) || !add_frontier(stream, event->frontier, event->frontier_count)) {
+  } else if ((!of_stream && !join(of_event, stream)) || !add_frontier(stream, event->frontier, event->frontier_count)) {
     result = CUDA_ERROR_OUT_OF_MEMORY;
   }
   pthread_mutex_unlock(&process.lock);
@@ -257,6 +258,8 @@ CUresult capture_wait(struct stream *stream, struct event *event, bool *handled)
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
 
+/* Begin a call for a stream: declare `stream`, the current `context` and `result`. An error is returned from the call.
+ */
 #define FIND_STREAM(handle)                                                                                            \
   struct context *context;                                                                                             \
   struct stream *stream;                                                                                               \
@@ -274,14 +277,14 @@ static bool nodes_of(const struct graph *graph, CUgraphNode const *nodes, size_t
   return true;
 }
 
-/* Begin a capture in a stream. `into`: the graph to capture into; NULL makes one. `on`: the nodes of it on which the
- * first captured ones depend. */
+/* Begin a capture in a stream. `into`: the graph to capture into; NULL: a new one. `on`: the `count` nodes of that
+ * graph on which the first captured node depends. */
 static CUresult begin(CUstream handle, struct graph *into, CUgraphNode const *on, size_t count, int mode) {
   FIND_STREAM(handle);
   if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED || (count && !on) ||
       (into && !nodes_of(into, on, count)))
     return CUDA_ERROR_INVALID_VALUE;
-  if (!stream->lane)
+  if (!stream->lane) /* the legacy stream */
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   struct capture *capture = calloc(1, sizeof *capture);
   struct graph *graph = into ? into : graph_new();
@@ -326,7 +329,8 @@ EXPORT CUresult cuStreamBeginCapture(CUstream stream) {
   return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
-/* With process.lock: whether the origin waits for the last work of every stream that joined the capture. */
+/* With process.lock: whether the origin waits for the last work of every stream that joined the capture. A node gets
+ * the mark `visit` if the origin's frontier depends on it, directly or not. */
 static bool all_joined(struct capture *capture) {
   struct graph *graph = capture->graph;
   for (uint32_t n = 0; n < graph->count; n++)
@@ -338,8 +342,8 @@ static bool all_joined(struct capture *capture) {
   for (bool again = true; again;) {
     again = false;
     for (uint32_t n = graph->count; n-- > 0;)
-      for (uint32_t m = 0; graph->nodes[n]->visit && m < graph->nodes[n]->on_count; m++) {
-        struct node *on = graph->nodes[n]->on[m];
+      for (uint32_t m = 0; graph->nodes[n]->visit && m < graph->nodes[n]->dependency_count; m++) {
+        struct node *on = graph->nodes[n]->dependencies[m];
         again |= !on->visit && graph_index(graph, on) > n;
         on->visit = 1;
       }
@@ -351,8 +355,8 @@ static bool all_joined(struct capture *capture) {
   return true;
 }
 
-/* Only the origin ends a capture, in the thread that began it unless the mode is relaxed. An invalid or unjoined
- * capture ends, too, with an error; its graph is freed if the capture made it. */
+/* Only the origin ends a capture, and unless the mode is relaxed only the thread that began it. A capture that is
+ * invalid or not joined ends, too, but with an error; its graph is freed if the capture made it. */
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
   FIND_STREAM(handle);
   struct graph *lost = NULL;
@@ -385,7 +389,7 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
  * invalid. */
 EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
   FIND_STREAM(handle);
-  result = check_legacy(stream, false);
+  result = check_legacy(stream, /* invalidate */ false);
   if (result || !status)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&process.lock);
@@ -400,7 +404,7 @@ EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
 EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
                                           struct node *const **nodes, size_t *count) {
   FIND_STREAM(handle);
-  result = check_legacy(stream, false);
+  result = check_legacy(stream, /* invalidate */ false);
   if (result || !status)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&process.lock);

@@ -36,7 +36,8 @@ CUresult capture_kernel(struct stream *stream, const struct launch *launch, cons
 CUresult capture_alloc(struct stream *stream, size_t bytes, CUdeviceptr *out) {
   CUgraphNodeParams params = {
       .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-      .alloc = {.poolProps = {.allocType = 1, .location.type = CU_MEM_LOCATION_TYPE_DEVICE}, .bytesize = bytes}};
+      .alloc = {.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location.type = CU_MEM_LOCATION_TYPE_DEVICE},
+                .bytesize = bytes}};
   device_ordinal(stream->context->device, &params.alloc.poolProps.location.id);
   struct body body = {.params = params, .item.kind = SG_WRITE};
   CUresult result = graph_memory_new(stream->context->device, bytes, &body.memory);
@@ -49,7 +50,7 @@ CUresult capture_alloc(struct stream *stream, size_t bytes, CUdeviceptr *out) {
   return result;
 }
 
-/* A stream-ordered free becomes a node. An error: the memory is not a graph's. */
+/* A stream-ordered free becomes a node. An error: no graph has allocated the memory. */
 CUresult capture_free(struct stream *stream, const struct block *block) {
   CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free.dptr = block->address};
   struct body body;

@@ -1,8 +1,9 @@
 /* Conditional nodes: the handles of conditions, and the graphs that run under one. */
 #include "simgpu/graphs/graph.h"
 
-/* Kernels compute nothing, so no kernel sets a condition. A body runs once if launches assign a value other than zero,
- * also the body of a WHILE node; else it never runs. The handle holds all of that; its high bits make it unique. */
+/* Kernels compute nothing, so no kernel sets a condition: only its default value counts, which each launch assigns. If
+ * that is not zero, the body runs once, also that of a WHILE node; else it never runs. The handle's lowest bit tells
+ * whether the body runs, and its other bits make it unique. */
 EXPORT CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *out, CUgraph graph, CUcontext context,
                                                unsigned value, unsigned flags) {
   CUresult result = graph_valid(graph);

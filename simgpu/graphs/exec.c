@@ -1,6 +1,6 @@
-/* Executable graphs: made of a graph, launched, changed. graphs/steps.c cuts a graph into steps, which a launch
- * gives to its stream one by one. The exported functions are those of CUDA's documentation, which tells their
- * parameters and errors. A comment at one tells only what is special here. */
+/* Executable graphs: made of a graph, launched, changed. graphs/steps.c cuts a graph into steps, which a launch gives
+ * to its stream one by one. CUDA's documentation tells what the exported functions do; a comment at one tells only
+ * what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -27,7 +27,8 @@ CUresult exec_rebuild(CUgraphExec exec) {
   return CUDA_SUCCESS;
 }
 
-/* The executable's own copy of a node of the graph that it was made from; NULL: it has none, or a handle is invalid. */
+/* The executable's own copy of a node of the graph that it was made from; NULL: it has none, or a handle is
+ * invalid. */
 struct node *exec_node(CUgraphExec exec, CUgraphNode node) {
   return is_handle(exec, EXEC_HANDLE) && is_handle(node, NODE_HANDLE) ? graph_find(exec->graph, node) : NULL;
 }
@@ -77,7 +78,8 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CU
     if ((result = cuGraphUpload(*out, params->hUploadStream)))
       cuGraphExecDestroy(*out);
   params->hErrNode_out = NULL;
-  params->result_out = result ? result == CUDA_ERROR_NOT_SUPPORTED ? 3 : 1 : 0; /* CUgraphInstantiateResult */
+  /* CUgraphInstantiateResult: NODE_OPERATION_NOT_SUPPORTED, ERROR, SUCCESS */
+  params->result_out = result ? result == CUDA_ERROR_NOT_SUPPORTED ? 3 : 1 : 0;
   return result;
 }
 EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
@@ -124,8 +126,8 @@ static CUresult find_for_launch(CUgraphExec exec, CUstream handle, struct stream
   return result ? result : is_handle(exec, EXEC_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Give the device the work of a step as one item, with the step's effects. Its demand is the part of the SMs that the
- * work needs on average. */
+/* Give the device the work of a step as one item, with the step's effects. The item's demand is the part of the SMs
+ * that the work needs on average, from 1 to SG_ALL_SMS. */
 static CUresult launch_work(struct stream *stream, const struct step *step) {
   static uint32_t name = SG_NONE; /* the same for every launch of this process */
   if (name == SG_NONE) {
@@ -145,12 +147,12 @@ static CUresult launch_work(struct stream *stream, const struct step *step) {
                                    : demand < SG_ALL_SMS ? (uint32_t)demand
                                                          : SG_ALL_SMS,
                          .duration_ns = duration_ns};
-  struct effect watching = {.kind = EFFECT_LIST}; /* makes the owner poll the word of a spin */
+  struct effect empty = {.kind = EFFECT_LIST}; /* has no effect, but makes the owner poll the word of a spin */
   if (step->spin) {
     item.flags |= SG_SPIN;
     item.watch = step->watch;
   }
-  return submit(stream, item, step->effects ? step->effects : step->spin ? &watching : NULL, NULL);
+  return submit(stream, item, step->effects ? step->effects : step->spin ? &empty : NULL, NULL);
 }
 
 /* Give the stream the operations of a batch one by one. */
@@ -190,8 +192,8 @@ static CUresult capture_launch(CUgraphExec exec, struct stream *stream) {
   return result;
 }
 
-/* Give the stream the steps of the executable, one after the other. The memory of its graph is taken first, if it is
- * not yet. In a capture the launch becomes a child graph instead. */
+/* Give the stream the steps of the executable, one after the other. Before that, take the memory of its graph if it is
+ * not taken yet. In a capture the launch becomes a child graph instead. */
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
   uint64_t entry_ns = sg_now();
   struct stream *stream;
@@ -232,14 +234,14 @@ EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
 
 /* --- changing ----------------------------------------------------------------------------------------------------- */
 
-/* The executable's copy of a node that can be enabled and disabled. Only a node with a cost and a result of its own can
- * be left out: a kernel, a copy or a set. */
+/* The executable's copy of a node that can be enabled and disabled. Only a node with a cost and a result of its
+ * own can be left out: a kernel, a copy or a set. */
 static CUresult find_switchable(CUgraphExec exec, CUgraphNode original, struct node **node) {
   *node = exec_node(exec, original);
   return *node && (*node)->body.params.type <= CU_GRAPH_NODE_TYPE_MEMSET ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The executable's graph is cut into steps again, in which a disabled node has no work. */
+/* The executable's graph is cut into steps again: a disabled node has no work in them. */
 EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode original, unsigned enabled) {
   struct node *node;
   CUresult result = find_switchable(exec, original, &node);
@@ -258,33 +260,33 @@ EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode original, un
   return result;
 }
 
-/* The answer of a refused update: the reason, the node of the new graph at fault, and the node `from` which an edge at
- * fault comes. NULL: no single node is at fault, or no edge. */
+/* The answer of a refused update: the reason, and the node of the new graph at fault (NULL: no single one). If an
+ * edge to that node is at fault, `from` is the node at its begin; else NULL. */
 static CUgraphExecUpdateResultInfo refused(int why, struct node *node, struct node *from) {
   return (CUgraphExecUpdateResultInfo){why, node, from};
 }
 
-/* Whether the executable's graph `own` can be updated from `update`: `result` is 0, else the answer tells what differs.
- * The nodes are paired in the order in which they were added. */
+/* Whether the executable's graph `own` can be updated from `update`. If so, `result` of the answer is 0; else the
+ * answer tells what differs. The nodes are paired in the order in which they were added. */
 static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *update) {
   if (own->count != update->count)
     return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, NULL, NULL);
   for (uint32_t n = 0; n < own->count; n++) {
-    struct node *a = own->nodes[n], *b = update->nodes[n];
-    if (a->body.params.type != b->body.params.type)
-      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, b, NULL);
-    if (a->on_count != b->on_count)
-      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, b, NULL);
-    for (uint32_t m = 0; m < a->on_count; m++)
-      if (graph_index(own, a->on[m]) != graph_index(update, b->on[m]))
-        return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, b, b->on[m]);
-    if (a->body.memory != b->body.memory)
-      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED, b, NULL);
-    if (a->body.params.type == CU_GRAPH_NODE_TYPE_MEMCPY && a->body.item.kind != b->body.item.kind)
-      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, b, NULL);
+    struct node *old = own->nodes[n], *new = update->nodes[n];
+    if (old->body.params.type != new->body.params.type)
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, new, NULL);
+    if (old->dependency_count != new->dependency_count)
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, new, NULL);
+    for (uint32_t m = 0; m < old->dependency_count; m++)
+      if (graph_index(own, old->dependencies[m]) != graph_index(update, new->dependencies[m]))
+        return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, new, new->dependencies[m]);
+    if (old->body.memory != new->body.memory)
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED, new, NULL);
+    if (old->body.params.type == CU_GRAPH_NODE_TYPE_MEMCPY && old->body.item.kind != new->body.item.kind)
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, new, NULL);
     CUgraphExecUpdateResultInfo child = {0};
-    if (a->body.child)
-      child = compare(a->body.child, b->body.child);
+    if (old->body.child)
+      child = compare(old->body.child, new->body.child);
     if (child.result)
       return child;
   }
@@ -313,18 +315,18 @@ static bool replace(struct graph *own, struct graph *update) {
 /* Copy the bodies of the graph's nodes into the executable, if the two have the same form. Else nothing changes, and
  * `info` (may be NULL) tells what differs. */
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
-  CUgraphExecUpdateResultInfo own = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
+  CUgraphExecUpdateResultInfo answer = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
   CUresult result = graph_valid(graph);
   if (!result)
     result = is_handle(exec, EXEC_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   if (!result)
-    own = compare(exec->graph, graph);
-  if (!result && own.result)
+    answer = compare(exec->graph, graph);
+  if (!result && answer.result)
     result = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
   if (!result)
     result = replace(exec->graph, graph) ? exec_rebuild(exec) : CUDA_ERROR_OUT_OF_MEMORY;
   if (info)
-    *info = own;
+    *info = answer;
   return result;
 }
 EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *verdict) {

@@ -1,5 +1,5 @@
-/* Graphs: nodes, edges, order, clones, and the calls that read them. The exported functions are those of CUDA's
- * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
+/* Graphs: nodes, edges, order, clones, and the calls that read them. CUDA's documentation tells what the exported
+ * functions do; a comment at one tells only what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ struct graph *graph_new(void) {
 /* Free a node with its body. The caller sees to it that no other node still depends on it. */
 static void node_free(struct node *node) {
   body_free(&node->body);
-  free(node->on);
+  free(node->dependencies);
   handle_free(node);
 }
 
@@ -29,11 +29,11 @@ void graph_free(struct graph *graph) {
 
 /* Let a node depend on another one. False: there is no memory. */
 static bool node_depend(struct node *node, struct node *on) {
-  struct node **grown = realloc(node->on, (node->on_count + 1) * sizeof *grown);
+  struct node **grown = realloc(node->dependencies, (node->dependency_count + 1) * sizeof *grown);
   if (!grown)
     return false;
-  node->on = grown;
-  node->on[node->on_count++] = on;
+  node->dependencies = grown;
+  node->dependencies[node->dependency_count++] = on;
   return true;
 }
 
@@ -68,26 +68,26 @@ struct node *graph_add(struct graph *graph, const struct body *body, struct node
  * is the id of the original. */
 struct graph *graph_clone(struct graph *graph) {
   struct graph *clone = graph_new();
-  bool whole = clone && graph_keep_all(clone, graph);
-  for (uint32_t n = 0; whole && n < graph->count; n++) {
+  bool complete = clone && graph_keep_all(clone, graph);
+  for (uint32_t n = 0; complete && n < graph->count; n++) {
     struct body body;
-    whole = body_copy(&graph->nodes[n]->body, &body);
-    struct node *node = whole ? graph_add(clone, &body, NULL, 0) : NULL;
-    if (whole && !node)
+    bool copied = body_copy(&graph->nodes[n]->body, &body);
+    struct node *node = copied ? graph_add(clone, &body, NULL, 0) : NULL;
+    if (copied && !node)
       body_free(&body);
-    whole = node != NULL;
-    if (!whole)
+    complete = node != NULL;
+    if (!complete)
       break;
     node->origin = graph->nodes[n]->id;
     node->disabled = graph->nodes[n]->disabled;
     graph->nodes[n]->visit = n; /* the index of its copy */
   }
-  for (uint32_t n = 0; whole && n < graph->count; n++)
-    for (uint32_t m = 0; whole && m < graph->nodes[n]->on_count; m++)
-      whole = node_depend(clone->nodes[n], clone->nodes[graph->nodes[n]->on[m]->visit]);
-  if (clone && !whole)
+  for (uint32_t n = 0; complete && n < graph->count; n++)
+    for (uint32_t m = 0; complete && m < graph->nodes[n]->dependency_count; m++)
+      complete = node_depend(clone->nodes[n], clone->nodes[graph->nodes[n]->dependencies[m]->visit]);
+  if (clone && !complete)
     graph_free(clone);
-  return whole ? clone : NULL;
+  return complete ? clone : NULL;
 }
 
 /* Whether a node of the graph, or of a child of it, allocates or frees memory. */
@@ -121,7 +121,7 @@ uint32_t graph_index(const struct graph *graph, const struct node *node) {
   return n;
 }
 
-/* Order the nodes: again and again take those that depend on no node that is still left. False: there is a cycle. */
+/* Order the nodes so that each comes after its dependencies. `order` has room for all. False: there is a cycle. */
 bool graph_order(struct graph *graph, struct node **order) {
   uint32_t taken = 0;
   for (uint32_t n = 0; n < graph->count; n++)
@@ -130,10 +130,10 @@ bool graph_order(struct graph *graph, struct node **order) {
     moved = false;
     for (uint32_t n = 0; n < graph->count; n++) {
       struct node *node = graph->nodes[n];
-      bool free_to_go = !node->visit;
-      for (uint32_t m = 0; free_to_go && m < node->on_count; m++)
-        free_to_go = node->on[m]->visit;
-      if (!free_to_go)
+      bool is_next = !node->visit; /* not taken yet, while all its dependencies are */
+      for (uint32_t m = 0; is_next && m < node->dependency_count; m++)
+        is_next = node->dependencies[m]->visit;
+      if (!is_next)
         continue;
       node->visit = 1;
       order[taken++] = node;
@@ -195,10 +195,10 @@ static bool edge_valid(CUgraph graph, CUgraphNode from, CUgraphNode to) {
          from != to;
 }
 
-/* The place of `from` among the dependencies of `to`; to->on_count: there is no such edge. */
+/* The place of `from` among the dependencies of `to`; to->dependency_count: there is no such edge. */
 static uint32_t edge_index(const struct node *from, const struct node *to) {
   uint32_t n = 0;
-  while (n < to->on_count && to->on[n] != from)
+  while (n < to->dependency_count && to->dependencies[n] != from)
     n++;
   return n;
 }
@@ -207,7 +207,7 @@ static uint32_t edge_index(const struct node *from, const struct node *to) {
 EXPORT CUresult cuGraphAddDependencies(CUgraph graph, CUgraphNode const *from, CUgraphNode const *to, size_t count) {
   CUresult result = graph_valid(graph);
   for (size_t n = 0; !result && n < count; n++) {
-    if (!edge_valid(graph, from[n], to[n]) || edge_index(from[n], to[n]) < to[n]->on_count)
+    if (!edge_valid(graph, from[n], to[n]) || edge_index(from[n], to[n]) < to[n]->dependency_count)
       return CUDA_ERROR_INVALID_VALUE;
     result = node_depend(to[n], from[n]) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -222,8 +222,8 @@ EXPORT CUresult cuGraphAddDependencies_v2(CUgraph graph, CUgraphNode const *from
 /* Remove the edge, if there is one. */
 static void remove_edge(struct node *from, struct node *to) {
   uint32_t n = edge_index(from, to);
-  if (n < to->on_count) /* in order: an update compares it */
-    memmove(&to->on[n], &to->on[n + 1], (--to->on_count - n) * sizeof *to->on);
+  if (n < to->dependency_count) /* the others keep their order: an update compares it */
+    memmove(&to->dependencies[n], &to->dependencies[n + 1], (--to->dependency_count - n) * sizeof *to->dependencies);
 }
 
 /* Edges before the first invalid one of the list stay removed. A graph with memory keeps its edges. */
@@ -232,7 +232,7 @@ EXPORT CUresult cuGraphRemoveDependencies(CUgraph graph, CUgraphNode const *from
   if (!result && count && graph_has_memory(graph))
     return CUDA_ERROR_NOT_SUPPORTED;
   for (size_t n = 0; !result && n < count; n++) {
-    if (!edge_valid(graph, from[n], to[n]) || edge_index(from[n], to[n]) == to[n]->on_count)
+    if (!edge_valid(graph, from[n], to[n]) || edge_index(from[n], to[n]) == to[n]->dependency_count)
       return CUDA_ERROR_INVALID_VALUE;
     remove_edge(from[n], to[n]);
   }
@@ -268,8 +268,8 @@ EXPORT CUresult cuGraphNodeGetType(CUgraphNode node, int *type) {
   return CUDA_SUCCESS;
 }
 
-/* The caller's room for a list. `count` is the room on entry, and then the number of entries written, or without room
- * the number needed. Room that is left over is filled with NULL. */
+/* The caller's room for a list. `*count` is the room on entry. On return it is the number of entries written, or, if
+ * `nodes` is NULL, the number of entries that there are. Room that is left over is filled with NULL. */
 struct listing {
   CUgraphNode *nodes, *to;
   CUgraphEdgeData *edges;
@@ -304,15 +304,15 @@ static CUresult list_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count, boo
   if (result || !count)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   for (uint32_t n = 0; n < graph->count; n++)
-    if (!roots_only || !graph->nodes[n]->on_count)
+    if (!roots_only || !graph->nodes[n]->dependency_count)
       listing_add(&listing, graph->nodes[n], NULL);
   return listing_end(&listing);
 }
 EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
-  return list_nodes(graph, nodes, count, false);
+  return list_nodes(graph, nodes, count, /* roots_only */ false);
 }
 EXPORT CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
-  return list_nodes(graph, nodes, count, true);
+  return list_nodes(graph, nodes, count, /* roots_only */ true);
 }
 
 EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges,
@@ -320,22 +320,22 @@ EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nod
   struct listing listing = {.nodes = nodes, .edges = edges, .count = count};
   if (!is_handle(node, NODE_HANDLE) || !count)
     return CUDA_ERROR_INVALID_VALUE;
-  for (uint32_t n = 0; n < node->on_count; n++)
-    listing_add(&listing, node->on[n], NULL);
+  for (uint32_t n = 0; n < node->dependency_count; n++)
+    listing_add(&listing, node->dependencies[n], NULL);
   return listing_end(&listing);
 }
 EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count) {
   return cuGraphNodeGetDependencies_v2(node, nodes, NULL, count);
 }
 
-/* Edges are stored at their ends, so all nodes of the graph are searched. */
+/* A node knows only its dependencies, so all nodes of the graph are searched for this one. */
 EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges,
                                                 size_t *count) {
   struct listing listing = {.nodes = nodes, .edges = edges, .count = count};
   if (!is_handle(node, NODE_HANDLE) || !count)
     return CUDA_ERROR_INVALID_VALUE;
   for (uint32_t n = 0; n < node->graph->count; n++)
-    if (edge_index(node, node->graph->nodes[n]) < node->graph->nodes[n]->on_count)
+    if (edge_index(node, node->graph->nodes[n]) < node->graph->nodes[n]->dependency_count)
       listing_add(&listing, node->graph->nodes[n], NULL);
   return listing_end(&listing);
 }
@@ -350,8 +350,8 @@ EXPORT CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode
   if (result || !count)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   for (uint32_t n = 0; n < graph->count; n++)
-    for (uint32_t m = 0; m < graph->nodes[n]->on_count; m++)
-      listing_add(&listing, graph->nodes[n]->on[m], graph->nodes[n]);
+    for (uint32_t m = 0; m < graph->nodes[n]->dependency_count; m++)
+      listing_add(&listing, graph->nodes[n]->dependencies[m], graph->nodes[n]);
   return listing_end(&listing);
 }
 EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
@@ -360,7 +360,7 @@ EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *t
 
 /* --- a picture --------------------------------------------------------------------------------------------------- */
 
-/* The name of a kernel's function; for other nodes their type. */
+/* The name of a kernel's function; for other nodes, and kernels without a function, the type of the node. */
 static const char *label_of(const struct node *node) {
   static const char *const labels[] = {"kernel",    "memcpy",     "memset",       "host",       "graph",
                                        "empty",     "event wait", "event record", "",           "",
@@ -382,8 +382,9 @@ EXPORT CUresult cuGraphDebugDotPrint(CUgraph graph, const char *path, unsigned f
   for (uint32_t n = 0; n < graph->count; n++) {
     const struct node *node = graph->nodes[n];
     fprintf(file, "  node_%llu [label=\"%s\"];\n", (unsigned long long)node->id, label_of(node));
-    for (uint32_t m = 0; m < node->on_count; m++)
-      fprintf(file, "  node_%llu -> node_%llu;\n", (unsigned long long)node->on[m]->id, (unsigned long long)node->id);
+    for (uint32_t m = 0; m < node->dependency_count; m++)
+      fprintf(file, "  node_%llu -> node_%llu;\n", (unsigned long long)node->dependencies[m]->id,
+              (unsigned long long)node->id);
   }
   fputs("}\n", file);
   return fclose(file) ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;

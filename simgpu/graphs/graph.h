@@ -18,15 +18,14 @@ struct node {
   struct handle handle;
   struct graph *graph;
   struct body body;
-  struct node **on; /* dependencies */
-  uint32_t on_count;
+  struct node **dependencies;
+  uint32_t dependency_count;
   uint64_t id;
   uint64_t origin; /* the id of the node that this is a clone of */
   bool disabled;
-  /* scratch of one walk */
-  uint32_t visit;
-  uint32_t level;    /* where the node ends in the order of the steps, see steps.c */
-  uint64_t until_ns; /* and the end of the longest path to here in the device work of that level */
+  uint32_t visit;    /* scratch of one walk: a mark, or the index of the node's copy */
+  uint32_t level;    /* scratch of steps.c: the level at which the node ends */
+  uint64_t until_ns; /* and the device work in that level up to its end, on the longest path */
 };
 
 struct graph {
@@ -58,7 +57,6 @@ struct node *graph_add(struct graph *graph, const struct body *body, struct node
 struct graph *graph_clone(struct graph *graph);
 uint32_t graph_index(const struct graph *graph, const struct node *node); /* graph->count: the graph lacks it */
 bool graph_has_memory(const struct graph *graph);
-/* The node in `graph`, or in a child of it, that was cloned from `node`; NULL: there is none. */
 struct node *graph_find(struct graph *graph, const struct node *node);
 /* The nodes in an order that respects their dependencies; false: there is a cycle. */
 bool graph_order(struct graph *graph, struct node **order);
@@ -67,7 +65,6 @@ CUresult graph_valid(CUgraph graph);
 /* graphs/nodes.c */
 /* Make the body of a node from its parameters. The caller frees the body (body_free), also after an error. */
 CUresult body_make(const CUgraphNodeParams *params, struct body *body);
-/* Copy a body; false: there is no memory, and nothing is left of the copy. */
 bool body_copy(const struct body *from, struct body *to);
 void body_free(struct body *body);
 /* The body for an item that a stream was about to get. Its parameters are filled in as far as they are known. */
@@ -91,7 +88,6 @@ void graph_memory_hold(struct graph_memory *memory);
 void graph_memory_drop(struct graph_memory *memory);
 /* Note that `graph` gets a node that frees the memory; an error: it may not have one. */
 CUresult graph_memory_freed_by(struct graph_memory *memory, struct graph *graph);
-/* Note that an executable has the allocations of its graph. An error: another executable has one of them. */
 CUresult graph_memory_instantiate(struct graph *graph);
 /* Note that the executable ends, and give the device memory of its allocations back where they are not alive. */
 void graph_memory_retire(struct graph *graph);
@@ -122,9 +118,7 @@ CUresult steps_read(struct graph *graph, struct step **steps, uint32_t *count);
 void steps_free(struct step *steps, uint32_t count);
 
 /* exec.c */
-/* Read an executable's own graph again. */
 CUresult exec_rebuild(CUgraphExec exec);
-/* The executable's own copy of a node of the graph that it was made from; NULL: it has none. */
 struct node *exec_node(CUgraphExec exec, CUgraphNode node);
 
 #endif

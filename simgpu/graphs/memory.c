@@ -1,10 +1,10 @@
 /*
  * Memory that belongs to graphs.
  *
- * An allocation has its address from the time its node is made, for as long as a node, an executable or the program
- * holds it. Device memory is taken for it when an executable is uploaded or first launched. It is given back when the
- * executable ends or the program trims what no launch uses, but never while the allocation is alive: from a launch that
- * allocates it until the device has reached its free.
+ * An allocation gets its address when its node is made, and keeps it while a node, an executable or the program holds
+ * it. It is alive from a launch that allocates it until the device has reached its free. Device memory is taken for it
+ * when an executable is uploaded or first launched. That memory is given back when the executable ends, or when the
+ * program trims (cuDeviceGraphMemTrim), but never while the allocation is alive.
  */
 #define _GNU_SOURCE
 #include "simgpu/graphs/graph.h"
@@ -21,7 +21,7 @@ struct graph_memory {
   struct context *charged; /* the context that the device memory behind it counts for; NULL: there is none */
   struct graph *freed_by;  /* the graph with its free node; NULL: there is none */
   bool freed_inside;       /* that graph also allocates it, so each launch frees what it allocates */
-  bool owned;              /* allocated, and no call to free it has been made */
+  bool owned;              /* by the program: allocated, and no call to free it has been made */
   uint32_t live;           /* allocations that the device has not yet freed */
   struct graph_memory *next;
 };
@@ -33,8 +33,8 @@ static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graph_memory *memories;
 static uint64_t amounts[SG_MAX_DEVICES][GRAPH_MEMORY_ATTRIBUTES];
 
-/* With memory_lock: add bytes, or subtract negative ones, to an amount of the device. The attribute after it is the
- * amount's high-water mark, and is raised if need be. */
+/* With memory_lock: add bytes (may be negative) to an amount of the device: USED_CURRENT or RESERVED_CURRENT. The
+ * attribute after it is the amount's high-water mark, and is raised if need be. */
 static void count(uint32_t device, int attribute, int64_t bytes) {
   uint64_t *amount = amounts[device];
   amount[attribute] += (uint64_t)bytes;
@@ -42,8 +42,8 @@ static void count(uint32_t device, int attribute, int64_t bytes) {
     amount[attribute + 1] = amount[attribute];
 }
 
-/* Whether the memory is on another device than the context that launches. Then the process is charged: a context only
- * has memory of its own device. */
+/* Whether the memory is on another device than this context, which launches the graph. Then the process is charged for
+ * it, because a context only has memory of its own device. */
 static bool lies_elsewhere(const struct graph_memory *memory, const struct context *context) {
   return context->device != memory->device;
 }
@@ -143,8 +143,8 @@ static bool allocates(const struct graph *graph, const struct graph_memory *memo
   return false;
 }
 
-/* Note that a graph gets a free node for the memory. An error: the graph has one already, or there is one in another
- * graph, and one of the two graphs also allocates the memory. */
+/* Note that a graph gets a free node for the memory. An error: the graph has one already; or another graph has one, and
+ * one of the two graphs also allocates the memory. */
 CUresult graph_memory_freed_by(struct graph_memory *memory, struct graph *graph) {
   pthread_mutex_lock(&memory_lock);
   bool inside = allocates(graph, memory);
@@ -243,21 +243,22 @@ CUresult graph_memory_reserve(struct graph *graph, struct context *context) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* A visitor: whether the graph can be launched. A free needs an allocation, in the graph itself or before the launch. A
- * second allocation needs a free in the graph itself, or the flag `auto_free`. */
+/* A visitor: whether the graph can be launched, as far as this node is concerned. A free needs an allocation, in the
+ * graph itself or before the launch. An allocation needs a free in the graph itself, or must not be allocated already,
+ * unless `auto_free` (a bool) is true. */
 static bool may_launch(struct graph_memory *memory, int type, void *auto_free) {
   if (type == CU_GRAPH_NODE_TYPE_MEM_FREE)
     return memory->owned || memory->freed_inside;
   return memory->freed_inside || !memory->owned || *(bool *)auto_free;
 }
-/* A visitor: what the call of a launch does at once. `owned` tells whether the memory may still be freed; `live` falls
- * when the device reaches the free. */
+/* A visitor: what the call of a launch changes at once. A free of the graph ends the ownership now, but the memory's
+ * life (`live`) only when the device reaches the free. */
 static bool launch(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
   if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && !memory->freed_inside)
-    memory->owned = false; /* its life ends when the stream reaches this launch's free */
+    memory->owned = false;
   if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || memory->owned)
-    return true; /* freed and allocated again: the same as kept */
+    return true; /* owned: with auto_free it is freed and allocated again, which is the same as kept */
   begin_life(memory);
   memory->owned = !memory->freed_inside;
   return true;

@@ -1,7 +1,6 @@
 /* Nodes of graphs: their bodies, and the calls that add, read and change them, in graphs and in executables. A body
  * is what a node does. For each type of node a function here fills in the rest of a body from the parameters in it.
- * The exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at
- * one tells only what is special here. */
+ * CUDA's documentation tells what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <stdlib.h>
@@ -26,7 +25,7 @@ static CUresult kernel_body(struct body *body) {
 }
 
 /* Fill in the item and the effect of a copy or set. The item has only its cost; the effect does the work. `context`:
- * NULL is the current one. */
+ * where it runs; NULL: in the current one. */
 static CUresult transfer_body(struct body *body, struct context *context, const struct effect *effect) {
   CUresult result = context ? CUDA_SUCCESS : enter(&context);
   if (result || !is_handle(context, CONTEXT_HANDLE))
@@ -97,8 +96,8 @@ static CUresult event_body(struct body *body) {
 static CUresult alloc_body(struct body *body) {
   CUDA_MEM_ALLOC_NODE_PARAMS *params = &body->params.alloc;
   int device = params->poolProps.location.id;
-  if (params->poolProps.location.type != 1 || device < 0 || (uint32_t)device >= process.device_count ||
-      !params->bytesize)
+  if (params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE || device < 0 ||
+      (uint32_t)device >= process.device_count || !params->bytesize)
     return CUDA_ERROR_INVALID_VALUE;
   CUresult result = graph_memory_new(process.devices[device], params->bytesize, &body->memory);
   if (!result)
@@ -136,8 +135,8 @@ static CUresult batch_body(struct body *body) {
   return result ? result : own_operations(body) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Make the body of a node from its parameters. A body is at first an SG_WRITE of no word, an item that takes no device
- * time: that of an empty node stays one. The caller frees the body (body_free), also after an error. */
+/* Make the body of a node from its parameters. Each body begins as an SG_WRITE of no word, an item that takes no device
+ * time; that of an empty node stays so. The caller frees the body (body_free), also after an error. */
 CUresult body_make(const CUgraphNodeParams *params, struct body *body) {
   static CUresult (*const makers[])(struct body *) = {[CU_GRAPH_NODE_TYPE_KERNEL] = kernel_body,
                                                       [CU_GRAPH_NODE_TYPE_MEMCPY] = memcpy_body,
@@ -171,12 +170,12 @@ bool body_copy(const struct body *from, struct body *to) {
     to->params.graph.graph = to->child;
   if (to->memory)
     graph_memory_hold(to->memory);
-  bool whole = (!from->effect || to->effect) && (!from->child || to->child);
+  bool complete = (!from->effect || to->effect) && (!from->child || to->child);
   if (from->params.type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)
-    whole &= own_operations(to);
-  if (!whole)
+    complete &= own_operations(to);
+  if (!complete)
     body_free(to);
-  return whole;
+  return complete;
 }
 
 /* Free what a body owns: its effect, its child graph, its reference to memory, its array of operations. */
@@ -266,10 +265,10 @@ static CUresult set(struct node *node, const CUgraphNodeParams *params) {
   CUresult result = body_make(params, &body);
   if (!result && body.child)
     body.child->owner = node;
-  struct body old = result ? body : node->body; /* the one that is not used from now on */
+  struct body unused = result ? body : node->body;
   if (!result)
     node->body = body;
-  body_free(&old);
+  body_free(&unused);
   return result;
 }
 

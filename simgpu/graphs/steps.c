@@ -1,7 +1,7 @@
 /*
- * Cuts a graph into steps. Device work becomes one step, as long as its longest path, with its memory effects at its
- * end. Host functions, event records and waits, and operations on words are steps of their own between such steps. Work
- * that depends on a step comes after it; other work comes before it where it can.
+ * Cuts a graph into steps. Device work becomes one step: it lasts as long as its longest path, and its memory effects
+ * are at its end. Host functions, event records and waits, and operations on words are steps of their own between such
+ * steps. Work that depends on a step comes after it; other work comes before it where it can.
  */
 #include "simgpu/graphs/graph.h"
 
@@ -15,7 +15,8 @@ void steps_free(struct step *steps, uint32_t count) {
   free(steps);
 }
 
-/* One reading of a graph: its work by level, and its other steps with the level that each ends. */
+/* One reading of a graph: its device work, one step for each level, and its other steps with the level that each ends.
+ */
 struct reading {
   struct step *steps; /* in the order found; sorted at the end */
   uint32_t *levels;   /* of each step */
@@ -127,8 +128,8 @@ static CUresult read_graph(struct reading *reading, struct graph *graph, struct 
   for (uint32_t n = 0; !result && n < graph->count; n++) {
     struct node *node = order[n];
     struct position here = from;
-    for (uint32_t m = 0; m < node->on_count; m++)
-      here = later(here, (struct position){node->on[m]->level, node->on[m]->until_ns});
+    for (uint32_t m = 0; m < node->dependency_count; m++)
+      here = later(here, (struct position){node->dependencies[m]->level, node->dependencies[m]->until_ns});
     int kind = step_of(node);
     if (node->body.child && body_runs(&node->body)) {
       result = read_graph(reading, node->body.child, &here);
@@ -148,18 +149,19 @@ static CUresult read_graph(struct reading *reading, struct graph *graph, struct 
   return result;
 }
 
-/* Sort by level, and inside a level by kind. Stable. */
+/* Sort the steps by level, and inside a level by kind; equal ones keep their order. An insertion sort: each step is
+ * exchanged with the one before it until it is in its place. */
 static void sort(struct reading *reading) {
   for (uint32_t n = 1; n < reading->count; n++)
     for (uint32_t m = n; m; m--) {
-      struct step *b = &reading->steps[m], *a = b - 1, step = *a;
-      uint32_t *levels = &reading->levels[m - 1], level = levels[0];
-      if (levels[0] < levels[1] || (levels[0] == levels[1] && a->kind <= b->kind))
+      struct step *pair = &reading->steps[m - 1], first = pair[0];
+      uint32_t *levels = &reading->levels[m - 1], first_level = levels[0];
+      if (levels[0] < levels[1] || (levels[0] == levels[1] && pair[0].kind <= pair[1].kind))
         break;
-      *a = *b;
-      *b = step;
+      pair[0] = pair[1];
+      pair[1] = first;
       levels[0] = levels[1];
-      levels[1] = level;
+      levels[1] = first_level;
     }
 }
 

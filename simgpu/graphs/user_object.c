@@ -1,6 +1,6 @@
 /* User objects that graphs keep. Dropping the last reference calls the program's function: the real driver calls it
- * in a thread of its own, here the thread that drops the reference does. The exported functions are those of CUDA's
- * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
+ * in a thread of its own, here the thread that drops the reference does. CUDA's documentation tells what the exported
+ * functions do; a comment at one tells only what is special here. */
 #include "simgpu/graphs/graph.h"
 
 #include <limits.h>
@@ -60,11 +60,11 @@ static bool note_kept(struct graph *graph, struct user_object *object, uint64_t 
 
 /* Let a graph also refer to the objects that another one refers to. False: there is no memory, and some are missing. */
 bool graph_keep_all(struct graph *graph, const struct graph *from) {
-  bool whole = true;
-  for (const struct kept *kept = from->kept; whole && kept; kept = kept->next)
-    if ((whole = note_kept(graph, kept->object, kept->count)))
+  bool complete = true;
+  for (const struct kept *kept = from->kept; complete && kept; kept = kept->next)
+    if ((complete = note_kept(graph, kept->object, kept->count)))
       retain(kept->object, kept->count);
-  return whole;
+  return complete;
 }
 
 /* Drop all references of a graph. This may call functions of the program. */

@@ -55,8 +55,7 @@ void *file_map(void *at, int fd, uint64_t offset, uint64_t bytes) {
   return address == MAP_FAILED ? NULL : address;
 }
 
-/* --- the page behind an exported file's bytes, which describes it --------------------------------------------------
- */
+/* --- the page behind an exported file's bytes, which describes it ------------------------------------------------ */
 
 /* Make a file of `bytes` bytes, with a page behind them that describes it to other processes. Return its descriptor, or
  * -1. */

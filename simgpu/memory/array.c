@@ -1,12 +1,13 @@
-/* Arrays and mipmapped arrays: rows and slices without gaps. The exported functions are those of CUDA's
- * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
+/* Arrays and mipmapped arrays: rows and slices without gaps. CUDA's documentation tells what the exported functions
+ * do; a comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/array.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
-#define ALIGNMENT 65536 /* of memory that is mapped into an array later */
+#define ALIGNMENT 65536      /* of memory that is mapped into an array later */
+#define SIDE_MAX  (1u << 20) /* elements of one dimension */
 
 /* The bytes of an array: width x height x depth x channels x bytes of a channel. A dimension of 0 counts as 1. The
  * depth of a layered array or cubemap is its number of layers (a cubemap has 6). */
@@ -36,26 +37,32 @@ size_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels) 
   return sum;
 }
 
-/* Bytes of one element with all channels, by CUarray_format. 0: the format is not simulated, or never has that many
- * channels. */
+/* The size in bytes of one element: all its channels. `format` is a CUarray_format. 0: the format is not simulated, or
+ * it never has that many channels. */
 size_t array_element(unsigned format, unsigned channels) {
   static const struct {
     unsigned format;
-    size_t bytes;
-    unsigned channels; /* 0: the program says */
-  } formats[] = {{0x01, 1, 0}, {0x02, 2, 0}, {0x03, 4, 0}, {0x08, 1, 0}, {0x09, 2, 0}, {0x0a, 4, 0}, {0x10, 2, 0},
-                 {0x20, 4, 0}, {0xc0, 1, 1}, {0xc1, 1, 2}, {0xc2, 1, 4}, {0xc3, 2, 1}, {0xc4, 2, 2}, {0xc5, 2, 4},
-                 {0xc6, 1, 1}, {0xc7, 1, 2}, {0xc8, 1, 4}, {0xc9, 2, 1}, {0xca, 2, 2}, {0xcb, 2, 4}};
+    size_t channel_bytes;
+    unsigned fixed_channels; /* 0: 1, 2 or 4, as the program says */
+  } formats[] = {
+      {0x01, 1, 0}, {0x02, 2, 0}, {0x03, 4, 0}, /* UNSIGNED_INT8, 16, 32 */
+      {0x08, 1, 0}, {0x09, 2, 0}, {0x0a, 4, 0}, /* SIGNED_INT8, 16, 32 */
+      {0x10, 2, 0}, {0x20, 4, 0},               /* HALF, FLOAT */
+      {0xc0, 1, 1}, {0xc1, 1, 2}, {0xc2, 1, 4}, /* UNORM_INT8X1, X2, X4 */
+      {0xc3, 2, 1}, {0xc4, 2, 2}, {0xc5, 2, 4}, /* UNORM_INT16X1, X2, X4 */
+      {0xc6, 1, 1}, {0xc7, 1, 2}, {0xc8, 1, 4}, /* SNORM_INT8X1, X2, X4 */
+      {0xc9, 2, 1}, {0xca, 2, 2}, {0xcb, 2, 4}, /* SNORM_INT16X1, X2, X4 */
+  };
   for (size_t n = 0; n < sizeof formats / sizeof *formats; n++)
-    if (formats[n].format == format && (!formats[n].channels || formats[n].channels == channels))
-      return channels == 1 || channels == 2 || channels == 4 ? formats[n].bytes * channels : 0;
+    if (formats[n].format == format && (!formats[n].fixed_channels || formats[n].fixed_channels == channels))
+      return channels == 1 || channels == 2 || channels == 4 ? formats[n].channel_bytes * channels : 0;
   return 0;
 }
 
 /* May there be such an array: do its sizes, layers and channels fit together, and is its format simulated? */
 static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
-  if (!descriptor || !descriptor->Width || descriptor->Width > 1u << 20 || descriptor->Height > 1u << 20 ||
-      descriptor->Depth > 1u << 20)
+  if (!descriptor || !descriptor->Width || descriptor->Width > SIDE_MAX || descriptor->Height > SIDE_MAX ||
+      descriptor->Depth > SIDE_MAX)
     return CUDA_ERROR_INVALID_VALUE;
   bool layered = descriptor->Flags & ARRAY_LAYERED, cube = descriptor->Flags & ARRAY_CUBEMAP;
   if ((layered && !descriptor->Depth) || (!layered && descriptor->Depth && !descriptor->Height) ||
@@ -68,9 +75,9 @@ static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
                                                                     : not_supported("arrays of this format");
 }
 
-/* Add a block for an array's bytes, and copy it to `block`. The bytes are mapped from the file `fd`, or are new if it
- * is -1. They are charged unless they count elsewhere: in that file, or as the memory that will be mapped into a sparse
- * array or one with deferred mapping. */
+/* Add a block for an array's bytes, and copy it to `block`. The bytes are mapped from the file `fd` at `offset`, or are
+ * new if `fd` is -1. They are charged unless they count elsewhere: in that file, or as the memory that will be mapped
+ * into the array later (`flags`: it is sparse, or its mapping is deferred). */
 static CUresult allocate(struct context *context, size_t bytes, unsigned flags, int fd, uint64_t offset,
                          struct block *block) {
   const uint64_t page = 4096, lead = fd < 0 ? 0 : offset % page;
@@ -152,7 +159,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *
   if (!result)
     result = out ? check(descriptor) : CUDA_ERROR_INVALID_VALUE;
   if (!result)
-    result = allocate(context, array_bytes(descriptor), descriptor->Flags, -1, 0, &block);
+    result = allocate(context, array_bytes(descriptor), descriptor->Flags, /* fd */ -1, 0, &block);
   if (result)
     return result;
   *out = array_new(context, descriptor, &block);
@@ -187,7 +194,7 @@ EXPORT CUresult cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *desc
 }
 
 /* Free an array's bytes, but not its handle. Like a free of linear memory, it waits for the work that may use them. */
-static CUresult destroy(uintptr_t address, struct context *context) {
+static CUresult free_bytes(uintptr_t address, struct context *context) {
   struct block block;
   CUresult result = context->slot == SG_NONE ? CUDA_SUCCESS : wait_context(context);
   if (!result && take_block(address, &block))
@@ -202,7 +209,7 @@ EXPORT CUresult cuArrayDestroy(CUarray handle) {
   struct array *array = result ? NULL : find(handle);
   if (result || !array || array->mipmap)
     return result ? result : CUDA_ERROR_INVALID_HANDLE;
-  result = destroy(array->address, array->context);
+  result = free_bytes(array->address, array->context);
   if (!result)
     handle_free(array);
   return result;
@@ -260,8 +267,8 @@ static void free_mipmap_handles(struct mipmap *mipmap) {
   handle_free(mipmap);
 }
 
-/* Make a mipmap, mapped from the file `fd` at `offset`, or (-1) of new memory, which is charged. All levels share one
- * block. There are at most as many as it takes to halve the longest side to 1. */
+/* Make a mipmap, mapped from the file `fd` at `offset`; -1: of new memory, which is charged. All levels share one
+ * block. There are at most as many levels as it takes to halve the longest side to 1. */
 CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels, int fd,
                     uint64_t offset, struct mipmap **out) {
   struct block block;
@@ -271,26 +278,26 @@ CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *desc
   size_t longest = descriptor->Width > descriptor->Height ? descriptor->Width : descriptor->Height;
   if (!(descriptor->Flags & (ARRAY_LAYERED | ARRAY_CUBEMAP)) && descriptor->Depth > longest)
     longest = descriptor->Depth;
-  unsigned most = 64 - (unsigned)__builtin_clzll(longest);
-  levels = levels < 1 ? 1 : levels > most ? most : levels;
+  unsigned halvings = 64 - (unsigned)__builtin_clzll(longest); /* the number of its binary digits */
+  levels = levels < 1 ? 1 : levels > halvings ? halvings : levels;
   result = allocate(context, mipmap_bytes(descriptor, levels), descriptor->Flags, fd, offset, &block);
   struct mipmap *mipmap = result ? NULL : handle_new(MIPMAP_HANDLE, sizeof *mipmap);
   if (result)
     return result;
-  bool whole = mipmap;
+  bool complete = mipmap;
   uintptr_t address = block.address;
-  for (unsigned n = 0; whole && n < levels; n++) {
+  for (unsigned n = 0; complete && n < levels; n++) {
     CUDA_ARRAY3D_DESCRIPTOR level = level_of(descriptor, n);
     struct array *array = mipmap->levels[n] = array_new(context, &level, &block);
     mipmap->count = n + 1;
-    whole = array;
-    if (!whole)
+    complete = array;
+    if (!complete)
       break;
     array->mipmap = mipmap;
     array->address = address;
     address += array_bytes(&level);
   }
-  if (!whole) {
+  if (!complete) {
     if (mipmap)
       free_mipmap_handles(mipmap);
     if (take_block(block.address, &block))
@@ -308,7 +315,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D
   CUresult result = enter_unsafe(&context);
   if (result || !out)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  return mipmap_new(context, descriptor, levels, -1, 0, out);
+  return mipmap_new(context, descriptor, levels, /* fd */ -1, 0, out);
 }
 
 EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap) {
@@ -318,7 +325,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap) {
     return result ? result : CUDA_ERROR_INVALID_HANDLE;
   const struct array *first = find(mipmap->levels[0]);
   if (first)
-    result = destroy(first->address, first->context);
+    result = free_bytes(first->address, first->context);
   if (!result)
     free_mipmap_handles(mipmap);
   return result;
@@ -334,8 +341,7 @@ EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, 
   return CUDA_SUCCESS;
 }
 
-/* --- memory that would have to be mapped into them -----------------------------------------------------------------
- */
+/* --- memory that would have to be mapped into them --------------------------------------------------------------- */
 
 /* Size and alignment of the memory that is mapped into an array later. An array with memory of its own has none. */
 static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, unsigned flags, size_t bytes) {

@@ -20,21 +20,21 @@ struct array {
   struct mipmap *mipmap; /* for a level: the mipmap that it belongs to */
 };
 
+#define MIPMAP_LEVELS 32 /* the most levels of a mipmap */
 struct mipmap {
   struct handle handle;
   CUDA_ARRAY3D_DESCRIPTOR descriptor;
-  unsigned count;
-  struct array *levels[32];
+  unsigned count; /* levels */
+  struct array *levels[MIPMAP_LEVELS];
 };
 
-/* Bytes of one element with all channels; 0: the format is not simulated. */
+/* The size in bytes of one element: all its channels. 0: the format (a CUarray_format) is not simulated. */
 size_t array_element(unsigned format, unsigned channels);
 size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor);
 /* Make a mipmap with its levels one after the other. `fd`: the file that they are mapped from at `offset`, uncharged;
  * -1: the memory is new and charged. */
 CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels, int fd,
                     uint64_t offset, struct mipmap **out);
-/* The bytes of a mipmap with `levels` levels. */
 size_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels);
 
 #endif

@@ -1,6 +1,5 @@
-/* Copies of contiguous bytes to and from arrays. Offsets count the array's bytes row by row. The exported functions
- * are those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is
- * special here. */
+/* Copies of contiguous bytes to and from arrays. Offsets count the array's bytes row by row. CUDA's documentation
+ * tells what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 /* The address of bytes inside an array. 0: there is no such array, or some of the bytes lie outside. */

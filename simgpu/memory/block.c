@@ -36,7 +36,7 @@ bool find_block(uintptr_t address, struct block *block) {
 
 /* Add a copy of the block, with an id of its own. False: there is no memory. */
 bool add_block(struct block block) {
-  struct block *own = malloc(sizeof *own);
+  struct block *copy = malloc(sizeof *copy);
   pthread_mutex_lock(&map_lock);
   if (block_count == block_room) {
     size_t room = block_room ? 2 * block_room : 256;
@@ -46,36 +46,36 @@ bool add_block(struct block block) {
       block_room = room;
     }
   }
-  bool fits = own && block_count < block_room;
+  bool fits = copy && block_count < block_room;
   if (fits) {
     size_t at = above(block.address);
     memmove(&blocks[at + 1], &blocks[at], (block_count - at) * sizeof *blocks);
     block.id = __atomic_add_fetch(&process.next_id, 1, __ATOMIC_RELAXED);
-    *own = block;
-    blocks[at] = own;
+    *copy = block;
+    blocks[at] = copy;
     block_count++;
   }
   pthread_mutex_unlock(&map_lock);
   if (!fits)
-    free(own);
+    free(copy);
   return fits;
 }
 
 /* Remove the block that starts at `address`, and copy it to `block`. False: none starts there. */
 bool take_block(uintptr_t address, struct block *block) {
-  struct block *own = NULL;
+  struct block *removed = NULL;
   pthread_mutex_lock(&map_lock);
   size_t at = above(address);
   if (at && blocks[at - 1]->address == address) {
-    own = blocks[at - 1];
+    removed = blocks[at - 1];
     memmove(&blocks[at - 1], &blocks[at], (block_count - at) * sizeof *blocks);
     block_count--;
   }
   pthread_mutex_unlock(&map_lock);
-  if (own)
-    *block = *own;
-  free(own);
-  return own;
+  if (removed)
+    *block = *removed;
+  free(removed);
+  return removed;
 }
 
 /* Replace the block that starts where this one does, if it is still there. */
@@ -87,7 +87,7 @@ void change_block(const struct block *block) {
   pthread_mutex_unlock(&map_lock);
 }
 
-/* The first of the context's blocks that start above `from`. False: there is none. */
+/* Of the context's blocks that start above `from`, the first one. False: there is none. */
 bool next_block_of(const struct context *context, uintptr_t from, struct block *block) {
   bool found = false;
   pthread_mutex_lock(&map_lock);

@@ -21,7 +21,8 @@ bool fits_context(uint32_t device) {
   return fits(device, process.state.shared->model.context_bytes);
 }
 
-/* Charge a context. While the bytes do not fit, the pools of this process give back memory that they do not use. */
+/* Charge a context for device memory. While the bytes do not fit, the pools of this process give back memory that they
+ * do not use. */
 CUresult charge(struct context *context, uint64_t bytes) {
   bool fit;
   do {

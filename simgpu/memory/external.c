@@ -1,6 +1,5 @@
-/* Memory of another API, imported as a file descriptor. It counts from its import on. The exported functions are
- * those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is
- * special here. */
+/* Memory of another API, imported as a file descriptor. It counts from its import on. CUDA's documentation tells what
+ * the exported functions do; a comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/array.h"
 
@@ -101,7 +100,7 @@ EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *out, C
   CUresult result = enter(&context);
   if (result || !is_handle(external, EXTERNAL_HANDLE))
     return result ? result : CUDA_ERROR_INVALID_HANDLE;
-  if (!out || !desc || desc->numLevels < 1 || desc->numLevels > 32 ||
+  if (!out || !desc || desc->numLevels < 1 || desc->numLevels > MIPMAP_LEVELS ||
       !inside(external, desc->offset, mipmap_bytes(&desc->arrayDesc, desc->numLevels)))
     return CUDA_ERROR_INVALID_VALUE;
   return mipmap_new(context, &desc->arrayDesc, desc->numLevels, external->fd, desc->offset, out);

@@ -1,6 +1,5 @@
-/* Linear memory that another process maps: it moves into the arena's file, and the handle tells its place there. The
- * exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
- * tells only what is special here. */
+/* Linear memory that another process maps: it moves into the arena's file, and the handle tells its place there.
+ * CUDA's documentation tells what the exported functions do; a comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -16,12 +15,13 @@
 #define PAGE      4096u
 #define STEP      (4096u * PAGE) /* bytes examined in one go */
 
+/* What a handle holds: where other processes find the bytes, in a file that the owner has open. */
 struct place {
   uint64_t magic;
   struct sg_owner owner;
-  int32_t fd;
-  uint64_t file; /* inode: the descriptor's number may mean another file by now */
-  uint64_t offset, bytes, id;
+  int32_t fd;                 /* the owner's descriptor */
+  uint64_t file;              /* inode: the descriptor's number may mean another file by now */
+  uint64_t offset, bytes, id; /* id: of the block */
   uint32_t device, reserved;
 };
 _Static_assert(sizeof(struct place) <= sizeof(CUipcMemHandle), "cuda.h");
@@ -37,7 +37,7 @@ struct opened {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *opened;
 
-/* Copy memory into a file: only touched pages, as the others read as zero there anyway. False: it failed. */
+/* Copy memory into a file. Only touched pages are copied: the others read as zero there anyway. False: it failed. */
 static bool copy_touched(const char *from, uint64_t bytes, int fd, uint64_t offset) {
   for (uint64_t at = 0; at < bytes; at += STEP) {
     unsigned char resident[STEP / PAGE];
@@ -66,8 +66,8 @@ static bool move_to_file(struct block *block) {
   return true;
 }
 
-/* The first handle of a block moves its bytes into the arena. No effect on memory is applied meanwhile, or its bytes
- * could get lost. `lock` keeps a second thread from moving the block again. */
+/* The first handle of a block moves its bytes into the arena. Effects on memory wait meanwhile: what they write could
+ * get lost. `lock` keeps a second thread from moving the block again. */
 EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
   struct context *context;
   struct block block;
@@ -116,28 +116,28 @@ static void *map(const struct place *place) {
   return at;
 }
 
-/* With the lock: the entry of a place, or of an address if `place` is NULL. Returns NULL if there is none. Entries with
- * a block that no longer exists are freed on the way. */
+/* With the lock: the entry of a place, or if `place` is NULL of an address. NULL: there is none. Entries with a block
+ * that no longer exists are freed on the way. */
 static struct opened *find_opened(const struct place *place, uintptr_t address) {
   struct block block;
   for (struct opened **link = &opened; *link;) {
-    struct opened *one = *link;
-    if (!find_block(one->address, &block) || block.id != one->block) {
-      *link = one->next;
-      free(one);
+    struct opened *entry = *link;
+    if (!find_block(entry->address, &block) || block.id != entry->block) {
+      *link = entry->next;
+      free(entry);
       continue;
     }
-    if (place ? !memcmp(&one->place, place, sizeof *place) : one->address == address)
-      return one;
-    link = &one->next;
+    if (place ? !memcmp(&entry->place, place, sizeof *place) : entry->address == address)
+      return entry;
+    link = &entry->next;
   }
   return NULL;
 }
 
 /* With the lock: map a place that has no entry yet, as a block of the context, and make its entry. */
 static CUresult open_new(const struct place *place, struct context *context, CUdeviceptr *out) {
-  struct opened *one = calloc(1, sizeof *one);
-  void *at = one ? map(place) : NULL;
+  struct opened *entry = calloc(1, sizeof *entry);
+  void *at = entry ? map(place) : NULL;
   struct block block = {.address = (uintptr_t)at,
                         .bytes = place->bytes,
                         .context = context,
@@ -148,11 +148,12 @@ static CUresult open_new(const struct place *place, struct context *context, CUd
   if (!at || !add_block(block) || !find_block(block.address, &block)) {
     if (at)
       munmap(at, place->bytes);
-    free(one);
+    free(entry);
     return at ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_HANDLE;
   }
-  *one = (struct opened){.place = *place, .address = block.address, .block = block.id, .references = 1, .next = opened};
-  opened = one;
+  *entry =
+      (struct opened){.place = *place, .address = block.address, .block = block.id, .references = 1, .next = opened};
+  opened = entry;
   *out = block.address;
   return CUDA_SUCCESS;
 }
@@ -163,17 +164,17 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, u
   struct place place;
   CUresult result = enter(&context);
   memcpy(&place, &handle, sizeof place);
-  if (result || !out || flags > 1)
+  if (result || !out || flags > 1) /* 1: CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS */
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   if (place.magic != IPC_MAGIC || place.device >= process.state.shared->device_count)
     return CUDA_ERROR_INVALID_HANDLE;
   if (place.owner.id == process.state.owner.id)
     return CUDA_ERROR_INVALID_CONTEXT;
   pthread_mutex_lock(&lock);
-  struct opened *one = find_opened(&place, 0);
-  if (one) {
-    one->references++;
-    *out = one->address;
+  struct opened *entry = find_opened(&place, 0);
+  if (entry) {
+    entry->references++;
+    *out = entry->address;
   } else {
     result = open_new(&place, context, out);
   }
@@ -194,10 +195,10 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
   if (result)
     return result;
   pthread_mutex_lock(&lock);
-  struct opened *one = find_opened(NULL, address);
-  if (!one)
+  struct opened *entry = find_opened(NULL, address);
+  if (!entry)
     result = CUDA_ERROR_INVALID_VALUE;
-  else if (!--one->references && take_block(address, &block))
+  else if (!--entry->references && take_block(address, &block))
     release_block(&block); /* the next walk of the list removes the entry */
   pthread_mutex_unlock(&lock);
   return result;

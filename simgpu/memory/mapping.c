@@ -1,10 +1,13 @@
-/* Reserved addresses, and the physical memory that is mapped at them. The exported functions are those of CUDA's
- * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
+/* Reserved addresses, and the physical memory that is mapped at them. CUDA's documentation tells what the exported
+ * functions do; a comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/vmm.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
+
+#define RESERVATION_MAX (1ull << 46) /* bytes */
+#define ALIGNMENT_MAX   (1ull << 40)
 
 struct range {
   uintptr_t address;
@@ -41,27 +44,28 @@ bool is_reserved(uintptr_t address) {
   return reserved;
 }
 
-/* The hint is ignored: any address is as good. */
+/* The hint is ignored: any address is as good. To get an aligned range, a longer one is reserved and cut at both ends.
+ */
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr hint,
                                     unsigned long long flags) {
   CUresult result = ready();
   (void)hint;
   alignment = alignment > GRANULARITY ? alignment : GRANULARITY;
-  if (result || !out || !bytes || bytes % GRANULARITY || bytes > 1ull << 46 || alignment > 1ull << 40 ||
+  if (result || !out || !bytes || bytes % GRANULARITY || bytes > RESERVATION_MAX || alignment > ALIGNMENT_MAX ||
       alignment & (alignment - 1) || flags)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   struct range *range = calloc(1, sizeof *range);
-  char *wide = range ? reserve(bytes + alignment, NULL) : MAP_FAILED;
-  if (wide == MAP_FAILED) {
+  char *area = range ? reserve(bytes + alignment, NULL) : MAP_FAILED;
+  if (area == MAP_FAILED) {
     free(range);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  size_t before = (alignment - (uintptr_t)wide % alignment) % alignment;
+  size_t before = (alignment - (uintptr_t)area % alignment) % alignment;
   if (before)
-    munmap(wide, before);
+    munmap(area, before);
   if (alignment - before)
-    munmap(wide + before + bytes, alignment - before);
-  range->address = (uintptr_t)wide + before;
+    munmap(area + before + bytes, alignment - before);
+  range->address = (uintptr_t)area + before;
   range->bytes = bytes;
   pthread_mutex_lock(&vmm_lock);
   range->next = ranges;

@@ -1,5 +1,5 @@
-/* Linear, pitched, managed and host memory, and the queries about it. The exported functions are those of CUDA's
- * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
+/* Linear, pitched, managed and host memory, and the queries about it. CUDA's documentation tells what the exported
+ * functions do; a comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/api/process.h"
 
@@ -7,10 +7,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define ALIGNMENT 512
+#define ALIGNMENT      512
+#define HOST_ALL_FLAGS 7u /* of cuMemHostAlloc: portable, mapped for the device, write-combined */
 
-/* Allocate memory of a kind, which is charged to the context if it is not host memory. Device memory is address space
- * of this process: copies move bytes, and untouched pages take no RAM. */
+/* Allocate memory of a kind (CU_MEMORYTYPE_...). All but host memory is charged to the context. Device memory, too, is
+ * address space of this process: copies move bytes, and untouched pages take no RAM. */
 static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, uint32_t flags, void **out) {
   if (!out || !bytes)
     return CUDA_ERROR_INVALID_VALUE;
@@ -60,7 +61,8 @@ void free_blocks_of(struct context *context) {
       release_block(&block);
 }
 
-/* Begin a call that may synchronise. A capture that forbids such calls is invalidated, and the call is refused. */
+/* Begin a call that may synchronise. If an open capture forbids such calls, it is invalidated, and the call is refused.
+ */
 static CUresult enter_unsafe(struct context **context) {
   CUresult result = enter(context);
   return result ? result : unsafe_call();
@@ -111,9 +113,9 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     return CUDA_ERROR_INVALID_VALUE;
   if (block.graph)
     return graph_memory_free(block.graph, context);
-  struct context *waited = block.context ? block.context : context;
-  if (waited->slot != SG_NONE)
-    result = wait_context(waited);
+  struct context *used_in = block.context ? block.context : context;
+  if (used_in->slot != SG_NONE)
+    result = wait_context(used_in);
   if (!result && take_block(address, &block))
     release_block(&block);
   return result;
@@ -125,9 +127,9 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
   struct context *context;
   CUresult result = enter_unsafe(&context);
-  return result        ? result
-         : flags & ~7u ? CUDA_ERROR_INVALID_VALUE
-                       : allocate(context, bytes, CU_MEMORYTYPE_HOST, flags, out);
+  return result                    ? result
+         : flags & ~HOST_ALL_FLAGS ? CUDA_ERROR_INVALID_VALUE
+                                   : allocate(context, bytes, CU_MEMORYTYPE_HOST, flags, out);
 }
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
   return cuMemHostAlloc(out, bytes, 0);

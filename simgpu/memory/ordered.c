@@ -1,5 +1,5 @@
-/* Stream-ordered memory: allocated and freed in the order of a stream. The exported functions are those of CUDA's
- * documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
+/* Stream-ordered memory: allocated and freed in the order of a stream. CUDA's documentation tells what the exported
+ * functions do; a comment at one tells only what is special here. */
 #include "simgpu/memory/pool.h"
 
 /* The body of the calls that allocate in the order of a stream. `pool` may be NULL: then the device's current pool is

@@ -1,8 +1,16 @@
-/* Attributes of an address. The exported functions are those of CUDA's documentation, which tells their parameters
- * and errors. A comment at one tells only what is special here. */
+/* Attributes of an address. CUDA's documentation tells what the exported functions do; a comment at one tells only
+ * what is special here. */
 #include "simgpu/api/process.h"
 
 #include <string.h>
+
+enum { /* CUpointer_attribute, those with rules of their own */
+       POINTER_CONTEXT = 1,
+       POINTER_HOST_ADDRESS = 4,
+       POINTER_SYNC_MEMOPS = 6,
+       POINTER_ORDINAL = 9,
+};
+#define DEVICE_INVALID (-2) /* CU_DEVICE_INVALID */
 
 /* Find the block of an address that a program may know: not an array. */
 static bool find_pointer(CUdeviceptr address, struct block *block) {
@@ -25,7 +33,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
 /* Write a CUpointer_attribute of the block at an address. `out` has the attribute's type. */
 static CUresult attribute_of(const struct block *block, int attribute, CUdeviceptr address, void *out) {
   switch (attribute) {
-  case 1: /* context */
+  case POINTER_CONTEXT:
     *(CUcontext *)out = block->context;
     break;
   case 2: /* type of memory */
@@ -34,10 +42,10 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
   case 3: /* address on the device */
     *(CUdeviceptr *)out = address;
     break;
-  case 4: /* address on the host */
+  case POINTER_HOST_ADDRESS:
     *(void **)out = block->kind == CU_MEMORYTYPE_DEVICE ? NULL : (void *)(uintptr_t)address;
     break;
-  case 6: /* SYNC_MEMOPS */
+  case POINTER_SYNC_MEMOPS:
     *(unsigned *)out = 1;
     break;
   case 7: /* id of the block */
@@ -46,7 +54,7 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
   case 8: /* managed */
     *(unsigned *)out = block->kind == CU_MEMORYTYPE_UNIFIED;
     break;
-  case 9: /* ordinal of the device; 0 if the process does not see it */
+  case POINTER_ORDINAL: /* of the device; 0 if the process does not see it */
     *(int *)out = 0;
     device_ordinal(block->device, out);
     break;
@@ -84,15 +92,16 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
 EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address) {
   struct block block;
   CUresult result = ready();
-  if (result || !out || !find_pointer(address, &block) || (attribute == 4 && block.kind == CU_MEMORYTYPE_DEVICE) ||
-      (attribute == 1 && block.kind == CU_MEMORYTYPE_HOST))
+  if (result || !out || !find_pointer(address, &block) ||
+      (attribute == POINTER_HOST_ADDRESS && block.kind == CU_MEMORYTYPE_DEVICE) ||
+      (attribute == POINTER_CONTEXT && block.kind == CU_MEMORYTYPE_HOST))
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   return attribute_of(&block, attribute, address, out);
 }
 
-/* Unknown addresses are no error here: their attributes are zero, but their device is CU_DEVICE_INVALID. */
+/* An unknown address is no error here: its attributes are zero, but its device is CU_DEVICE_INVALID. */
 EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, void **out, CUdeviceptr address) {
-  static const uint8_t bytes[] = {0, 8, 4, 8, 8, 0, 4, 8, 4, 4, 4, 8, 8, 4, 4, 4, 4, 8}; /* by attribute */
+  static const uint8_t bytes[] = {0, 8, 4, 8, 8, 0, 4, 8, 4, 4, 4, 8, 8, 4, 4, 4, 4, 8}; /* of each attribute's type */
   struct block block;
   CUresult result = ready();
   if (result || !attributes || !out)
@@ -103,9 +112,9 @@ EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, vo
     if (found)
       result = attribute_of(&block, attribute, address, out[n]);
     else if (attribute > 0 && (size_t)attribute < sizeof bytes)
-      memset(out[n], attribute == 9 ? 0xfe : 0, bytes[attribute]); /* CU_DEVICE_INVALID is -2 */
-    if (!found && attribute == 9)
-      *(int *)out[n] = -2;
+      memset(out[n], 0, bytes[attribute]);
+    if (!found && attribute == POINTER_ORDINAL)
+      *(int *)out[n] = DEVICE_INVALID;
   }
   return result;
 }
@@ -113,5 +122,6 @@ EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, vo
 /* Only SYNC_MEMOPS can be set, and setting it changes nothing. */
 EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr address) {
   struct block block;
-  return value && attribute == 6 && find_pointer(address, &block) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  bool settable = value && attribute == POINTER_SYNC_MEMOPS && find_pointer(address, &block);
+  return settable ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

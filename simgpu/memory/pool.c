@@ -6,9 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define ALIGNMENT  512u
-#define CHUNK      (32ull << 20) /* a pool grows by whole chunks, also when less is left on the device */
-#define FILE_BYTES (1ull << 50)
+#define ALIGNMENT      512u
+#define CHUNK          (32ull << 20) /* a pool grows by multiples of this, also when less is left on the device */
+#define FILE_BYTES     (1ull << 50)  /* of a pool's file, which is sparse */
+#define ALLOCATION_MAX (1ull << 48)  /* more than the address space of a process */
 
 pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *pools; /* pools that have chunks or may get some */
@@ -174,8 +175,8 @@ static struct chunk *grow_by(struct pool *pool, uint64_t bytes) {
   return chunk;
 }
 
-/* With the lock: add a chunk that holds `bytes` bytes. If it does not fit, try again after the pools have given back
- * what they do not use. NULL: it does not fit. */
+/* With the lock: add a chunk that holds `bytes` bytes. While it does not fit, the device's pools give back what they do
+ * not use. NULL: it does not fit even then. */
 static struct chunk *grow(struct pool *pool, uint64_t bytes) {
   struct chunk *chunk;
   do {
@@ -230,8 +231,8 @@ static void add_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
   }
 }
 
-/* With the lock: free a part of a chunk. A destroyed pool ends with its last part, and its chunks with it. What is free
- * in an imported chunk is known to its exporter alone. */
+/* With the lock: free a part of a chunk. A destroyed pool, with its chunks, ends when its last part is freed. Only the
+ * exporter of an imported chunk knows its free spans, so none is added here. */
 static void free_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
   struct pool *pool = chunk->pool;
   chunk->used -= bytes;
@@ -241,8 +242,8 @@ static void free_span(struct chunk *chunk, uint64_t offset, uint64_t bytes) {
   pool_end(pool);
 }
 
-/* Take memory that this stream freed, before the stream reaches the free: its later work does not overtake its earlier
- * work. NULL: there is none that is long enough. */
+/* With the lock: take memory that this stream freed, although the stream has not reached the free yet: its later work
+ * does not overtake its earlier work. NULL: there is none that is long enough. */
 static struct chunk *take_pending(struct pool *pool, uint64_t bytes, const struct stream *stream, uint64_t *offset) {
   for (struct pending **link = &pool->pending; *link; link = &(*link)->next) {
     struct pending *pending = *link;
@@ -261,11 +262,11 @@ static struct chunk *take_pending(struct pool *pool, uint64_t bytes, const struc
   return NULL;
 }
 
-/* With the lock: take `bytes` bytes of the pool, from a new chunk if no free ones are left. NULL: they do not fit. */
+/* With the lock: take `bytes` bytes of the pool, from a new chunk if no old one has room. NULL: they do not fit. */
 static struct chunk *take(struct pool *pool, uint64_t bytes, const struct stream *stream, uint64_t *offset) {
   struct chunk *chunk = take_pending(pool, bytes, stream, offset);
   if (chunk)
-    return chunk; /* it still counts as used */
+    return chunk; /* a pending free still counts as used */
   for (chunk = pool->chunks; chunk; chunk = chunk->next)
     if (take_span(chunk, bytes, offset))
       break;
@@ -282,7 +283,7 @@ static struct chunk *take(struct pool *pool, uint64_t bytes, const struct stream
 CUresult pool_allocate(struct pool *pool, size_t bytes, const struct stream *stream, CUdeviceptr *out) {
   if (!bytes || !out || pool->imported)
     return CUDA_ERROR_INVALID_VALUE;
-  if (bytes > 1ull << 48)
+  if (bytes > ALLOCATION_MAX)
     return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t offset, length = round_up(bytes, ALIGNMENT);
@@ -359,8 +360,8 @@ struct pending *pool_pend(const struct block *block, const struct stream *stream
   return pending;
 }
 
-/* With the lock: end a pending free: free what no later allocation has taken of it. The record itself stays, off its
- * pool's list. */
+/* With the lock: carry out a pending free: free what later allocations have not taken of it. The record itself stays,
+ * off its pool's list. */
 static void free_pending(struct pending *pending) {
   struct chunk *chunk = pending->chunk;
   for (struct pending **link = &chunk->pool->pending; *link; link = &(*link)->next)
@@ -382,14 +383,14 @@ void pool_got_there(void *data) {
   free(pending);
 }
 
-/* A context has ended: free what its streams would have freed. The records themselves stay: another thread may just be
- * at the free that one stands for. */
+/* A context has ended: free what its streams would have freed. The records themselves stay, because another thread may
+ * be about to call pool_got_there with one. */
 void pools_forget(const struct context *context) {
   pthread_mutex_lock(&pools_lock);
   for (struct pool *pool = pools, *next; pool; pool = next) {
     next = pool->next; /* the pool may end here */
-    for (struct pending *pending = pool->pending, *rest; pending; pending = rest) {
-      rest = pending->next;
+    for (struct pending *pending = pool->pending, *after; pending; pending = after) {
+      after = pending->next;
       if (pending->context == context)
         free_pending(pending);
     }

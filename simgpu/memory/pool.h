@@ -54,22 +54,14 @@ struct pool {
 
 extern pthread_mutex_t pools_lock;
 
-/* Make a pool; NULL: it failed. With `handle_types` it has a file, which other processes can map. */
 struct pool *pool_new(uint32_t device, int location, int handle_types, uint64_t max_bytes);
-/* With the lock: add a free chunk to a pool, mapped at `offset` of the pool's file if it has one; NULL: it failed. The
- * chunk is not charged. */
 struct chunk *pool_chunk(struct pool *pool, uint64_t offset, uint64_t bytes);
-/* With the lock: give free chunks back while more than `keep` bytes are reserved. Returns the bytes given back. */
 uint64_t pool_trim(struct pool *pool, uint64_t keep);
-/* With the lock: end the pool if it is destroyed and no allocation is left. The caller does not use it afterwards. */
 void pool_end(struct pool *pool);
 CUresult pool_allocate(struct pool *pool, size_t bytes, const struct stream *stream, CUdeviceptr *out);
-/* The pool for allocations on a device that name no pool; NULL: there is no memory. */
 struct pool *pool_current(uint32_t device);
 /* With the lock: add an allocation of another process, in its chunk that is mapped here; false: there is no memory. */
 bool pool_import(struct chunk *chunk, uint64_t offset, size_t bytes);
-/* Note that a pool's memory is freed in a stream; NULL: there is no memory. pool_got_there runs when the stream reaches
- * the free. */
 struct pending *pool_pend(const struct block *block, const struct stream *stream);
 void pool_got_there(void *pending);
 

@@ -1,6 +1,5 @@
-/* Pools as objects: which one a device uses, making them, their attributes, which devices may use their memory. The
- * exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
- * tells only what is special here. */
+/* Pools as objects: which one a device uses, making them, their attributes, which devices may use their memory.
+ * CUDA's documentation tells what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/memory/pool.h"
 
 #include <string.h>
@@ -32,7 +31,7 @@ static struct pool *pool_at(uint32_t index, bool by_default) {
 
 /* The pool for allocations on a device that name no pool. NULL: it cannot be made. */
 struct pool *pool_current(uint32_t device) {
-  return pool_at(device, false);
+  return pool_at(device, /* by_default */ false);
 }
 
 /* The index of a location in the tables. */
@@ -73,19 +72,19 @@ static CUresult set_pool(const CUmemLocation *location, CUmemoryPool pool) {
 #define ON_DEVICE(ordinal) (&(CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, ordinal})
 
 EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice ordinal) {
-  return get_pool(out, ON_DEVICE(ordinal), CU_MEM_ALLOCATION_TYPE_PINNED, true);
+  return get_pool(out, ON_DEVICE(ordinal), CU_MEM_ALLOCATION_TYPE_PINNED, /* by_default */ true);
 }
 EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice ordinal) {
-  return get_pool(out, ON_DEVICE(ordinal), CU_MEM_ALLOCATION_TYPE_PINNED, false);
+  return get_pool(out, ON_DEVICE(ordinal), CU_MEM_ALLOCATION_TYPE_PINNED, /* by_default */ false);
 }
 EXPORT CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
   return set_pool(ON_DEVICE(ordinal), pool);
 }
 EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
-  return get_pool(out, location, type, true);
+  return get_pool(out, location, type, /* by_default */ true);
 }
 EXPORT CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
-  return get_pool(out, location, type, false);
+  return get_pool(out, location, type, /* by_default */ false);
 }
 EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool) {
   return type == CU_MEM_ALLOCATION_TYPE_PINNED ? set_pool(location, pool) : not_supported("pools of managed memory");
@@ -125,7 +124,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   return CUDA_SUCCESS;
 }
 
-/* NVIDIA does not say that this is safe while a capture is open, and it gives memory back as a free does: so it is
+/* It gives memory back as a free does, and NVIDIA does not say that this is safe while a capture is open: so it is
  * refused then. */
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
   CUresult result = ready();
@@ -160,7 +159,7 @@ enum { /* CUmemPool_attribute */
        POOL_HW_DECOMPRESS,
 };
 
-/* Where the pool has a 64-bit attribute; NULL: the attribute is of another kind. */
+/* The pool's field with a 64-bit attribute; NULL: the attribute is of another kind. */
 static uint64_t *wide(struct pool *pool, int attribute) {
   switch (attribute) {
   case POOL_RELEASE_THRESHOLD:
@@ -237,8 +236,7 @@ EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *va
   return result;
 }
 
-/* --- access: only stored, since every device reaches all memory here -----------------------------------------------
- */
+/* --- access: only stored, since every device reaches all memory here --------------------------------------------- */
 
 EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *accesses, size_t count) {
   CUresult result = ready();

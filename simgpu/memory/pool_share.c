@@ -1,6 +1,5 @@
-/* Pools that other processes use: a pool goes out as a file descriptor, its allocations as places in that file. The
- * exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
- * tells only what is special here. */
+/* Pools that other processes use: a pool goes out as a file descriptor, its allocations as places in that file.
+ * CUDA's documentation tells what the exported functions do; a comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/pool.h"
 

@@ -1,31 +1,31 @@
 /* Tensor maps: descriptions of tiles of a tensor, which kernels of Hopper and later copy by. A description is opaque
- * and no kernel reads it here, so only its parameters are checked, as the header says; data types of less than a
- * byte are not known. The exported functions are those of CUDA's documentation, which tells their parameters and
- * errors. A comment at one tells only what is special here. */
+ * and no kernel reads it here, so only its parameters are checked, as the header says; data types of less than a byte
+ * are not known. CUDA's documentation tells what the exported functions do; a comment at one tells only what is
+ * special here. */
 #include "simgpu/api/process.h"
 
 #include <stdint.h>
 #include <string.h>
 
-#define MAP_BYTES     128
+#define MAP_BYTES     128 /* of a CUtensorMap */
 #define MAP_ALIGNED   64
-#define RANK_MAX      5
-#define BOX_MAX       256
-#define FLOAT_MIN     6 /* CU_TENSOR_MAP_DATA_TYPE_FLOAT16; all types after it are floats */
+#define RANK_MAX      5   /* dimensions */
+#define BOX_MAX       256 /* elements of a tile in one dimension */
+#define FLOAT_MIN     6   /* CU_TENSOR_MAP_DATA_TYPE_FLOAT16; all types after it are floats */
 #define STEP_MAX      8
-#define HOPPER        9
-#define WIDTH_MAX     (UINT64_C(1) << 32)
-#define STRIDE_MAX    (UINT64_C(1) << 40)
-#define PROMOTION_MAX 3
-#define FILL_MAX      1
-#define SWIZZLE_32B   1
-#define PLAIN         0
-#define BY_32_BYTES   2
+#define HOPPER        9                   /* major compute capability */
+#define WIDTH_MAX     (UINT64_C(1) << 32) /* elements of the tensor in one dimension */
+#define STRIDE_MAX    (UINT64_C(1) << 40) /* bytes from one row, plane ... to the next */
+#define PROMOTION_MAX 3                   /* CU_TENSOR_MAP_L2_PROMOTION_L2_256B */
+#define FILL_MAX      1                   /* CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA */
+#define SWIZZLE_32B   1                   /* CU_TENSOR_MAP_SWIZZLE_32B */
+#define PLAIN         0                   /* CU_TENSOR_MAP_INTERLEAVE_NONE */
+#define BY_32_BYTES   2                   /* CU_TENSOR_MAP_INTERLEAVE_32B */
 
-/* By CUtensorMapDataType. */
+/* The size of an element, by CUtensorMapDataType. */
 static const uint8_t element_bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
 
-/* By CUtensorMapSwizzle: how wide a box may be, in bytes. */
+/* How wide a box may be, in bytes, by CUtensorMapSwizzle. The first, no swizzle, sets no limit. */
 static const unsigned swizzle_bytes[] = {BOX_MAX * 8, 32, 64, 128, 128, 128, 128};
 
 #define COUNT(table) (sizeof(table) / sizeof(table)[0])
@@ -41,8 +41,8 @@ static bool is_step(uint32_t step) {
 }
 
 /* Whether a tensor of `rank` dimensions can have such a tile: widths, strides, box and steps are in their ranges. The
- * strides are in bytes, for all dimensions but the last, and multiples of `alignment`. The steps before `first_step`
- * are ignored. */
+ * strides, of all dimensions but the last, are in bytes and multiples of `alignment`. The steps of the dimensions
+ * before `first_step` are ignored. */
 static bool is_tile(unsigned rank, const uint64_t *widths, const uint64_t *strides, const uint32_t *box,
                     const uint32_t *steps, unsigned first_step, unsigned alignment) {
   for (unsigned i = 0; i < rank; i++)
@@ -75,7 +75,7 @@ EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, uint32_t rank, 
       (interleave == BY_32_BYTES && swizzle != SWIZZLE_32B) || promotion > PROMOTION_MAX || fill > FILL_MAX ||
       (fill && !is_float(type)) || !is_tile(rank, widths, strides, box, steps, interleave == PLAIN ? 1 : 0, alignment))
     return CUDA_ERROR_INVALID_VALUE;
-  unsigned width = box[0] * element_bytes[type];
+  unsigned width = box[0] * element_bytes[type]; /* of a row of the tile, in bytes */
   if (interleave == PLAIN && (width % 16 || width > swizzle_bytes[swizzle]))
     return CUDA_ERROR_INVALID_VALUE;
   memset(map, 0, MAP_BYTES);

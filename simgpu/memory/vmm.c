@@ -1,6 +1,5 @@
-/* Physical memory: makes it, counts references to it, hands it to other processes. The exported functions are those
- * of CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is special
- * here. */
+/* Physical memory: makes it, counts references to it, hands it to other processes. CUDA's documentation tells what
+ * the exported functions do; a comment at one tells only what is special here. */
 #define _GNU_SOURCE
 #include "simgpu/memory/vmm.h"
 
@@ -196,7 +195,8 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
   return result;
 }
 
-/* Add a reference to a piece that this process has already, so that it is not held twice. NULL: it does not have it. */
+/* Add a reference to physical memory that this process has already, found by its piece: a process holds a piece only
+ * once. NULL: it does not have it. */
 static struct physical *retain_known(const struct exported *exported) {
   pthread_mutex_lock(&vmm_lock);
   struct physical *physical = all;
@@ -210,8 +210,8 @@ static struct physical *retain_known(const struct exported *exported) {
   return physical;
 }
 
-/* Make a reference to the memory behind another process's descriptor. This process becomes a holder of the piece, if
- * it is not one; host memory is not counted. The descriptor stays the caller's. */
+/* Make a reference to the memory behind the descriptor that another process has exported. This process becomes a holder
+ * of the piece, if it is not one; host memory is no piece, and is not counted. The descriptor stays the caller's. */
 static CUresult import(int fd, struct physical **out) {
   struct exported exported;
   if (!exported_read(fd, EXPORTED_PHYSICAL, &exported))

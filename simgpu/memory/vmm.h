@@ -36,7 +36,6 @@ struct mapping {
 
 extern pthread_mutex_t vmm_lock;
 
-/* With the lock: end the memory if no reference and no mapping is left. The caller does not use it afterwards. */
 void physical_end(struct physical *physical);
 /* The memory of a handle; NULL: there is none. */
 struct physical *find_physical(CUmemGenericAllocationHandle handle);

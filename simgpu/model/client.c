@@ -9,7 +9,7 @@
 
 /* If this process is no client yet, take a free slot for it; state->client stays SG_NONE if there is none. The slot's
  * byte is locked before the slot becomes visible: a visible slot without its lock counts as dead. */
-static void claim(struct sg_state *state) {
+static void claim_slot(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   for (uint32_t slot = 0; state->client == SG_NONE && slot < SG_MAX_CLIENTS; slot++) {
     struct sg_client *client = &shared->clients[slot];
@@ -25,10 +25,10 @@ static void claim(struct sg_state *state) {
 /* This process's entry among the clients, made if there is none; NULL: the table is full. */
 struct sg_client *sg_client_own(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
-  claim(state);
+  claim_slot(state);
   if (state->client == SG_NONE) {
     sg_clients_reap(state); /* processes that have ended may still have slots */
-    claim(state);
+    claim_slot(state);
   }
   return state->client == SG_NONE ? NULL : &shared->clients[state->client];
 }
@@ -45,12 +45,11 @@ static void drop_client(struct sg_shared *shared, uint32_t slot) {
  * descriptor, so our own slot is left out. */
 void sg_clients_reap(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
-  for
-    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS) {
-      struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SG_CLIENT_BYTE + slot, .l_len = 1};
-      if (slot != state->client && !fcntl(state->fd, F_OFD_GETLK, &lock) && lock.l_type == F_UNLCK)
-        drop_client(shared, slot);
-    }
+  SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SG_CLIENT_BYTE + slot, .l_len = 1};
+    if (slot != state->client && !fcntl(state->fd, F_OFD_GETLK, &lock) && lock.l_type == F_UNLCK)
+      drop_client(shared, slot);
+  }
 }
 
 /* --- pieces ------------------------------------------------------------------------------------------------------ */
@@ -98,31 +97,31 @@ void sg_piece_drop(struct sg_state *state, uint32_t index) {
 
 /* --- sums -------------------------------------------------------------------------------------------------------- */
 
-/* Device memory in use: by all contexts, by all clients, and in pieces that are held. */
+/* The bytes of device memory in use: by all contexts, by all clients, and in pieces that are held. */
 uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device) {
   uint64_t used = 0;
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
-  if (shared->contexts[slot].device == device)
-    used += shared->contexts[slot].memory_bytes;
-  for
-    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
-  for (int holding = 0; holding < SG_HOLDINGS; holding++)
-    used += shared->clients[slot].memory_bytes[holding][device];
+  SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+    if (shared->contexts[slot].device == device)
+      used += shared->contexts[slot].memory_bytes;
+  }
+  SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS) {
+    for (int holding = 0; holding < SG_HOLDINGS; holding++)
+      used += shared->clients[slot].memory_bytes[holding][device];
+  }
   for (uint32_t n = 0; n < shared->piece_count; n++)
     if (shared->pieces[n].device == device && held(&shared->pieces[n]))
       used += shared->pieces[n].bytes;
   return used;
 }
 
-/* What a process has of one kind of memory, without its contexts. Pieces are of the kind SG_PHYSICAL, and each is
- * charged to one client alone. */
+/* The bytes of one kind of memory that a process (the owner with this id) has on a device, beside its contexts. Pieces
+ * are of the kind SG_PHYSICAL, and each is charged to one client alone. */
 uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t owner, enum sg_holding holding) {
   uint64_t bytes = 0;
-  for
-    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
-  if (shared->clients[slot].owner.id == owner)
-    bytes += shared->clients[slot].memory_bytes[holding][device];
+  SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS) {
+    if (shared->clients[slot].owner.id == owner)
+      bytes += shared->clients[slot].memory_bytes[holding][device];
+  }
   for (uint32_t n = 0; holding == SG_PHYSICAL && n < shared->piece_count; n++) {
     const struct sg_piece *piece = &shared->pieces[n];
     if (piece->device == device && held(piece) && shared->clients[account_of(piece)].owner.id == owner)
@@ -131,13 +130,14 @@ uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t
   return bytes;
 }
 
-/* What a process, the owner with this id, has on a device in all: contexts, memory of its own, pieces charged to it. */
+/* The bytes that a process (the owner with this id) has on a device in all: in its contexts, beside them, and in the
+ * pieces that are charged to it. */
 uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t owner) {
   uint64_t bytes = 0;
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
-  if (shared->contexts[slot].device == device && shared->contexts[slot].owner.id == owner)
-    bytes += shared->contexts[slot].memory_bytes;
+  SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+    if (shared->contexts[slot].device == device && shared->contexts[slot].owner.id == owner)
+      bytes += shared->contexts[slot].memory_bytes;
+  }
   for (int holding = 0; holding < SG_HOLDINGS; holding++)
     bytes += sg_holding_of(shared, device, owner, (enum sg_holding)holding);
   return bytes;

@@ -9,7 +9,8 @@
 
 /* --- items and events ------------------------------------------------------------------------------------------- */
 
-/* An item that was freed, else one that was never used; it is in no lane yet. NULL: all of the context are in use. */
+/* Take a zeroed item of the context: one that was freed, else one that was never used. It is in no lane yet. NULL: all
+ * are in use. */
 struct sg_item *sg_item_new(struct sg_context *context) {
   uint32_t index = context->free_item;
   if (index != SG_NONE)
@@ -47,9 +48,9 @@ void sg_event_free(struct sg_context *context, uint32_t event) {
   context->free_event = event;
 }
 
-/* Whether an item only proceeds while its context holds the device. A record that takes no time is noted at once,
- * unless commands of channels disturb others (intrusion_us). A record with a timestamp leaves a gap in the pipeline, so
- * it is always work of its channel. */
+/* Whether an item only proceeds while its context holds the device. Work that takes device time does. So does a record
+ * with a timestamp, because it leaves a gap in the pipeline. Other records, writes and small copies do only if the
+ * hardware lets commands of a channel disturb other contexts (intrusion_us). */
 static bool needs_turn(const struct sg_profile *profile, const struct sg_item *item) {
   if (item->kind <= SG_COPY_DEVICE)
     return true;
@@ -58,20 +59,21 @@ static bool needs_turn(const struct sg_profile *profile, const struct sg_item *i
   return profile->intrusion_us && (item->kind == SG_RECORD || item->kind == SG_WRITE || item->flags & SG_INLINE);
 }
 
-/* Append a filled-in item to its lane. The link into the lane is written last: if the writer dies before, the item is
- * in no lane, and repair.c corrects the counters. */
+/* Append a filled-in item to its lane, and to the lane's list of items with effects if the owner must act on it. The
+ * link into the lane is written last: if the writer dies before, the item is in no lane, and repair.c corrects the
+ * counters. */
 void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, struct sg_item *item, uint64_t now_ns) {
   struct sg_context *context = &shared->contexts[slot];
   struct sg_lane *lane = &context->lanes[lane_index];
   uint32_t index = (uint32_t)(item - context->items);
-  bool effect = item->flags & SG_EFFECT || item->kind == SG_HOST;
+  bool owner_acts = item->flags & SG_EFFECT || item->kind == SG_HOST;
   item->lane = lane_index;
   item->order = ++context->order;
   item->submitted_ns = now_ns;
   if (needs_turn(&shared->model.profile, item))
     item->flags |= SG_TURN;
-  bool moves = item->kind <= SG_COPY_DEVICE || item->kind == SG_COPY; /* it starts after the launch latency */
-  item->ready_ns = now_ns + (moves ? (uint64_t)shared->model.profile.latency_ns : 0);
+  bool has_latency = item->kind <= SG_COPY_DEVICE || item->kind == SG_COPY;
+  item->ready_ns = now_ns + (has_latency ? (uint64_t)shared->model.profile.latency_ns : 0);
   item->left_ns = item->duration_ns ? item->duration_ns : 1;
   lane->submitted_ns += item->duration_ns;
   item->mark_ns = lane->submitted_ns;
@@ -83,7 +85,7 @@ void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, str
     event->mark_ns = item->mark_ns;
   }
   item->phase = SG_QUEUED;
-  if (effect) {
+  if (owner_acts) {
     if (lane->effect_head == SG_NONE)
       lane->effect_head = index;
     else
@@ -131,35 +133,34 @@ void sg_release(struct sg_shared *shared, struct sg_item *item) {
   sg_kick(shared);
 }
 
-/* Whether this write ends the wait of a lane's head for its word. Of a memset the model only knows that its value is
- * not zero. That ends a spin kernel; for a watch the owner looks at the word itself. */
+/* Whether this write ends the wait of a lane's head for its word. A spin kernel waits until its word is not zero. Of a
+ * memset the model only knows that its value is not zero: that ends a spin kernel, but no watch. For a watch the owner
+ * looks at the word itself. */
 static bool releases(const struct sg_item *write, const struct sg_item *head) {
   if (sg_watches(head))
     return write->kind == SG_WRITE && head->watch == write->watch && head->watch_bytes <= write->watch_bytes &&
            sg_satisfied(head, write->seq);
   return sg_spins(head) && head->phase >= SG_READY && (write->kind == SG_MEMSET || write->seq) &&
-         head->watch + 4 > write->watch && head->watch < write->watch + write->watch_bytes;
+         head->watch + SPIN_WORD_BYTES > write->watch && head->watch < write->watch + write->watch_bytes;
 }
 
 /* A write has become visible on the device: spin kernels and watches of the same process see it. Device addresses
  * belong to one process, so those of other processes are not affected. */
 static void release_watchers(struct sg_shared *shared, uint32_t owner, const struct sg_item *write) {
-  for
-    SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
-      struct sg_context *context = &shared->contexts[slot];
-      if (context->owner.id != owner)
-        continue;
-    for
-      SG_EACH(index, context->active, SG_MAX_LANES) {
-        struct sg_item *item = sg_head_of(context, &context->lanes[index]);
-        if (item && releases(write, item))
-          sg_release(shared, item);
-      }
+  SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
+    struct sg_context *context = &shared->contexts[slot];
+    if (context->owner.id != owner)
+      continue;
+    SG_EACH(index, context->active, SG_MAX_LANES) {
+      struct sg_item *item = sg_head_of(context, &context->lanes[index]);
+      if (item && releases(write, item))
+        sg_release(shared, item);
     }
+  }
 }
 
-/* Write a completed item into the log of kernels, if there is a log and the item belongs there. The oldest record
- * goes. */
+/* Write a completed item into the log of kernels, if there is a log and the item belongs there. In a full log it
+ * replaces the oldest record. */
 static void log_item(struct sg_state *state, const struct sg_context *context, const struct sg_item *item) {
   struct sg_shared *shared = state->shared;
   if (!state->log || !(item->flags & SG_LOGGED))
@@ -193,8 +194,8 @@ static void pop(struct sg_shared *shared, uint32_t slot, struct sg_lane *lane, s
   __atomic_store_n(&lane->head, item->next, __ATOMIC_RELEASE);
   if (lane->head == SG_NONE) {
     sg_clear(context->active, (uint32_t)(lane - context->lanes));
-    if (lane->used == 2) /* the program has destroyed the stream */
-      lane->used = 0;
+    if (lane->used == SG_LANE_CLOSING)
+      lane->used = SG_LANE_FREE;
     if (sg_next_bit(context->active, 0, SG_MAX_LANES) == SG_MAX_LANES)
       sg_clear(shared->active, slot);
   }
@@ -243,10 +244,10 @@ void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *i
 static bool in_order(struct sg_context *context, uint32_t index, const struct sg_item *item) {
   const struct sg_lane *lane = &context->lanes[index];
   if (index == 0) {
-    for
-      SG_EACH(other, context->active, SG_MAX_LANES)
-    if (other && context->lanes[other].blocking && sg_head_of(context, &context->lanes[other])->order < item->order)
-      return false;
+    SG_EACH(other, context->active, SG_MAX_LANES) {
+      if (other && context->lanes[other].blocking && sg_head_of(context, &context->lanes[other])->order < item->order)
+        return false;
+    }
     return true;
   }
   if (!lane->blocking || !sg_bit(context->active, 0))
@@ -259,8 +260,8 @@ static bool wait_over(struct sg_shared *shared, const struct sg_item *item) {
   return shared->contexts[item->peer].events[item->name].completed >= item->seq;
 }
 
-/* Start or complete the head of a lane, if that takes no time. True: something changed, so that the lane and other
- * lanes may have more to do. */
+/* Let the head of a lane take its next step if it can do so now: start, or complete. True: it did, so this lane and
+ * others may have more to do. */
 static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
   struct sg_shared *shared = state->shared;
   struct sg_context *context = &shared->contexts[slot];
@@ -291,26 +292,26 @@ static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
   }
   if (item->phase != SG_RUNNING)
     return false;
-  bool beside = item->kind == SG_COPY && !sg_takes_device(item); /* on a copy engine, by the clock */
-  bool over =
-      beside ? shared->now_ns >= item->started_ns + item->left_ns : item->left_ns == 0 || (item->flags & SG_RELEASED);
+  bool on_engine = item->kind == SG_COPY && !sg_takes_device(item); /* a copy engine: it works by the clock */
+  bool over = on_engine ? shared->now_ns >= item->started_ns + item->left_ns
+                        : item->left_ns == 0 || (item->flags & SG_RELEASED);
   if (over)
     complete(state, slot, lane, item);
   return over;
 }
 
-/* Start and complete, in all lanes, what can start or complete now. One completion may let another lane go on, so all
- * are looked at again until nothing changes. */
+/* Start and complete, in all lanes, the items that can start or complete now. One completion may let another lane go
+ * on, so all lanes are looked at again until nothing changes. */
 static void settle(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   for (bool again = true; again;) {
     again = false;
-    for
-      SG_EACH(slot, shared->active, SG_MAX_CONTEXTS)
-      for
-        SG_EACH(lane, shared->contexts[slot].active, SG_MAX_LANES)
-      while (settle_lane(state, slot, lane))
-        again = true;
+    SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
+      SG_EACH(lane, shared->contexts[slot].active, SG_MAX_LANES) {
+        while (settle_lane(state, slot, lane))
+          again = true;
+      }
+    }
   }
 }
 

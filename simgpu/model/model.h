@@ -13,6 +13,8 @@
 
 #include "simgpu/model/state.h"
 
+#define SPIN_WORD_BYTES 4 /* of the word that a spin kernel waits for */
+
 /* Whether an item needs its context to hold the device. The others run beside the turns. */
 static inline bool sg_takes_device(const struct sg_item *item) {
   return item->flags & SG_TURN;
@@ -66,8 +68,6 @@ uint64_t sg_bound(struct sg_shared *shared, uint32_t slot, uint32_t lane, uint64
 /* The same for the first piece of work in the context that its owner must act on; SG_NEVER: there is none. */
 uint64_t sg_effect_bound(struct sg_shared *shared, uint32_t slot);
 
-/* Append an item to the list of what the context's owner must do: a completed item with an effect, or a host
- * function. */
 void sg_effect_push(struct sg_context *context, uint32_t item);
 /* Take the oldest item from that list; NULL: it is empty. The item stays valid until sg_item_free; a host function's
  * until sg_host_returned. */

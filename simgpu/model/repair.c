@@ -5,10 +5,10 @@
 #include <string.h>
 
 /*
- * Rebuild the derived fields of a context. Primary are: the alive bits, each lane's chain from `head` by `next`, every
- * item's phase, and the list of effects. All writers in model.c keep this order: an item is complete before it is
- * linked into its lane, and FINISHED before it is unlinked. So a writer that died leaves at most one item in between.
- * Items that are neither in a lane nor in the list of effects become free.
+ * Rebuild the derived fields of a context. They follow from the alive bits, from each lane's chain from `head` by
+ * `next`, from every item's phase, and from the list of effects. All writers in model.c keep this order: all of an item
+ * is written before it is linked into its lane, and it is FINISHED before it is unlinked. So a writer that died leaves
+ * at most one item in between. Items that are neither in a lane nor in the list of effects become free.
  */
 static void rebuild(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];
@@ -22,19 +22,19 @@ static void rebuild(struct sg_shared *shared, uint32_t slot) {
     struct sg_lane *lane = &context->lanes[n];
     lane->effect_head = SG_NONE;
     lane->pending = lane->blockers = 0;
-    while (lane->head != SG_NONE && context->items[lane->head].phase == SG_FINISHED)
+    while (lane->head != SG_NONE && context->items[lane->head].phase == SG_FINISHED) /* its writer died in pop */
       lane->head = context->items[lane->head].next;
     uint64_t pending_ns = 0;
     for (uint32_t index = lane->head; index != SG_NONE; index = context->items[index].next) {
       struct sg_item *item = &context->items[index];
-      bool effect = item->flags & SG_EFFECT || (item->kind == SG_HOST && item->phase == SG_QUEUED);
+      bool owner_acts = item->flags & SG_EFFECT || (item->kind == SG_HOST && item->phase == SG_QUEUED);
       sg_set(reached, index);
       lane->tail = index;
       lane->pending++;
       lane->blockers += sg_is_blocker(item);
       pending_ns += item->duration_ns;
       sg_set(context->active, n);
-      if (!effect)
+      if (!owner_acts)
         continue;
       item->next_effect = SG_NONE;
       if (lane->effect_head == SG_NONE)
@@ -45,8 +45,8 @@ static void rebuild(struct sg_shared *shared, uint32_t slot) {
     }
     lane->completed = lane->appended - lane->pending;
     lane->done_ns = lane->submitted_ns - pending_ns;
-    if (lane->used == 2 && lane->head == SG_NONE)
-      lane->used = 0;
+    if (lane->used == SG_LANE_CLOSING && lane->head == SG_NONE)
+      lane->used = SG_LANE_FREE;
   }
   context->free_item = SG_NONE;
   for (uint32_t index = 0; index < context->fresh_item; index++) {
@@ -63,12 +63,11 @@ static void rebuild(struct sg_shared *shared, uint32_t slot) {
 /* After a process died inside a change: rebuild all living contexts, and let every waiter look again. */
 void sg_repair(struct sg_shared *shared) {
   memset(shared->active, 0, sizeof shared->active);
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
-      rebuild(shared, slot);
-      if (sg_next_bit(shared->contexts[slot].active, 0, SG_MAX_LANES) < SG_MAX_LANES)
-        sg_set(shared->active, slot);
-    }
+  SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+    rebuild(shared, slot);
+    if (sg_next_bit(shared->contexts[slot].active, 0, SG_MAX_LANES) < SG_MAX_LANES)
+      sg_set(shared->active, slot);
+  }
   sg_kick(shared);
 }
 

@@ -10,12 +10,11 @@ static bool runnable(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];
   if (slot == SG_NONE || !sg_bit(shared->active, slot))
     return false;
-  for
-    SG_EACH(lane, context->active, SG_MAX_LANES) {
-      const struct sg_item *item = sg_head_of(context, &context->lanes[lane]);
-      if (sg_takes_device(item) && (item->phase == SG_READY || item->phase == SG_RUNNING))
-        return true;
-    }
+  SG_EACH(lane, context->active, SG_MAX_LANES) {
+    const struct sg_item *item = sg_head_of(context, &context->lanes[lane]);
+    if (sg_takes_device(item) && (item->phase == SG_READY || item->phase == SG_RUNNING))
+      return true;
+  }
   return false;
 }
 
@@ -94,14 +93,13 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
 static uint64_t crowding(struct sg_shared *shared, struct sg_context *context) {
   const struct sg_profile *profile = &shared->model.profile;
   uint64_t demand = 0, runs = 0;
-  for
-    SG_EACH(lane, context->active, SG_MAX_LANES) {
-      const struct sg_item *item = sg_head_of(context, &context->lanes[lane]);
-      if (item->demand && item->phase >= SG_READY) {
-        demand += item->demand;
-        runs++;
-      }
+  SG_EACH(lane, context->active, SG_MAX_LANES) {
+    const struct sg_item *item = sg_head_of(context, &context->lanes[lane]);
+    if (item->demand && item->phase >= SG_READY) {
+      demand += item->demand;
+      runs++;
     }
+  }
   if (!runs || !profile->streams_share_sms || demand < SG_ALL_SMS)
     return runs ? SG_ALL_SMS : 0;
   return runs == 1 ? SG_ALL_SMS : demand * (100 + (uint64_t)profile->interference_percent) / 100;
@@ -125,23 +123,21 @@ static uint64_t time_for(const struct sg_item *item, uint64_t slowdown) {
  * context has work for the device. */
 uint64_t sg_next_change(struct sg_shared *shared) {
   uint64_t now_ns = shared->now_ns, next = SG_NEVER;
-  for
-    SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
-      struct sg_context *context = &shared->contexts[slot];
-      struct sg_device *device = &shared->devices[context->device];
-      bool running = device->current == slot && holds(shared, context->device);
-      uint64_t crowd = running ? crowding(shared, context) : 0;
-    for
-      SG_EACH(lane, context->active, SG_MAX_LANES) {
-        const struct sg_item *item = sg_head_of(context, &context->lanes[lane]);
-        if (item->ready_ns > now_ns)
-          next = earlier(next, item->ready_ns);
-        else if (item->kind == SG_COPY && item->phase == SG_RUNNING && !sg_takes_device(item))
-          next = earlier(next, item->started_ns + item->left_ns);
-        else if (running && sg_takes_device(item) && item->phase >= SG_READY && !sg_spins(item))
-          next = earlier(next, now_ns + ((item->flags & SG_RELEASED) ? 1 : time_for(item, slowdown_of(item, crowd))));
-      }
+  SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
+    struct sg_context *context = &shared->contexts[slot];
+    struct sg_device *device = &shared->devices[context->device];
+    bool running = device->current == slot && holds(shared, context->device);
+    uint64_t crowd = running ? crowding(shared, context) : 0;
+    SG_EACH(lane, context->active, SG_MAX_LANES) {
+      const struct sg_item *item = sg_head_of(context, &context->lanes[lane]);
+      if (item->ready_ns > now_ns)
+        next = earlier(next, item->ready_ns);
+      else if (item->kind == SG_COPY && item->phase == SG_RUNNING && !sg_takes_device(item))
+        next = earlier(next, item->started_ns + item->left_ns);
+      else if (running && sg_takes_device(item) && item->phase >= SG_READY && !sg_spins(item))
+        next = earlier(next, now_ns + ((item->flags & SG_RELEASED) ? 1 : time_for(item, slowdown_of(item, crowd))));
     }
+  }
   for (uint32_t n = 0; n < shared->device_count; n++) {
     struct sg_device *device = &shared->devices[n];
     uint32_t successor = next_runnable(shared, n, device->current);
@@ -178,22 +174,21 @@ void sg_run(struct sg_shared *shared, uint64_t to_ns) {
     struct sg_context *context = &shared->contexts[device->current];
     uint64_t crowd = crowding(shared, context);
     device->worked_ns = to_ns;
-    for
-      SG_EACH(lane, context->active, SG_MAX_LANES) {
-        struct sg_item *item = sg_head_of(context, &context->lanes[lane]);
-        if (!sg_takes_device(item) || item->phase < SG_READY)
-          continue;
-        if (item->phase == SG_READY) {
-          item->started_ns = from_ns;
-          item->phase = SG_RUNNING;
-        }
-        item->busy_ns += step_ns;
-        if (item->flags & SG_SPIN) /* it has no end that is known */
-          continue;
-        uint64_t work = step_ns * SG_ALL_SMS + item->part, slowdown = slowdown_of(item, crowd);
-        item->left_ns -= earlier(work / slowdown, item->left_ns);
-        item->part = work % slowdown;
+    SG_EACH(lane, context->active, SG_MAX_LANES) {
+      struct sg_item *item = sg_head_of(context, &context->lanes[lane]);
+      if (!sg_takes_device(item) || item->phase < SG_READY)
+        continue;
+      if (item->phase == SG_READY) {
+        item->started_ns = from_ns;
+        item->phase = SG_RUNNING;
       }
+      item->busy_ns += step_ns;
+      if (item->flags & SG_SPIN) /* it has no end that is known */
+        continue;
+      uint64_t work = step_ns * SG_ALL_SMS + item->part, slowdown = slowdown_of(item, crowd);
+      item->left_ns -= earlier(work / slowdown, item->left_ns);
+      item->part = work % slowdown;
+    }
     if (!crowd) /* only commands ran: the device does not count as busy */
       continue;
     context->busy_ns += step_ns;

@@ -83,7 +83,8 @@ static int make(struct sg_shared *shared) {
   return 0;
 }
 
-/* Take, release or query (`command`) a lock of this type on one byte of the file. Returns 0 or -errno. */
+/* Take or release a lock of this type on one byte of the file; `command`: F_OFD_SETLK, or F_OFD_SETLKW to wait for it.
+ * Returns 0 or -errno. */
 int sg_lock_byte(int fd, short type, int64_t byte, int command) {
   struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
   return fcntl(fd, command, &lock) ? -errno : 0;
@@ -211,7 +212,7 @@ void sg_lock_advanced(struct sg_state *state) {
   uint64_t now_ns = sg_now();
   sg_advance(state, now_ns);
   if (now_ns > state->shared->reaped_ns + REAP_NS)
-    sg_reap(state); /* drop what dead processes have left */
+    sg_reap(state);
 }
 
 /* --- contexts ---------------------------------------------------------------------------------------------------- */
@@ -220,14 +221,13 @@ void sg_lock_advanced(struct sg_state *state) {
 void sg_reap(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   shared->reaped_ns = sg_now();
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
-      /* Locks of our own descriptor are not reported as another's: ask only about the other slots. */
-      struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + (off_t)slot, .l_len = 1};
-      if (sg_bit(state->own, slot) || fcntl(state->fd, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK)
-        continue;
-      sg_context_drop(state, slot);
-    }
+  SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+    /* Locks of our own descriptor are not reported as another's: ask only about the other slots. */
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + (off_t)slot, .l_len = 1};
+    if (sg_bit(state->own, slot) || fcntl(state->fd, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK)
+      continue;
+    sg_context_drop(state, slot);
+  }
   sg_clients_reap(state);
 }
 
@@ -314,26 +314,25 @@ uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uin
 
 /* --- faults ------------------------------------------------------------------------------------------------------ */
 
-/* The error that a real XID makes calls return: for double-bit and contained ECC errors, and for the loss of the
- * device. 0: the device stays usable. */
+/* The error that calls return after this XID, because the device is lost. 0: the device stays usable. */
 static uint32_t error_of_xid(uint32_t xid) {
   switch (xid) {
-  case 48:
-  case 94:
-  case 95:
+  case 48: /* double-bit ECC error */
+  case 94: /* contained ECC error */
+  case 95: /* uncontained ECC error */
     return CUDA_ECC;
-  case 74:
-  case 79:
-  case 119:
-  case 120:
-  case 140:
+  case 74:  /* NVLink error */
+  case 79:  /* the GPU has fallen off the bus */
+  case 119: /* the GPU's system processor (GSP) does not answer */
+  case 120: /* the GSP has failed */
+  case 140: /* unrecovered ECC error */
     return CUDA_LOST;
   default:
     return 0; /* an application's fault (13, 31, 43, 45, ...): reported, and the device goes on */
   }
 }
 
-/* The lower half of the counter of XIDs, as a futex: sg_await_xid waits for it to change. */
+/* The lower half of the counter of XIDs, as a futex (which has 32 bits): sg_await_xid waits for it to change. */
 static const uint32_t *xid_word(const struct sg_shared *shared) {
   return (const uint32_t *)&shared->xid_seq + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
 }
@@ -341,11 +340,11 @@ static const uint32_t *xid_word(const struct sg_shared *shared) {
 /* The device is lost: its contexts fail and their work is dropped. New contexts fail until sg_recover. */
 static void lose(struct sg_shared *shared, uint32_t device, uint32_t error) {
   shared->devices[device].lost_error = error;
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
-  if (shared->contexts[slot].device == device) {
-    shared->contexts[slot].lost_error = error;
-    sg_drop_work(shared, slot);
+  SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+    if (shared->contexts[slot].device == device) {
+      shared->contexts[slot].lost_error = error;
+      sg_drop_work(shared, slot);
+    }
   }
 }
 

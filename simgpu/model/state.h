@@ -100,7 +100,7 @@ struct sg_item {
   uint64_t duration_ns;
   uint64_t left_ns;      /* of its duration, at least 1 at first: what is still to be done */
   uint64_t part;         /* work done of the next nanosecond, not yet taken off left_ns, see slice.c */
-  uint64_t mark_ns;      /* lane's submitted_ns with this item: the work that is done when it is complete */
+  uint64_t mark_ns;      /* the lane's submitted_ns with this item: its done_ns once the item is complete */
   uint64_t submitted_ns; /* clock */
   uint64_t ready_ns;     /* clock: not before this (launch latency) */
   uint64_t started_ns;   /* clock: the device first worked on it */
@@ -111,12 +111,15 @@ struct sg_item {
   uint64_t effect;       /* owner's pointer to what to do */
 };
 
+/* CLOSING: the program has destroyed the stream; the model frees the lane when it is empty. */
+enum sg_lane_use { SG_LANE_FREE, SG_LANE_USED, SG_LANE_CLOSING };
+
 /* One stream: a FIFO of items. Lane 0 is the legacy default stream. */
 struct sg_lane {
-  uint32_t used;     /* 1; 2 = given back by its client, free when empty */
+  uint32_t used;     /* enum sg_lane_use */
   uint32_t blocking; /* synchronises with the legacy stream */
   uint32_t head, tail;
-  uint32_t effect_head, effect_tail; /* items with SG_EFFECT or SG_HOST that are not complete */
+  uint32_t effect_head, effect_tail; /* items on which the owner must act (SG_EFFECT, SG_HOST), not complete yet */
   uint32_t pending;
   uint32_t blockers;     /* pending items for which sg_is_blocker holds: the rest is device time of a known length */
   uint64_t submitted_ns; /* sum of the durations of all work ever submitted */
@@ -150,7 +153,7 @@ struct sg_context {
   uint64_t order;
   uint64_t active[SG_MAX_LANES / 64];         /* lanes with pending items */
   uint32_t free_item, used_items, fresh_item; /* list of freed items; not kept; first item never used */
-  uint32_t free_event, fresh_event;
+  uint32_t free_event, fresh_event;           /* the same for event slots */
   uint32_t effects_head, effects_tail; /* what the owner must do, in order, until it takes it: see sg_effect_push */
   struct sg_history history;
   struct sg_lane lanes[SG_MAX_LANES];
@@ -424,7 +427,8 @@ static inline uint32_t sg_next_bit(const uint64_t *bits, uint32_t n, uint32_t si
   }
   return size;
 }
-/* After `for`: the loop over every set bit `n`, in order. */
-#define SG_EACH(n, bits, size) (uint32_t n = sg_next_bit(bits, 0, size); n < (size); n = sg_next_bit(bits, n + 1, size))
+/* A loop over every set bit `n`, in order. Its body has braces. */
+#define SG_EACH(n, bits, size)                                                                                         \
+  for (uint32_t n = sg_next_bit(bits, 0, size); n < (size); n = sg_next_bit(bits, n + 1, size))
 
 #endif

@@ -73,20 +73,23 @@ EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, s
   uint32_t count = 0;
   lock_and_reap(state);
   const struct sg_shared *shared = state->shared;
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
-      const struct sg_context *context = &shared->contexts[slot];
-      if (context->device == device && count++ < room)
-        out[count - 1] = (struct truth_context){
-            context->id,        sg_pid_of(state, &context->owner), context->busy_ns, context->memory_bytes, 1,
-            context->lost_error};
-    }
-  uint64_t first = shared->past_count > SG_MAX_PAST ? shared->past_count - SG_MAX_PAST : 0;
+  SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+    const struct sg_context *context = &shared->contexts[slot];
+    if (context->device == device && count++ < room)
+      out[count - 1] = (struct truth_context){.id = context->id,
+                                              .pid = sg_pid_of(state, &context->owner),
+                                              .busy_ns = context->busy_ns,
+                                              .memory_bytes = context->memory_bytes,
+                                              .alive = 1,
+                                              .lost = context->lost_error};
+  }
+  uint64_t first = shared->past_count > SG_MAX_PAST ? shared->past_count - SG_MAX_PAST : 0; /* older ones are gone */
   for (uint64_t n = first; n < shared->past_count; n++) {
     const struct sg_past *past = &shared->past[n % SG_MAX_PAST];
     bool again = n > first && shared->past[(n - 1) % SG_MAX_PAST].id == past->id; /* see sg_context_drop */
     if (past->device == device && !again && count++ < room)
-      out[count - 1] = (struct truth_context){past->id, sg_pid_of(state, &past->owner), past->busy_ns, 0, 0, 0};
+      out[count - 1] =
+          (struct truth_context){.id = past->id, .pid = sg_pid_of(state, &past->owner), .busy_ns = past->busy_ns};
   }
   sg_unlock(state);
   return count;
@@ -119,29 +122,31 @@ EXPORT uint32_t simgpu_truth_processes(struct sg_state *state, uint32_t device, 
   uint32_t count = 0;
   lock_and_reap(state);
   const struct sg_shared *shared = state->shared;
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
-  add_process(state, device, &shared->contexts[slot].owner, out, room, &count);
-  for
-    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
-  add_process(state, device, &shared->clients[slot].owner, out, room, &count);
+  SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+    add_process(state, device, &shared->contexts[slot].owner, out, room, &count);
+  }
+  SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS) {
+    add_process(state, device, &shared->clients[slot].owner, out, room, &count);
+  }
   sg_unlock(state);
   return count;
 }
 
-/* With the state locked: write the pids as the reader's namespace has them. Few processes have most of the records, so
- * a pid once found is remembered. */
+/* With the state locked: write the pids into the records as the reader's namespace has them. To find a pid takes system
+ * calls, and few processes have most of the records: so found pids are remembered, by the last bits of the owner's id.
+ */
 static void tell_pids(struct sg_state *state, struct sg_log_record *records, uint64_t count) {
   struct sg_owner known[64] = {0};
   for (uint64_t n = 0; n < count; n++) {
-    struct sg_owner *owner = &records[n].owner, *one = &known[owner->id % 64];
-    if (one->id != owner->id)
-      *one = (struct sg_owner){.id = owner->id, .pid = sg_pid_of(state, owner)};
-    owner->pid = one->pid;
+    struct sg_owner *owner = &records[n].owner, *found = &known[owner->id % 64];
+    if (found->id != owner->id)
+      *found = (struct sg_owner){.id = owner->id, .pid = sg_pid_of(state, owner)};
+    owner->pid = found->pid;
   }
 }
 
-/* Copy the newest records of all devices, oldest first. Returns how many the log has; at most `room` are written. */
+/* Copy the newest records of all devices, the oldest of them first. Returns how many the log has; at most `room` are
+ * written. */
 EXPORT uint64_t simgpu_truth_kernels(struct sg_state *state, struct sg_log_record *out, uint64_t room) {
   uint64_t count = 0;
   lock_and_reap(state);

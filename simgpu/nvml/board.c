@@ -1,6 +1,5 @@
-/* What NVML reports about a board: power, clocks, errors, its place on the bus, its links. The exported functions
- * are those of NVML's documentation, which tells their parameters and errors. A comment at one tells only what is
- * special here. */
+/* What NVML reports about a board: power, clocks, errors, its place on the bus, its links. NVML's documentation tells
+ * what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/model/model.h"
 #include "simgpu/nvml/nvml.h"
 
@@ -14,7 +13,11 @@
 #define IDLE_PART         7u /* part of the power limit that an idle board draws: 100 W for an H200, 10 W for a T4 */
 #define IDLE_CELSIUS      32u
 #define BUSY_CELSIUS      36u  /* added at full load */
-#define GDDR_IDLE_MHZ     405u /* in P8 */
+#define GDDR_IDLE_MHZ     405u /* memory clock in P8 */
+#define HOPPER_IDLE_MHZ   345u /* graphics clock; and of the older architectures: */
+#define AMPERE_IDLE_MHZ   210u
+#define TURING_IDLE_MHZ   300u
+#define HBM_BITS          4096u /* no GDDR board has such a wide bus */
 #define SAMPLING_US       167000u
 #define BRAND_NVIDIA      14u
 #define XID_DOUBLE_BIT    48u
@@ -23,11 +26,11 @@
 
 /* Whether the memory is on the package. Such a board stays in P0; the others go to P8 when they are idle. */
 static bool has_hbm(const struct sg_device *d) {
-  return d->bus_bits >= 4096;
+  return d->bus_bits >= HBM_BITS;
 }
 
-/* A figure of a whole GPU. In MIG mode the figures of its instances are added, each in proportion to the instance's
- * SMs. */
+/* A figure of a whole GPU: what `read` returns for it. In MIG mode the figures of its instances are added, each in
+ * proportion to the instance's SMs. */
 static uint64_t of_board(const struct sg_device *gpu, uint64_t (*read)(const struct sg_device *)) {
   uint64_t sum = read(gpu);
   for (uint32_t n = 0; gpu->mig && n < nvml.state.shared->device_count; n++) {
@@ -45,7 +48,7 @@ static uint64_t percent_of(const struct sg_device *d) {
 static uint64_t busy_ms(const struct sg_device *d) {
   return d->busy_ns / 1000000u;
 }
-/* In percent. */
+/* The load of a whole GPU in percent. */
 static uint32_t load(const struct sg_device *d) {
   return (uint32_t)of_board(d, percent_of);
 }
@@ -146,7 +149,13 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t handle
 
 enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
 
-/* The body of the calls that return a clock: the one under load if `highest`, else the present one. */
+/* The graphics clock of an idle board, in MHz. The SM and video clocks are the same. */
+static uint32_t idle_clock_mhz(const struct sg_device *d) {
+  return d->major == 9 ? HOPPER_IDLE_MHZ : d->major == 8 ? AMPERE_IDLE_MHZ : TURING_IDLE_MHZ;
+}
+
+/* The body of the calls that return a clock. `highest`: the clock under full load; else the present one, which is low
+ * on an idle board. HBM keeps its clock there, because its board stays in P0. */
 static nvmlReturn_t clock_mhz(nvmlDevice_t handle, unsigned int type, unsigned int *mhz, bool highest) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
@@ -158,16 +167,16 @@ static nvmlReturn_t clock_mhz(nvmlDevice_t handle, unsigned int type, unsigned i
   if (type == CLOCK_MEM)
     *mhz = idle && !has_hbm(device) ? GDDR_IDLE_MHZ : device->memory_clock_khz / 1000;
   else
-    *mhz = !idle ? device->clock_khz / 1000 : device->major == 9 ? 345 : device->major == 8 ? 210 : 300;
+    *mhz = idle ? idle_clock_mhz(device) : device->clock_khz / 1000;
   return nvml_leave(NVML_SUCCESS);
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t handle, unsigned int type, unsigned int *mhz) {
-  return clock_mhz(handle, type, mhz, false);
+  return clock_mhz(handle, type, mhz, /* highest */ false);
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t handle, unsigned int type, unsigned int *mhz) {
-  return clock_mhz(handle, type, mhz, true);
+  return clock_mhz(handle, type, mhz, /* highest */ true);
 }
 
 /* The body of the calls about encoders and decoders. They are always idle: nothing uses them here. */
@@ -196,8 +205,8 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t handle, unsigned int 
   return result ? result : nvml_number(handle, NVML_BOARD, pending, one);
 }
 
-/* The errors that XIDs reported; none was corrected. The driver was last loaded when the state was made, so both
- * counters have counted since then. */
+/* The errors that XIDs reported; none was corrected. The driver was last loaded when the state was made, so the
+ * volatile and the aggregate counter are equal. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t handle, unsigned int uncorrected,
                                                      unsigned int aggregate, unsigned long long *count) {
   const struct sg_device *device;
@@ -258,13 +267,13 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t handle, struct pci_in
   return pci_info(handle, pci, offsetof(struct pci_info, pci_subsystem_id));
 }
 
-/* A number made of the seed and the GPU's number. */
+/* A number made of the lower half of the seed (bytes 6 and 7 of the UUID) and the GPU's number. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t handle, char *serial, unsigned int length) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
   if (result)
     return result;
-  char text[32]; /* the seed is in bytes 4 to 7 of the UUID */
+  char text[32];
   snprintf(text, sizeof text, "165%05u%05u", (unsigned)(device->uuid[6] << 8 | device->uuid[7]), device->number);
   return nvml_leave(nvml_text(serial, length, text));
 }
@@ -273,8 +282,8 @@ struct bar1_memory {
   unsigned long long total, free, used;
 };
 
-/* A window as large as the memory, rounded up to a power of two; Turing's is small. The driver uses 1 MiB of it. An
- * instance has its slices of the window. */
+/* The window is as large as the memory, rounded up to a power of two; Turing's is 256 MiB. The driver uses 1 MiB of it.
+ * An instance has its slices of the window. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t handle, struct bar1_memory *memory) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
@@ -288,7 +297,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t handle, struct
   while (gpu->major > 7 && memory->total < gpu->memory_total_bytes)
     memory->total *= 2;
   if (instance)
-    memory->total = memory->total / 8 * sg_mig_profile_of(device)->memory_slices;
+    memory->total = memory->total / 8 * sg_mig_profile_of(device)->memory_slices; /* a GPU has 8 memory slices */
   memory->free = memory->total - memory->used;
   return nvml_leave(NVML_SUCCESS);
 }
@@ -305,19 +314,17 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t handle, unsign
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
   const struct sg_shared *shared = nvml.state.shared;
   *value = 0;
-  for
-    SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
-      const struct sg_context *context = &shared->contexts[slot];
-      if (context->device != nvml_place(device) && shared->devices[context->device].parent != nvml_place(device))
-        continue;
-      for
-        SG_EACH(lane, context->active, SG_MAX_LANES) {
-          const struct sg_item *item = &context->items[context->lanes[lane].head];
-          bool inward = item->flags & SG_INWARD;
-          if (item->kind == SG_COPY && item->phase == SG_RUNNING && inward == (counter == PCIE_RECEIVED))
-            *value += (unsigned int)shared->model.profile.pcie_mb_s * 1000u;
-        }
+  SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
+    const struct sg_context *context = &shared->contexts[slot];
+    if (context->device != nvml_place(device) && shared->devices[context->device].parent != nvml_place(device))
+      continue;
+    SG_EACH(lane, context->active, SG_MAX_LANES) {
+      const struct sg_item *item = &context->items[context->lanes[lane].head];
+      bool inward = item->flags & SG_INWARD;
+      if (item->kind == SG_COPY && item->phase == SG_RUNNING && inward == (counter == PCIE_RECEIVED))
+        *value += (unsigned int)shared->model.profile.pcie_mb_s * 1000u;
     }
+  }
   return nvml_leave(NVML_SUCCESS);
 }
 

@@ -1,6 +1,5 @@
-/* What NVML reports about any device: identity, memory, load. nvml/board.c has what only a whole GPU has. The
- * exported functions are those of NVML's documentation, which tells their parameters and errors. A comment at one
- * tells only what is special here. */
+/* What NVML reports about any device: identity, memory, load. nvml/board.c has what only a whole GPU has. NVML's
+ * documentation tells what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/nvml/nvml.h"
 
 #include <stdio.h>
@@ -72,7 +71,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_
   return nvml_leave(NVML_ERROR_NOT_FOUND);
 }
 
-/* "0000:18:00.0", with eight digits of domain, or with none. */
+/* The place on the bus as text: "0000:18:00.0", also with eight digits of domain, or without the domain. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device) {
   nvmlReturn_t result = nvml_enter();
   if (result)

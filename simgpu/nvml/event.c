@@ -4,8 +4,7 @@
  * There is no thread. A wait sleeps on the state's XID counter, without the state's lock. It takes the lock only when
  * the counter has moved.
  *
- * The exported functions are those of NVML's documentation, which tells their parameters and errors. A comment at one
- * tells only what is special here.
+ * NVML's documentation tells what the exported functions do; a comment at one tells only what is special here.
  */
 #define _GNU_SOURCE
 #include "simgpu/nvml/nvml.h"
@@ -15,7 +14,7 @@
 
 #define LOOK_EVERY_NS 1000000000 /* the interval at which a wait checks whether NVML was shut down */
 #define EVENT_XID     8ull
-#define EVENTS 31ull /* memory errors, P-states, XIDs, clocks: a set may ask for all, but only XIDs are reported */
+#define EVENTS        31ull /* memory errors, P-states, XIDs, clocks: a set may ask for all, but only XIDs ever come */
 
 typedef struct event_set {
   uint64_t seen[SG_MAX_DEVICES]; /* by device: the last XID that was reported; guarded by nvml.lock */
@@ -97,7 +96,7 @@ static bool next_xid(nvmlEventSet_t set, struct event_data *data) {
 NVML_EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, struct event_data *data, unsigned int timeout_ms) {
   if (!set || !data)
     return NVML_ERROR_INVALID_ARGUMENT;
-  uint64_t end_ns = sg_now() + timeout_ms * 1000000ull, looked_seq = UINT64_MAX;
+  uint64_t end_ns = sg_now() + timeout_ms * 1000000ull, looked_seq = UINT64_MAX; /* the newest XID at the last look */
   for (;;) {
     nvmlReturn_t result = NVML_ERROR_TIMEOUT;
     pthread_mutex_lock(&nvml.lock);

@@ -3,8 +3,7 @@
  *
  * Each GPU instance has one compute instance of the same size. nvml/mig.c has what a MIG device reports as a device.
  *
- * The exported functions are those of NVML's documentation, which tells their parameters and errors. A comment at one
- * tells only what is special here.
+ * NVML's documentation tells what the exported functions do; a comment at one tells only what is special here.
  */
 #include "simgpu/nvml/nvml.h"
 

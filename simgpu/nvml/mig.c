@@ -1,6 +1,6 @@
-/* MIG mode, and the MIG devices of a GPU; nvml/instance.c has the instances that they consist of. SIMGPU_DEVICES
- * cuts the instances, and they never change. The exported functions are those of NVML's documentation, which tells
- * their parameters and errors. A comment at one tells only what is special here. */
+/* MIG mode, and the MIG devices of a GPU; nvml/instance.c has the instances that they consist of. SIMGPU_DEVICES cuts
+ * the instances, and they never change. NVML's documentation tells what the exported functions do; a comment at one
+ * tells only what is special here. */
 #include "simgpu/nvml/nvml.h"
 
 #define MOST_INSTANCES 7

@@ -1,5 +1,5 @@
-/* Init and shutdown of the library, and what it reports about the whole system. The exported functions are those of
- * NVML's documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
+/* Init and shutdown of the library, and what it reports about the whole system. NVML's documentation tells what the
+ * exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/nvml/nvml.h"
 #include "simgpu/api/symbols.h"
 #include "simgpu/config/settings.h"

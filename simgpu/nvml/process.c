@@ -1,13 +1,12 @@
-/* The processes that use a device: memory and device time of each, contexts of one process counted together. The
- * exported functions are those of NVML's documentation, which tells their parameters and errors. A comment at one
- * tells only what is special here. */
+/* The processes that use a device: memory and device time of each, contexts of one process counted together. NVML's
+ * documentation tells what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/nvml/nvml.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#define LOOK_BACK_NS   1000000000ull                     /* utilisation of a process, if the caller gives no time */
+#define LOOK_BACK_NS   1000000000ull                     /* for the utilisation, if the caller gives no time */
 #define SHORTEST_NS    (2 * SG_BUCKET_NS)                /* the history has no finer resolution */
 #define LONGEST_NS     ((SG_BUCKETS - 2) * SG_BUCKET_NS) /* nor does it reach further back */
 #define MPS_BYTES      31457280ull                       /* memory that an MPS server takes for itself */
@@ -22,31 +21,31 @@ struct process_use {
 };
 #define MOST_USES (SG_MAX_CONTEXTS + 1) /* and an MPS server */
 
-/* Inside a call: fill in `uses` (MOST_USES entries) and return their number. A process has one for the device and one
- * for each instance of it on which it has a context. `busy_ns` is its busy time of the last `span_ns`. */
+/* Inside a call: list the processes that use the device in `uses` (room for MOST_USES), and return the number of
+ * entries. A process has one entry for the device, and one for each instance of it, if it has a context there.
+ * `busy_ns` of an entry is the busy time in the last `span_ns`. */
 static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct process_use *uses) {
   const struct sg_shared *shared = nvml.state.shared;
   uint32_t place = nvml_place(device), count = 0;
   sg_reap(&nvml.state);
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
-      const struct sg_context *context = &shared->contexts[slot];
-      if (context->device != place && shared->devices[context->device].parent != place)
-        continue;
-      int32_t pid = sg_seen_pid(&nvml.state, &context->owner);
-      if (pid == SG_GONE)
-        continue;
-      uint32_t n = 0;
-      while (n < count && (uses[n].owner != context->owner.id || uses[n].place != context->device))
-        n++;
-      if (n == count)
-        uses[count++] = (struct process_use){.owner = context->owner.id,
-                                             /* not seen in this pid namespace: its pid in its own */
-                                             .pid = (uint32_t)(pid == SG_UNSEEN ? context->owner.pid : pid),
-                                             .place = context->device};
-      uses[n].memory_bytes = sg_memory_of(shared, context->device, context->owner.id);
-      uses[n].busy_ns += sg_history_busy(&context->history, shared->now_ns - span_ns, shared->now_ns);
-    }
+  SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+    const struct sg_context *context = &shared->contexts[slot];
+    if (context->device != place && shared->devices[context->device].parent != place)
+      continue;
+    int32_t pid = sg_seen_pid(&nvml.state, &context->owner);
+    if (pid == SG_GONE)
+      continue;
+    uint32_t n = 0;
+    while (n < count && (uses[n].owner != context->owner.id || uses[n].place != context->device))
+      n++;
+    if (n == count)
+      uses[count++] = (struct process_use){.owner = context->owner.id,
+                                           /* not seen in this pid namespace: its pid in its own */
+                                           .pid = (uint32_t)(pid == SG_UNSEEN ? context->owner.pid : pid),
+                                           .place = context->device};
+    uses[n].memory_bytes = sg_memory_of(shared, context->device, context->owner.id);
+    uses[n].busy_ns += sg_history_busy(&context->history, shared->now_ns - span_ns, shared->now_ns);
+  }
   return count;
 }
 
@@ -54,10 +53,10 @@ static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct
 
 enum kind { COMPUTE, GRAPHICS, MPS_COMPUTE };
 
-/* Inside a call: fill in `uses` (MOST_USES) with the processes of a kind and return their number. GRAPHICS: the one
- * that draws (graphics_pid, set by Truth.draw), with its CUDA memory, or with GRAPHICS_BYTES, which count nowhere, if
- * it has no context. If an MPS server serves the device, every process is its client: MPS_COMPUTE lists these, COMPUTE
- * the server too. */
+/* Inside a call: list the processes of a kind in `uses` (room for MOST_USES), and return the number of entries.
+ * GRAPHICS: the one that draws (graphics_pid, set by Truth.draw), with its CUDA memory; if it has no context, with
+ * GRAPHICS_BYTES, which count nowhere else. If an MPS server serves the device, every process is its client:
+ * MPS_COMPUTE lists these, and COMPUTE also the server. */
 static uint32_t collect_kind(const struct sg_device *device, enum kind kind, struct process_use *uses) {
   if ((kind == GRAPHICS && !device->graphics_pid) || (kind == MPS_COMPUTE && !device->mps_pid))
     return 0;
@@ -172,9 +171,9 @@ struct process_sample {
   unsigned int sm, memory, encoder, decoder;
 };
 
-/* The body of the calls that return one sample per process: its mean since `last_seen_us` (wall clock, as real drivers
- * stamp samples); 0: over the last second. `count` is the room on entry and the number of processes on return. Means
- * since the caller's last query add up over successive queries. */
+/* The body of the calls that return one sample per process: its mean since `last_seen_us` (by the wall clock, as real
+ * drivers stamp samples); 0: over the last second. A caller that passes the stamp of its last query gets means that
+ * together cover the whole time. *count is the room on entry and the number of processes on return. */
 static nvmlReturn_t samples_of(nvmlDevice_t handle, struct process_sample *samples, unsigned int *count,
                                unsigned long long last_seen_us) {
   const struct sg_device *device;
@@ -202,7 +201,7 @@ static nvmlReturn_t samples_of(nvmlDevice_t handle, struct process_sample *sampl
         .pid = uses[n].pid,
         .timestamp_us = now_us,
         .sm = percent < 100 ? (uint32_t)percent : 100,
-        .memory = percent < 100 ? (uint32_t)percent / 2 : 50,
+        .memory = percent < 100 ? (uint32_t)percent / 2 : 50, /* the model has no memory controller */
     };
   }
   return nvml_leave(NVML_SUCCESS);
@@ -232,7 +231,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t hand
     return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
   struct process_sample samples[MOST_USES];
   unsigned int room = asked->count;
-  asked->count = MOST_USES;
+  asked->count = MOST_USES; /* as many as there can be: `samples` has room for all */
   nvmlReturn_t result = samples_of(handle, samples, &asked->count, asked->last_seen_us);
   if (!result && (!asked->entries || asked->count > room))
     result = NVML_ERROR_INSUFFICIENT_SIZE;

@@ -1,6 +1,6 @@
-/* Words in a stream: writes, waits, and batches of both. The model gets an item for each. Its effect is the change
- * of memory that the process makes itself once the model has passed the item. The exported functions are those of
- * CUDA's documentation, which tells their parameters and errors. A comment at one tells only what is special here. */
+/* Words in a stream: writes, waits, and batches of both. The model gets an item for each. A write's effect is the
+ * change of memory that the process makes itself once the model has passed the item. CUDA's documentation tells what
+ * the exported functions do; a comment at one tells only what is special here. / */
 #include "simgpu/graphs/graph.h"
 
 enum { FLAG_NO_BARRIER = 1, FLAG_FLUSH = 1 << 30 };
@@ -33,7 +33,8 @@ static CUresult check_one(const CUstreamBatchMemOpParams *operation) {
   if (is_write(operation))
     return flags & ~(unsigned)FLAG_NO_BARRIER ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   bool known = find_block(address, &block) && address + bytes <= block.address + block.bytes;
-  return known && (flags & ~(unsigned)FLAG_FLUSH) <= SG_NEITHER ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  unsigned comparison = flags & ~(unsigned)FLAG_FLUSH; /* an sg_comparison: the numbers are the driver's */
+  return known && comparison <= SG_NEITHER ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Whether all operations of a list can be simulated. An empty list is an error. */
@@ -55,11 +56,11 @@ CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams 
     return submit(stream, item, &effect, NULL);
   }
   if (!waits_for_word(operation))
-    return CUDA_SUCCESS;                          /* a barrier or a flush: the owner writes in order */
-  struct effect watching = {.kind = EFFECT_LIST}; /* makes the owner poll the word until the wait is over */
+    return CUDA_SUCCESS;                       /* a barrier or a flush: the owner writes in order anyway */
+  struct effect empty = {.kind = EFFECT_LIST}; /* has no effect, but makes the owner poll the word */
   item.kind = SG_WATCH;
   item.peer = operation->waitValue.flags & ~(unsigned)FLAG_FLUSH;
-  return submit(stream, item, &watching, NULL);
+  return submit(stream, item, &empty, NULL);
 }
 
 /* Check a list of operations and give them to the stream. If the stream is capturing, the list becomes one node. The

@@ -1,7 +1,6 @@
 /* Copies and sets: their cost on the device, their checks, and their many entry points. The model gets an item with
- * the cost. Its effect says which bytes the process itself moves once the model has passed the item. The exported
- * functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one tells only
- * what is special here. */
+ * the cost. Its effect says which bytes the process itself moves once the model has passed the item. CUDA's
+ * documentation tells what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
@@ -29,7 +28,8 @@ uint64_t copy_ns(uint64_t bytes, uint64_t bytes_per_s) {
 }
 
 /* The item for a copy or a set; the caller adds the name for the log. A set and a copy inside the device take device
- * time, and such a copy both reads and writes its bytes. A copy to or from the host runs on a copy engine. */
+ * time, and such a copy moves its bytes twice: it reads and writes them. A copy to or from the host runs on a copy
+ * engine. */
 struct sg_item copy_item(const struct context *context, const struct effect *effect) {
   const struct sg_shared *shared = process.state.shared;
   const struct sg_device *device = &shared->devices[context->device];
@@ -54,8 +54,9 @@ struct sg_item copy_item(const struct context *context, const struct effect *eff
   };
 }
 
-/* Issue one copy or set to a stream. The program may change or read memory that the driver does not know (pageable
- * memory) when the call returns. So the call waits for such a copy, or copies a small source aside first. */
+/* Issue one copy or set to a stream. `blocking`: wait for a copy between host and device. Memory that the driver does
+ * not know (pageable memory) may be changed or read by the program as soon as the call returns. So a call with such
+ * memory waits, too, or copies a small source aside first. */
 CUresult transfer(CUstream handle, struct effect effect, bool blocking) {
   struct context *context;
   struct stream *stream;
@@ -125,17 +126,17 @@ static struct effect filled(CUdeviceptr dst, uint64_t value, uint32_t element, s
  * effect. */
 #define COPY(name, parameters, what)                                                                                   \
   EXPORT CUresult name parameters {                                                                                    \
-    return transfer(NULL, what, true);                                                                                 \
+    return transfer(NULL, what, /* blocking */ true);                                                                  \
   }                                                                                                                    \
   EXPORT CUresult name##_ptds parameters {                                                                             \
-    return transfer(CU_STREAM_PER_THREAD, what, true);                                                                 \
+    return transfer(CU_STREAM_PER_THREAD, what, /* blocking */ true);                                                  \
   }
 #define COPY_ASYNC(name, what, ...)                                                                                    \
   EXPORT CUresult name(__VA_ARGS__, CUstream stream) {                                                                 \
-    return transfer(stream, what, false);                                                                              \
+    return transfer(stream, what, /* blocking */ false);                                                               \
   }                                                                                                                    \
   EXPORT CUresult name##_ptsz(__VA_ARGS__, CUstream stream) {                                                          \
-    return transfer(PER_THREAD(stream), what, false);                                                                  \
+    return transfer(PER_THREAD(stream), what, /* blocking */ false);                                                   \
   }
 
 COPY(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), flat(dst, src, bytes))
@@ -174,12 +175,12 @@ COPY_ASYNC(cuMemsetD2D32Async, filled(dst, value, 4, width, height, pitch), CUde
 
 /* One end of a copy of a box. */
 struct end {
-  uintptr_t address; /* of the memory's first byte; the box's position is added later */
-  size_t pitch, slice;
+  uintptr_t address;   /* of the memory's first byte; the box's position is added later */
+  size_t pitch, slice; /* bytes from a row to the next, and from a plane to the next */
 };
 
-/* Describe one end of a copy that is an array. `at`: where the box begins in it. False: there is no such array, or the
- * box leaves it. */
+/* Describe the end of a copy that is an array. `at`: where the box begins in it (x in bytes, y, z). False: there is no
+ * such array, or the box does not lie inside it. */
 static bool in_array(CUarray array, const size_t *at, const CUDA_MEMCPY3D *box, struct end *end) {
   struct extent extent;
   if (!find_array(array, &extent) || at[0] + box->WidthInBytes > extent.pitch || at[1] + box->Height > extent.height ||
@@ -255,13 +256,13 @@ static CUresult copy_rectangle(const CUDA_MEMCPY2D *flat_box, CUstream stream, b
 /* The forms of a 2D or 3D copy: blocking and in a stream, each also for the per-thread default stream. */
 #define BOX(name, type, function)                                                                                      \
   EXPORT CUresult name##_v2(const type *box) {                                                                         \
-    return function(box, NULL, true);                                                                                  \
+    return function(box, NULL, /* blocking */ true);                                                                   \
   }                                                                                                                    \
   EXPORT CUresult name##_v2_ptds(const type *box) {                                                                    \
     return function(box, CU_STREAM_PER_THREAD, true);                                                                  \
   }                                                                                                                    \
   EXPORT CUresult name##Async_v2(const type *box, CUstream stream) {                                                   \
-    return function(box, stream, false);                                                                               \
+    return function(box, stream, /* blocking */ false);                                                                \
   }                                                                                                                    \
   EXPORT CUresult name##Async_v2_ptsz(const type *box, CUstream stream) {                                              \
     return function(box, PER_THREAD(stream), false);                                                                   \

@@ -2,8 +2,7 @@
  * Copies with attributes, alone and in batches. A batch as a whole keeps its stream's order; its copies have no order:
  * here they run one after the other. A batch has no form in a graph, and the legacy stream takes none.
  *
- * The exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
- * tells only what is special here.
+ * CUDA's documentation tells what the exported functions do; a comment at one tells only what is special here.
  */
 #include "simgpu/memory/array.h"
 
@@ -21,8 +20,8 @@ static CUresult copy_one(CUstream stream, struct effect effect, int order) {
   return transfer(stream, effect, order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL);
 }
 
-/* Bytes of an array's element; 1: neither end is an array. 0: the elements of source and destination differ, or there
- * is no such array. */
+/* The bytes of an element of the arrays at the copy's ends; 1: neither end is an array. 0: their elements differ, or
+ * there is no such array. */
 static size_t element_of(const CUDA_MEMCPY3D_BATCH_OP *box) {
   size_t found = 0;
   const CUmemcpy3DOperand *operands[] = {&box->src, &box->dst};
@@ -70,7 +69,7 @@ static CUresult boxed_copy(CUstream stream, const CUDA_MEMCPY3D_BATCH_OP *box) {
   return result ? result : copy_one(stream, effect, box->srcAccessOrder);
 }
 
-/* Refuse a batch for the legacy stream or a capturing stream. That stream's capture becomes invalid. */
+/* Refuse a batch for the legacy stream or a capturing stream. The capture becomes invalid. */
 static CUresult check_stream(CUstream handle) {
   struct context *context;
   struct stream *stream;
@@ -82,12 +81,12 @@ static CUresult check_stream(CUstream handle) {
   return result ? result : capture_sync(context, stream);
 }
 
-/* Issue copies of contiguous bytes. The copies from firsts[k] on have the attributes k. *failed (may be NULL) becomes
- * the index of the copy that failed, or SIZE_MAX. */
+/* Issue `count` copies of contiguous bytes. There are `kinds` kinds of copies: from copy firsts[k] on they have
+ * attributes[k]. *failed (`failed` may be NULL) becomes the index of the copy that failed, or SIZE_MAX. */
 static CUresult flat_batch(const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count,
                            const CUmemcpyAttributes *attributes, const size_t *firsts, size_t kinds, size_t *failed,
                            CUstream stream) {
-  size_t unheard; /* for a caller that does not ask */
+  size_t unheard; /* takes the answer for a caller that does not ask */
   failed = failed ? failed : &unheard;
   *failed = SIZE_MAX; /* no single copy is at fault */
   CUresult result = check_stream(stream);
@@ -100,7 +99,7 @@ static CUresult flat_batch(const CUdeviceptr *targets, const CUdeviceptr *source
       return CUDA_ERROR_INVALID_VALUE;
   size_t kind = 0;
   for (size_t n = 0; n < count; n++) {
-    kind += kind + 1 < kinds && firsts[kind + 1] == n;
+    kind += kind + 1 < kinds && firsts[kind + 1] == n; /* the next kind begins with this copy */
     result = copy_one(stream, flat(targets[n], sources[n], sizes[n]), attributes[kind].srcAccessOrder);
     if (result) {
       *failed = n;

@@ -27,10 +27,10 @@ struct effect *effect_copy_of(const struct effect *effect) {
   return copy;
 }
 
-/* Free what effect_copy_of has made: what is in `staging` is the caller's again. */
+/* Undo effect_copy_of: free the copy, and leave what is in `staging` to the caller again. */
 void effect_undo_copy(struct effect *copy) {
-  for (struct effect *each = copy; each; each = each->next)
-    each->staging = NULL;
+  for (struct effect *one = copy; one; one = one->next)
+    one->staging = NULL;
   effect_free(copy);
 }
 
@@ -52,15 +52,15 @@ static void copy(const struct effect *effect) {
               (const char *)effect->src + z * effect->src_slice + y * effect->src_pitch, effect->width);
 }
 
-/* Set bytes to zero. Zeroing must not make untouched memory resident. So of a large range in the driver's memory, whole
- * pages are given back and read as zero then; pages of a file have to be taken out of the file for that. */
+/* Set bytes to zero. Zeroing must not make untouched memory resident. So in a large range of the driver's memory, whole
+ * pages are given back: then they read as zero. Pages of a file have to be taken out of the file for that. */
 static void zero(char *at, size_t bytes) {
-  const uintptr_t page = 4096;
+  const uintptr_t page = 4096, large = 1 << 20;
   uintptr_t from = ((uintptr_t)at + page - 1) & ~(page - 1), to = ((uintptr_t)at + bytes) & ~(page - 1);
   struct block block;
-  bool ours = bytes > 1048576 && find_block((uintptr_t)at, &block) && block.source != BLOCK_REGISTERED &&
-              (uintptr_t)at + bytes <= block.address + block.bytes;
-  if (!ours || madvise((void *)from, to - from, block.in_file ? MADV_REMOVE : MADV_DONTNEED)) {
+  bool can_give_back = bytes > large && find_block((uintptr_t)at, &block) && block.source != BLOCK_REGISTERED &&
+                       (uintptr_t)at + bytes <= block.address + block.bytes;
+  if (!can_give_back || madvise((void *)from, to - from, block.in_file ? MADV_REMOVE : MADV_DONTNEED)) {
     memset(at, 0, bytes);
     return;
   }

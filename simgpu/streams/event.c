@@ -1,21 +1,23 @@
-/* Events: records, queries, waits and times. The exported functions are those of CUDA's documentation, which tells
- * their parameters and errors. A comment at one tells only what is special here. */
+/* Events: records, queries, waits and times. CUDA's documentation tells what the exported functions do; a comment at
+ * one tells only what is special here. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
 
-#define EXTERNAL 1u /* flag of a record or a wait: a node of the captured graph, not an edge */
+#define EXTERNAL     1u /* flag of a record or a wait: in a capture it becomes a node of the graph, not an edge */
+#define INTERPROCESS 4u /* CU_EVENT_INTERPROCESS */
+#define EVENT_FLAGS  7u /* all that an event may have */
 
-/* An event has a slot of the current context. Its `base` tells that it was not recorded yet. Events for other
- * processes are not simulated. */
+/* An event has a slot of the current context. While the slot's count of records is `base`, the event was not recorded
+ * yet. Events for other processes are not simulated. */
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   struct context *context;
   CUresult result = enter(&context);
   if (result)
     return result;
-  if (!out || flags & ~7u || (flags & 4 && !(flags & CU_EVENT_DISABLE_TIMING)))
+  if (!out || flags & ~EVENT_FLAGS || (flags & INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)))
     return CUDA_ERROR_INVALID_VALUE;
-  if (flags & 4) /* CU_EVENT_INTERPROCESS */
+  if (flags & INTERPROCESS)
     return not_supported("interprocess events");
   struct event *event = handle_new(EVENT_HANDLE, sizeof *event);
   if (!event)
@@ -23,7 +25,7 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   sg_lock(&process.state);
   event->slot = sg_event_new(shared_of(context));
   if (event->slot != SG_NONE)
-    event->base = event->recorded = shared_of(context)->events[event->slot].recorded; /* not recorded yet */
+    event->base = event->recorded = shared_of(context)->events[event->slot].recorded;
   sg_unlock(&process.state);
   if (event->slot == SG_NONE) {
     handle_free(event);
@@ -35,8 +37,8 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-/* The slot may go to a new event while a record of this one is pending: that record's number is below those of the new
- * event's records. */
+/* The slot may go to a new event while a record of this one is pending. That does no harm: the number of this record is
+ * below those of the new event's records. */
 EXPORT CUresult cuEventDestroy_v2(CUevent event) {
   CUresult result = enter_anywhere();
   if (result)
@@ -99,7 +101,7 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags) {
   if (result)
     return result;
   if (is_capturing(stream))
-    return flags & EXTERNAL ? capture_external(stream, event, true) : capture_record(stream, event);
+    return flags & EXTERNAL ? capture_external(stream, event, /* record */ true) : capture_record(stream, event);
   if (flags & EXTERNAL) /* the flag only has a meaning in a capture */
     return CUDA_ERROR_INVALID_VALUE;
   return submit_record(stream, event);
@@ -172,7 +174,7 @@ static int64_t time_of(CUevent event) {
                         context->events[event->slot].completed_ns);
 }
 
-/* By the clocks of the events' devices, which run in steps and drift: see sg_event_clock. */
+/* The time goes by the clocks of the events' devices, which run in steps and drift: see sg_event_clock. */
 EXPORT CUresult cuEventElapsedTime_v2(float *out_ms, CUevent start, CUevent end) {
   CUresult result = usable(start);
   if (!result)
@@ -221,7 +223,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags
   bool handled = false;
   result = legacy_conflict(stream);
   if (!result && flags & EXTERNAL)
-    return is_capturing(stream) ? capture_external(stream, event, false) : CUDA_ERROR_INVALID_VALUE;
+    return is_capturing(stream) ? capture_external(stream, event, /* record */ false) : CUDA_ERROR_INVALID_VALUE;
   if (!result)
     result = capture_wait(stream, event, &handled); /* handled: it became edges of a captured graph */
   return result || handled ? result : submit_wait(stream, event);

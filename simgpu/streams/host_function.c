@@ -69,17 +69,17 @@ static bool start(void) {
 
 /* Hand a host function to the thread. The effect is freed when the function has returned. */
 void host_function_call(struct effect *effect, uint32_t slot, struct sg_item *item) {
-  struct call now = {.effect = effect, .item = item, .slot = slot}, *later = malloc(sizeof *later);
+  struct call call = {.effect = effect, .item = item, .slot = slot}, *queued = malloc(sizeof *queued);
   pthread_mutex_lock(&lock);
-  if (later && start()) {
-    *later = now;
-    *last = later;
-    last = &later->next;
+  if (queued && start()) {
+    *queued = call;
+    *last = queued;
+    last = &queued->next;
     pthread_cond_signal(&changed);
     pthread_mutex_unlock(&lock);
     return;
   }
   pthread_mutex_unlock(&lock);
-  free(later);
-  make_call(&now); /* no thread can be started: this one runs the function */
+  free(queued);
+  make_call(&call); /* no thread can be started: this one runs the function */
 }

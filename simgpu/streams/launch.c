@@ -1,5 +1,5 @@
-/* Launches of kernels. The exported functions are those of CUDA's documentation, which tells their parameters and
- * errors. A comment at one tells only what is special here. */
+/* Launches of kernels. CUDA's documentation tells what the exported functions do; a comment at one tells only what is
+ * special here. */
 #include "simgpu/api/process.h"
 
 /* The address of the kernel's first parameter, however the parameters were passed; NULL: it has none. */
@@ -12,8 +12,9 @@ static const void *first_parameter(const struct launch *launch) {
   return NULL;
 }
 
-/* The item for one launch. A kernel takes the time that its name or its first parameter tells, or spins until a word
- * becomes non-zero; any other kernel takes whole waves of its grid. An error: the grid or the block is impossible. */
+/* The item for one launch. A kernel takes the time that its name tells, or its first parameter, or it spins until a
+ * word is not zero (get_function). Any other kernel takes wave_ns for each wave: a wave is one block on each SM. An
+ * error: the grid or the block is impossible. */
 CUresult launch_item(const struct context *context, const struct launch *launch, struct sg_item *item) {
   const struct sg_shared *shared = process.state.shared;
   uint64_t sm_count = shared->devices[context->device].sm_count, blocks = 1, threads = 1;
@@ -21,7 +22,7 @@ CUresult launch_item(const struct context *context, const struct launch *launch,
     blocks *= launch->grid[n];
     threads *= launch->block[n];
   }
-  if (!blocks || !threads || threads > 1024)
+  if (!blocks || !threads || threads > BLOCK_THREADS)
     return CUDA_ERROR_INVALID_VALUE;
   uint64_t demand = blocks < sm_count ? (blocks * SG_ALL_SMS + sm_count - 1) / sm_count : SG_ALL_SMS;
   *item = (struct sg_item){
@@ -39,11 +40,11 @@ CUresult launch_item(const struct context *context, const struct launch *launch,
         fixed_ns ? fixed_ns : (blocks + sm_count - 1) / sm_count * (uint64_t)shared->model.profile.wave_ns;
     return CUDA_SUCCESS;
   }
-  /* The program could free a word outside the driver's memory: such a spin ends at once. */
+  /* A spin for a word outside the driver's memory ends at once (`watch` is 0): the program could free that word. */
   struct block block;
   uint64_t watch = first ? *(const uint64_t *)first : 0;
   item->flags |= SG_SPIN;
-  item->watch = find_block(watch, &block) && watch + 4 <= block.address + block.bytes ? watch : 0;
+  item->watch = find_block(watch, &block) && watch + SPIN_WORD_BYTES <= block.address + block.bytes ? watch : 0;
   return CUDA_SUCCESS;
 }
 
@@ -70,8 +71,8 @@ static CUresult launch_kernel(CUstream handle, const struct launch *launch) {
   if (is_capturing(stream))
     return capture_kernel(stream, launch, &item);
   /* A spin's empty effect makes the owner poll its word until it is over. */
-  struct effect watching = {.kind = EFFECT_LIST};
-  return submit(stream, item, item.flags & SG_SPIN ? &watching : NULL, NULL);
+  struct effect empty = {.kind = EFFECT_LIST};
+  return submit(stream, item, item.flags & SG_SPIN ? &empty : NULL, NULL);
 }
 
 #define PER_THREAD(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
@@ -132,8 +133,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
   return result;
 }
 
-/* --- the launches of CUDA 2: the shape is set on the function beforehand -------------------------------------------
- */
+/* --- the launches of CUDA 2: the shape is set on the function beforehand ----------------------------------------- */
 
 EXPORT CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z) {
   if (!find_function(function) || x <= 0 || y <= 0 || z <= 0)

@@ -1,6 +1,5 @@
-/* The stream calls of programs built for per-thread default streams: stream 0 means the calling thread's own. The
- * exported functions are those of CUDA's documentation, which tells their parameters and errors. A comment at one
- * tells only what is special here. */
+/* The stream calls of programs built for per-thread default streams: stream 0 means the calling thread's own. CUDA's
+ * documentation tells what the exported functions do; a comment at one tells only what is special here. */
 #include "simgpu/api/abi.h"
 
 #define OWN(s) ((s) ? (s) : CU_STREAM_PER_THREAD)

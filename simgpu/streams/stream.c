@@ -1,6 +1,6 @@
 /* Streams: making and ending them, per-thread default streams, and giving them work. A lane is the queue of one
- * stream in the shared model. The exported functions are those of CUDA's documentation, which tells their parameters
- * and errors. A comment at one tells only what is special here. */
+ * stream in the shared model. CUDA's documentation tells what the exported functions do; a comment at one tells only
+ * what is special here. */
 #include "simgpu/api/process.h"
 
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static CUresult stream_open(struct context *context, unsigned flags, int priorit
   while (lane < SG_MAX_LANES && shared->lanes[lane].used)
     lane++;
   if (lane < SG_MAX_LANES) {
-    shared->lanes[lane].used = 1;
+    shared->lanes[lane].used = SG_LANE_USED;
     shared->lanes[lane].blocking = !(flags & CU_STREAM_NON_BLOCKING);
     shared->lanes[lane].handle = (uintptr_t)stream;
   }
@@ -35,19 +35,19 @@ static CUresult stream_open(struct context *context, unsigned flags, int priorit
   stream->context = context;
   stream->lane = lane;
   stream->flags = flags;
-  stream->priority = priority < -5 ? -5 : priority > 0 ? 0 : priority;
+  stream->priority = priority < GREATEST_PRIORITY ? GREATEST_PRIORITY : priority > 0 ? 0 : priority;
   stream->id = __atomic_add_fetch(&process.next_id, 1, __ATOMIC_RELAXED);
   *out = stream;
   return CUDA_SUCCESS;
 }
 
-/* End a stream. Pending work goes on. The lane becomes free when it is done. */
+/* End a stream. Its pending work goes on; when that is done, the lane is free again. */
 static void stream_close(struct stream *stream) {
   capture_forget(stream);
   if (stream->context->slot != SG_NONE) {
     sg_lock(&process.state);
     struct sg_lane *lane = &shared_of(stream->context)->lanes[stream->lane];
-    lane->used = lane->head == SG_NONE ? 0 : 2; /* 2: the model frees it when it is empty */
+    lane->used = lane->head == SG_NONE ? SG_LANE_FREE : SG_LANE_CLOSING;
     sg_unlock(&process.state);
   }
   handle_free(stream);
@@ -79,7 +79,7 @@ void drop_thread_streams(struct context *context) {
 /* This thread's per-thread default stream in the context, made if there is none. A thread has THREAD_STREAMS at
  * most. */
 static CUresult thread_stream(struct context *context, struct stream **stream) {
-  int room = -1;
+  int vacant = -1;
   pthread_once(&thread_once, make_key);
   for (int n = 0; n < THREAD_STREAMS; n++) {
     if (thread_streams[n] && thread_streams[n]->context == context) {
@@ -87,14 +87,14 @@ static CUresult thread_stream(struct context *context, struct stream **stream) {
       return CUDA_SUCCESS;
     }
     if (!thread_streams[n])
-      room = n;
+      vacant = n;
   }
-  if (room < 0)
+  if (vacant < 0)
     return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult result = stream_open(context, 0, 0, stream);
+  CUresult result = stream_open(context, /* flags */ 0, /* priority */ 0, stream);
   if (!result) {
-    thread_streams[room] = *stream;
-    pthread_setspecific(thread_key, thread_streams);
+    thread_streams[vacant] = *stream;
+    pthread_setspecific(thread_key, thread_streams); /* any value but NULL: then thread_exit is called */
   }
   return result;
 }
@@ -117,30 +117,30 @@ CUresult find_stream(CUstream handle, struct context *context, struct stream **s
 /* --- work -------------------------------------------------------------------------------------------------------- */
 
 /* Give one item to the device, with a copy of its effect. On success the effect's `staging` belongs to the copy. If the
- * queue is full, wait. `count` (may be NULL) becomes what wait_lane needs. */
+ * queue is full, wait. *count (`count` may be NULL) becomes the number that wait_lane needs to wait for this item. */
 CUresult submit(struct stream *stream, struct sg_item what, const struct effect *effect, uint64_t *count) {
-  struct effect *own = effect ? effect_copy_of(effect) : NULL;
-  if (effect && !own)
+  struct effect *copy = effect ? effect_copy_of(effect) : NULL;
+  if (effect && !copy)
     return CUDA_ERROR_OUT_OF_MEMORY;
   struct sg_item *item;
   sg_lock(&process.state);
   CUresult result = take_item(stream->context, stream->lane, &item);
   if (!result) {
     what.next = what.next_effect = SG_NONE;
-    what.effect = (uintptr_t)own;
-    what.flags = (uint16_t)(what.flags | (own && what.kind != SG_HOST ? SG_EFFECT : 0));
+    what.effect = (uintptr_t)copy;
+    what.flags = (uint16_t)(what.flags | (copy && what.kind != SG_HOST ? SG_EFFECT : 0));
     *item = what;
-    if (own)
+    if (copy)
       __atomic_fetch_add(&process.effects, 1, __ATOMIC_RELAXED);
     sg_submit(process.state.shared, stream->context->slot, stream->lane, item, sg_now());
-    if (own)
+    if (copy)
       effect_submitted(stream->context, stream->lane);
     if (count)
       *count = shared_of(stream->context)->lanes[stream->lane].appended;
   }
   sg_unlock(&process.state);
-  if (result && own)
-    effect_undo_copy(own);
+  if (result && copy)
+    effect_undo_copy(copy);
   return result;
 }
 

@@ -18,10 +18,10 @@ static __thread bool in_host_function;
 
 /* With the state locked: whether an effect or a host function is due in this process. */
 static bool effects_due(void) {
-  for
-    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS)
-  if (process.state.shared->contexts[slot].effects_head != SG_NONE)
-    return true;
+  SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
+    if (process.state.shared->contexts[slot].effects_head != SG_NONE)
+      return true;
+  }
   return false;
 }
 
@@ -35,34 +35,32 @@ static bool has_its_word(const struct sg_item *item) {
                                                    : __atomic_load_n((const uint32_t *)at, __ATOMIC_ACQUIRE));
 }
 
-/* With the state locked: spin kernels and watches of this process look at their words. While effects that the model has
- * passed are still due, a word may have an old value, and a watch could match it by mistake. So watches do not look. */
+/* With the state locked: release the spin kernels and watches of this process that wait for a value which their word
+ * has. While effects are due that the model has passed, a word may still have an old value, and a watch could match it
+ * by mistake. So watches do not look at their words then. */
 static void look_at_words(void) {
   struct sg_shared *shared = process.state.shared;
   bool stale = effects_due();
-  for
-    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
-      struct sg_context *context = &shared->contexts[slot];
-    for
-      SG_EACH(lane, context->active, SG_MAX_LANES) {
-        struct sg_item *item = &context->items[context->lanes[lane].head];
-        bool looks = (sg_spins(item) && item->phase >= SG_READY) || (sg_watches(item) && !stale);
-        if (looks && has_its_word(item))
-          sg_release(shared, item);
-      }
+  SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
+    struct sg_context *context = &shared->contexts[slot];
+    SG_EACH(lane, context->active, SG_MAX_LANES) {
+      struct sg_item *item = &context->items[context->lanes[lane].head];
+      bool looks = (sg_spins(item) && item->phase >= SG_READY) || (sg_watches(item) && !stale);
+      if (looks && has_its_word(item))
+        sg_release(shared, item);
     }
+  }
 }
 
 /* With the state locked: the next effect or host function that is due in this process, or NULL. `in_slot` becomes the
  * slot of its context. */
 static struct sg_item *take_due(uint32_t *in_slot) {
-  for
-    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
-      struct sg_item *item = sg_effect_take(&process.state.shared->contexts[slot]);
-      *in_slot = slot;
-      if (item)
-        return item;
-    }
+  SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
+    struct sg_item *item = sg_effect_take(&process.state.shared->contexts[slot]);
+    *in_slot = slot;
+    if (item)
+      return item;
+  }
   return NULL;
 }
 
@@ -133,20 +131,19 @@ static void sleep_until(uint64_t until_ns, uint32_t generation) {
   prctl(PR_SET_TIMERSLACK, slack);
 }
 
-/* With the state locked and advanced: unlock, and sleep until an event that may matter to this process: the lane
- * reaches `mark_ns`, an effect is due, or another process's death has to be noticed. The state is unlocked at the
- * end. */
+/* With the state locked and advanced: unlock it, and sleep until something may matter to this process: the lane has
+ * reached `mark_ns`, an effect is due, or it is time to look for dead processes. The state is unlocked at the end. */
 static void sleep_for(struct context *context, uint32_t lane, uint64_t mark_ns) {
   struct sg_shared *shared = process.state.shared;
   uint64_t until_ns = sg_bound(shared, context->slot, lane, mark_ns), look_ns = shared->now_ns + LOOK_NS;
-  for
-    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
-      uint64_t effect_ns = sg_effect_bound(shared, slot);
-      until_ns = effect_ns < until_ns ? effect_ns : until_ns;
-    }
+  SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
+    uint64_t effect_ns = sg_effect_bound(shared, slot);
+    until_ns = effect_ns < until_ns ? effect_ns : until_ns;
+  }
   until_ns = until_ns < look_ns ? until_ns : look_ns;
+  /* the earliest alarm of all sleepers */
   process.wake_ns = process.sleepers++ && process.wake_ns < until_ns ? process.wake_ns : until_ns;
-  uint32_t generation = __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE);
+  uint32_t generation = __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE); /* a kick from here on ends the sleep */
   sg_unlock(&process.state);
   sleep_until(until_ns, generation);
   sg_lock(&process.state);
@@ -166,14 +163,14 @@ void effect_submitted(const struct context *context, uint32_t lane) {
     sg_kick(shared);
 }
 
-/* Wait until *done, a counter in the shared state that only grows, is `count`; apply the effects that become due
- * meanwhile. `lane` and `mark_ns` tell how long to sleep: until the lane can have reached the mark. */
+/* Wait until *done, a counter in the shared state that only grows, is at least `count`; apply the effects that become
+ * due meanwhile. `lane` and `mark_ns` tell how long to sleep: until the lane can have reached the mark. */
 static CUresult wait_for(struct context *context, const uint64_t *done, uint64_t count, uint32_t lane,
                          uint64_t mark_ns) {
   for (;;) {
     sg_lock_advanced(&process.state);
     CUresult result = context_error(context);
-    if (result || !sg_bit(process.state.own, context->slot)) { /* or its slot is lost: there is nothing to wait for */
+    if (result || !sg_bit(process.state.own, context->slot)) { /* the slot is lost: there is nothing to wait for */
       sg_unlock(&process.state);
       return result;
     }
@@ -188,7 +185,7 @@ static CUresult wait_for(struct context *context, const uint64_t *done, uint64_t
     sleep_for(context, lane, mark_ns);
   }
   sg_unlock(&process.state);
-  /* Another thread may just be applying the effect that was waited for. */
+  /* Another thread may be applying an effect that the caller waited for: let it finish. */
   if (!in_host_function && __atomic_load_n(&process.effects, __ATOMIC_RELAXED)) {
     pthread_mutex_lock(&effects_lock);
     pthread_mutex_unlock(&effects_lock);
@@ -214,7 +211,7 @@ CUresult wait_event(struct context *context, uint32_t event, uint64_t seq) {
 }
 
 /* With the state locked: take a free item for the lane. While there is none, or the lane's queue is full, let the model
- * go on, apply effects and sleep, with the state unlocked. It is locked again at the end. */
+ * go on, apply effects and sleep. Meanwhile the state is unlocked; at the end it is locked again. */
 CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item) {
   struct sg_context *shared = shared_of(context);
   for (bool advanced = false;; advanced = true) {
@@ -232,8 +229,8 @@ CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item
       sg_unlock(&process.state);
       run_effects();
     } else {
-      /* Wait for room for one item: the end of the head. If the context's items ran out, that is a guess as good as
-       * any. */
+      /* Room comes with the end of the lane's head. If it was the context's items that ran out, any of them may end
+       * first: then this is a guess. */
       const struct sg_lane *full = &shared->lanes[lane];
       sleep_for(context, lane, full->head == SG_NONE ? full->done_ns : shared->items[full->head].mark_ns);
     }

@@ -8,6 +8,8 @@
 #define BLOCKED_NS  5000000u /* a launch that takes this long has waited for room in the queue */
 #define QUEUE_MAX   8192u
 
+#define PENDING_BATCHES 10u /* of a call that is measured while a long kernel runs */
+
 static struct {
   void *stream, *event, *pending, *done, *graph_of_1, *graph_of_20;
   struct kernel empty, longer;
@@ -22,6 +24,7 @@ static void *make_event(unsigned flags) {
   return event;
 }
 
+/* Make the stream, a log of `log` kernels, an empty kernel and a long one, and a word that the device can write. */
 static void prepare(uint32_t log) {
   CALL(cuStreamCreate, &tools.stream, STREAM_NON_BLOCKING);
   tools.log = make_log(log);
@@ -74,11 +77,13 @@ static const struct {
     {"cuCtxGetCurrent", call_get_current, false},
 };
 
+/* Measure one of `calls`, in batches of `group`, and print the quantiles of its time or its error. */
 static void time_call(size_t row) {
   uint64_t batch_ns[BATCHES];
   int result = SUCCESS;
   size_t count = 0;
-  for (; count < BATCHES && result == SUCCESS; count++) {
+  size_t batches = calls[row].pending ? PENDING_BATCHES : BATCHES;
+  for (; count < batches && result == SUCCESS; count++) {
     if (calls[row].pending) {
       check(launch_work(&tools.longer, &tools.log, tools.stream), "cuLaunchKernel");
       CALL(cuEventRecord, tools.pending, tools.stream);
@@ -88,10 +93,6 @@ static void time_call(size_t row) {
       result = calls[row].call();
     batch_ns[count] = (now_ns() - begin_ns) / options.group;
     drain();
-    if (calls[row].pending && count == 9) { /* each of these waits for a long kernel */
-      count++;
-      break;
-    }
   }
   if (result == SUCCESS)
     print_quantiles(calls[row].name, batch_ns, count);
@@ -99,7 +100,7 @@ static void time_call(size_t row) {
     printf(", \"%s\": {\"error\": \"%s\"}", calls[row].name, error_name(result));
 }
 
-/* The number of launches that fit behind a running kernel before one has to wait. */
+/* The number of launches that fit behind a running kernel before one has to wait; 0: QUEUE_MAX or more. */
 static uint32_t queue_depth(void) {
   uint32_t depth = 0;
   check(launch_work(&tools.longer, &tools.log, tools.stream), "cuLaunchKernel");
@@ -112,6 +113,7 @@ static uint32_t queue_depth(void) {
   return depth < QUEUE_MAX ? depth : 0;
 }
 
+/* The rate of a copy from pinned host memory in MB/s: the best of three. */
 static uint64_t copy_mb_s(void) {
   size_t bytes = options.bytes ? options.bytes : 64u << 20;
   device_pointer target, unused;

@@ -30,6 +30,7 @@ static struct {
   uint32_t error_count;
 } state = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* Whether the call has failed. If so, count its error. */
 static bool failed(int result, const char *call) {
   if (result == SUCCESS)
     return false;
@@ -48,6 +49,7 @@ static bool failed(int result, const char *call) {
   return true;
 }
 
+/* The other thread: launch into a stream of its own, a little slower than the kernels take, until all is over. */
 static void *launch_beside(void *unused) {
   use_context();
   while (!atomic_load(&state.over)) {
@@ -58,6 +60,7 @@ static void *launch_beside(void *unused) {
   return unused;
 }
 
+/* Capture a few kernels in this mode, and launch the graph. */
 static void capture_once(int mode) {
   void *graph = NULL, *executable = NULL;
   if (failed(TRY(cuStreamBeginCapture, state.captured, mode), "cuStreamBeginCapture"))

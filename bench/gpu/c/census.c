@@ -89,6 +89,7 @@ static get_function *real_get, *real_get_v2;
 
 static void *handed_out(const char *name, void *found, uint64_t flags, int version);
 
+/* Ask the driver's cuGetProcAddress, and replace the address that it returns. */
 static int get_through(get_function *get, const char *symbol, void **address, int version, uint64_t flags,
                        int *status) {
   int result = get(symbol, address, version, flags, status);
@@ -103,6 +104,7 @@ static int get_any_v2(const char *symbol, void **address, int version, uint64_t 
   return get_through(real_get_v2, symbol, address, version, flags, status);
 }
 
+/* The address that the program gets for a function of the driver: a thunk's, or our own cuGetProcAddress. */
 static void *handed_out(const char *name, void *found, uint64_t flags, int version) {
   if (!strcmp(name, "cuGetProcAddress_v2") || (!strcmp(name, "cuGetProcAddress") && version >= 12000)) {
     real_get_v2 = (get_function *)found;

@@ -59,6 +59,7 @@ static uint64_t long_at(const unsigned char *record, size_t offset) {
   return value;
 }
 
+/* With the lock: note the correlation id of a piece of work. */
 static void remember(uint32_t id) {
   if (seen.count == seen.room) {
     size_t room = seen.room ? 2 * seen.room : 65536;
@@ -73,6 +74,7 @@ static void remember(uint32_t id) {
   seen.ids[seen.count++] = id;
 }
 
+/* With the lock: count one record of CUPTI: a kernel, a memset, or a copy inside or between devices. */
 static void take(const unsigned char *record) {
   switch (word_at(record, 0)) {
   case KIND_KERNEL:
@@ -102,6 +104,7 @@ static void give_buffer(uint8_t **buffer, size_t *bytes, size_t *records) {
   *records = 0;
 }
 
+/* CUPTI's callback for a full buffer, which give_buffer made: count its records, and free it. */
 static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t bytes, size_t valid_bytes) {
   void *record = NULL;
   size_t dropped = 0;
@@ -115,6 +118,7 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
   free(buffer);
 }
 
+/* Start the tracing. Returns NULL, or why it cannot start. */
 static const char *begin(void) {
   const char *path = getenv("CUPTI_LIBRARY");
   void *library = path ? dlopen(path, RTLD_NOW) : NULL;
@@ -146,6 +150,7 @@ static const char *begin(void) {
   return NULL;
 }
 
+/* The driver calls this at cuInit. */
 EXPORT int InitializeInjection(void);
 EXPORT int InitializeInjection(void) {
   static bool begun;

@@ -34,9 +34,9 @@ void run_info(void) {
 
 static uint64_t common_divisor(uint64_t left, uint64_t right) {
   while (right) {
-    uint64_t rest = left % right;
+    uint64_t remainder = left % right;
     left = right;
-    right = rest;
+    right = remainder;
   }
   return left;
 }
@@ -61,7 +61,7 @@ struct clock_map map_clock(void) {
   memset(seen, 0, TICKS * sizeof *seen);
   uint32_t count = TICKS;
   void *parameters[] = {&address, &count};
-  uint64_t limit_ns = now_ns() + TICKS_LIMIT_NS, before = 0, divisor = 0, best = UINT64_MAX;
+  uint64_t limit_ns = now_ns() + TICKS_LIMIT_NS, before_ns = 0, divisor = 0;
   CALL(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
   for (uint32_t i = 0; i < TICKS; i++) {
     uint64_t device_ns, host_ns;
@@ -72,14 +72,13 @@ struct clock_map map_clock(void) {
     if (!device_ns)
       die("the device's clock was not seen within %u ms", TICKS_LIMIT_NS / 1000000);
     /* Both clocks are far from wrapping. Their difference may have either sign, so it is compared as signed. */
-    if (best == UINT64_MAX || (int64_t)(host_ns - device_ns) < (int64_t)(map.host_ns - map.device_ns)) {
+    if (i == 0 || (int64_t)(host_ns - device_ns) < (int64_t)(map.host_ns - map.device_ns)) {
       map.host_ns = host_ns;
       map.device_ns = device_ns;
-      best = 0;
     }
-    if (before && device_ns > before)
-      divisor = common_divisor(divisor, device_ns - before);
-    before = device_ns;
+    if (before_ns && device_ns > before_ns)
+      divisor = common_divisor(divisor, device_ns - before_ns);
+    before_ns = device_ns;
   }
   CALL(cuStreamSynchronize, stream);
   map.resolution_ns = divisor ? divisor : 1;
@@ -116,6 +115,7 @@ static void sample_event(uint64_t *host_ns, double *event_ms) {
   *event_ms = passed_ms += (double)step_ms;
 }
 
+/* For each line on stdin print both clocks at one instant, those of an event, and the memory that is free. */
 void run_clock(void) {
   char line[64];
   map_clock(); /* the first is slow */
@@ -159,6 +159,7 @@ static uint64_t span_ns(struct kernel kernel, const struct log *log, void *strea
   return count ? spans_ns[count / 2] : kernel.unit_ns;
 }
 
+/* Measure the loop's rate by one kernel, after a guess of it, and then how long kernels of `units` take. */
 void run_calibrate(void) {
   struct log log = make_log(KERNELS);
   void *stream;

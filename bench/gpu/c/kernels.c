@@ -10,7 +10,8 @@ static const char header[] = ".version 6.0\n"
 
 /*
  * A work kernel: its prefix and name, its directives, its setup, the work of each iteration, and the rest.
- * slot = ticket / blocks: no block of a launch ends before all blocks of the previous launch have ended.
+ * Each block takes a ticket when it ends. Its kernel's slot is ticket / blocks, because no block of a launch ends
+ * before all blocks of the previous launch have ended.
  */
 static const char work[] = ".visible .entry %s_%s(.param .u64 log, .param .u32 capacity, .param .u32 iterations,\n"
                            "    .param .u64 stream) %s {\n"

@@ -34,6 +34,7 @@ static void answer(const char *name, int result) {
     printf("{\"%s\": %d}\n", name, result);
 }
 
+/* Answer the command `share`, with these arguments. */
 static void add_share(const char *arguments) {
   char directory[512];
   struct sp_terms terms = {0};
@@ -44,6 +45,7 @@ static void add_share(const char *arguments) {
     answer("share", sp_arbiter_add_share(arbiter, directory, &terms, 1, NULL));
 }
 
+/* Print each field of the share's usage (usage.def), or an error. */
 static void print_usage(int share) {
   struct sp_usage usage;
   int error = sp_arbiter_read_usage(arbiter, share, 0, &usage);
@@ -75,7 +77,7 @@ int main(void) {
   uint64_t after;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   arbiter = sp_arbiter_new();
-  int error = arbiter ? sp_arbiter_start(arbiter) : -12;
+  int error = arbiter ? sp_arbiter_start(arbiter) : -12; /* ENOMEM */
   if (error) {
     fprintf(stderr, "node: the arbiter does not start: %s\n", strerror(-error));
     return 1;

@@ -89,7 +89,7 @@ static void parse(int count, char **arguments) {
 
 struct kernel kernel_of(uint64_t unit_ns) {
   double iterations = (double)unit_ns * options.rate / 1000;
-  if (iterations > 4e9)
+  if (iterations > 4e9) /* the kernel counts in 32 bits */
     die("a kernel of %" PRIu64 " ns at %.0f iterations a microsecond does not fit", unit_ns, options.rate);
   struct kernel kernel = {.function = find_timed(options.heavy ? "heavy" : "work", unit_ns),
                           .unit_ns = unit_ns,
@@ -143,6 +143,7 @@ static const struct {
     {"capture", run_capture, true},   {"memory", run_memory, true},
 };
 
+/* Open device 0, and load the kernels of every duration that an option names. */
 static void open_device(void) {
   int device = 0;
   open_context(0);

@@ -19,6 +19,7 @@ static struct {
   uint64_t nodes;
 } load;
 
+/* Make the stream, the kernel of `unit`, its log, and (unless 0) a graph of so many of it. Then wait for the start. */
 static void prepare(uint64_t graph_nodes) {
   load.kernel = kernel_of(options.unit_ns);
   load.log = make_log(options.log ? (uint32_t)options.log : options.simulated ? 1 : LOG_DEFAULT);
@@ -30,6 +31,7 @@ static void prepare(uint64_t graph_nodes) {
   await_start();
 }
 
+/* For loads.h: launch the kernel or the graph, and note when the launch has returned. */
 static void put(uint64_t stream) {
   (void)stream;
   if (load.graph)
@@ -118,6 +120,7 @@ static void *event_with(unsigned flags) {
   return event;
 }
 
+/* Three times RECORDED kernels in one stream: alone, with an event behind each, with a timing event behind each. */
 void run_records(void) {
   void *timed[RECORDED], *plain = event_with(EVENT_DISABLE_TIMING);
   prepare(0);
@@ -146,7 +149,8 @@ void run_records(void) {
   write_log();
 }
 
-/* Kernels that fill the device. A second stream runs beside them only if it has the same units to itself. */
+/* Measure `depth` kernels that fill the device on one stream, and as many on each of two, `count` times in turn. On two
+ * they take twice as long unless streams have multiprocessors of their own. */
 void run_streams(void) {
   void *streams[2];
   options.threads = 1024;
@@ -169,6 +173,7 @@ void run_streams(void) {
   print_quantiles("two", took_ns[1], repeats);
 }
 
+/* Give a stream one command after every `gap`. */
 void run_commands(void) {
   device_pointer address;
   void *event = event_with(EVENT_DISABLE_TIMING);
@@ -212,6 +217,7 @@ static void await_word(uint32_t value) {
   }
 }
 
+/* Launch SIGNALS kernels for each way to know of their end, and note when the host knew. */
 void run_signals(void) {
   uint64_t learnt_ns[WAYS * SIGNALS], word_ns[SIGNALS];
   void *events[WAYS] = {[BY_BLOCKING_EVENT] = event_with(EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING),

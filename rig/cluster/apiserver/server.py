@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 _BODY_MAX = 3 * 2**20
+_LOOKS = 200
+"""How often the server's end looks whether the event loop has nothing of it any more: for one second."""
 
 
 class ApiServer(Hand):
@@ -72,9 +74,9 @@ class ApiServer(Hand):
         for connection in self._connections:
             connection.abort()
         loop: Any = asyncio.get_running_loop()
-        quiet = 0
+        quiet = 0  # looks in a row at which the loop had nothing left
         of_clients: list[Any] = []
-        for _ in range(200):
+        for _ in range(_LOOKS):
             await asyncio.sleep(0.005)
             open_ones = [item for item in loop._transports.values() if item._sock is not None]
             of_clients = [item for item in open_ones if item.get_extra_info("sockname")[1] != self.port]

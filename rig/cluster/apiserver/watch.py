@@ -54,7 +54,7 @@ class Watches:
         self._open: list[Watcher] = []
         self._cuts = 0
         self.gone_by_status = False
-        """True: a version that is gone is told by the answer's status. False: by an error in the stream."""
+        """How a watch from a version that is gone is refused. True: by the answer's status. False: in the stream."""
         store.changed.add(self._wake)
 
     @property
@@ -122,19 +122,19 @@ class Watches:
         Shortly before the end a bookmark is sent.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        last_word = end - min(_BOOKMARK_BEFORE_END_S, seconds / 2)
-        while loop.time() < end:
+        end_s = loop.time() + seconds
+        bookmark_s = end_s - min(_BOOKMARK_BEFORE_END_S, seconds / 2)
+        while loop.time() < end_s:
             watcher.wake.clear()
             if not await self._send(watcher, request, response):
                 return
-            until = last_word if loop.time() < last_word else end
+            until_s = bookmark_s if loop.time() < bookmark_s else end_s
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(until_s):
                     await watcher.wake.wait()
             except TimeoutError:
                 # As the real server does: only if the version is newer than at the watch's begin.
-                if until == last_word and watcher.at > watcher.since:
+                if until_s == bookmark_s and watcher.at > watcher.since:
                     watcher.bookmark_due = True
 
     async def _send(self, watcher: Watcher, request: web.Request, response: web.StreamResponse) -> bool:

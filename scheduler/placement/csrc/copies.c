@@ -3,7 +3,7 @@
  */
 #include "scheduler/placement/csrc/placement.h"
 
-/* The lesser of both, one of which fits into 32 bits. */
+/* The lesser of both; at least one fits into 32 bits. */
 static int32_t least(int64_t one, int64_t other) {
   return (int32_t)(one < other ? one : other);
 }
@@ -12,7 +12,7 @@ static int32_t least(int64_t one, int64_t other) {
  * so a device takes part in each copy once at most. */
 static int32_t share_copies(const struct sp_node *node, const struct sp_share *share, uint16_t allowed) {
   int32_t mib = sp_share_mib(node, share);
-  int32_t room[SP_NODE_DEVICES] = {0}, sum = 0;
+  int32_t room[SP_NODE_DEVICES] = {0}, sum = 0; /* how many such shares each device has room for */
   for (int32_t device = 0; device < node->devices; device++)
     if (allowed >> device & 1) {
       room[device] = node->free_milli[device] / share->milli;
@@ -21,7 +21,7 @@ static int32_t share_copies(const struct sp_node *node, const struct sp_share *s
       sum += room[device];
     }
   for (int32_t copies = sum / share->devices; copies > 0; copies--) {
-    int32_t useful = 0; /* the room that so many copies could use */
+    int32_t useful = 0; /* the room that `copies` copies could use */
     for (int32_t device = 0; device < node->devices; device++)
       useful += least(room[device], copies);
     if (useful >= copies * share->devices)
@@ -30,8 +30,8 @@ static int32_t share_copies(const struct sp_node *node, const struct sp_share *s
   return 0;
 }
 
-/* Fills, for each candidate, how many such pods it takes; 0 for a node that is not there. `allowed` has a bit for each
- * device that a pod may have, NULL: all. */
+/* Fills copies[i] with how many pods with this request node candidates[i] takes; 0 if there is no such node.
+ * allowed[i] is the set of devices that a pod may have there; `allowed` NULL: all. */
 void sp_copies(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
                const struct sp_request *request, int32_t *copies) {
   for (int32_t i = 0; i < count; i++) {

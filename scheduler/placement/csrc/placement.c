@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define AHEAD        4     /* candidates from one that is judged to one that is prefetched */
+#define CACHE_LINE   64    /* bytes that one prefetch brings */
 #define SEARCH_STEPS 20000 /* the most devices that place_rest tries for one pod on one node */
 
 _Static_assert(SP_NODE_DEVICES <= 16, "a bit of uint16_t for each");
@@ -17,13 +18,13 @@ int32_t sp_share_mib(const struct sp_node *node, const struct sp_share *share) {
   return part > share->mib ? part : share->mib;
 }
 
-/* Computes left_milli anew. To be called when what is left of a node was set. */
+/* Computes a node's left_milli anew. To be called when what is left of the node was set. */
 void sp_node_update_left(struct sp_node *node) {
   for (int32_t device = 0; device < node->devices; device++)
     node->left_milli[device] = sp_left_milli(node, node->free_milli[device], node->free_mib[device]);
 }
 
-/* Takes a step from a device of the work's node, and brings up to date what follows; the potential becomes NAN. */
+/* Takes a step from a device of the work's node, and updates what depends on it. The potential becomes NAN. */
 static void take_on(struct sp_work *work, struct sp_step step, int32_t device) {
   struct sp_node *node = &work->node;
   int32_t left = node->left_milli[device];
@@ -35,13 +36,14 @@ static void take_on(struct sp_work *work, struct sp_step step, int32_t device) {
     sp_worth_changed(work, left, node->left_milli[device]);
 }
 
-/* Takes a pod's request from a node (sign 1) or gives it back (sign -1). Returns 0, and changes nothing, if something
- * would be below 0 or a device would have more left than there is of it. The sums are in 64 bits, as several shares of
- * a pod may be on one device. */
-static int32_t change(struct sp_node *node, const struct sp_request *request, const uint16_t *devices, int64_t sign) {
-  int64_t milli[SP_NODE_DEVICES], mib[SP_NODE_DEVICES];
+/* Takes a pod's request from a node (sign 1) or gives it back (sign -1); devices[i] is the set of share i. Returns 0,
+ * and changes nothing, if something would be below 0 or a device would have more left than there is of it. The sums are
+ * in 64 bits, because several shares of a pod may be on one device. */
+static int32_t take_signed(struct sp_node *node, const struct sp_request *request, const uint16_t *devices,
+                           int64_t sign) {
+  int64_t milli[SP_NODE_DEVICES], mib[SP_NODE_DEVICES]; /* what is left of each device afterwards */
   int64_t cpu = node->cpu_milli - sign * request->cpu_milli, memory = node->memory_mib - sign * request->memory_mib;
-  int holds = cpu >= 0 && memory >= 0;
+  int possible = cpu >= 0 && memory >= 0;
   for (int32_t device = 0; device < node->devices; device++) {
     milli[device] = node->free_milli[device];
     mib[device] = node->free_mib[device];
@@ -51,10 +53,10 @@ static int32_t change(struct sp_node *node, const struct sp_request *request, co
       milli[device] -= sign * request->share[i].milli;
       mib[device] -= sign * sp_share_mib(node, &request->share[i]);
     }
-    holds = holds && milli[device] >= 0 && milli[device] <= SP_DEVICE_MILLI && mib[device] >= 0 &&
-            mib[device] <= node->device_mib;
+    possible = possible && milli[device] >= 0 && milli[device] <= SP_DEVICE_MILLI && mib[device] >= 0 &&
+               mib[device] <= node->device_mib;
   }
-  if (!holds)
+  if (!possible)
     return 0;
   node->cpu_milli = cpu;
   node->memory_mib = memory;
@@ -69,16 +71,16 @@ static int32_t change(struct sp_node *node, const struct sp_request *request, co
 /* Takes a pod's request from a node, each share on its devices. Returns 0, and takes nothing, when the node has not all
  * of it. */
 int32_t sp_take(struct sp_node *node, const struct sp_request *request, const uint16_t *devices) {
-  return change(node, request, devices, 1);
+  return take_signed(node, request, devices, 1);
 }
 
 /* Undoes sp_take. Returns 0, and gives nothing back, when a device would have more left than there is of it. */
 int32_t sp_give_back(struct sp_node *node, const struct sp_request *request, const uint16_t *devices) {
-  return change(node, request, devices, -1);
+  return take_signed(node, request, devices, -1);
 }
 
-/* Fills `found` with the devices that have room for a share, of those that it may have: `open`. Returns SP_FITS, or why
- * they are too few. */
+/* Fills `found` with the devices of the set `open` that have room for a share. Returns SP_FITS, or why these are too
+ * few. */
 static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share *share, uint16_t open,
                                uint16_t *found) {
   int32_t mib = sp_share_mib(node, share), there = 0, with_time = 0, with_both = 0;
@@ -102,40 +104,41 @@ static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share
   return with_both < share->devices ? SP_NO_DEVICE_MEMORY : SP_FITS;
 }
 
-/* Fills `like` with, for each open device, the earliest open device that has just as much left; returns the set of
- * these earliest. So the potential is computed only once for devices that are alike. */
-static uint16_t distinct(const struct sp_node *node, uint16_t open, int8_t *like) {
+/* Fills first[i], for each open device, with the first open device that has just as much left; returns the set of these
+ * first ones. So the potential is computed only once for devices that are alike. */
+static uint16_t distinct(const struct sp_node *node, uint16_t open, int8_t *first) {
   uint16_t found = 0;
   for (int8_t i = 0; i < node->devices; i++) {
     if (!(open >> i & 1))
       continue;
-    like[i] = 0;
-    while (like[i] < i && !(found >> like[i] & 1 && node->free_milli[like[i]] == node->free_milli[i] &&
-                            node->free_mib[like[i]] == node->free_mib[i]))
-      like[i]++;
-    if (like[i] == i)
+    first[i] = 0;
+    while (first[i] < i && !(found >> first[i] & 1 && node->free_milli[first[i]] == node->free_milli[i] &&
+                             node->free_mib[first[i]] == node->free_mib[i]))
+      first[i]++;
+    if (first[i] == i)
       found |= (uint16_t)(1U << i);
   }
   return found;
 }
 
-/* Fills, for each of the devices, `after`: the node's potential with the step on it, and `left`: what is left of the
- * device, negated under SP_SPREAD. Under rules without sp_by_node, `after` is `left`, too. Of both, less is better. */
+/* Fills for each device of the set `devices` what decides between them; of both numbers the least is the best. after[i]
+ * is the node's potential with the step taken on device i; left[i] is what is left of the device, negated under
+ * SP_SPREAD. Under rules without sp_by_node, `after` is `left`, too. */
 static void prospects(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after, int32_t *left) {
   const struct sp_node *node = &work->node;
   int by_node = sp_by_node(work->policy);
-  int8_t like[SP_NODE_DEVICES];
+  int8_t first[SP_NODE_DEVICES];
   if (by_node)
-    sp_potentials_with(work, step, distinct(node, devices, like), after);
+    sp_potentials_with(work, step, distinct(node, devices, first), after);
   for (int32_t i = 0; i < node->devices; i++) {
     left[i] = work->policy->rule == SP_SPREAD ? -node->left_milli[i] : node->left_milli[i];
     if (devices >> i & 1)
-      after[i] = by_node ? after[like[i]] : left[i];
+      after[i] = by_node ? after[first[i]] : left[i];
   }
 }
 
-/* Takes a step on the open device where it costs least, and returns that device; among equals the one with least left,
- * under SP_SPREAD most. At least one device is open. `extra`: what each device costs on top. */
+/* Takes a step on the open device where it costs least, and returns that device. Among equals it is the one with least
+ * left, under SP_SPREAD most. At least one device is open. `extra`: what each device costs in addition. */
 static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t open, const double *extra) {
   double after[SP_NODE_DEVICES];
   int32_t left[SP_NODE_DEVICES], best = -1;
@@ -143,8 +146,8 @@ static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t
   for (int32_t i = 0; i < work->node.devices; i++) {
     if (!(open >> i & 1))
       continue;
-    double more = best < 0 ? -1 : after[i] + extra[i] - (after[best] + extra[best]);
-    if (more < 0 || (more <= 0 && left[i] < left[best]))
+    double above_best = best < 0 ? -1 : after[i] + extra[i] - (after[best] + extra[best]);
+    if (above_best < 0 || (above_best <= 0 && left[i] < left[best]))
       best = i;
   }
   take_on(work, step, best);
@@ -153,14 +156,14 @@ static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t
   return best;
 }
 
-/* Fills `extra` with what a share costs on each device for measured use and promises, in milli; 0: no use is known. */
+/* Fills extra[i] with what a share costs on device i for measured use and promises, in milli; 0: no use is known. */
 static void extras(const struct sp_work *work, const struct sp_share *share, double *extra) {
   for (int32_t i = 0; i < work->node.devices; i++)
     extra[i] = work->node.known & SP_USE_KNOWN ? sp_device_extra(work->policy, &work->facts->use[i], share) : 0;
 }
 
 /* Takes a share that spreads over several devices on the cheapest set of open ones, the cost of missing links included,
- * and returns that set. `step`: what it takes of each. `extra`: what each device costs on top. */
+ * and returns that set. `step`: what it takes of each. `extra`: what each device costs in addition. */
 static uint16_t take_set(struct sp_work *work, const struct sp_share *share, struct sp_step step, uint16_t open,
                          const double *extra) {
   double after[SP_NODE_DEVICES];
@@ -176,7 +179,7 @@ static uint16_t take_set(struct sp_work *work, const struct sp_share *share, str
   return devices;
 }
 
-/* Takes each share of a pod where it costs least, one after the other, and fills `devices` with the set of each.
+/* Takes each share of a pod where it costs least, one after the other, and fills devices[i] with the set of share i.
  * `allowed`: the set that the pod may have. If a share finds no room, returns why; the shares before it stay taken. */
 static enum sp_verdict choose(struct sp_work *work, const struct sp_request *request, uint16_t allowed,
                               uint16_t *devices) {
@@ -206,11 +209,12 @@ struct search {
   struct sp_node *node; /* its left_milli is out of date during the search */
   uint16_t allowed;
   uint16_t *devices; /* of each share, the set so far */
-  int32_t steps;     /* that may still be tried: some pods would take too long */
+  int32_t steps;     /* devices that may still be tried: some pods would take too long */
 };
 
 /* Finds any way to place the rest of share `i`, which has `placed` devices so far, on devices from `from` on, and then
- * all shares after it, and takes it all. Returns 0, with the node as it was, if there is no way or no step is left. */
+ * all shares after it. Takes all of that and returns 1. Returns 0, with the node as it was, if there is no way, or if
+ * search->steps have been tried. */
 static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t from) {
   if (i == search->request->shares)
     return 1;
@@ -240,8 +244,8 @@ static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t 
   return 0;
 }
 
-/* Takes all shares of a pod, each where it costs least, and fills `devices`. That may leave no room for a later share,
- * although another choice would. Then any way that fits is taken. Returns why the first try failed if there is none. */
+/* Takes all shares of a pod, each where it costs least, and fills `devices`. That may leave no room for a later share
+ * where another choice would. Then any way that fits is taken. If there is none, returns why the first try failed. */
 static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_request *request, uint16_t allowed,
                                         uint16_t *devices) {
   if (request->shares < 2)
@@ -262,7 +266,7 @@ static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_re
   return SP_FITS;
 }
 
-/* What a place costs on top of the room that is taken: for measured use, promises and missing links. */
+/* What a place costs in addition to the room that is taken: for measured use, promises and missing links, in milli. */
 static double extra_of(const struct sp_work *work, const struct sp_request *request, const uint16_t *devices) {
   double sum = 0;
   for (int32_t i = 0; i < request->shares && work->node.known; i++) {
@@ -275,7 +279,7 @@ static double extra_of(const struct sp_work *work, const struct sp_request *requ
   return sum;
 }
 
-/* The verdict without placing anything: it already refuses most nodes of a full cluster. For pods of several shares
+/* The verdict before anything is placed, which already refuses most nodes of a full cluster. For pods of several shares
  * SP_FITS means only that the first share fits. `allowed`: the set of devices that the pod may have. */
 static enum sp_verdict at_first_sight(const struct sp_node *node, const struct sp_request *request, uint16_t allowed) {
   uint16_t open;
@@ -303,7 +307,7 @@ static void judge(const struct sp_node *node, const struct sp_device_facts *fact
   work.node = *node;
   if (policy->rule == SP_WORTH)
     sp_worth_begin(&work);
-  double before = sp_potential(&work);
+  double potential_before = sp_potential(&work);
   work.potential = NAN;
   work.node.cpu_milli -= request->cpu_milli;
   work.node.memory_mib -= request->memory_mib;
@@ -313,16 +317,16 @@ static void judge(const struct sp_node *node, const struct sp_device_facts *fact
   if (choice->verdict != SP_FITS)
     return;
   double extra = extra_of(&work, request, choice->devices);
-  double after = isnan(work.potential) ? sp_potential(&work) : work.potential;
-  choice->cost = sp_cost(policy, node, &work.node, before, after, extra);
+  double potential_after = isnan(work.potential) ? sp_potential(&work) : work.potential;
+  choice->cost = sp_cost(policy, node, &work.node, potential_before, potential_after, extra);
 }
 
-/* Returns candidate `i` of `count`, and prefetches the one that is AHEAD of it, one cache line after the other:
- * candidates come in any order, which the processor cannot predict. */
+/* Returns the node of candidate `i` of `count`, and prefetches that of the candidate AHEAD of it: the candidates are in
+ * any order, which the processor cannot predict. */
 static const struct sp_node *candidate(const struct sp_node *nodes, const int32_t *candidates, int32_t i,
                                        int32_t count) {
   if (i + AHEAD < count)
-    for (size_t at = 0; at < sizeof *nodes; at += 64)
+    for (size_t at = 0; at < sizeof *nodes; at += CACHE_LINE)
       __builtin_prefetch((const char *)&nodes[candidates[i + AHEAD]] + at);
   return &nodes[candidates[i]];
 }
@@ -357,8 +361,8 @@ void sp_fit(const struct sp_node *nodes, const int32_t *candidates, const uint16
   }
 }
 
-/* The position in `choices`, which sp_rank has filled, of the least cost, among equals that of the earliest node,
- * whatever the order of the candidates; -1: no node fits. */
+/* The position of the least cost in `choices`, which sp_rank has filled; among equals that of the lowest node index.
+ * -1: no node fits. */
 int32_t sp_best(const struct sp_choice *choices, const int32_t *candidates, int32_t count) {
   int32_t best = -1;
   for (int32_t i = 0; i < count; i++) {

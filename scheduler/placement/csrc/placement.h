@@ -10,15 +10,15 @@
 #include <stdint.h>
 
 /* cdef begin */
-#define SP_NODE_DEVICES 16
-#define SP_ASK_SHARES   8
-#define SP_MODELS       32
-#define SP_PRICES       24
-#define SP_STEPS        101
+#define SP_NODE_DEVICES 16  /* the most devices of a node */
+#define SP_ASK_SHARES   8   /* the most shares of a pod */
+#define SP_MODELS       32  /* the most models of devices */
+#define SP_PRICES       24  /* prices of a processor at which worth is computed */
+#define SP_STEPS        101 /* amounts left of a device for which worth is computed: 0, 10, ... 1000 milli */
 #define SP_STEP_MILLI   10
 #define SP_DEVICE_MILLI 1000
 #define SP_LIMITS_MILLI 32000 /* the most that counts of the limits on one device */
-#define SP_USE_KNOWN    1     /* the facts have the use of each of its devices, */
+#define SP_USE_KNOWN    1     /* sp_node.known: the facts have the use of each of its devices, */
 #define SP_LINKS_KNOWN  2     /* and the links between them */
 
 /* Why a node cannot take a pod; the first reason that holds, in this order. */
@@ -33,18 +33,18 @@ enum sp_verdict {
   SP_NO_DEVICE_MEMORY, /* too few of these have its memory left, too */
 };
 
-/* All zero: there is no node. */
+/* A node and what is left of it. All zero: there is no node. */
 struct sp_node {
   int64_t cpu_milli;  /* left */
   int64_t memory_mib; /* left */
   int32_t there;
-  int32_t model;
+  int32_t model; /* index: bit `model` of a set of models */
   int32_t devices;
-  int32_t device_mib; /* of each device, in all; 0: not counted */
+  int32_t device_mib; /* memory of each device, in all; 0: not counted */
   int32_t known;      /* bits SP_..._KNOWN: what is known of its devices */
   int32_t free_milli[SP_NODE_DEVICES];
   int32_t free_mib[SP_NODE_DEVICES];
-  int32_t left_milli[SP_NODE_DEVICES]; /* of the time or of the memory, whichever part is less: sp_node_update_left */
+  int32_t left_milli[SP_NODE_DEVICES]; /* the part left of the time or of the memory, whichever is less */
 };
 
 /* What is measured on a device and promised of it, for all its shares together. */
@@ -59,7 +59,7 @@ struct sp_use {
 struct sp_device_facts {
   struct sp_use use[SP_NODE_DEVICES];
   uint16_t linked[SP_NODE_DEVICES]; /* a bit for each device that this one has a fast link to */
-  uint8_t numa[SP_NODE_DEVICES];
+  uint8_t numa[SP_NODE_DEVICES];    /* its memory node; only compared */
 };
 
 struct sp_share {
@@ -83,7 +83,7 @@ struct sp_request {
 
 /* A kind of pod that is expected: how often it comes, and what it asks for. */
 struct sp_kind {
-  double part;   /* of all pods, or of those that ask for devices: as the rule needs it (policy.py) */
+  double part;   /* 0 to 1: of all pods, or of those that ask for devices, as the rule needs it (policy.py) */
   double wanted; /* milli that a lost milli of room for it costs: how scarce such room is (SP_WORTH) */
   double worth;  /* milli of a device that it takes in effect, with a rest that nothing else fills (cutting_stock.py) */
   int64_t cpu_milli;
@@ -92,20 +92,18 @@ struct sp_kind {
   uint32_t models;
 };
 
-/* One of the kinds that take the same devices (sp_width), for nodes of one model. They are in the order of the
- * processors that they need. The weight is what room for one pod of it, and for one of each kind before it, counts, in
- * milli. */
+/* One of the kinds of a width (sp_width). They are sorted by the processors that they need. */
 struct sp_wide {
   int64_t cpu_milli;
-  double weight;
+  double weight; /* milli: what room for one pod of this kind counts, and for one of each kind before it, added up */
 };
 
 /* The kinds of one width, for nodes of one model: they take the same number of devices, and the same part of each. */
 struct sp_width {
   int32_t milli;
   int32_t devices;
-  int32_t first; /* index of its first kind */
-  int32_t count;
+  int32_t first; /* index of its first kind in sp_policy.wide */
+  int32_t count; /* of its kinds */
 };
 
 /* What a place costs for measured use, promises and links, in milli: policy.py has the reasons. */
@@ -134,8 +132,8 @@ struct sp_policy {
   const struct sp_kind *kind;
   const struct sp_wide *wide;
   const struct sp_width *width;
-  int32_t widths[SP_MODELS + 1]; /* where the widths of each model begin; widths of one milli are adjacent */
-  const float *worth;            /* [model][step][price]: of a device with step * 10 milli left */
+  int32_t widths[SP_MODELS + 1]; /* by model: index of its first width, which is the end of the model before it */
+  const float *worth;            /* [model][step][price]: milli, of a device with step * 10 milli left */
   double price[SP_PRICES];       /* milli of a device for a milli of a processor */
   double crowding[SP_MODELS];    /* milli that a taken milli of a model's devices costs the pods that insist on it */
   double grain_milli;            /* losses this close are equal: the earlier node wins */
@@ -148,6 +146,7 @@ struct sp_choice {
   uint16_t devices[SP_ASK_SHARES]; /* a bit for each device of the share */
 };
 
+/* Each is explained at its definition: in placement.c, copies.c, topology_score.c, expected_value.c or rule.c. */
 void sp_rank(const struct sp_node *, const struct sp_device_facts *, const int32_t *, const uint16_t *, int32_t,
              const struct sp_request *, const struct sp_policy *, struct sp_choice *);
 void sp_fit(const struct sp_node *, const int32_t *, const uint16_t *, int32_t, const struct sp_request *, int32_t *);
@@ -183,7 +182,7 @@ struct sp_step {
 /* The memory of a share on each of its devices, in MiB; 0 where the memory of the node's devices is not counted. */
 int32_t sp_share_mib(const struct sp_node *node, const struct sp_share *share);
 
-/* What would be left of a device, as a part of its time or of its memory, whichever is less. */
+/* What is left of a device with `milli` of its time and `mib` of its memory left: the lesser part of both, in milli. */
 static inline int32_t sp_left_milli(const struct sp_node *node, int32_t milli, int32_t mib) {
   if (node->device_mib > 0) {
     /* In 32 bits where they suffice: this runs for every device of every candidate. */

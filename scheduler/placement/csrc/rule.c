@@ -11,19 +11,19 @@
 #define PACK_DEVICE_MILLI 8000.0
 #define PACK_LEVELS       1e9
 
-/* The part of what is left on a node that an expected pod could not use, averaged over the kinds by their part of all
- * pods (Weng et al., "Beware of Fragmentation", USENIX ATC 2023, equations 1 and 2), in milli. */
+/* The time left on a node that an expected pod could not use, in milli: averaged over the kinds by their part of all
+ * pods (Weng et al., "Beware of Fragmentation", USENIX ATC 2023, equations 1 and 2). */
 static double fragmentation_of(const struct sp_node *node, const struct sp_kind *kinds, int32_t count) {
-  int64_t all = sp_free_of_all(node);
+  int64_t free_of_all = sp_free_of_all(node);
   double sum = 0;
-  if (all == 0)
+  if (free_of_all == 0)
     return 0;
   for (int32_t k = 0; k < count; k++) {
     const struct sp_kind *kind = &kinds[k];
-    double useless = (double)all;
+    double useless = (double)free_of_all; /* a kind that does not fit can use nothing */
     if (kind->devices > 0 && kind->models >> node->model & 1 && kind->cpu_milli <= node->cpu_milli) {
       int32_t usable = 0;
-      int64_t small = 0;
+      int64_t small = 0; /* the time left on devices that have too little for the kind */
       for (int32_t i = 0; i < node->devices; i++) {
         if (node->free_milli[i] >= kind->milli)
           usable++;
@@ -38,20 +38,20 @@ static double fragmentation_of(const struct sp_node *node, const struct sp_kind 
   return sum;
 }
 
-/* Fills `after`, for each of the devices, with what fragmentation_of would be with a step taken on it. What a kind
- * finds on the other devices is counted only once for all of them. */
+/* Fills after[i], for each device of the set `devices`, with what fragmentation_of would be with a step taken on
+ * device i. For each kind all devices are counted once; then only device i is corrected. */
 static void fragmentations_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
   const struct sp_node *node = &work->node;
-  int32_t count = node->devices, all = (int32_t)sp_free_of_all(node) - step.milli;
+  int32_t count = node->devices, free_of_all = (int32_t)sp_free_of_all(node) - step.milli;
   for (int32_t i = 0; i < count; i++)
     after[i] = 0;
-  if (all == 0)
+  if (free_of_all == 0)
     return;
   for (int32_t k = 0; k < work->policy->kinds; k++) {
     const struct sp_kind *kind = &work->policy->kind[k];
-    int open = kind->devices > 0 && kind->models >> node->model & 1 && kind->cpu_milli <= node->cpu_milli;
-    int32_t usable = 0, small = 0;
-    for (int32_t i = 0; open && i < count; i++) {
+    int may_fit = kind->devices > 0 && kind->models >> node->model & 1 && kind->cpu_milli <= node->cpu_milli;
+    int32_t usable = 0, small = 0; /* both as in fragmentation_of */
+    for (int32_t i = 0; may_fit && i < count; i++) {
       int32_t fits = node->free_milli[i] >= kind->milli;
       usable += fits;
       small += fits ? 0 : node->free_milli[i];
@@ -59,10 +59,10 @@ static void fragmentations_with(const struct sp_work *work, struct sp_step step,
     for (int32_t i = 0; i < count; i++) {
       if (!(devices >> i & 1))
         continue;
-      int32_t before = node->free_milli[i], rest = before - step.milli, useless = all;
-      int32_t lost = before >= kind->milli && rest < kind->milli;
-      if (open && usable - lost >= kind->devices)
-        useless = small - (before < kind->milli ? before : 0) + (rest < kind->milli ? rest : 0);
+      int32_t left = node->free_milli[i], left_after = left - step.milli, useless = free_of_all;
+      int32_t becomes_small = left >= kind->milli && left_after < kind->milli;
+      if (may_fit && usable - becomes_small >= kind->devices)
+        useless = small - (left < kind->milli ? left : 0) + (left_after < kind->milli ? left_after : 0);
       after[i] += kind->part * (double)useless;
     }
   }
@@ -104,8 +104,8 @@ double sp_potential(const struct sp_work *work) {
   }
 }
 
-/* Fills `after`, for each of the devices, with the potential as if a step were taken on it; only for rules with
- * sp_by_node. */
+/* Fills after[i], for each device of the set `devices`, with the potential as if a step were taken on device i. Only
+ * for rules with sp_by_node. */
 void sp_potentials_with(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after) {
   if (work->policy->rule == SP_WORTH)
     sp_worths_with(work, step, devices, after);
@@ -113,8 +113,8 @@ void sp_potentials_with(const struct sp_work *work, struct sp_step step, uint16_
     fragmentations_with(work, step, devices, after);
 }
 
-/* What a pod costs by the rule alone, in the rule's own units (costs_of_milli); less is better. `before` and `after`:
- * the node without and with the pod, and the potentials of both. */
+/* What a pod costs by the rule alone, in the rule's own units (costs_of_milli); less is better. `before`, `after`: the
+ * node without and with the pod; `potential_...`: the potentials of both. */
 static int64_t base_cost(const struct sp_policy *policy, const struct sp_node *before, const struct sp_node *after,
                          double potential_before, double potential_after) {
   double growth = potential_after - potential_before;
@@ -145,8 +145,9 @@ static double costs_of_milli(const struct sp_policy *policy) {
   }
 }
 
-/* The cost of a place, in the rule's units. `extra` is in milli. It is rounded separately, so that places with the same
- * extra keep their order. */
+/* The cost of a place, in the rule's units. `before`, `after`, `potential_...`: as in base_cost. `extra`: the cost of
+ * measured use, promises and links, in milli. It is rounded separately, so that places with the same extra keep their
+ * order. */
 int64_t sp_cost(const struct sp_policy *policy, const struct sp_node *before, const struct sp_node *after,
                 double potential_before, double potential_after, double extra) {
   int64_t cost = base_cost(policy, before, after, potential_before, potential_after);

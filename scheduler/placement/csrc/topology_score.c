@@ -5,7 +5,7 @@
 
 #include <float.h>
 
-/* Up to this many open devices all sets are tried: 70 at most. */
+/* Up to this many open devices all sets are tried: at most 70, for 4 of 8 devices. */
 #define EXACT_DEVICES 8
 
 /* The value, or the nearest one from 0 to `most`. */
@@ -13,8 +13,8 @@ static int16_t within(int64_t value, int64_t most) {
   return (int16_t)(value < 0 ? 0 : value > most ? most : value);
 }
 
-/* Sets the use of each device of a node: four of `values` for each, in the order of struct sp_use, clamped to their
- * ranges. From now on the use is known. */
+/* Sets the use of each device of a node: four of `values` for each, in the order of struct sp_use. Values are clamped
+ * to their ranges. From now on the use is known. */
 void sp_set_uses(struct sp_node *node, struct sp_device_facts *facts, const int64_t *values) {
   for (int32_t device = 0; device < node->devices; device++, values += 4)
     facts->use[device] = (struct sp_use){within(values[0], SP_DEVICE_MILLI), within(values[1], SP_DEVICE_MILLI),
@@ -37,8 +37,8 @@ double sp_device_extra(const struct sp_policy *policy, const struct sp_use *use,
 }
 
 /* The cost of one pair of a share's `count` devices, in milli. Work on several devices is as fast as their slowest
- * link, so each device loses the weight times the part of the pairs that are apart. Of all pairs one is 2 / count /
- * (count - 1), so it costs all `count` devices together 2 / (count - 1) of the weight. */
+ * link, so each of the `count` devices loses the weight times the part of the pairs that are apart. There are
+ * count * (count - 1) / 2 pairs, so one pair costs all devices together 2 / (count - 1) of the weight. */
 static double pair_extra(const struct sp_policy *policy, const struct sp_device_facts *facts, int32_t one,
                          int32_t other, int32_t count) {
   double extra = facts->linked[one] >> other & 1 ? 0 : policy->weights.apart;
@@ -47,7 +47,7 @@ static double pair_extra(const struct sp_policy *policy, const struct sp_device_
   return extra * 2 / (count - 1);
 }
 
-/* The cost of all pairs of one share's devices, the set `devices` of `count`, in milli. */
+/* The cost of all pairs of one share's devices, in milli: of the `count` devices in the set `devices`. */
 double sp_pairs_extra(const struct sp_policy *policy, const struct sp_device_facts *facts, uint16_t devices,
                       int32_t count) {
   double extra = 0;
@@ -58,24 +58,24 @@ double sp_pairs_extra(const struct sp_policy *policy, const struct sp_device_fac
   return extra;
 }
 
-/* The open devices, the cheapest first, among equals those with least left. The first set of least cost is chosen. */
+/* A search for the cheapest set of open devices. A device is named by its position in the order of comes_before. Of
+ * sets with equal cost the first that is tried counts as the best. */
 struct sets {
-  int32_t open;
-  int32_t count; /* of the devices in a set */
-  int32_t device[SP_NODE_DEVICES];
-  double cost[SP_NODE_DEVICES];                  /* of each device, above the cheapest */
-  double pair[SP_NODE_DEVICES][SP_NODE_DEVICES]; /* of the devices at two positions together, by pair_extra */
+  int32_t open;                                  /* how many devices are open */
+  int32_t count;                                 /* how many devices a set has */
+  int32_t device[SP_NODE_DEVICES];               /* by position: its index on the node */
+  double cost[SP_NODE_DEVICES];                  /* by position: what it costs above the device at position 0 */
+  double pair[SP_NODE_DEVICES][SP_NODE_DEVICES]; /* by two positions: the cost of that pair (pair_extra) */
   double best_cost;                              /* of the best set that was tried */
-  uint16_t best;
+  uint16_t best;                                 /* that set, with a bit for each device */
 };
 
-/* Whether a device is to be looked at before another: the cheaper one, among equals the one with less left. */
+/* Whether a device is looked at before another: the cheaper one is, among equals the one with less left. */
 static int comes_before(double cost, int32_t left, double other_cost, int32_t other_left) {
   return cost < other_cost || (cost <= other_cost && left < other_left);
 }
 
-/* Fills `sets` with the open devices in the order of comes_before, with what each costs above the cheapest one, and
- * with what each pair costs in a set of `count` devices. No set is chosen yet. */
+/* Fills `sets` to search sets of `count` open devices; none has been tried yet. `cost`, `left`: as in sp_best_set. */
 static void arrange(struct sets *sets, const struct sp_policy *policy, const struct sp_device_facts *facts,
                     const double *cost, const int32_t *left, uint16_t open, int32_t count) {
   sets->open = 0;
@@ -98,7 +98,7 @@ static void arrange(struct sets *sets, const struct sp_policy *policy, const str
   sets->best = 0;
 }
 
-/* Keeps the chosen set if it costs less than the best so far. `chosen`: indices into sets->device. */
+/* Keeps the chosen set (`chosen`: positions) if it costs less than the best so far. */
 static void keep_best(struct sets *sets, double cost, const int32_t *chosen) {
   if (cost >= sets->best_cost)
     return;
@@ -108,9 +108,9 @@ static void keep_best(struct sets *sets, double cost, const int32_t *chosen) {
     sets->best |= (uint16_t)(1U << sets->device[chosen[n]]);
 }
 
-/* Tries every set that begins with the first `n` of the chosen devices (indices into sets->device, ascending), which
- * cost `cost` with their pairs, except sets that cannot be cheaper than the best. */
-static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double cost) {
+/* Tries every set that begins with the first `n` of the chosen devices, except those that cannot be cheaper than the
+ * best. `chosen`: positions, ascending. `cost`: what these `n` cost, their pairs included. */
+static void try_all(struct sets *sets, int32_t *chosen, int32_t n, double cost) {
   if (n == sets->count) {
     keep_best(sets, cost, chosen);
     return;
@@ -124,15 +124,15 @@ static void look_at_all(struct sets *sets, int32_t *chosen, int32_t n, double co
     for (int32_t i = 0; i < n; i++)
       cost_with += sets->pair[chosen[i]][at];
     chosen[n] = at;
-    look_at_all(sets, chosen, n + 1, cost_with);
+    try_all(sets, chosen, n + 1, cost_with);
   }
 }
 
-/* Tries a set that is grown from each device: the next device is always the one with which the set is cheapest. */
+/* Tries one set for each open device: it begins with this device, and always adds the one with which it is cheapest. */
 static void grow_from_each(struct sets *sets) {
   int32_t chosen[SP_NODE_DEVICES];
   for (int32_t seed = 0; seed < sets->open; seed++) {
-    double added[SP_NODE_DEVICES], cost = sets->cost[seed]; /* added: by each device if it is next */
+    double added[SP_NODE_DEVICES], cost = sets->cost[seed]; /* added: what the set costs more with each device */
     uint32_t taken = 1U << seed;
     chosen[0] = seed;
     for (int32_t at = 0; at < sets->open; at++)
@@ -152,8 +152,9 @@ static void grow_from_each(struct sets *sets) {
   }
 }
 
-/* The set of `count` open devices that costs least, for the devices and their pairs; at least `count` are open. `cost`
- * and `left` of each device: what it costs by itself, and what is left of it, which decides between equals. */
+/* The set of `count` open devices that costs least, their pairs included; at least `count` are open. cost[i] is what
+ * device i costs by itself, left[i] what is left of it, which decides between equals. Of more than EXACT_DEVICES open
+ * devices the set may be only nearly the cheapest. */
 uint16_t sp_best_set(const struct sp_policy *policy, const struct sp_device_facts *facts, const double *cost,
                      const int32_t *left, uint16_t open, int32_t count) {
   struct sets sets;
@@ -162,6 +163,6 @@ uint16_t sp_best_set(const struct sp_policy *policy, const struct sp_device_fact
   if (sets.open > EXACT_DEVICES)
     grow_from_each(&sets);
   else
-    look_at_all(&sets, chosen, 0, 0);
+    try_all(&sets, chosen, 0, 0);
   return sets.best;
 }
