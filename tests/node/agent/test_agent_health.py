@@ -32,6 +32,11 @@ def truth(agent: RunningAgent) -> Iterator[Truth]:
 # ---- lost
 
 
+def fail_by_xid(agent: RunningAgent, truth: Truth, place: int, xid: int) -> None:
+    """Let a device have a critical Xid, once more each second: an agent that has just started may not listen yet."""
+    until(lambda: truth.inject_xid(place, xid) or reasons(agent)[place] == f"Xid {xid}", timeout_s=30, poll_s=1)
+
+
 @pytest.mark.early
 def test_a_new_agent_keeps_the_shares_of_a_lost_device_and_serves_the_others(agent: RunningAgent, truth: Truth) -> None:
     before = [agent.register(30, memory=GIB, name=name, device=place).share for name, place in (("a", "0"), ("b", "1"))]
@@ -197,8 +202,7 @@ def test_a_release_whose_caller_gives_up_is_done_all_the_same(agent: RunningAgen
 
 
 def test_a_device_that_had_a_critical_xid_is_believed_after_a_release(agent: RunningAgent, truth: Truth) -> None:
-    truth.inject_xid(0, 95)
-    until(lambda: reasons(agent)[0] == "Xid 95", timeout_s=30)
+    fail_by_xid(agent, truth, 0, 95)
     release(agent, devices(agent)[0].uuid)
     truth.recover(0)
     resume(agent, "0")
@@ -209,8 +213,7 @@ def test_a_critical_xid_is_remembered_across_restarts_until_the_device_was_in_an
     agent: RunningAgent, truth: Truth
 ) -> None:
     agent.register(30, name="a", device="0")
-    truth.inject_xid(0, 62)
-    until(lambda: reasons(agent)[0] == "Xid 62", timeout_s=30)
+    fail_by_xid(agent, truth, 0, 62)
     for _ in range(2):
         agent.stop(signal.SIGKILL)
         agent.start()
@@ -228,8 +231,7 @@ def test_a_critical_xid_is_remembered_across_restarts_until_the_device_was_in_an
 def test_a_critical_xid_is_remembered_if_nvml_hangs_on_its_device_when_an_agent_starts(
     agent: RunningAgent, truth: Truth
 ) -> None:
-    truth.inject_xid(0, 62)
-    until(lambda: reasons(agent)[0] == "Xid 62", timeout_s=30)
+    fail_by_xid(agent, truth, 0, 62)
     agent.stop(signal.SIGKILL)
     truth.hang(0)
     agent.start()
@@ -245,8 +247,7 @@ def test_a_device_is_believed_by_a_new_agent_if_it_may_have_been_reset(
     agent: RunningAgent, truth: Truth, way: str
 ) -> None:
     agent.register(30, name="a", device="0")
-    truth.inject_xid(0, 62)
-    until(lambda: reasons(agent)[0] == "Xid 62", timeout_s=30)
+    fail_by_xid(agent, truth, 0, 62)
     if way == "released":
         release(agent, "0")
     agent.stop()
