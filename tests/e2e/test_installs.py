@@ -31,6 +31,7 @@ SHOWN_ELSEWHERE = {
     "daemonset/monitoring": "test_monitoring.py",
 }
 NO_DRIVER = "no NVIDIA driver on this node"
+DEPLOYED = "nvidia.com/gpu.deploy.client"
 RUNTIME_CLASS = {
     "apiVersion": "node.k8s.io/v1",
     "kind": "RuntimeClass",
@@ -72,10 +73,22 @@ def test_a_way_to_install_is_taken_and_a_node_without_a_driver_holds_up_no_rollo
         bare("rollout", "restart", f"--namespace={OURS}", "daemonset/sharepod")
         bare(*rollout, timeout_seconds=130)
         assert restarts(bare) == {"0"}
+        check_a_driver_upgrade(bare)
     finally:
         bare("delete", "-k", str(REPO_ROOT / place), "--ignore-not-found", timeout_seconds=120)
         left = ("get", "pods", f"--namespace={OURS}", "--output=name")
         wait_until("the installation is gone", lambda: bare(*left) == "")
+
+
+def check_a_driver_upgrade(kubectl: Kubectl) -> None:
+    """Do to the node's label what NVIDIA's operator does before and after it unloads the driver."""
+    node = kubectl("get", "nodes", "--output=name")
+    pods = ("get", "pods", f"--namespace={OURS}", "--selector=app.kubernetes.io/component=node", "--output=name")
+    kubectl("label", node, f"{DEPLOYED}=paused-for-driver-upgrade")
+    wait_until("the pod has left the node", lambda: kubectl(*pods) == "")
+    kubectl("label", "--overwrite", node, f"{DEPLOYED}=true")
+    wait_until("the pod is there again", lambda: kubectl(*pods) != "")
+    kubectl("label", node, f"{DEPLOYED}-")
 
 
 def said(kubectl: Kubectl, container: str) -> str:

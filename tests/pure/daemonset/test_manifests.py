@@ -19,6 +19,7 @@ from sharepod.process.options import Options
 from sharepod.scheduler.controller.queues import Queues, read_queues
 from sharepod.scheduler.feed.usage_identity import AGENT_USER, AUDIENCE
 from sharepod.scheduler.metrics import manual
+from sharepod.scheduler.placement.constraints import read_constraints
 from sharepod.scheduler.settings import OPTIONS as SCHEDULER
 from sharepod.webhook.settings import OPTIONS as WEBHOOK
 
@@ -231,6 +232,41 @@ def test_agent_and_plugin_wait_for_the_driver_unless_it_is_simulated(name: str) 
     awaited = {env["name"]: env.get("value", "") for env in given if env["name"].endswith("_WAIT_FOR")}
     file = "" if name == "simulated" else "/proc/driver/nvidia/version"
     assert awaited == {"SHAREPOD_WAIT_FOR": file, "SHAREPOD_PLUGIN_WAIT_FOR": file}
+
+
+DRIVER_UPGRADE = "paused-for-driver-upgrade"
+"""What NVIDIA's operator sets instead of true, while it takes the driver away."""
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_there"),
+    [
+        ({}, True),
+        ({"nvidia.com/gpu.deploy.client": "true"}, True),
+        ({"nvidia.com/gpu.deploy.client": DRIVER_UPGRADE}, False),
+        ({"nvidia.com/gpu.deploy.client": "false"}, False),
+        ({"sharepod.io/agent": "disabled"}, False),
+        ({"sharepod.io/agent": "disabled", "nvidia.com/gpu.deploy.client": "true"}, False),
+        ({"kubernetes.io/os": "windows"}, False),
+        ({"kubernetes.io/os": "windows", "nvidia.com/gpu.deploy.client": "true"}, False),
+    ],
+)
+def test_the_nodes_pod_leaves_a_node_from_which_the_driver_is_to_be_taken(
+    labels: dict[str, str], is_there: bool, node_pod: Object
+) -> None:
+    node = {"kubernetes.io/os": "linux"} | labels
+    assert read_constraints(node_pod).suit("n1", node, ()) == is_there
+
+
+def test_the_agent_alone_asks_nvidias_runtime_for_devices_unless_they_are_simulated(node_pod: Object) -> None:
+    asked = {
+        item["name"]: env["value"]
+        for item in containers(node_pod)
+        for env in item.get("env", ())
+        if env["name"] == "NVIDIA_VISIBLE_DEVICES"
+    }
+    simulated = any(item["name"] == "simulated" for item in node_pod["volumes"])
+    assert asked == {"agent": "void" if simulated else "all"}
 
 
 @pytest.mark.parametrize("name", sorted(INSTALLS))
