@@ -129,7 +129,7 @@ static void *make_spare_terms(const void *terms) {
 }
 
 /* Map the first `bytes` of a file, with mmap's `protection`. MAP_FAILED: *error says why, and is -EPROTO if the file is
- * too short. The caller keeps the descriptor. */
+ * too short. The descriptor stays open. */
 static void *map_file(int fd, size_t bytes, int protection, int *error) {
   struct stat status;
   if (fstat(fd, &status) || status.st_size < (off_t)bytes) {
@@ -163,7 +163,8 @@ static int map_terms(struct sp_region *region) {
   return 0;
 }
 
-/* Map `slots`. The guard of `terms` guards this mapping, too. 0 or -errno; after an error the caller calls let_go. */
+/* Map `slots`; region->guard, which map_terms has added, guards this mapping, too. 0 or -errno; after an error the
+ * caller calls let_go. */
 static int map_slots(struct sp_region *region) {
   int error, fd = open_in(region->directory, SP_SLOTS_FILE, O_RDWR);
   if (fd < 0)
@@ -305,7 +306,8 @@ static void claim_again(struct sp_region *region) {
 }
 
 /* Take the slot's lock again, which is lost when the program closes any descriptor of the file, and repair the slot's
- * claim. Called from time to time by a keeper, and when the doorbell's descriptor is gone. 0 or -errno. */
+ * claim. Called from time to time by a keeper, and when the doorbell's descriptor is gone. 0 or -errno. `at_path`,
+ * `at_fd`: the file of that name, and the one behind our descriptor. */
 int sp_region_relock(struct sp_region *region) {
   if (region->pid != (int32_t)getpid())
     return -ESRCH; /* a forked child has no slot */

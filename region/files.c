@@ -41,55 +41,50 @@ static int create_file(const char *path, mode_t mode, size_t bytes) {
   return fd;
 }
 
-/* Open the region's `terms` if they are there (*adopted), else make all three files. Then map `terms` under a guard and
- * check them: owner->header and owner->grants are set. 0 or -errno; -EPROTO: they have another ABI or another number of
- * devices. */
-static int adopt_or_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count, bool *adopted) {
-  char path[PATH_MAX];
-  int error = path_of(path, directory, SP_TERMS_FILE);
+/* Make all three files of a region for `grant_count` devices. Returns a descriptor of `terms`, or -errno. */
+static int create_files(const char *directory, uint32_t grant_count) {
+  char path[PATH_MAX], fresh[PATH_MAX];
+  int error = path_of(fresh, directory, SP_TERMS_FILE ".new");
   if (error)
     return error;
-  int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  *adopted = fd >= 0;
-  if (fd < 0) {
-    if (errno != ENOENT)
-      return -errno;
-    char fresh[PATH_MAX];
-    error = path_of(fresh, directory, SP_TERMS_FILE ".new");
-    if (error)
-      return error;
-    fd = create_file(fresh, 0644, SP_TERMS_BYTES);
-    if (fd < 0)
-      return fd;
-    struct sp_header header = {.magic = SP_MAGIC,
-                               .abi = SP_ABI,
-                               .header_size = sizeof(struct sp_header),
-                               .grant_size = sizeof(struct sp_grant),
-                               .grant_count = grant_count,
-                               .slot_size = sizeof(struct sp_slot),
-                               .slot_count = SP_SLOTS_MAX};
-    error = path_of(path, directory, SP_SLOTS_FILE);
-    int slots_fd = error ? error : create_file(path, 0666, SP_SLOTS_BYTES);
-    if (slots_fd >= 0)
-      close(slots_fd);
-    error = slots_fd < 0 ? slots_fd : path_of(path, directory, SP_DOORBELL_FILE);
-    if (!error && (mkfifo(path, 0622) || chmod(path, 0622)))
-      error = -errno;
-    if (!error && pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header)
-      error = -EIO;
-    /* `terms` appears last, and complete: a process that finds it finds all files. */
-    if (!error)
-      error = path_of(path, directory, SP_TERMS_FILE);
-    if (!error && rename(fresh, path))
-      error = -errno;
-    if (error) {
-      unlink(fresh);
-      close(fd);
-      return error;
-    }
+  int fd = create_file(fresh, 0644, SP_TERMS_BYTES);
+  if (fd < 0)
+    return fd;
+  struct sp_header header = {.magic = SP_MAGIC,
+                             .abi = SP_ABI,
+                             .header_size = sizeof(struct sp_header),
+                             .grant_size = sizeof(struct sp_grant),
+                             .grant_count = grant_count,
+                             .slot_size = sizeof(struct sp_slot),
+                             .slot_count = SP_SLOTS_MAX};
+  error = path_of(path, directory, SP_SLOTS_FILE);
+  int slots_fd = error ? error : create_file(path, 0666, SP_SLOTS_BYTES);
+  if (slots_fd >= 0)
+    close(slots_fd);
+  error = slots_fd < 0 ? slots_fd : path_of(path, directory, SP_DOORBELL_FILE);
+  if (!error && (mkfifo(path, 0622) || chmod(path, 0622)))
+    error = -errno;
+  if (!error && pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header)
+    error = -EIO;
+  /* `terms` appears last, and complete: a process that finds it finds all files. */
+  if (!error)
+    error = path_of(path, directory, SP_TERMS_FILE);
+  if (!error && rename(fresh, path))
+    error = -errno;
+  if (error) {
+    unlink(fresh);
+    close(fd);
+    return error;
   }
+  return fd;
+}
+
+/* Map `terms` under a guard and check them: owner->header and owner->grants are set. Closes `fd`. 0 or -errno; -EPROTO:
+ * they are too short, or have another ABI or another number of devices. */
+static int map_terms(struct sp_region_owner *owner, int fd, uint32_t grant_count) {
   struct stat status;
   void *terms = MAP_FAILED;
+  int error = 0;
   if (fstat(fd, &status) || status.st_size < (off_t)SP_TERMS_BYTES)
     error = -EPROTO;
   else if ((terms = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
@@ -112,6 +107,15 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
   owner->header = terms;
   owner->grants = (struct sp_grant *)((char *)terms + sizeof(struct sp_header));
   return 0;
+}
+
+/* Open the region's `terms` if they are there (*adopted), else make all three files. Then map `terms`. 0 or -errno. */
+static int adopt_or_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count, bool *adopted) {
+  int fd = open_in(directory, SP_TERMS_FILE, O_RDWR);
+  *adopted = fd >= 0;
+  if (fd == -ENOENT)
+    fd = create_files(directory, grant_count);
+  return fd < 0 ? fd : map_terms(owner, fd, grant_count);
 }
 
 /* Open the region in `directory` for the agent, or make one for a share of `grant_count` devices. `owner` is filled.

@@ -61,13 +61,13 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     struct sp_guard *guard = sp_load_acquire(&guards[index]);
     if (!guard || !within(guard, info->si_addr))
       continue;
-    uint32_t whole = 0;
+    uint32_t whole = 0; /* one thread alone replaces the pages */
     if (sp_compare_exchange(&guard->lost, &whole, 1)) {
       if (!replace(guard))
         break;
       sp_store_full(&guard->lost, 2);
     }
-    errno = saved; /* another thread replaces the pages: this one faults again until that is done */
+    errno = saved; /* if another thread is replacing them, this one faults again until that is done */
     return;
   }
   struct sigaction ordinary = {.sa_handler = SIG_DFL};

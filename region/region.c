@@ -77,8 +77,8 @@ static uint64_t apart(uint64_t one, uint64_t other) {
 }
 
 /* Decide how sp_now_ns tells the time; called when a process attaches. It finds out whether a library fakes
- * clock_gettime, and whether our clock differs from the agent's by the offset of our time namespace. The second is true
- * if the agent's last heartbeat (0: there was none) is nearer to our clock without this offset than with it. */
+ * clock_gettime, and whether our clock differs from the agent's by the offset of our time namespace. It differs if the
+ * agent's last heartbeat (0: there was none) is nearer to our clock without this offset than with it. */
 void sp_clock_agree(uint64_t heartbeat_ns) {
   uint64_t before_ns = called_ns();
   struct timespec told = {0};
@@ -170,13 +170,15 @@ void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout
 struct waitv {
   uint64_t value;
   uint64_t address;
-  uint32_t flags;
+  uint32_t flags; /* FUTEX2_SIZE_U32 and FUTEX2_PRIVATE */
   uint32_t reserved;
 };
 
+#define ONE_WORD_NS 500000u /* the longest sleep where the kernel can wait for one word only */
+
 /* Sleep while the grant's word is `word` and *local, a futex of this process alone, is `value`, for at most
- * `timeout_ns`. Where the kernel can wait for only one word at a time, that is `local`, and the sleep is at most 500
- * µs. It may return early: the caller looks again. errno stays. */
+ * `timeout_ns`. Where the kernel can wait for only one word at a time, that is `local`, and the sleep is at most
+ * ONE_WORD_NS. It may return early: the caller looks again. errno stays. */
 void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_t *local, uint32_t value,
                       uint64_t timeout_ns) {
   enum { SIZE_U32 = 2, PRIVATE = 128 };
@@ -199,8 +201,8 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
       return;
     }
   }
-  if (timeout_ns > 500000)
-    timeout_ns = 500000;
+  if (timeout_ns > ONE_WORD_NS)
+    timeout_ns = ONE_WORD_NS;
   if (sp_load_acquire(&grant->word) == word) {
     struct timespec deadline = timespec_of(own_now_ns() + timeout_ns);
     futex(local, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, value, &deadline);
@@ -234,12 +236,12 @@ void sp_region_diagnose(struct sp_region *region, enum sp_diagnostic_kind kind, 
   sp_store(&region->slot->diagnostics[kind], detail + 1);
 }
 
-/* The check word of a report, a hash of its fields. `words` are the fields, packed as in sp_slot_publish. A reader
- * packs what it has read in the same way: the hash of a torn copy differs from the copy's check word. */
+/* The check word of a report: a hash of its fields. `words`: the fields, packed as in sp_slot_publish. A reader packs
+ * the fields of its copy in the same way: if the copy is torn, their hash differs from the copy's check word. */
 uint32_t sp_slot_check(const uint64_t words[7]) {
   uint64_t hash = 0x9e3779b97f4a7c15u;
   for (int index = 0; index < 7; index++) {
-    hash = (hash ^ words[index]) * 0x9ddfea08eb382d69u;
+    hash = (hash ^ words[index]) * 0x9ddfea08eb382d69u; /* CityHash's factor */
     hash ^= hash >> 29;
   }
   return (uint32_t)(hash >> 32);
@@ -294,11 +296,11 @@ void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_
 
 typedef uint64_t __attribute__((may_alias, aligned(8))) eight_claims;
 
-/* The memory that a slot reports on the device. If the account was overwritten while memory was charged, it falls below
- * zero when that memory is freed. A negative account counts as 0 until the process claims its slot again. */
+/* The memory that a slot reports on the device. If its account was overwritten while memory was charged, the account
+ * falls below zero when that memory is freed. Then it counts as 0 until the process claims its slot again. */
 static uint64_t memory_of(const struct sp_slot *slot, uint32_t device) {
   uint64_t bytes = sp_load(&slot->devices[device].memory_used_bytes);
-  return bytes >> 63 ? 0 : bytes;
+  return bytes >> 63 ? 0 : bytes; /* bit 63: as a signed number it is negative */
 }
 
 /* The sum of the memory that the claimed slots report on the device. *overhead_bytes: what the processes take beyond
@@ -319,13 +321,13 @@ static uint64_t slots_memory(const struct sp_region *region, uint32_t device, in
 /* How much of the device's memory the share's processes use, as the cap counts it: with the overhead, and at least
  * 0. */
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
-  int64_t overhead_bytes;
+  int64_t overhead_bytes; /* added in two's complement: a negative one is subtracted */
   uint64_t total = slots_memory(region, device, &overhead_bytes);
   return overhead_bytes < 0 && total < -(uint64_t)overhead_bytes ? 0 : total + (uint64_t)overhead_bytes;
 }
 
-/* The memory used, as programs are shown it: what was reserved for contexts and not taken is not subtracted. For a
- * program that measures an allocation by the free memory would be misled if free memory grew without a free. */
+/* The memory used, as programs are shown it: with what was reserved for contexts and is not taken by them. Without it
+ * free memory would grow without a free, and mislead a program that measures an allocation by the free memory. */
 uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device) {
   int64_t overhead_bytes;
   uint64_t total = slots_memory(region, device, &overhead_bytes);
@@ -357,7 +359,7 @@ void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t by
   sp_sub(&region->charged[device].memory_bytes, bytes);
 }
 
-/* Add to the part of our slot's charge that is reserved for contexts; `bytes` negative: that much is no longer. The
+/* Add `bytes` to the part of our slot's charge that is reserved for contexts; a negative number is subtracted. The
  * charge itself does not change here. */
 void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes) {
   sp_add(&region->slot->devices[device].context_bytes, (uint64_t)bytes);
@@ -376,8 +378,8 @@ void sp_grant_wake(struct sp_grant *grant) {
   futex(&grant->word, FUTEX_WAKE, INT_MAX, NULL);
 }
 
-/* Change what the turn allows: sp_grant_flags and the two functions behind it tell the meaning. Threads that sleep
- * notice it only after sp_grant_wake. */
+/* Change what the turn allows. For the meaning see sp_grant_budget_ns, sp_grant_lookahead_ns and SP_GRANT_*. Threads
+ * that sleep notice it only after sp_grant_wake. */
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t lookahead_ns, uint32_t flags) {
   sp_store(&grant->lookahead_ns, lookahead_ns);
   sp_store(&grant->budget_ns, budget_ns);
@@ -394,9 +396,9 @@ void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
   sp_store(&grant->used_ns, used_ns);
 }
 
-/* Tell the processes what the agent has learned from NVML: how much memory a context takes on the device (0: not
- * known), and how much the share's processes take beyond what their slots report: the sum, and what some of them take
- * less (`spare_bytes`, rounded down to SP_PAGE_BYTES). */
+/* Tell the processes what the agent has learned from NVML. `context_bytes`: how much memory a context takes on the
+ * device; 0: not known. `overhead_bytes`: how much all processes of the share together take beyond what their slots
+ * report. `spare_bytes`, rounded down to SP_PAGE_BYTES: how much some of them take less than was reserved for them. */
 void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes, uint64_t spare_bytes) {
   sp_store(&grant->context_bytes, context_bytes);
   /* Before the sum, which often falls by as much: what programs are shown should not be smaller meanwhile. */

@@ -101,7 +101,7 @@ struct sp_slot_device {
   uint32_t put_off_us; /* by how much work of known length took longer, in all: the device ran other work; wraps */
   uint64_t waiting_since_ns;  /* when the first of these threads began to wait */
   uint64_t memory_used_bytes; /* charged against the cap by this process */
-  uint64_t first_ended_ns;    /* the first work of the last turn that had work had ended by then */
+  uint64_t first_ended_ns;    /* when the first work of a turn had ended; of the last turn that had work */
   uint64_t context_bytes;     /* the part of memory_used_bytes that was reserved for contexts: an estimate */
   uint64_t refused_bytes;     /* the last allocation that did not fit under the cap */
   uint32_t refusals;          /* how many allocations did not fit */
@@ -356,9 +356,9 @@ void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t by
 void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes);
 /* Memory used by all processes of the share, including the overhead that the agent has found. */
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
-/* The same figure as programs are shown it: as if each context took at least what was reserved for it. The rest can be
- * allocated. But a program that measures an allocation by the free memory would be misled if free memory grew without a
- * free. */
+/* The same figure as programs are shown it: as if each context took at least what was reserved for it. What it does not
+ * take can be allocated, but is not shown as free: a program that measures an allocation by the free memory would be
+ * misled if free memory grew without a free. */
 uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device);
 
 /* ---- the agent's side; the files are made in region/files.c, the slots read in region/slots.c ---- */

@@ -87,8 +87,8 @@ int sp_slot_diagnostics(const struct sp_region_owner *owner, uint32_t slot, uint
   return got == (ssize_t)bytes ? 0 : got < 0 ? -errno : -EIO;
 }
 
-/* Undo what a tenant has damaged: a truncated file gets its length back, and the slots in the mask `live`, of which the
- * processes live, are claimed again. */
+/* Undo what a tenant has damaged: a truncated file gets its length back, and the slots of living processes (the mask
+ * `live`) are claimed again. */
 void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
   static const uint8_t claimed = 1;
   struct stat status;
@@ -96,8 +96,8 @@ void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
   if (!fstat(owner->slots_fd, &status) && status.st_size < (off_t)SP_SLOTS_BYTES &&
       fallocate(owner->slots_fd, 0, 0, (off_t)SP_SLOTS_BYTES))
     return; /* no memory: the next call tries again */
-  for (uint64_t rest = live; rest; rest &= rest - 1)
-    if (pwrite(owner->slots_fd, &claimed, 1, (off_t)__builtin_ctzll(rest)) != 1)
+  for (uint64_t left = live; left; left &= left - 1)
+    if (pwrite(owner->slots_fd, &claimed, 1, (off_t)__builtin_ctzll(left)) != 1)
       return;
 }
 
@@ -114,12 +114,12 @@ int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
 /* Read what was written to the doorbell. Returns a mask of the slots that have rung it. That is only a hint, because a
  * tenant may write any byte. *full: a process has found no free slot. The number of bytes read is added to *rings. */
 uint64_t sp_doorbell_drain(const struct sp_region_owner *owner, bool *full, uint64_t *rings) {
-  uint8_t buffer[4096];
+  uint8_t buffer[4096]; /* a sixteenth of what a FIFO holds */
   uint64_t rung = 0;
   ssize_t got = sizeof buffer;
   *full = false;
-  /* Read as much as a FIFO holds, but no more: a tenant that writes faster than we read must not keep us here. What is
-   * left may stay unread, because the slots are read after this. */
+  /* Read what a FIFO holds, but no more: a tenant that writes faster than we read must not keep us here. What is left
+   * may stay unread, because the slots are read after this. */
   for (int pieces = 0; pieces < 16 && got == (ssize_t)sizeof buffer; pieces++) {
     got = read(owner->doorbell_fd, buffer, sizeof buffer);
     *rings += got > 0 ? (uint64_t)got : 0;

@@ -45,8 +45,8 @@ ARRAY_COPIES(, CUdeviceptr_v1, unsigned int, false)
 ARRAY_COPIES(_v2, CUdeviceptr, size_t, false)
 ARRAY_COPIES(_v2_ptds, CUdeviceptr, size_t, true)
 
-/* Is memory of this kind (CU_MEMORYTYPE_*) device memory? If the kind does not tell, the driver is asked about the
- * address, which is allowed even while a stream is capturing. */
+/* Is memory of this kind (CU_MEMORYTYPE_*) device memory? The kind UNIFIED does not tell: then the driver is asked
+ * about the address, which is allowed even while a stream is capturing. */
 static bool on_device(unsigned int memory_type, CUdeviceptr address) {
   const struct sp_driver *driver = sp_driver();
   if (memory_type == CU_MEMORYTYPE_UNIFIED && driver->cuPointerGetAttribute != NULL &&
@@ -56,16 +56,16 @@ static bool on_device(unsigned int memory_type, CUdeviceptr address) {
   return memory_type == CU_MEMORYTYPE_DEVICE || memory_type == CU_MEMORYTYPE_ARRAY;
 }
 
-/* What a call copies. `inside`: at least one of its copies is within device memory, so the call is a launch. Else these
- * are the bytes between host and device. */
+/* What a call copies. `inside`: at least one of its copies is within device memory, so the call is a launch. Else it
+ * has the bytes and the number of its copies between host and device. */
 struct haul {
   bool inside;
   uint64_t bytes[2], count[2]; /* by enum sp_way */
 };
 
-/* Add `count` copies, together of `bytes`, to the haul: to device memory or not, from it or not. A copy within device
- * memory only sets `inside`; one from host to host adds nothing. */
-static void add(struct haul *haul, bool to_device, bool from_device, uint64_t bytes, uint64_t count) {
+/* Add `count` copies, of `bytes` together, to the haul. `to_device`, `from_device`: is that end device memory? Copies
+ * within device memory only set `inside`; those from host to host add nothing. */
+static void add_copies(struct haul *haul, bool to_device, bool from_device, uint64_t bytes, uint64_t count) {
   if (to_device != from_device) {
     enum sp_way way = to_device ? SP_TO_DEVICE : SP_TO_HOST;
     haul->bytes[way] += bytes;
@@ -74,16 +74,16 @@ static void add(struct haul *haul, bool to_device, bool from_device, uint64_t by
   haul->inside |= to_device && from_device;
 }
 
-/* The haul of one copy of `bytes`: to device memory or not, from it or not. */
-static struct haul one(bool to_device, bool from_device, uint64_t bytes) {
+/* The haul of one copy of `bytes`; the parameters are those of add_copies. */
+static struct haul haul_of_one(bool to_device, bool from_device, uint64_t bytes) {
   struct haul haul = {0};
-  add(&haul, to_device, from_device, bytes, 1);
+  add_copies(&haul, to_device, from_device, bytes, 1);
   return haul;
 }
 
-/* The body of a wrapper that may copy either way. `what` is the haul of the call: if it is inside, `call` is gated,
- * else made and counted. Finding the haul out costs time, so it is evaluated only if the process is in a share. Returns
- * from the wrapper. */
+/* The body of a wrapper that may copy in any direction. `what`, an expression, is the haul of the call: if it is
+ * inside, `call` passes the gate, else it is made and counted. Finding the haul out costs time, so it is evaluated only
+ * if the process is in a share. Returns from the wrapper. */
 #define GATED_IF_INSIDE(what, stream, per_thread, key, call)                                                           \
   do {                                                                                                                 \
     if (!sp_gate_attached()) {                                                                                         \
@@ -105,7 +105,7 @@ static struct haul one(bool to_device, bool from_device, uint64_t bytes) {
   } while (0)
 
 /* The haul of a copy between two addresses. */
-#define FLAT_HAUL one(on_device(CU_MEMORYTYPE_UNIFIED, target), on_device(CU_MEMORYTYPE_UNIFIED, source), bytes)
+#define FLAT_HAUL haul_of_one(on_device(CU_MEMORYTYPE_UNIFIED, target), on_device(CU_MEMORYTYPE_UNIFIED, source), bytes)
 
 #define UNIFIED(name, per_thread)                                                                                      \
   SP_WRAPPER(name, (CUdeviceptr target, CUdeviceptr source, size_t bytes), (target, source, bytes)) {                  \
@@ -142,9 +142,9 @@ PEER_ASYNC(cuMemcpyPeerAsync_ptsz, true)
 
 /* The haul of a copy of a rectangle or a box. No box is an error of the program, which the driver returns. */
 #define BOX_HAUL(bytes)                                                                                                \
-  (box == NULL                                                                                                         \
-       ? (struct haul){0}                                                                                              \
-       : one(on_device(box->dstMemoryType, box->dstDevice), on_device(box->srcMemoryType, box->srcDevice), bytes))
+  (box == NULL ? (struct haul){0}                                                                                      \
+               : haul_of_one(on_device(box->dstMemoryType, box->dstDevice),                                            \
+                             on_device(box->srcMemoryType, box->srcDevice), bytes))
 #define AREA   ((uint64_t)box->WidthInBytes * box->Height)
 #define VOLUME (AREA * box->Depth)
 
@@ -189,7 +189,7 @@ WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync_ptsz, true)
 enum { ASKED_OF_A_BATCH = 32 };
 #define STRIDE(count) ((count) / ASKED_OF_A_BATCH + 1)
 
-/* The sum of `count` sizes; NULL: 0. */
+/* The sum of `count` sizes in bytes; `sizes` NULL: 0. */
 static uint64_t flat_bytes(const size_t *sizes, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; sizes != NULL && i < count; i++) {
@@ -198,21 +198,22 @@ static uint64_t flat_bytes(const size_t *sizes, size_t count) {
   return bytes;
 }
 
-/* How many of the batch's `count` copies the examined copy number `at` stands for: itself and those up to the next
- * examined one. */
-static size_t alike(size_t at, size_t count) {
+/* How many of a batch's `count` copies the examined copy, with the index `at`, stands for: itself and those up to the
+ * next examined one, or up to the end. */
+static size_t stands_for(size_t at, size_t count) {
   return count - at < STRIDE(count) ? count - at : STRIDE(count);
 }
 
-/* The haul of a batch of `count` copies between addresses. Each examined copy stands for those behind it, too (alike).
- * A copy within a device ends the search: it makes the whole batch a launch. */
+/* The haul of a batch of `count` copies between addresses. Each examined copy also stands for those behind it. A copy
+ * within device memory ends the search: it makes the whole batch a launch. */
 static struct haul flat_haul(const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes,
                              size_t count) {
   struct haul haul = {0};
   for (size_t i = 0; targets != NULL && sources != NULL && i < count && !haul.inside; i += STRIDE(count)) {
     bool to_device = on_device(CU_MEMORYTYPE_UNIFIED, targets[i]);
     bool from_device = on_device(CU_MEMORYTYPE_UNIFIED, sources[i]);
-    add(&haul, to_device, from_device, flat_bytes(sizes ? sizes + i : NULL, alike(i, count)), alike(i, count));
+    add_copies(&haul, to_device, from_device, flat_bytes(sizes ? sizes + i : NULL, stands_for(i, count)),
+               stands_for(i, count));
   }
   return haul;
 }
@@ -244,8 +245,8 @@ static bool operand_on_device(const CUmemcpy3DOperand *operand) {
          (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, operand->op.ptr.ptr));
 }
 
-/* The size of `count` copies of boxes together; in elements if an array is involved: the call does not tell its bytes,
- * and for a class of sizes it will do. */
+/* The size of `count` copies of boxes together, in bytes. With an array it is in elements, because the call does not
+ * tell their size; for the class of sizes that is good enough. */
 static uint64_t boxes_bytes(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; i++) {
@@ -259,7 +260,7 @@ static struct haul boxes_haul(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count
   struct haul haul = {0};
   for (size_t i = 0; copies != NULL && i < count && !haul.inside; i += STRIDE(count)) {
     bool to_device = operand_on_device(&copies[i].dst), from_device = operand_on_device(&copies[i].src);
-    add(&haul, to_device, from_device, boxes_bytes(copies + i, alike(i, count)), alike(i, count));
+    add_copies(&haul, to_device, from_device, boxes_bytes(copies + i, stands_for(i, count)), stands_for(i, count));
   }
   return haul;
 }
@@ -289,7 +290,7 @@ BOXES(cuMemcpy3DBatchAsync_v2_ptsz, true)
 BOX_WITH_ATTRIBUTES(cuMemcpy3DWithAttributesAsync, false)
 BOX_WITH_ATTRIBUTES(cuMemcpy3DWithAttributesAsync_ptsz, true)
 
-/* Is this end of a copy over a fabric device memory? Memory on the far side of a fabric is memory of another device. */
+/* Is this end of a copy over a fabric device memory? A logical endpoint is: it is memory of another device. */
 static bool end_on_device(const CUfabricCpyOperand *end) {
   return end->type == CU_FABRIC_COPY_OPERAND_TYPE_LOGICAL_ENDPOINT ||
          (end->type == CU_FABRIC_COPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, end->op.ptr.ptr));
@@ -309,7 +310,7 @@ static struct haul fabric_haul(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t c
   struct haul haul = {0};
   for (size_t i = 0; copies != NULL && i < count && !haul.inside; i += STRIDE(count)) {
     bool to_device = end_on_device(&copies[i].dst), from_device = end_on_device(&copies[i].src);
-    add(&haul, to_device, from_device, fabric_bytes(copies + i, alike(i, count)), alike(i, count));
+    add_copies(&haul, to_device, from_device, fabric_bytes(copies + i, stands_for(i, count)), stands_for(i, count));
   }
   return haul;
 }
@@ -323,8 +324,8 @@ static struct haul fabric_haul(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t c
 FABRIC(cuFabricCpyBatchAsync, false)
 FABRIC(cuFabricCpyBatchAsync_ptsz, true)
 
-/* The bytes that a decompression of `count` pieces makes; NULL: 0. It runs on an engine of the device, or as kernels if
- * the device has none, so it passes the gate. */
+/* The bytes that a decompression of `count` pieces makes; `pieces` NULL: 0. It runs on an engine of the device, or as
+ * kernels if the device has none, so it passes the gate. */
 static uint64_t unpacked_bytes(const CUmemDecompressParams *pieces, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; pieces != NULL && i < count; i++) {

@@ -6,13 +6,13 @@
 #include "hook/gate/gate.h"
 #include "hook/interpose/intercept.h"
 
-/* The class of a size: its top three bits. Sizes of one class take about the same time. */
+/* The class of a size: its top three bits, the others 0. Sizes of one class take about the same time. */
 static inline uint64_t size_class(uint64_t bytes) {
   if (bytes < 8) {
     return bytes;
   }
-  int low = 61 - __builtin_clzll(bytes);
-  return bytes >> low << low;
+  int low_bits = 61 - __builtin_clzll(bytes);
+  return bytes >> low_bits << low_bits;
 }
 
 /* The body of a wrapper that is gated: pass the gate for a launch of the unit `key` into `stream`, make it by `call`,

@@ -59,7 +59,7 @@ KERNEL_EX(cuLaunchKernelEx_ptsz, true)
 COOPERATIVE(cuLaunchCooperativeKernel, false)
 COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 
-/* One call launches a kernel on each of several devices. It takes no turn on any of them, and is counted as passed. */
+/* One call launches a kernel on each of several devices. It waits for no turn on any of them, and counts as passed. */
 SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (void *list, unsigned int devices, unsigned int flags),
            (list, devices, flags)) {
   CUresult result;
@@ -91,7 +91,7 @@ SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (void *list, unsigned int devic
 GRAPH(cuGraphLaunch, false)
 GRAPH(cuGraphLaunch_ptsz, true)
 
-/* The launch functions of CUDA 2, where the block size is part of the function's state. */
+/* The launch functions of CUDA 2, where the block size is part of the function's state. cuLaunch has a grid of 1. */
 SP_WRAPPER(cuLaunch, (CUfunction f), (f)) {
   GATED(NULL, false, sp_work_key(f, 1, 0), real(f));
 }

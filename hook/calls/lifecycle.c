@@ -59,9 +59,9 @@ CONTEXT_CHANGE(cuCtxPushCurrent_v2, (CUcontext context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent, (CUcontext * context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
 
-/* A context was to be made, and the driver has returned `result`. `bytes` were reserved for it before: keep them as its
- * charge, or release them if it was not made; 0: nothing was reserved. If the context has a charge already (another
- * thread has made the same primary context), this one replaces it. */
+/* The driver was asked to make a context, and has returned `result`. `bytes` were reserved for it before: keep them as
+ * the context's charge, or release them if it was not made; 0: nothing was reserved. If the context has a charge
+ * already (another thread has made the same primary context), this one replaces it. */
 static void conclude_context(CUresult result, CUdevice device, CUcontext context, uint64_t bytes) {
   if (result == CUDA_ERROR_INVALID_DEVICE) {
     sp_share_no_device(device);
@@ -81,8 +81,8 @@ static void conclude_context(CUresult result, CUdevice device, CUcontext context
   sp_memory_commit(&made);
 }
 
-/* The agent tells how much memory a context takes (0: it does not know): that is reserved before the driver makes the
- * context. The call's parameters have the names `device` and `context`. */
+/* Before the driver makes a context, the memory that contexts take by the agent's word is reserved (0: the agent does
+ * not know). The call's parameters must have the names `device` and `context`. */
 #define CONTEXT_CREATE(name, parameters, arguments)                                                                    \
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     uint64_t bytes = sp_share_context_bytes(device);                                                                   \
@@ -212,9 +212,9 @@ static CUcontext primary_context(CUdevice device) {
   return context;
 }
 
-/* Count a release of the primary context, or a `reset`, which ends all references. True: it may destroy the context, so
- * the gate must forget it before. If the context stays after all, the gate learns it again, and the account, which is
- * told later, keeps its charges. */
+/* Count a release of the primary context, or a `reset`, which ends all references. True: the call may destroy the
+ * context, so the gate must forget it before. If the context stays after all, the gate learns it again; the account is
+ * told only of a context that is gone. */
 static bool may_be_last(CUdevice device, bool reset) {
   if (device < 0 || device >= RETAINS) {
     return true;
@@ -307,8 +307,8 @@ CAPTURE_TO_GRAPH(cuStreamBeginCaptureToGraph_ptsz, true)
 RECAPTURE(cuStreamBeginRecaptureToGraph, false)
 RECAPTURE(cuStreamBeginRecaptureToGraph_ptsz, true)
 
-/* Has the capture ended, by the result of cuStreamEndCapture? These failures end it, too. After other failures (the
- * wrong thread, the wrong stream, no capture) nothing has changed. */
+/* Has the capture ended? `result`: of cuStreamEndCapture. Some failures end it, too. After others (the wrong thread,
+ * the wrong stream, no capture) nothing has changed. */
 static bool capture_ended(CUresult result) {
   switch (result) {
   case CUDA_SUCCESS:

@@ -11,8 +11,8 @@
 #include "hook/interpose/intercept.h"
 #include "hook/memory/memory.h"
 
-/* The body of a wrapper of `call`, which waits for `what` (enum sp_sync). On success also do `then`, tell the gate, and
- * look at the memory pools, which may have shrunk. Returns from the wrapper. */
+/* The body of a wrapper of `call`, which waits for `what` (enum sp_sync). On success do `then` (a statement), tell the
+ * gate, and look at the memory pools, which may have shrunk. Returns from the wrapper. */
 #define SYNCED_THEN(stream, per_thread, what, call, then)                                                              \
   do {                                                                                                                 \
     CUresult result;                                                                                                   \

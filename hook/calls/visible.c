@@ -27,17 +27,17 @@ static int number_at(const char *entry) {
   return rest == entry || number < 0 || number >= SP_DEVICES_MAX ? -1 : (int)number;
 }
 
-/* Append `more` to `list`, which is as large as `text`, if there is room: a list that does not fit names a device
- * twice, and such a list selects none. */
+/* Append `more` to `list`, which is as large as `text`, if there is room. A list that does not fit names a device
+ * twice, and from such a list the driver selects no device. */
 static void append(char *list, const char *more) {
-  size_t length = strlen(list), adds = strlen(more);
-  if (length + adds < sizeof text)
-    memcpy(list + length, more, adds + 1);
+  size_t length = strlen(list), more_length = strlen(more);
+  if (length + more_length < sizeof text)
+    memcpy(list + length, more, more_length + 1);
 }
 
-/* Write to `text` the entry NAME with the UUIDs of the devices that `list` numbers. Like the driver's, the list ends
- * before the first entry that names no device. */
-static void by_uuid(const struct sp_view *view, const char *list) {
+/* Write to `text` the environment's entry with the UUIDs of the devices that `list` numbers. It ends before the first
+ * number that names no device, as the driver's reading of a list does. */
+static void write_text(const struct sp_view *view, const char *list) {
   char uuid[SP_UUID_ROOM], named[sizeof text] = NAME;
   for (bool first = true; *list; first = false) {
     int number = number_at(list);
@@ -46,7 +46,7 @@ static void by_uuid(const struct sp_view *view, const char *list) {
     append(named, first ? "" : ",");
     append(named, uuid);
     list += strcspn(list, ",");
-    list += *list == ',';
+    list += *list == ','; /* not past the end */
   }
   memcpy(text, named, sizeof text); /* another thread's driver may read it already: the bytes are the same */
 }
@@ -62,7 +62,7 @@ char *sp_visible_begin(void) {
   const char *list = entry && *entry ? *entry + sizeof NAME - 1 : "";
   /* The first entry decides how the driver reads all entries. */
   if (*list && strncmp(list, "GPU-", 4) != 0 && strncmp(list, "MIG-", 4) != 0 && sp_view_open(&view)) {
-    by_uuid(&view, list);
+    write_text(&view, list);
     sp_view_close(&view);
     before = *entry;
     *entry = text;

@@ -63,7 +63,7 @@ static void map_devices(void) {
   uint32_t grants =
       sp_this_process.region.header->grant_count; /* read once: it may have changed since it was checked */
   sp_this_process.device_count = grants < SP_DEVICES_MAX ? grants : SP_DEVICES_MAX;
-  sp_this_process.single_device = count == 1;
+  sp_this_process.single_device = count == 1; /* then the driver need not be asked for the current device */
   for (uint32_t index = 0; index < sp_this_process.device_count; index++) {
     struct sp_device *device = &sp_this_process.devices[index];
     device->index = index;
@@ -103,7 +103,8 @@ static int enter_region(void) {
   return sp_region_attach(&sp_this_process.region, sp_share_directory());
 }
 
-/* Report a diagnostic in the slot and ring, so that the agent logs it. Does nothing without a slot. */
+/* Report a diagnostic in the slot and ring, so that the agent logs it. `detail`: a number, as the kind says; the
+ * callers mask it with INT32_MAX, because UINT32_MAX cannot be reported. Does nothing without a slot. */
 static void tell(enum sp_diagnostic_kind kind, uint32_t detail) {
   if (!sp_this_process.region.slot)
     return;
@@ -112,7 +113,7 @@ static void tell(enum sp_diagnostic_kind kind, uint32_t detail) {
 }
 
 /* The name of a function that the driver lacks and metering needs; NULL: it has them all. */
-static const char *lacking(const struct sp_driver *driver) {
+static const char *missing_function(const struct sp_driver *driver) {
 #define NEEDED(X)                                                                                                      \
   X(cuCtxGetCurrent)                                                                                                   \
   X(cuCtxSetCurrent)                                                                                                   \
@@ -142,9 +143,9 @@ static int attach(void) {
   if (error)
     return error;
   const struct sp_driver *driver = sp_driver();
-  const char *lacks = lacking(driver);
-  if (lacks) {
-    tell(SP_DIAGNOSTIC_DRIVER, sp_name_hash(lacks));
+  const char *missing = missing_function(driver);
+  if (missing) {
+    tell(SP_DIAGNOSTIC_DRIVER, sp_name_hash(missing));
     return -ENOSYS;
   }
   int version;
@@ -203,6 +204,7 @@ struct sp_device *sp_device_current(void) {
 bool sp_context_enter(CUcontext context) {
   const struct sp_driver *driver = sp_driver();
   CUcontext current = NULL;
+  /* Both functions are needed, or it could not be popped again. */
   return driver->cuCtxPushCurrent && driver->cuCtxPopCurrent && driver->cuCtxGetCurrent &&
          driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current != context &&
          driver->cuCtxPushCurrent(context) == CUDA_SUCCESS;

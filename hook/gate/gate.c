@@ -20,15 +20,13 @@
 #define LONG_NS      200000u /* for a unit at least this long, the predicted end is told at its launch */
 #define ETA_SLACK_NS 50000u  /* a published end may be this much too early: publishing costs time */
 #define MARKERS      8u      /* a stream's unmarked work stays below the budget divided by this */
-/* How often a launch is measured alone. Behind other launches of its stream: one in 1,024; one in 256 if its unit is
- * not known exactly or lies between launches of other units; one in 16 of a unit's first 512. Into an empty stream: one
- * in 256 of a unit that is known exactly, which shows how long a launch takes to arrive. The golden ratio spreads the
- * measured launches, so that they fall anywhere in bursts of any length. */
-#define SPREAD 40503u
-#define OFTEN  4096u
-#define SELDOM 256u
-#define RARELY 64u
-#define FIRST  512u
+/* How often a launch is measured alone: if the number of its unit's launches times SPREAD, in 16 bits, is below one of
+ * these limits. The golden ratio spreads the measured launches, so that they fall anywhere in bursts of any length. */
+#define SPREAD 40503u /* 2^16 divided by the golden ratio */
+#define OFTEN  4096u  /* one in 16: of a unit's first launches, behind other launches of its stream */
+#define SELDOM 256u   /* one in 256: of later ones; in an empty stream it shows how long launches take to arrive */
+#define RARELY 64u    /* one in 1,024: of a unit that is known exactly, behind launches of the same unit */
+#define FIRST  512u   /* this many launches of a unit are its first */
 /* At most this often a launch into an idle stream gets an edge in front: a marker without work, which shows the
  * difference of the clocks. */
 #define EDGE_NS 50000000u
@@ -45,10 +43,10 @@ static uint64_t unknown_ns(const struct sp_device *device) {
   return half_ns < guess_ns ? half_ns : guess_ns;
 }
 
-/* May a launch of `predicted_ns` into the stream be in flight, too? Yes, if less than the budget is in flight without
- * it; the stream's pending work counts here, too. Also if that is about one unit of this launch's length, longer than
- * the budget, and the launch behind it ends within the grant's lookahead: with only one unit in flight the device would
- * idle until the news of its end has come. */
+/* May a launch of `predicted_ns` go into the stream now? Yes, if the work in flight and the stream's pending work
+ * together are less than the budget. Also if one unit of this length is longer than the budget, and about one is in
+ * flight: a second may follow if it is predicted to end within the grant's lookahead. With only one in flight the
+ * device would idle until the news of its end has come. */
 static inline bool fits(const struct sp_device *device, const struct sp_stream_state *state, uint64_t predicted_ns) {
   uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&state->pending_ns);
   if (sp_likely(in_flight_ns < sp_grant_budget_ns(device->grant))) {
@@ -68,8 +66,8 @@ static inline void announce(struct sp_thread *thread, const struct sp_device *de
     sp_fence_compiler(); /* the keeper's membarrier is the other half */
 }
 
-/* Find the state of the stream that `sought` names, and put it first in the pair of the thread's cache where it
- * belongs. NULL: the launch cannot be metered. That is not remembered: a state may become free at any time. */
+/* The stream that `sought` names is not in the thread's cache: find its state, and put it first into `pair`, its two
+ * places there. NULL: the launch cannot be metered. That is not remembered: a state may become free at any time. */
 static struct sp_stream_state *look_up(struct sp_known_stream pair[2], struct sp_known_stream sought,
                                        struct sp_thread *thread, struct sp_device *device, bool per_thread) {
   sought.state = sp_stream_find(device, thread, sought.stream, per_thread);
@@ -81,7 +79,8 @@ static struct sp_stream_state *look_up(struct sp_known_stream pair[2], struct sp
 }
 
 /* The state of the stream, from the thread's cache or looked up; NULL: the launch cannot be metered. `device`: that of
- * the thread's context. `per_thread`: NULL means the thread's own stream. */
+ * the thread's context. `per_thread`: stream NULL is the thread's own. An entry of the cache has the present `key` if
+ * no stream was forgotten since it was made, and the thread's context has not changed. */
 static inline struct sp_stream_state *cached_state(struct sp_device *device, struct sp_thread *thread, void *stream,
                                                    bool per_thread) {
   uint64_t generation = sp_load_acquire(&sp_this_process.stream_generation);
@@ -97,12 +96,12 @@ static inline struct sp_stream_state *cached_state(struct sp_device *device, str
 }
 
 /* Is this launch to be measured alone, by a marker directly behind it? (enter records the edge in front where one is
- * needed.) SPREAD says how often. `launches` counts those of the unit; `spread` is that number, spread over 16 bits.
- * `first`: it is the first of a turn, which shows when the device was free for us (marker.c). */
+ * needed.) `launches` counts those of the unit; `spread` is that number times SPREAD. `first`: it is the first launch
+ * of a turn, which shows when the device was free for us (marker.c). */
 static bool is_measured(const struct sp_stream_state *state, const struct sp_work_profile *profile, uint16_t launches,
                         uint16_t spread, bool first) {
   bool exact = sp_profile_is_exact(profile);
-  if (!sp_load(&state->pending_ns) && exact)
+  if (!sp_load(&state->pending_ns) && exact) /* `outstanding`: the stream is empty only if it has no marker either */
     return first || (spread < SELDOM && !sp_load(&state->outstanding));
   if (!sp_load(&state->pending_ns) && !sp_load(&state->outstanding))
     return false; /* the measurement would include the time that a launch takes to arrive */
@@ -110,8 +109,9 @@ static bool is_measured(const struct sp_stream_state *state, const struct sp_wor
 }
 
 /* Pass the gate: wait for a turn, and until the launch of the unit `key` fits into the budget. Then fill `pass`, and
- * record a marker in front of the launch if one is needed. On return the thread is announced, which ends with
- * sp_gate_leave. */
+ * record a marker in front of the launch if one is needed. On return the thread is announced, until sp_gate_leave.
+ * `entered`: this launch has entered the turn. `asked`: it has come to a closed gate. `guessed`: its length is not
+ * known. */
 static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, struct sp_thread *thread,
                                                         struct sp_device *device, struct sp_stream_state *state,
                                                         uint64_t key) {
@@ -139,7 +139,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       if (sp_grant_word(device->grant) != sp_load_acquire(&device->entered)) {
         continue; /* the turn ended meanwhile: wait for the next one */
       }
-      thread->stood_ns = 0;
+      thread->stood_ns = 0; /* its wait for this launch is over */
       if (progress == SP_STUCK)
         sp_wait_gave_up(device, thread);
       break;
@@ -182,7 +182,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
     if (sp_unlikely(now_ns - sp_load(&state->edged_ns) > EDGE_NS) && !pass->edged && !sp_load(&state->outstanding)) {
       sp_store(&state->edged_ns, now_ns);
       pass->edged = sp_stream_measure(state, false);
-      now_ns = sp_now_ns();
+      now_ns = sp_now_ns(); /* the record has taken a while */
     }
     sp_store(&state->batch_began_ns, now_ns);
   }
@@ -193,18 +193,18 @@ bool sp_gate_attached(void) {
   return sp_load(&sp_this_process.attached);
 }
 
-/* Others wait: publish the predicted end of the turn's work, with a unit of `predicted_ns` that is about to be
- * launched. The arbiter must know the end of a long unit, or of one behind it, when it closes the grant, and until then
- * the keeper may be inside the driver; short units give the keeper time enough. This is done before the launch, which
- * takes a while: if the grant were closed meanwhile, the arbiter would not reckon with this unit. */
+/* Others wait: publish when the turn's work is predicted to end, with a unit of `predicted_ns` that is about to be
+ * launched. The arbiter must know that when it closes the grant. Behind a long unit the keeper may be inside the driver
+ * until then; short units leave it the time to publish. The launch takes a while, so this is done before it: if the
+ * grant were closed meanwhile, the arbiter would not reckon with this unit. */
 static void publish_drain_eta(struct sp_device *device, const struct sp_stream_state *state, uint64_t predicted_ns) {
   pthread_mutex_lock(&device->turn_lock);
   struct sp_report *report = &device->report;
-  if (report->held_turn == sp_load(&device->entered) && report->drained_turn != report->held_turn) {
-    uint64_t before_ns = sp_device_in_flight(device) + sp_load(&state->pending_ns);
-    if (before_ns == 0)
-      sp_store(&device->began_ns, sp_now_ns()); /* it finds the device empty */
-    uint64_t until_ns = sp_load(&device->began_ns) + before_ns + predicted_ns;
+  if (report->held_turn == sp_load(&device->entered) && report->drained_turn != report->held_turn) { /* still ours */
+    uint64_t ahead_ns = sp_device_in_flight(device) + sp_load(&state->pending_ns);
+    if (ahead_ns == 0)
+      sp_store(&device->began_ns, sp_now_ns()); /* the unit finds the device empty */
+    uint64_t until_ns = sp_load(&device->began_ns) + ahead_ns + predicted_ns;
     if (predicted_ns >= LONG_NS || until_ns > report->residue_until_ns + ETA_SLACK_NS) {
       report->residue_until_ns = until_ns;
       sp_store(&device->eta_published, 1);
@@ -269,14 +269,14 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   }
   enter(pass, thread, device, state, key);
-  bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->eta_published); /* a long unit, or behind one */
-  if (sp_unlikely(says) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED && sp_device_foresees(device))
+  bool tells_end = pass->predicted_ns >= LONG_NS || sp_load(&device->eta_published); /* a long unit, or behind one */
+  if (sp_unlikely(tells_end) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED && sp_device_foresees(device))
     publish_drain_eta(device, state, pass->predicted_ns);
 }
 
 /* The driver has accepted the launch, and the announce still stands. Add the launch to the pending work of its stream.
- * Then record a marker behind that work and wake the keeper, if the work has grown long, if the unit's time is unknown
- * or stale, or if only this thread may record there. Otherwise record one only if this launch is measured alone. */
+ * Record a marker behind that work, and wake the keeper, if the work has grown long, if the unit's time is unknown or
+ * stale, or if only this thread may record there. Else record one only if this launch is measured alone. */
 static inline __attribute__((always_inline)) void count_launch(const struct sp_pass *pass, struct sp_thread *thread) {
   struct sp_device *device = pass->device;
   struct sp_stream_state *state = pass->state;
@@ -295,7 +295,7 @@ static inline __attribute__((always_inline)) void count_launch(const struct sp_p
       sp_unlikely(!sp_load(&pass->profile->predicted_ns)) || sp_unlikely(sp_profile_is_stale(pass->profile)) ||
       /* no other thread may record there while a capture is open */
       (sp_unlikely(sp_load(&sp_this_process.captures)) && sp_stream_is_legacy(state)))
-    sp_stream_mark(state, true, pass->edged);
+    sp_stream_mark(state, /* launching */ true, pass->edged);
   else if (sp_unlikely(pass->measured) && sp_stream_measure(state, pass->edged) && pass->edged)
     sp_stream_measure(state, false); /* a second one: it shows what an event takes, which is not part of the unit */
 }
@@ -323,7 +323,7 @@ void sp_gate_left(void) {
   sp_wait_left(thread);
   uint32_t inside = sp_load(&thread->inside);
   sp_store_release(&thread->inside, 0);
-  for (; inside; inside &= inside - 1) /* the thread may have entered a turn for a launch that it never made */
+  for (; inside; inside &= inside - 1) /* each bit is a device: its turn may have been entered for that very launch */
     sp_keeper_kick(&sp_this_process.devices[__builtin_ctz(inside)]);
 }
 
@@ -334,8 +334,8 @@ void sp_gate_passed(void) {
     publish_pass(device);
 }
 
-/* The stream is about to get an item that waits for something else than the device's work, which `awaited` names: mark
- * the work in front of it, and note the wait in the stream's state. */
+/* The stream is about to get an item that waits for something else than the device's work (`awaited`: for what). Mark
+ * the work in front of the item, and note the wait in the stream's state. */
 void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   if (sp_likely(!sp_load(&sp_this_process.attached)))
     return;
@@ -356,7 +356,7 @@ void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
     return;
   /* While a capture is open, a question to the driver could end it, even if another thread has begun it. */
   if (sp_load(&state->pending_ns) && (sp_load(&sp_this_process.captures) || !sp_stream_over(state, thread)))
-    sp_stream_mark(state, true, false); /* now: behind the wait its end would not be seen in time */
+    sp_stream_mark(state, /* launching */ true, /* edged */ false); /* behind the wait its end would be seen too late */
   sp_store(&state->awaits, true);
 }
 

@@ -33,7 +33,7 @@ struct sp_pass {
 };
 
 /* The key of a unit, under which its duration is learned: of a function (`handle`) with its grid and block, or of an
- * executable graph with 0 for both. */
+ * executable graph with 0 for both. The large odd factors spread the bits of the three. */
 static inline uint64_t sp_work_key(const void *handle, uint64_t grid, uint64_t block) {
   uint64_t key = (uint64_t)(uintptr_t)handle * 0x9e3779b97f4a7c15u;
   key ^= grid * 0xc2b2ae3d27d4eb4fu;

@@ -43,8 +43,9 @@ static long daemon_pid(const char *directory) {
   return pid;
 }
 
-/* Will the driver make this process a client of MPS? The file's comment tells why a living daemon is asked for only in
- * the default directory. May change errno. */
+/* Will the driver make this process a client of MPS? In a directory that the environment names, the daemon's file is
+ * enough; in the default one the daemon must live (see above). If the file does not tell its pid, or it is another
+ * user's process (EPERM), it counts as alive. May change errno. */
 bool sp_mps_client(void) {
   const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
   bool named = directory && *directory;

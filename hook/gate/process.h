@@ -25,7 +25,7 @@
 #define SP_STREAMS_MAX      1024
 #define SP_MARKERS_MAX      1024
 #define SP_STREAM_EVENTS    32
-#define SP_STRETCH          256u
+#define SP_STRETCH          256u     /* the unit of a device's stretch: predictions are lengthened by 256ths */
 #define SP_UNKNOWN_ALONE_NS 1000000u /* the least that an unknown unit counts for while no other share waits */
 
 #define sp_likely(condition)   __builtin_expect(!!(condition), 1)
@@ -100,7 +100,7 @@ struct sp_stream_state {
   int64_t ended_ns;     /* when its last finished marker finished, on a scale of the device's clock … */
   uint32_t scale;       /* … with this name */
   bool foreign;         /* that marker was recorded by another thread than the one that launched */
-  uint32_t looked;      /* the number of the last look for standing work that met this stream */
+  uint32_t looked;      /* the device's `looks` when a look for standing work last met this stream */
 };
 
 /* When the device ran work of ours, on the scale of its clock. Work of several streams at the same time counts once. */
@@ -166,11 +166,11 @@ struct sp_device {
   uint64_t beside_ns;  /* work that ran outside every turn, in all */
   uint64_t put_off_ns; /* by how much our work ended later than it would have alone on the device, in all */
   const struct sp_stream_state *sole; /* the stream of the last finished marker, if nothing else was in flight */
-  uint64_t took_ns, thought_ns; /* recent work of such streams: how long it took, and the prediction by its units */
-  uint32_t looks;               /* counts the looks for standing work */
-  uint64_t stood_ns;            /* moving average of the time for which work stood behind a wait */
+  uint64_t took_ns, unstretched_ns;   /* recent work of such streams: how long it took, and its units' predictions */
+  uint32_t looks;                     /* counts the looks for standing work */
+  uint64_t stood_ns;                  /* moving average of the time for which work stood behind a wait */
   struct sp_busy_intervals busy;
-  uint32_t scale;        /* the name of the clock's scale that `spans` uses */
+  uint32_t scale;        /* the name of the clock's scale that `busy` uses; 0: none yet */
   int64_t ours_ns;       /* on that scale: until then this turn's work may have waited for another share's */
   int64_t told_guess_ns; /* the clock's guess_ns when the end of our work was last reported */
   uint64_t fresh_ns;     /* when the turn was entered with an empty device, since the last finish; else 0 */
@@ -186,22 +186,22 @@ struct sp_device {
     int64_t event_ns;         /* what a timing event takes on the device; 0: not known yet */
     bool started;             /* the last finished marker was the first of its turn, … */
     int64_t start_ns;         /* … and the turn's start event has this time */
-    int64_t offset_ns[2];     /* the smallest (host - device) in this second and in the one before */
-    int64_t least_ns[2];      /* the lower bound of (host - device), in these two seconds */
+    int64_t upper_ns[2];      /* the upper bound of (host - device), in this second and in the one before */
+    int64_t lower_ns[2];      /* the lower bound of (host - device), in these two seconds */
     int64_t guess_ns;         /* the best guess of (host - device) */
-    bool idle[2];             /* least_ns comes from an idle stream's event too, so it is near the true mapping */
+    bool idle[2];             /* an idle stream's event is part of lower_ns, so that is near the true mapping */
     bool tight;               /* the guess lies between two such bounds near each other; if not, it may be too large */
     int64_t low_ns;           /* (host - device) is at least this, if the bounds are near each other; else guess_ns */
     int64_t record_ns;        /* how long after its record an event in an empty stream is stamped, by that guess */
     int64_t arrival_ns;       /* the usual (host time of a launch into an empty stream - device time of its start), … */
     uint64_t arrival_seen_ns; /* … last seen for a launch at this time; 0: never */
-    bool waits[2];            /* a marker has woken a thread: so the offset does not only show how seldom we looked */
+    bool woke[2];             /* a marker has woken a thread: so upper_ns does not only show how seldom we looked */
     bool sure;          /* the guess can be believed: it is tight, or a marker has woken a thread in either second */
     uint64_t window_ns; /* when the present second began */
   } clock;
   struct sp_clock
       clocks[SP_CLOCKS_MAX]; /* clocks of other contexts, to which the last finished marker did not belong */
-  uint32_t scales, changes;  /* how many scales were begun, and how often another clock was taken up */
+  uint32_t scales, changes;  /* how many scales were begun, and how often another context's clock became `clock` */
   bool stale;                /* a context is gone: every scale must begin anew */
 };
 
@@ -397,7 +397,7 @@ bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns);
 /* Compute when the marker that has just been waited for finished, on the device's scale and on the host's clock. */
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, bool blocked);
 /* An upper bound of how far the host's clock is ahead of the device's scale. */
-int64_t sp_clock_most_ns(const struct sp_clock *clock);
+int64_t sp_clock_upper_ns(const struct sp_clock *clock);
 /* Learn that a launch into an empty stream, made at `launched_ns`, began at `began_ns` on the device's scale. */
 void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_t began_ns);
 /* When a launch into an empty stream, made at `launched_ns`, begins on the device's scale. */

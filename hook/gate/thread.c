@@ -25,7 +25,7 @@ static __thread struct sp_thread *self;
 /* Void all stream states that the thread's cache remembers: `looks` is part of the cache's keys. */
 void sp_thread_forget_streams(struct sp_thread *thread) {
   thread->looks++;
-  if (thread->looks << 2 == 0) /* the counter has wrapped: states remembered one round ago would be found again */
+  if (thread->looks << 2 == 0) /* its 30 bits in the keys have wrapped: states of one round ago would be found again */
     memset(thread->known, 0, sizeof thread->known);
 }
 
@@ -64,7 +64,7 @@ struct sp_thread *sp_thread_self(void) {
     uint32_t unused = 0;
     if (!sp_compare_exchange(&records[index].used, &unused, 1))
       continue;
-    uint32_t count = sp_load(&record_count);
+    uint32_t count = sp_load(&record_count); /* raise it to index + 1 at least: other threads may raise it, too */
     while (count <= index && !sp_compare_exchange(&record_count, &count, index + 1)) {
     }
     self = &records[index];

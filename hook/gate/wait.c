@@ -30,7 +30,7 @@ static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t ti
  * that was restored on another machine differs from the agent's. A heartbeat from the future counts as old: it is
  * damage, and a living agent would overwrite it. */
 static bool agent_gone(void) {
-  static uint64_t seen_ns, moved_ns;
+  static uint64_t seen_ns, moved_ns; /* the heartbeat that was seen last, and when it was first seen */
   uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_this_process.region.header);
   if (heartbeat_ns == 0)
     return true; /* a planned stop sets it to 0 */
@@ -49,7 +49,7 @@ static bool agent_gone(void) {
 static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, uint32_t word) {
   /* Record the start event before the lock is taken: the stream may be full of work that the hook does not count, and
    * then the driver waits for room. If several threads come here at once, only one enters. */
-  bool with_event = !sp_device_in_flight(device);
+  bool with_event = !sp_device_in_flight(device); /* else the turn does not begin with this launch */
   if (with_event)
     sp_stream_start(state);
   SP_UNCANCELLED;
@@ -65,13 +65,13 @@ static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, 
     uint64_t now_ns = sp_now_ns();
     if (report->held_turn == word && report->drained_turn == word && now_ns > report->residue_until_ns)
       report->idle_ns += now_ns - report->residue_until_ns;
-    if (report->held_turn != word) {
+    if (report->held_turn != word) { /* the turn is new */
       report->idle_ns = 0;
       sp_store(&device->starved_ns, 0); /* it belongs to an earlier turn, and is too late */
       report->entered_ns = now_ns;
     }
     bool empty = !sp_device_in_flight(device);
-    uint64_t entry_ns = device->entry_ns;
+    uint64_t entry_before_ns = device->entry_ns;
     sp_store(&device->entry_ns, now_ns);
     if (empty) {
       /* The next launch begins now, and not when the last work ended. */
@@ -83,25 +83,25 @@ static bool enter_turn(struct sp_device *device, struct sp_stream_state *state, 
       sp_store(&device->began_ns, now_ns);
       sp_store_release(&device->back_ns, now_ns);
     }
-    bool aside = device->aside;
-    sp_store_release(&device->aside, false);
-    report->held_turn =
-        word; /* drained_turn and drained_ns keep the drain of the turn before, which the agent may not have read */
+    bool aside_before = device->aside;
+    sp_store_release(&device->aside, false); /* after back_ns: pairs with account in marker.c */
+    /* drained_turn and drained_ns keep the drain of the turn before, which the agent may not have read. */
+    report->held_turn = word;
     if (report->drained_turn == word)
       report->drained_turn = 0;
     report->residue_until_ns = 0;
     sp_store(&device->eta_published, 0);
     entered = sp_slot_enter(device->slot, report, device->grant);
     if (entered) {
-      if (!empty || !with_event)
+      if (!empty || !with_event) /* no event shows the begin of the turn's work */
         sp_store_release(&device->start_state, NULL);
       sp_store_release(&device->entered, word);
     } else {
-      /* Nothing was launched: an earlier turn may still drain, so publish its report again. */
+      /* The turn has closed, and nothing was launched. An earlier turn may still drain: publish its report again. */
       *report = before;
-      sp_store(&device->entry_ns, entry_ns);
-      device->aside = aside;
-      if (report->held_turn == 0)
+      sp_store(&device->entry_ns, entry_before_ns);
+      device->aside = aside_before;
+      if (report->held_turn == 0) /* there is no earlier turn: this one is reported as drained */
         report->held_turn = report->drained_turn = word;
       sp_slot_publish(device->slot, report);
       sp_region_ring(&sp_this_process.region);
@@ -139,7 +139,7 @@ bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_
       break;
     }
     sp_grant_wait(device->grant, word, STALE_LOOK_NS);
-    if (sp_slot_wait_again(device->slot))
+    if (sp_slot_wait_again(device->slot)) /* its count of waiting threads was damaged: the agent did not know of us */
       sp_region_ring(&sp_this_process.region);
   }
   sp_wait_left(thread);
@@ -147,28 +147,29 @@ bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_
 }
 
 /* Wait until less work is in flight. `predicted_ns`: the launch's length; 0: not known. SP_MADE: some work has
- * finished, and the caller checks again. SP_NEAR: the running unit is about to end, SP_STUCK: nothing has ended for too
- * long; in both cases the launch may go. */
+ * finished, and the caller checks again. In the other cases the launch may go: SP_NEAR, the running unit is about to
+ * end; SP_STUCK, nothing has ended for too long. */
 enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state,
                                   uint64_t predicted_ns) {
   if (sp_load(&state->pending_ns))
-    sp_stream_mark(state, true, false); /* so that progress can be seen */
+    sp_stream_mark(state, /* launching */ true, /* edged */ false); /* so that progress can be seen */
   uint32_t progress = sp_load_acquire(&device->progress);
   uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
   if (in_flight_ns == 0)
     return SP_STUCK; /* there is no marker (the driver refused one), so nothing to wait for */
-  if (thread->progress_seen != progress || !thread->patience_ns) {
+  if (thread->progress_seen != progress || !thread->patience_ns) { /* there was progress: its patience begins anew */
     thread->progress_seen = progress;
     thread->patience_ns = PROGRESS_NS;
     thread->passed_ns = thread->stood_ns = 0;
   }
-  /* Work in flight may take as long as predicted: the patience begins after that. */
+  /* Work in flight may take as long as predicted: the patience begins after that, or after the last launch that passed
+   * without progress. */
   uint64_t end_ns = sp_load(&device->began_ns) + in_flight_ns;
   if (end_ns > now_ns + EXPECTED_MAX_NS)
     end_ns = now_ns + EXPECTED_MAX_NS;
   uint64_t until_ns = (end_ns > thread->passed_ns ? end_ns : thread->passed_ns) + thread->patience_ns;
-  bool follows = predicted_ns && sp_one_in_flight(in_flight_ns, predicted_ns);
-  if (follows) { /* the budget is small beside a latency share: the next unit, which delays that share, goes later */
+  bool is_second = predicted_ns && sp_one_in_flight(in_flight_ns, predicted_ns);
+  if (is_second) { /* the budget is small beside a latency share, and this unit delays that share: so it goes late */
     uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
     until_ns = end_ns - (half_ns < FOLLOW_NS ? half_ns : FOLLOW_NS);
   }
@@ -185,7 +186,7 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
       return SP_MADE;
     thread->stood_ns += sp_now_ns() - now_ns;
   }
-  return follows ? SP_NEAR : SP_STUCK;
+  return is_second ? SP_NEAR : SP_STUCK;
 }
 
 /* Count a launch that passes although nothing has finished, and double the thread's patience. */

@@ -16,8 +16,8 @@ enum sp_progress {
 };
 
 /* Wait until this process may launch. True: pass although the gate is closed, because no agent could open it.
- * False: look at the grant again. `*entered`: the turn has just been entered, and the keeper must be told once the
- * launch is made. */
+ * False: look at the grant again. *entered becomes true if this call has entered the turn: then the keeper must be told
+ * once the launch is made. */
 bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_stream_state *state, bool *entered);
 /* Wait until less work is in flight. `predicted_ns`: of the launch; 0: not known. A thread's patience continues across
  * turns: the work that it waits for may need more than one turn, or this very launch. */

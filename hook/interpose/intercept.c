@@ -90,8 +90,8 @@ void *sp_find_real(enum sp_row row) {
   return have_driver() ? sp_load(&sp_real[row]) : NULL;
 }
 
-/* What the caller would have found for this row's name without us: remembered if it is the driver's or a tool's. NULL:
- * nothing. errno stays. */
+/* What the code at `caller` would have found for this row's name without us. It is remembered in sp_next if it is the
+ * driver's or a tool's. NULL: nothing. errno stays. */
 void *sp_find_next(enum sp_row row, const void *caller) {
   int saved_errno = errno;
   sp_dlsym_function *lookup = sp_libc_dlsym();
@@ -135,17 +135,19 @@ static bool is_per_thread(const char *name) {
   return *name != '\0';
 }
 
-/* The wrapper for an export of the driver; `address` itself if it is none. NVIDIA's driver has one address for each
- * name. If a driver gives the same function an old and a new name, as our simulated one does, it has the newer
- * interface: the newest row wins, and a plain name wins over its per-thread twin. */
+/* The wrapper for an export of the driver; `address` itself if it is none, or has no wrapper. NVIDIA's driver has one
+ * address for each name. A driver may also give one function several names, as our simulated one does: then it has the
+ * newest interface. So the newest row wins, and a plain name wins over its per-thread twin. */
 void *sp_wrapper_of(void *address) {
   int best = -1;
   for (int row = 0; address != NULL && have_driver() && row < SP_ROW_COUNT; row++) {
     if (sp_load(&sp_real[row]) != address) {
       continue;
     }
-    bool own = is_per_thread(symbols[row].name), best_own = best >= 0 && is_per_thread(symbols[best].name);
-    if (best < 0 || own < best_own || (own == best_own && symbols[row].since > symbols[best].since)) {
+    bool per_thread = is_per_thread(symbols[row].name),
+         best_per_thread = best >= 0 && is_per_thread(symbols[best].name);
+    if (best < 0 || per_thread < best_per_thread ||
+        (per_thread == best_per_thread && symbols[row].since > symbols[best].since)) {
       best = row;
     }
   }
@@ -190,7 +192,7 @@ void sp_before_dlopen(void) {
   sp_own_names_return();
 }
 
-/* The library's constructor. It only does early what dlsym and dlopen do if a program calls them before. */
+/* The library's constructor. It only does early what our dlsym and dlopen would do at their first call. */
 __attribute__((constructor)) static void begin(void) {
   sp_resolve();
   sp_own_names_return();

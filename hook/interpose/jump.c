@@ -16,6 +16,7 @@
 
 _Thread_local struct sp_outermost sp_outermost;
 
+#define BOTH 3u /* both bits of `here` */
 struct callers {
   ElfW(Addr) address[2];
   unsigned int here; /* a bit for each of the addresses that is in the object */
@@ -35,22 +36,22 @@ static int find_callers(struct dl_phdr_info *info, size_t size, void *data) {
   return callers->here != 0;
 }
 
-/* Are both addresses in the same object? Code that was generated at run time is in no object, and all of it counts as
- * one.
- */
+/* Are both addresses in the same object? Code that was generated at run time is in no object: all of it counts as one
+ * object. */
 static bool of_one_object(const void *one, const void *other) {
   struct callers callers = {{(ElfW(Addr))one, (ElfW(Addr))other}, 0};
   sp_iterate_function *iterate = sp_libc_iterate();
   if (iterate != NULL)
     iterate(find_callers, &callers);
-  return callers.here == 0 || callers.here == 3;
+  return callers.here == 0 || callers.here == BOTH;
 }
 
 /* A wrapper was called by the code at `caller`, and the thread's outermost call seems to be under way. Was this call
- * made inside it? False: the outermost call is over. Then it is forgotten, and what it left at the gate is undone. */
+ * made inside that one? False: the outermost call is over. Then it is forgotten, and what it left at the gate is
+ * undone. */
 bool sp_still_inside(const void *caller) {
-  /* The last two addresses that were found to be in different objects: a tool makes the same call inside each launch.
-   */
+  /* The last two addresses that were found to be in different objects. They are remembered because a tool makes the
+   * same call inside each launch. */
   static _Thread_local const void *outer, *inner;
   if (__builtin_frame_address(0) < sp_outermost.frame) { /* further down the stack: it grows downwards */
     if (sp_outermost.caller == outer && caller == inner)

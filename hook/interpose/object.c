@@ -76,9 +76,10 @@ static const ElfW(Sym) * find_gnu(const struct sp_object *object, const char *na
   const uint32_t *table = object->gnu_hash;
   uint32_t buckets = table[0];
   uint32_t first = table[1]; /* the index of the first hashed symbol */
+  /* Behind a head of four words is a Bloom filter of table[2] addresses, which is not used here. */
   const uint32_t *bucket = table + 4 + (size_t)table[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
   const uint32_t *chain = bucket + buckets;
-  uint32_t hash = 5381;
+  uint32_t hash = 5381; /* the format's hash function: start with this, times 33 plus each byte */
   for (const char *c = name; *c != '\0'; c++) {
     hash = hash * 33 + (unsigned char)*c;
   }
@@ -104,7 +105,7 @@ static const ElfW(Sym) * find_sysv(const struct sp_object *object, const char *n
   uint32_t buckets = table[0];
   const uint32_t *bucket = table + 2;
   const uint32_t *chain = bucket + buckets;
-  uint32_t hash = 0;
+  uint32_t hash = 0; /* the hash function of the ELF standard */
   for (const char *c = name; *c != '\0'; c++) {
     hash = (hash << 4) + (unsigned char)*c;
     hash = (hash ^ ((hash & 0xf0000000u) >> 24)) & 0x0fffffffu;

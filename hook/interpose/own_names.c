@@ -1,11 +1,12 @@
 /*
  * Repairs libraries with variables that have the names of our functions. cuew, dynlink_cuda and slang-rhi store the
  * addresses that they look up in variables called `cuInit`, `cuMemGetInfo_v2` and so on. The loader binds a name to its
- * first definition, and with LD_PRELOAD that is ours: so such a library would write its pointer over our code.
+ * first definition. With LD_PRELOAD that is our function. So the library would write its pointer over our code.
  *
- * The pointers come from dlsym. So before each lookup all new objects are examined. If the loader has bound a name to
- * our function, and the object itself, or one that it needs, defines that name as a variable, the variable's address is
- * written there instead. Nothing else is changed. A place that cannot be written stays unchanged.
+ * The pointers come from dlsym. So before each lookup all new objects are examined. The loader may have bound a name in
+ * one of them to our function, although the object itself, or one that it needs, defines this name as a variable. Then
+ * the variable's address is written there instead. All else stays unchanged, and so does a place that cannot be
+ * written.
  *
  * An object is in the loader's list before it is relocated. The thread that opens an object holds the loader's lock
  * until the object is relocated. So each thread takes that lock once before it examines objects (wait_for_loader).
@@ -42,12 +43,13 @@
 /* How many objects had been loaded when all were last examined; under musl, without those of the program's start. */
 static unsigned long long seen = NEVER;
 
+/* An examination of the new objects. */
 struct look {
   sp_iterate_function *iterate;
   unsigned long long loads; /* how many objects had ever been loaded, just before the loader's lock was taken */
   size_t count, skip;       /* objects in the list; how many of the first were examined before */
-  struct sp_object own;
-  ElfW(Addr) own_end;
+  struct sp_object own;     /* this library, … */
+  ElfW(Addr) own_end;       /* … which is mapped from own.base to here */
 };
 
 /* A callback of dl_iterate_phdr, for the first object only: it tells how many objects have ever been loaded. */
@@ -86,11 +88,11 @@ static int count_objects(struct dl_phdr_info *info, size_t size, void *data) {
   return info->dlpi_adds != look->loads;
 }
 
-/* Sought: the definition of `name` in the library `file`. `variable`: its address; 0: it is a function. */
+/* A search for the definition of `name` in the library `file`. */
 struct needed {
   const char *file, *name;
   bool found;
-  ElfW(Addr) variable;
+  ElfW(Addr) variable; /* its address, if it was found; 0: it is a function */
 };
 
 /* A callback of dl_iterate_phdr, `data` is a struct needed: at the library `file`, look the name up and end the walk.
@@ -126,7 +128,8 @@ static ElfW(Addr) needed_variable(const struct look *look, const struct sp_objec
 }
 
 /* Write `value` to the word at `address` in the object `info`, also if the loader has made that page read-only (RELRO).
- * Does nothing if it cannot be written. */
+ * Does nothing if it cannot be written. mprotect is called as a system call: sanitizers replace libc's function, and
+ * theirs may not work yet. */
 static void write_word(const struct dl_phdr_info *info, ElfW(Addr) address, ElfW(Addr) value) {
   ElfW(Addr) page_bytes = getauxval(AT_PAGESZ), page = address & ~(page_bytes - 1);
   bool writable = false, sealed = false;
@@ -136,6 +139,7 @@ static void write_word(const struct dl_phdr_info *info, ElfW(Addr) address, ElfW
     if (segment->p_type == PT_LOAD && (segment->p_flags & PF_W) != 0 && address - begin < segment->p_memsz) {
       writable = true;
     }
+    /* The loader seals whole pages, and rounds both ends of the segment down. */
     if (segment->p_type == PT_GNU_RELRO && page >= (begin & ~(page_bytes - 1)) && page < (end & ~(page_bytes - 1))) {
       sealed = true;
     }
@@ -156,14 +160,15 @@ static ElfW(Addr) own_function(const struct look *look, const char *name) {
   return symbol != NULL ? look->own.base + symbol->st_value : 0;
 }
 
-/* If the loader has bound this relocation to our function, but the name is a variable of the object or of a library
- * that it needs, write that variable's address there. A copy relocation gets the variable's value. */
+/* Repair one relocation: if the loader has bound it to our function, but the name is a variable of the object or of a
+ * library that it needs, write that variable's address there. A copy relocation gets the variable's value. */
 static void return_name(const struct look *look, const struct dl_phdr_info *info, const struct sp_object *object,
                         const ElfW(Rela) * relocation) {
   const ElfW(Sym) *symbol = &object->symbols[ELF64_R_SYM(relocation->r_info)];
   const char *name = object->strings + symbol->st_name;
   ElfW(Addr) place = object->base + relocation->r_offset, addend = (ElfW(Addr))relocation->r_addend;
   const ElfW(Addr) *word = (const ElfW(Addr) *)place;
+  /* Does the object itself define the name, as a variable? */
   bool own_variable = symbol->st_shndx != SHN_UNDEF && (SP_VARIABLES >> ELF64_ST_TYPE(symbol->st_info) & 1u) != 0;
   switch (ELF64_R_TYPE(relocation->r_info)) {
   case RELOCATION_POINTER:
@@ -203,7 +208,7 @@ static int return_names(struct dl_phdr_info *info, size_t size, void *data) {
   if (info->dlpi_adds != look->loads) {
     return 1; /* this object may not be relocated yet */
   }
-  if (look->skip > 0) {
+  if (look->skip > 0) { /* it was examined before */
     look->skip--;
     return 0;
   }

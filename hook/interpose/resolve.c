@@ -12,7 +12,7 @@
 #include "hook/interpose/resolve.h"
 #include "region/order.h"
 
-#define SP_RTLD_DEEPBIND 8
+#define SP_RTLD_DEEPBIND 8 /* RTLD_DEEPBIND of glibc's dlfcn.h */
 
 /* Weak: one of the two exists, depending on the C library. */
 extern struct r_debug _r_debug __attribute__((weak));
@@ -28,6 +28,7 @@ static sp_dlopen_function *libc_dlopen;
 static sp_iterate_function *libc_iterate;
 static void *own_handle;
 
+/* Does the text begin with the prefix? libc's strncmp cannot be used here. */
 static bool starts_with(const char *text, const char *prefix) {
   while (*prefix != '\0') {
     if (*text++ != *prefix++) {
@@ -49,7 +50,7 @@ const char *sp_base_name(const char *path) {
 }
 
 /* The address of a function that the object exports, or NULL. */
-static void *find(const struct sp_object *object, const char *name) {
+static void *find_function(const struct sp_object *object, const char *name) {
   const ElfW(Sym) *symbol = sp_object_find(object, name, SP_FUNCTIONS);
   return symbol != NULL ? (void *)(object->base + symbol->st_value) : NULL;
 }
@@ -59,7 +60,7 @@ static void *find(const struct sp_object *object, const char *name) {
 void *sp_object_symbol(void *handle, const char *name) {
   const struct link_map *map = handle;
   struct sp_object object;
-  return sp_object_read(map->l_addr, map->l_ld, &object) ? find(&object, name) : NULL;
+  return sp_object_read(map->l_addr, map->l_ld, &object) ? find_function(&object, name) : NULL;
 }
 
 /* Is this object libc, or a part of it? Up to glibc 2.33 the two functions live in libdl; musl is one file with several
@@ -92,9 +93,9 @@ static bool keeps_deepbind(void) {
   return false;
 }
 
-/* Walk the list of objects once, and store what is found: our own handle, libc's dlsym, dlopen and dl_iterate_phdr,
- * wherever they are in the list, and the chain, the next dlsym and dlopen behind us. Threads may race here: all store
- * the same values. */
+/* Walk the list of objects once, and store what is found: our own handle; libc's dlsym, dlopen and dl_iterate_phdr,
+ * wherever libc is in the list; and the chain, which is the next dlsym and dlopen behind us. Threads may race here: all
+ * store the same values. */
 void sp_resolve(void) {
   void *chain_dlsym = NULL;
   void *chain_dlopen = NULL;
@@ -114,19 +115,19 @@ void sp_resolve(void) {
     }
     bool libc = is_libc(map, &object);
     if (libc && dlsym_of_libc == NULL) {
-      dlsym_of_libc = find(&object, "dlsym");
+      dlsym_of_libc = find_function(&object, "dlsym");
     }
     if (libc && dlopen_of_libc == NULL) {
-      dlopen_of_libc = find(&object, "dlopen");
+      dlopen_of_libc = find_function(&object, "dlopen");
     }
     if (libc && iterate_of_libc == NULL) {
-      iterate_of_libc = find(&object, "dl_iterate_phdr");
+      iterate_of_libc = find_function(&object, "dl_iterate_phdr");
     }
     if (behind_us && chain_dlsym == NULL) {
-      chain_dlsym = find(&object, "dlsym");
+      chain_dlsym = find_function(&object, "dlsym");
     }
     if (behind_us && chain_dlopen == NULL) {
-      chain_dlopen = find(&object, "dlopen");
+      chain_dlopen = find_function(&object, "dlopen");
     }
   }
   /* musl lists itself before the preloaded objects. */

@@ -38,8 +38,8 @@ static int find_place(struct dl_phdr_info *info, size_t size, void *data) {
   return 0;
 }
 
-/* The function `name` that the library with the address `caller` would have found without us: in itself or in those
- * that it needs; else NULL. Called if no driver is loaded yet. */
+/* The function `name` that the library with the code at `caller` would have found without us: in itself, or in the
+ * libraries that it needs. NULL: there is none. Called if no driver is loaded yet. */
 void *sp_scope_symbol(const void *caller, const char *name) {
   struct place place = {.caller = (ElfW(Addr))caller};
   sp_iterate_function *iterate = sp_libc_iterate();

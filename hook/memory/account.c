@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-/* Charge `bytes` to this process's slot. False: the share would exceed its cap. More than INT64_MAX always do. */
+/* Charge `bytes` to this process's slot. False: the share would exceed its cap. More than INT64_MAX bytes never fit. */
 static bool charge(int device_ordinal, uint64_t bytes) {
   return bytes <= INT64_MAX && sp_share_memory_try(device_ordinal, bytes) == 0;
 }

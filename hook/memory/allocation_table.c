@@ -12,7 +12,6 @@
 #ifndef MADV_DONTFORK
 #define MADV_DONTFORK 10
 #endif
-
 #ifndef MADV_HUGEPAGE
 #define MADV_HUGEPAGE 14
 #endif
@@ -22,8 +21,8 @@
 
 static void *shared_table;
 
-/* The pages at *shared, all zero when the first caller maps them, and again in a forked child. NULL: no memory. If two
- * threads map at once, one mapping is dropped. */
+/* The pages at *shared, which the first caller maps. They are all zero then, and again in a forked child. NULL: no
+ * memory. If two threads map at once, one mapping is dropped. */
 void *sp_map_wiped(void **shared, size_t bytes) {
   void *found = sp_load_acquire(shared);
   if (__builtin_expect(found != NULL, 1)) {
@@ -61,11 +60,11 @@ static inline uint64_t space_of(uint64_t kind) {
   return kind == SP_MEMORY_POOLED ? SP_MEMORY_ADDRESS : kind;
 }
 
-/* The home row of a key: where its search begins. Neighbouring allocations, by the driver's granularity, share a cache
- * line. */
+/* The home row of a key: where its search begins. Two neighbours of 512 bytes, the driver's granularity, have home rows
+ * side by side, which share a cache line; the hash of the higher bits says which pair of rows. */
 static uint64_t home(const struct sp_allocation_table *table, uint64_t kind, uint64_t key) {
-  uint64_t group = ((key >> 10 ^ space_of(kind) << 59) * 0x9e3779b97f4a7c15u) >> 32;
-  return (group << 1 | (key >> 9 & 1)) & (table->row_count - 1);
+  uint64_t pair = ((key >> 10 ^ space_of(kind) << 59) * 0x9e3779b97f4a7c15u) >> 32;
+  return (pair << 1 | (key >> 9 & 1)) & (table->row_count - 1);
 }
 
 /* The next row; the last one is followed by the first. */
@@ -91,8 +90,8 @@ struct sp_allocation *sp_allocations_find(struct sp_allocation_table *table, enu
   return row != NULL && row->key != 0 ? row : NULL;
 }
 
-/* Map the rows of a table; NULL: no memory. A large table uses huge pages: a row of it is rarely in the cache, and a
- * page table walk would cost as much again. */
+/* Map the rows of a table; NULL: no memory. A large table uses huge pages: its rows are rarely in the cache, and with
+ * small pages finding a row's page would cost as much again as reading the row. */
 static struct sp_allocation *map_rows(size_t bytes) {
   size_t slack = bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
   char *at = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -152,13 +151,13 @@ bool sp_allocations_room(void) {
   return room;
 }
 
-/* Remove a row. Rows behind it move into the gap, because a search ends at an empty row. */
+/* Remove a row. A search ends at an empty row, so rows behind the gap move into it, and leave a gap of their own. */
 static void remove_row(struct sp_allocation_table *table, struct sp_allocation *row) {
   uint64_t gap = (uint64_t)(row - table->rows), mask = table->row_count - 1;
   for (uint64_t index = after(table, gap); table->rows[index].key != 0; index = after(table, index)) {
-    uint64_t wants = home(table, table->rows[index].kind, table->rows[index].key);
-    if (((index - wants) & mask) >=
-        ((index - gap) & mask)) { /* its home is not behind the gap, so it may move into the gap */
+    uint64_t begins = home(table, table->rows[index].kind, table->rows[index].key);
+    /* A row may move only if its search, which begins at its home, comes by the gap. */
+    if (((index - begins) & mask) >= ((index - gap) & mask)) {
       table->rows[gap] = table->rows[index];
       gap = index;
     }
@@ -170,7 +169,7 @@ static void remove_row(struct sp_allocation_table *table, struct sp_allocation *
  * already loses its charge. The caller holds the lock. */
 void sp_allocations_insert(struct sp_allocation_table *table, const struct sp_allocation *allocation) {
   if (table->used + 1 >= table->row_count) {
-    return; /* in a child that was forked after the caller had made room */
+    return; /* a child that was forked after the room was made: its table is empty */
   }
   struct sp_allocation *row = row_of(table, allocation->kind, allocation->key);
   if (row->key != 0) {
@@ -181,7 +180,7 @@ void sp_allocations_insert(struct sp_allocation_table *table, const struct sp_al
   *row = *allocation;
 }
 
-/* Copy a row to *taken and remove it; its charge stays. The caller holds the lock. */
+/* Copy a row to *taken and remove it; what it is charged with stays charged. The caller holds the lock. */
 void sp_allocations_take(struct sp_allocation_table *table, struct sp_allocation *row, struct sp_allocation *taken) {
   *taken = *row;
   remove_row(table, row);

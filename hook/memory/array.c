@@ -8,47 +8,48 @@
  */
 #include "hook/memory/charge.h"
 
-/* The bytes of one channel of a CUarray_format (cuda.h). Block-compressed formats come in 4-by-4 blocks instead. */
+/* The size in bytes of one channel of an element. `format` is a CUarray_format (the names are NVIDIA's,
+ * CU_AD_FORMAT_…), but no block-compressed one. */
 static uint64_t channel_bytes(unsigned int format) {
   switch (format) {
-  case 0x01: /* 8-bit integers */
-  case 0x08:
+  case 0x01: /* UNSIGNED_INT8 */
+  case 0x08: /* SIGNED_INT8 */
     return 1;
-  case 0x02: /* 16-bit integers and half */
-  case 0x09:
-  case 0x10:
+  case 0x02: /* UNSIGNED_INT16 */
+  case 0x09: /* SIGNED_INT16 */
+  case 0x10: /* HALF */
     return 2;
-  case 0x03: /* 32-bit integers and float */
-  case 0x0a:
-  case 0x20:
+  case 0x03: /* UNSIGNED_INT32 */
+  case 0x0a: /* SIGNED_INT32 */
+  case 0x20: /* FLOAT */
     return 4;
   default:
     break;
   }
-  if (format >= 0xc0 && format <= 0xcb) { /* normalised: three formats of 8 bits, three of 16, and so on in turn */
+  if (format >= 0xc0 && format <= 0xcb) { /* UNORM_INT8X1, X2, X4, UNORM_INT16X1, X2, X4, then the same for SNORM */
     return (format - 0xc0) / 3 % 2 == 0 ? 1 : 2;
   }
   return 4; /* a format that is not known here */
 }
 
-/* Is it a block-compressed CUarray_format (BC1 to BC7)? */
+/* Is it a block-compressed CUarray_format (BC1 to BC7)? Its elements come in blocks of 4 by 4. */
 static bool block_compressed(unsigned int format) {
   return format >= 0x91 && format <= 0x9e;
 }
 
-/* The bytes of a block of 4 by 4 elements, in a block-compressed format. BC1 and BC4 take 8 bytes a block, the others
- * 16. */
+/* The size in bytes of a block of 4 by 4 elements, in a block-compressed format. */
 static uint64_t block_bytes(unsigned int format) {
-  return format == 0x91 || format == 0x92 || format == 0x97 || format == 0x98 ? 8 : 16;
+  bool is_bc1 = format == 0x91 || format == 0x92, is_bc4 = format == 0x97 || format == 0x98;
+  return is_bc1 || is_bc4 ? 8 : 16;
 }
 
-/* An extent of 0 counts as 1. */
+/* The count, but at least 1: an extent of 0 counts as 1. */
 static uint64_t least_one(uint64_t count) {
   return count == 0 ? 1 : count;
 }
 
-/* The bytes of one level of `array` with these extents (elements); an extent of 0 means that the array lacks this
- * dimension. */
+/* The size in bytes of one level of `array` with these extents, in elements. An extent of 0 means that the array lacks
+ * this dimension. */
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, uint64_t width, uint64_t height, uint64_t depth) {
   uint64_t layers = least_one(depth);
   if (block_compressed(array->Format)) {
@@ -59,8 +60,8 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, uint64_t width
   return sp_times(sp_times(sp_times(least_one(width), least_one(height)), layers), element);
 }
 
-/* The bytes of an array, UINT64_MAX if they are more. `levels`: of a mipmapped array, where each level has half the
- * extents of the one before; else 1. */
+/* The size of an array in bytes; UINT64_MAX if it is larger. `levels`: of a mipmapped array, where each level has half
+ * the extents of the one before; else 1. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels) {
   if (array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) {
     return 0; /* a sparse array has no memory of its own: memory is mapped into it */
@@ -118,11 +119,11 @@ SP_WRAPPER(cuMipmappedArrayCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPT
 }
 
 SP_WRAPPER(cuArrayDestroy, (CUarray array), (array)) {
-  FREED(SP_MEMORY_ARRAY, (uintptr_t)array, true, real(array));
+  FREED(SP_MEMORY_ARRAY, (uintptr_t)array, /* waits */ true, real(array));
 }
 
 SP_WRAPPER(cuMipmappedArrayDestroy, (CUarray array), (array)) {
-  FREED(SP_MEMORY_ARRAY, (uintptr_t)array, true, real(array));
+  FREED(SP_MEMORY_ARRAY, (uintptr_t)array, /* waits */ true, real(array));
 }
 
 /* Memory of another interface (Vulkan, a capture card): no other process of the share is charged for it. */
@@ -135,5 +136,5 @@ SP_WRAPPER(cuImportExternalMemory, (CUexternalMemory * memory, const CUDA_EXTERN
 }
 
 SP_WRAPPER(cuDestroyExternalMemory, (CUexternalMemory memory), (memory)) {
-  FREED(SP_MEMORY_IMPORT, (uintptr_t)memory, true, real(memory));
+  FREED(SP_MEMORY_IMPORT, (uintptr_t)memory, /* waits */ true, real(memory));
 }

@@ -16,7 +16,7 @@ struct sp_location {
 /* memory/location.c */
 struct sp_location sp_location_current(void);
 /* The device of the stream, where its allocations are made. */
-int sp_place_of_stream(CUstream stream);
+int sp_device_of_stream(CUstream stream);
 /* Is the stream capturing? Then a stream-ordered call makes a graph node, and allocates nothing. */
 bool sp_location_captures(CUstream stream, bool per_thread);
 /* A context is gone: its handle may be given out again for another device. */
@@ -38,10 +38,10 @@ static inline struct sp_allocation sp_allocation_of(enum sp_memory_kind kind, ui
                                 .kind = (uint16_t)kind};
 }
 
-/* The error of an immediate allocation over the cap. A driver checks for open captures before it checks for memory: if
- * a capture forbids the call, it returns that error and invalidates the capture. So we ask the driver for more memory
- * than any device has, and return its error. Stream-ordered calls, and calls that make memory without an address, are
- * allowed in captures and do not need this. */
+/* The error that the program gets for an immediate allocation over the cap. A driver checks for open captures before it
+ * checks for memory: if a capture forbids the call, it returns that error and invalidates the capture. So while one is
+ * open we ask the driver for more memory than any device has (2^62 bytes), and return its error. Stream-ordered calls,
+ * and calls that make memory without an address, are allowed in captures and do not need this. */
 static inline CUresult sp_memory_refusal(void) {
   const struct sp_driver *driver = sp_driver();
   CUdeviceptr none;
@@ -52,8 +52,8 @@ static inline CUresult sp_memory_refusal(void) {
   return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 
-/* The body of a wrapper that allocates: reserve `size` bytes, make `call`, and keep the charge under `key`, which the
- * call has set. Over the cap it is not made. Returns from the wrapper. */
+/* The body of a wrapper that allocates: reserve `size` bytes, make `call`, and keep the charge under `key`, an
+ * expression that is right after the call. Over the cap the call is not made. Returns from the wrapper. */
 #define CHARGED(memory_kind, size, key, call)                                                                          \
   do {                                                                                                                 \
     struct sp_location location = sp_location_current();                                                               \
@@ -72,8 +72,8 @@ static inline CUresult sp_memory_refusal(void) {
     return result;                                                                                                     \
   } while (0)
 
-/* The body of a wrapper that frees: free by `call`, and end the charge under `key`. `waits`: the driver waits for work
- * in it, so pools may hold less afterwards. Returns from the wrapper. */
+/* The body of a wrapper that frees: free by `call`, and end the charge under `key`. `waits`: in the call the driver
+ * waits for work, so pools may hold less afterwards. Returns from the wrapper. */
 #define FREED(memory_kind, key, waits, call)                                                                           \
   do {                                                                                                                 \
     struct sp_allocation taken;                                                                                        \

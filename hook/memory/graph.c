@@ -15,7 +15,7 @@
 
 #define DEPTH_MAX 16 /* of child graphs within child graphs */
 
-static uint32_t graphs_allocate;
+static uint32_t graphs_allocate; /* 1: some graph of this process may have allocation nodes */
 static uint64_t trims =
     1; /* counts trims of the graphs' pools: a graph launched before one must take its memory again */
 
@@ -34,9 +34,9 @@ void sp_graphs_trimmed(void) {
   sp_add(&trims, 1);
 }
 
-/* The bytes of all allocation nodes of a graph and of its child graphs. The first node sets *device, which is
- * SP_NO_DEVICE before: if they are on several devices, that one is charged for all. `depth`: of the child graph, 0 for
- * the graph itself. */
+/* The sum in bytes of all allocation nodes of a graph and of its child graphs. *device is SP_NO_DEVICE before the first
+ * node, which sets it: that device is charged for all, even if others are on other devices. `depth`: of the child
+ * graph; 0: the graph itself. */
 static uint64_t sum_of(CUgraph graph, int *device, int depth) {
   const struct sp_driver *driver = sp_driver();
   size_t count = 0;
@@ -68,7 +68,7 @@ static uint64_t sum_of(CUgraph graph, int *device, int depth) {
 }
 
 /* How many bytes a graph may allocate, and on which *device. 0: none, or it is not known. errno stays. */
-static uint64_t allocates(CUgraph graph, int *device) {
+static uint64_t allocated_bytes(CUgraph graph, int *device) {
   const struct sp_driver *driver = sp_driver();
   *device = SP_NO_DEVICE;
   if (!sp_graphs_may_allocate() || driver->cuGraphGetNodes == NULL || driver->cuGraphNodeGetType == NULL ||
@@ -76,7 +76,7 @@ static uint64_t allocates(CUgraph graph, int *device) {
     return 0;
   }
   int saved_errno = errno;
-  uint64_t bytes = sum_of(graph, device, 0);
+  uint64_t bytes = sum_of(graph, device, /* depth */ 0);
   errno = saved_errno;
   return bytes;
 }
@@ -85,7 +85,7 @@ static uint64_t allocates(CUgraph graph, int *device) {
  * errno stays. */
 static void note_executable(CUgraphExec executable, CUgraph graph) {
   int saved_errno = errno, device;
-  uint64_t bytes = allocates(graph, &device);
+  uint64_t bytes = allocated_bytes(graph, &device);
   struct sp_allocation_table *table = bytes != 0 && sp_allocations_room() ? sp_allocations_lock() : NULL;
   if (table != NULL) {
     struct sp_allocation row = {.key = (uint64_t)(uintptr_t)executable,
@@ -114,7 +114,7 @@ bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
     return true;
   }
   struct sp_allocation *row = sp_allocations_find(table, SP_MEMORY_GRAPH, (uint64_t)(uintptr_t)executable);
-  /* If it was launched since the last trim, it still has its memory. */
+  /* `owner`: the count of trims when it last took its memory. If it was none since, it still has that memory. */
   uint64_t bytes = row != NULL && row->owner != sp_load(&trims) ? row->bytes : 0;
   int device = row != NULL ? row->device_ordinal : SP_NO_DEVICE;
   sp_allocations_unlock(table);
@@ -128,7 +128,7 @@ void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult res
     return;
   }
   if (result != CUDA_SUCCESS) {
-    sp_pool_undone(growth, false);
+    sp_pool_undone(growth, /* allocated */ false);
     return;
   }
   sp_pool_grown(growth); /* it has its memory: charge what the pool has rounded it up to */
@@ -170,7 +170,7 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * executable, CUgraph grap
     CUresult result;                                                                                                   \
     if (params != NULL && (params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) {                                      \
       int device;                                                                                                      \
-      uint64_t bytes = allocates(graph, &device);                                                                      \
+      uint64_t bytes = allocated_bytes(graph, &device);                                                                \
       if (!reserve(device, bytes, &growth)) {                                                                          \
         params->hErrNode_out = NULL;                                                                                   \
         params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;                                                             \
@@ -209,7 +209,7 @@ SP_WRAPPER(cuGraphExecDestroy, (CUgraphExec executable), (executable)) {
   CUresult result;
   SP_CALL(result, real(executable));
   if (result == CUDA_SUCCESS) {
-    sp_gate_work_changed(sp_work_key(executable, 0, 0), true); /* another graph may get the same handle */
+    sp_gate_work_changed(sp_work_key(executable, 0, 0), /* gone */ true); /* another graph may get the same handle */
   }
   if (ours && result == CUDA_SUCCESS) {
     sp_memory_uncharge(&taken);

@@ -28,7 +28,7 @@ static uint64_t pitch_of(uint64_t width) {
 }
 
 /* Rows with a pitch that the driver chooses: an estimate is reserved, then corrected. If the true size does not fit,
- * the memory is freed (`free_row`: the row of the function for that). */
+ * the memory is freed again (`free_row`: the row of the table for the function that frees). */
 #define PITCHED(name, address_type, size, free_row)                                                                    \
   SP_WRAPPER(name, (address_type * address, size * pitch, size width, size height, unsigned int element),              \
              (address, pitch, width, height, element)) {                                                               \
@@ -59,11 +59,11 @@ PITCHED(cuMemAllocPitch, CUdeviceptr_v1, unsigned int, SP_ROW_cuMemFree)
 PITCHED(cuMemAllocPitch_v2, CUdeviceptr, size_t, SP_ROW_cuMemFree_v2)
 
 SP_WRAPPER(cuMemFree, (CUdeviceptr_v1 address), (address)) {
-  FREED(SP_MEMORY_ADDRESS, address, true, real(address));
+  FREED(SP_MEMORY_ADDRESS, address, /* waits */ true, real(address));
 }
 
 SP_WRAPPER(cuMemFree_v2, (CUdeviceptr address), (address)) {
-  FREED(SP_MEMORY_ADDRESS, address, true, real(address));
+  FREED(SP_MEMORY_ADDRESS, address, /* waits */ true, real(address));
 }
 
 /* Free and total memory of the current device: lowered to the share's view. */

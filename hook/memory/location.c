@@ -40,7 +40,7 @@ void sp_locations_changed(void) {
 
 /* The device of the stream's own context, where its allocations are made. It is the current one for the default
  * streams, or if the driver does not tell; SP_NO_DEVICE: there is no current context. */
-int sp_place_of_stream(CUstream stream) {
+int sp_device_of_stream(CUstream stream) {
   const struct sp_driver *driver = sp_driver();
   CUcontext context = NULL;
   struct sp_location here = sp_location_current();

@@ -79,8 +79,9 @@ static bool release_handle(uint64_t handle, struct sp_allocation *released) {
   return row != NULL;
 }
 
-/* The driver has released the handle, or has refused (`success`). On success the last reference to the handle also
- * drops its reference to the memory. On a failure the reference comes back. `released`: from release_handle. */
+/* The driver has released the handle (`success`), or has refused. On success the last reference to the handle also
+ * drops the handle's reference to the memory. On a failure the reference to the handle comes back. `released`: from
+ * release_handle. */
 static void conclude_release(struct sp_allocation *released, bool success) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -113,8 +114,8 @@ SP_WRAPPER(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle)) {
   return result;
 }
 
-/* Note that the memory of `handle` is mapped at `address`, `bytes` long: a new row, and one more reference to the
- * memory. `owner` in the row is our number of that memory, which the handle's row gives; 0 if we do not know the
+/* Note that the memory of `handle` is mapped at `address`, `bytes` long: the mapping gets a row, and the memory one
+ * more reference. The row's owner is our number of the memory, which is in the handle's row; 0 if we do not know the
  * handle. */
 static void note_mapping(uint64_t address, uint64_t bytes, uint64_t handle) {
   struct sp_allocation_table *table = sp_allocations_lock();
@@ -146,8 +147,8 @@ SP_WRAPPER(cuMemMap,
   return result;
 }
 
-/* Any mapping that begins in [from, end), or NULL, by a search of all rows. Called only if no known mapping begins at
- * an address, because we have not seen the call that made it. The caller holds the lock. */
+/* Any mapping that begins in [from, end), or NULL, by a search of all rows. Called only if no known mapping begins
+ * where one should, because we have not seen the call that made it. The caller holds the lock. */
 static struct sp_allocation *mapping_in(struct sp_allocation_table *table, uint64_t from, uint64_t end) {
   for (uint64_t index = 0; index < table->row_count; index++) {
     struct sp_allocation *row = &table->rows[index];
@@ -158,9 +159,9 @@ static struct sp_allocation *mapping_in(struct sp_allocation_table *table, uint6
   return NULL;
 }
 
-/* The driver has unmapped [from, end), which may have several whole mappings: remove their rows, each with its
- * reference to the memory. The program chooses its addresses and maps nothing there before it knows that they are free,
- * so the rows may be removed after the driver has unmapped. */
+/* The driver has unmapped [from, end), which may have been several mappings: remove their rows, each with its reference
+ * to the memory. The rows may be removed after the call: the program chooses the addresses of its mappings, and maps
+ * nothing there before the call has returned. */
 static void forget_mappings(uint64_t from, uint64_t end) {
   struct sp_allocation_table *table = sp_allocations_lock();
   if (table == NULL) {
@@ -175,13 +176,14 @@ static void forget_mappings(uint64_t from, uint64_t end) {
     if (taken.owner != 0) {
       drop_reference(table, taken.owner);
     }
-    if (taken.key == at) {
+    if (taken.key == at) { /* else the search of all rows has found it: look for more of them */
       at += taken.bytes != 0 ? taken.bytes : 1;
     }
   }
   sp_allocations_unlock(table);
 }
 
+/* The last mapping of memory without a handle ends its charge. */
 SP_WRAPPER(cuMemUnmap, (CUdeviceptr address, size_t bytes), (address, bytes)) {
   CUresult result;
   SP_CALL(result, real(address, bytes));
@@ -205,6 +207,7 @@ static void note_handle(uint64_t handle, uint64_t address) {
     return;
   }
   struct sp_allocation *mapping = sp_allocations_find(table, SP_MEMORY_MAPPING, address);
+  /* The address may lie inside a mapping. */
   for (uint64_t index = 0; mapping == NULL && index < table->row_count; index++) {
     struct sp_allocation *other = &table->rows[index];
     if (other->kind == SP_MEMORY_MAPPING && other->key != 0 && address - other->key < other->bytes) {
@@ -224,6 +227,7 @@ static void note_handle(uint64_t handle, uint64_t address) {
   sp_allocations_unlock(table);
 }
 
+/* The program gets a handle of memory that is mapped, which keeps the memory charged as any handle does. */
 SP_WRAPPER(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address), (handle, address)) {
   bool remembered = sp_allocations_room();
   CUresult result;

@@ -1,9 +1,9 @@
 /*
- * The memory of pools: the share is charged for what a pool holds, as the driver reports it. Of each pool is known:
- * `charged`, what it held by the driver's last answer; `live`, the sum of its allocations; and what is reserved for
- * allocations under way, by which it may grow (`in_flight`). All this is guarded by the table's lock (pool_table.h),
- * under which the driver is not called. The executable graphs of a device have one more pool, which has no handle
- * (NULL).
+ * The memory of pools: the share is charged for what a pool holds, as the driver reports it. An entry of the table
+ * (pool_table.h) keeps three sums of bytes: `charged`, what the pool held by the driver's last answer; `live`, its
+ * allocations; and `in_flight`, what is reserved for allocations under way. The table's lock guards them; the driver is
+ * not called under it. sp_pools_lock(false) is NULL if there is no table; sp_pools_lock(true) makes it first. The
+ * executable graphs of a device have one more pool, which has no handle (NULL).
  */
 #include "hook/memory/pool_table.h"
 
@@ -20,8 +20,8 @@
 
 static uint32_t dirty; /* a pool may hold more than its allocations, and may return that at any synchronise */
 
-/* The entry of a pool, added and charged if it is new; `handle` NULL: the pool of the device's graphs. NULL: the driver
- * does not tell what its pools hold, or there is no room. */
+/* The entry of a pool, added and charged if it is new; `handle` NULL: the pool of the device's graphs. Returns NULL if
+ * the driver does not tell what its pools hold, or if there is no room. */
 struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
   struct sp_pools *pools = sp_pools_lock(true);
   if (pools == NULL) {
@@ -69,11 +69,11 @@ int sp_pool_device(const struct sp_pool *pool) {
   return pool->device;
 }
 
-/* Correct the charge to what the pool holds, by asking the driver. Allocations under way have a charge of their own.
+/* Ask the driver what the pool holds, and correct its charge. What is reserved for allocations under way stays charged.
  * The caller holds the lock, which is let go while the driver is asked. */
 static void refresh(struct sp_pools *pools, struct sp_pool *pool) {
-  uint64_t now = 0, number = 0; /* both stay 0 for a destroyed pool: the driver is not asked about it */
-  if (pool->state == SP_POOL_OPEN && sp_pools_ask(pools, pool, &now, &number) != SP_ANSWER_TOLD) {
+  uint64_t now = 0, question = 0; /* both stay 0 for a destroyed pool: the driver is not asked about it */
+  if (pool->state == SP_POOL_OPEN && sp_pools_ask(pools, pool, &now, &question) != SP_ANSWER_TOLD) {
     return;
   }
   uint64_t before = pool->charged;
@@ -84,15 +84,15 @@ static void refresh(struct sp_pools *pools, struct sp_pool *pool) {
     return; /* an allocation under way will correct it */
   }
   pool->charged = now;
-  pool->answered = number;
+  pool->answered = question;
   if (pool->state == SP_POOL_DESTROYED && pool->under_way == 0) {
     pool->state = SP_POOL_FREE;
   }
   sp_slot_memory(pool->device, (int64_t)(now - before));
 }
 
-/* Correct the charges of the pools of a device, or of all pools if `every`. Set `dirty` anew: does any pool still hold
- * more than its allocations? */
+/* Correct the charges of the pools of a device, or of all pools if `every`. Set `dirty` again if any pool still holds
+ * more than its allocations. */
 static void refresh_all(int device_ordinal, bool every) {
   struct sp_pools *pools = sp_pools_lock(false);
   bool keeps = false;
@@ -120,7 +120,7 @@ static void refresh_all(int device_ordinal, bool every) {
 void sp_pools_look(void) {
   if (__builtin_expect(sp_load(&dirty) != 0, 0)) {
     int saved_errno = errno;
-    refresh_all(0, true);
+    refresh_all(0, /* every */ true);
     errno = saved_errno;
   }
 }
@@ -151,7 +151,7 @@ void sp_pools_context_gone(void) {
 /* Correct the charge of the device's pool of graphs. All pools of the device are asked, because that one has no
  * handle. */
 void sp_pools_refresh_graphs(int device_ordinal) {
-  refresh_all(device_ordinal, false);
+  refresh_all(device_ordinal, /* every */ false);
 }
 
 /* Ask what this pool holds, and correct its charge. Called after a trim, or a change of the pool's attributes. */
@@ -167,8 +167,8 @@ void sp_pool_refresh(CUmemoryPool handle) {
   }
 }
 
-/* The program is about to destroy the pool: correct its charge, and then ask the driver about it no more. Waits, for
- * 100 ms at most, until no question about it is under way. */
+/* The program is about to destroy the pool: correct its charge, and have the driver asked about it no more. Waits until
+ * no question or trim of it is under way, for 100 ms at most. */
 void sp_pool_closing(CUmemoryPool handle) {
   int saved_errno = errno;
   bool asking = true;
@@ -222,13 +222,14 @@ void sp_pool_destroyed(CUmemoryPool handle) {
   }
 }
 
-/* Before a refusal: have the device's pools return what they do not use, and correct their charges. */
+/* Before a refusal: have the device's pools return what they do not use, and correct their charges. `asking` of a pool
+ * keeps it from being destroyed during its trim. */
 void sp_pools_shrink(int device_ordinal) {
   const struct sp_driver *driver = sp_driver();
   if (!sp_pools_exist()) {
     return;
   }
-  refresh_all(device_ordinal, false);
+  refresh_all(device_ordinal, /* every */ false);
   /* We are inside a call that the program may make while it captures: our own calls may not invalidate the capture. */
   int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   bool relaxed =
@@ -239,19 +240,19 @@ void sp_pools_shrink(int device_ordinal) {
     SP_UNCANCELLED;
     struct sp_pools *pools = sp_pools_lock(false);
     struct sp_pool *pool = &pools->pools[index];
-    bool ours = index < pools->count && pool->state == SP_POOL_OPEN && !pool->closing &&
-                pool->device == device_ordinal && pool->charged != 0;
+    bool trims = index < pools->count && pool->state == SP_POOL_OPEN && !pool->closing &&
+                 pool->device == device_ordinal && pool->charged != 0;
     CUmemoryPool handle = pool->handle;
     last = index + 1 >= pools->count;
-    pool->asking += ours;
+    pool->asking += trims;
     sp_pools_unlock(pools);
-    if (ours && handle != NULL && driver->cuMemPoolTrimTo != NULL) {
+    if (trims && handle != NULL && driver->cuMemPoolTrimTo != NULL) {
       driver->cuMemPoolTrimTo(handle, 0);
-    } else if (ours && handle == NULL && driver->cuDeviceGraphMemTrim != NULL) {
+    } else if (trims && handle == NULL && driver->cuDeviceGraphMemTrim != NULL) {
       driver->cuDeviceGraphMemTrim(device_ordinal);
       sp_graphs_trimmed();
     }
-    if (ours) {
+    if (trims) {
       sp_pools_lock(false);
       pool->asking--;
       sp_pools_unlock(pools);
@@ -260,7 +261,7 @@ void sp_pools_shrink(int device_ordinal) {
   if (relaxed) {
     driver->cuThreadExchangeStreamCaptureMode(&mode);
   }
-  refresh_all(device_ordinal, false);
+  refresh_all(device_ordinal, /* every */ false);
 }
 
 /* The bytes, rounded up to a multiple of `to`, unless that would overflow. */
@@ -269,18 +270,18 @@ static uint64_t round_up(uint64_t bytes, uint64_t to) {
 }
 
 /* By how much the pool is assumed to grow for an allocation of `bytes`. It grows at its end, so its unused part serves
- * some of them; that is not so if the unused part is fragmented. */
+ * some of these bytes, unless that part is fragmented: then sp_pool_grown finds out. */
 static uint64_t growth_for(const struct sp_pool *pool, uint64_t bytes) {
   uint64_t unused = pool->charged > pool->live ? pool->charged - pool->live : 0;
   return bytes <= unused ? 0 : round_up(bytes - unused, pool->grain);
 }
 
-/* An allocation that has reserved `growth` is not under way any more; with the last one all of in_flight ends. Returns
- * by how much in_flight has fallen. The caller holds the lock. */
-static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
+/* An allocation that has reserved `reserved` bytes is not under way any more; with the last one all of in_flight ends.
+ * Returns by how much in_flight has fallen. The caller holds the lock. */
+static uint64_t end_reservation(struct sp_pool *pool, uint64_t reserved) {
   uint64_t before = pool->in_flight;
   pool->under_way--;
-  pool->in_flight = pool->under_way == 0 || growth > before ? 0 : before - growth;
+  pool->in_flight = pool->under_way == 0 || reserved > before ? 0 : before - reserved;
   return before - pool->in_flight;
 }
 
@@ -288,14 +289,15 @@ static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
  * out of the pool's counts again. */
 static bool reserve_growth(struct sp_growth *growth) {
   struct sp_pool *pool = growth->pool;
-  if (sp_memory_reserve(pool->device, growth->growth)) {
+  if (sp_memory_reserve(pool->device, growth->reserved)) {
     return true;
   }
   struct sp_pools *pools = sp_pools_lock(false);
   pool->live -= growth->bytes;
-  uint64_t less = leave(pool, growth->growth);
+  uint64_t ended = end_reservation(pool, growth->reserved);
   sp_pools_unlock(pools);
-  sp_slot_memory(pool->device, (int64_t)(growth->growth - less)); /* `less` has its own growth, never charged */
+  /* All of `ended` loses its charge, except this reservation: it was never charged. */
+  sp_slot_memory(pool->device, (int64_t)(growth->reserved - ended));
   return false;
 }
 
@@ -304,10 +306,10 @@ static bool reserve_growth(struct sp_growth *growth) {
  * sp_pool_undone. */
 bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
   struct sp_pools *pools = sp_pools_lock(false);
-  *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
+  *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .reserved = growth_for(pool, bytes)};
   pool->closing = false; /* it has not been destroyed: a signal handler may have jumped out of that */
   pool->live += bytes;   /* so that two allocations at the same time do not count on the same unused part */
-  pool->in_flight += growth->growth;
+  pool->in_flight += growth->reserved;
   pool->under_way++;
   sp_pools_unlock(pools);
   return reserve_growth(growth);
@@ -318,7 +320,7 @@ bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t byte
  * or sp_pool_undone. */
 bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
   struct sp_pools *pools = sp_pools_lock(false);
-  *growth = (struct sp_growth){.pool = pool, .bytes = 0, .growth = bytes};
+  *growth = (struct sp_growth){.pool = pool, .bytes = 0, .reserved = bytes};
   pool->in_flight += bytes;
   pool->under_way++;
   sp_pools_unlock(pools);
@@ -330,23 +332,23 @@ bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_
 bool sp_pool_grown(struct sp_growth *growth) {
   struct sp_pool *pool = growth->pool;
   struct sp_pools *pools = sp_pools_lock(false);
-  uint64_t now = 0, number = pool->answered;
+  uint64_t now = 0, question = pool->answered;
   bool fits = true;
-  switch (sp_pools_ask(pools, pool, &now, &number)) {
+  switch (sp_pools_ask(pools, pool, &now, &question)) {
   case SP_ANSWER_UNTOLD: /* the driver told before, but not now: assume that it grew by what was reserved */
-    now = pool->charged + growth->growth;
-    number = pool->answered;
+    now = pool->charged + growth->reserved;
+    question = pool->answered;
     break;
-  case SP_ANSWER_LATER: /* the question was asked when this allocation had been made, too */
+  case SP_ANSWER_LATER: /* the later question was asked when this allocation had been made, too */
     now = pool->charged;
-    number = pool->answered;
+    question = pool->answered;
     break;
   case SP_ANSWER_TOLD:
     break;
   }
   /* What the share is charged for the pool, with what is reserved, before and after. */
   uint64_t before = pool->charged + pool->in_flight;
-  leave(pool, growth->growth);
+  end_reservation(pool, growth->reserved);
   uint64_t after = now + pool->in_flight;
   if (pool->under_way != 0 && now <= before) {
     after = before; /* several under way: which one has grown the pool depends on their order, but together they fit */
@@ -359,28 +361,28 @@ bool sp_pool_grown(struct sp_growth *growth) {
     sp_slot_memory(pool->device, -(int64_t)(before - after));
   }
   if (pool->under_way == 0 && now > pool->charged && (now - pool->charged) % pool->grain != 0) {
-    pool->grain = LEAST_BYTES;
+    pool->grain = LEAST_BYTES; /* this pool grows by other steps */
   }
   if (now > pool->live) {
     sp_store(&dirty, 1);
   }
   pool->charged = now;
-  pool->answered = number;
-  pool->in_flight = after - now;
-  growth->growth = 0;
+  pool->answered = question;
+  pool->in_flight = after - now; /* more than is reserved, if the charge stays as before: the last one ends it */
+  growth->reserved = 0;
   sp_pools_unlock(pools);
   return fits;
 }
 
 /* An allocation has failed: end its reservation. `allocated`: the driver had made it, sp_pool_grown refused it and
- * ended the reservation, and the memory has been freed again. */
+ * ended the reservation, and the memory has been freed again. Then the device's pools return what they do not use. */
 void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
   struct sp_pool *pool = growth->pool;
   struct sp_pools *pools = sp_pools_lock(false);
   pool->live -= growth->bytes < pool->live ? growth->bytes : pool->live;
-  uint64_t less = allocated ? 0 : leave(pool, growth->growth);
+  uint64_t ended = allocated ? 0 : end_reservation(pool, growth->reserved);
   sp_pools_unlock(pools);
-  sp_memory_rollback(pool->device, less);
+  sp_memory_rollback(pool->device, ended);
   if (allocated) {
     sp_slot_memory_refused(pool->device, growth->bytes);
     sp_store(&dirty, 1);

@@ -31,8 +31,8 @@ void sp_pool_destroyed(CUmemoryPool handle);
 /* An allocation under way. */
 struct sp_growth {
   struct sp_pool *pool;
-  uint64_t bytes;  /* the allocation's size */
-  uint64_t growth; /* what was reserved, because the pool may grow by it */
+  uint64_t bytes;    /* the allocation's size; 0 for a graph */
+  uint64_t reserved; /* by how many bytes the pool may grow for it */
 };
 
 /* Reserve for an allocation. False: over the cap, nothing has changed. */
@@ -42,8 +42,8 @@ bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_
 /* The driver has allocated: correct the charge to what the pool holds now. False: it has grown past the cap; the caller
  * must free the allocation, then call sp_pool_undone. */
 bool sp_pool_grown(struct sp_growth *growth);
-/* The allocation was not made; or, if `allocated`, it was freed again, because sp_pool_grown refused it. End its
- * reservation. */
+/* The allocation was not made: end its reservation. If `allocated`, it was made, and freed again because sp_pool_grown
+ * refused it: then the pools return what they do not use. */
 void sp_pool_undone(const struct sp_growth *growth, bool allocated);
 int sp_pool_device(const struct sp_pool *pool);
 

@@ -42,16 +42,16 @@ bool sp_pools_ask_driver(int device_ordinal, CUmemoryPool handle, uint64_t *byte
 }
 
 /* Ask the driver how many *bytes an open pool holds. The caller holds the lock, which is let go meanwhile; pool->asking
- * keeps the pool from being destroyed and its entry from being reused. *number: of the question. LATER: the answer to a
- * later question is in pool->charged already. */
-enum sp_answer sp_pools_ask(struct sp_pools *pools, struct sp_pool *pool, uint64_t *bytes, uint64_t *number) {
+ * keeps the pool from being destroyed and its entry from being reused. *question becomes the question's number. LATER:
+ * the answer to a later question is in pool->charged already. UNTOLD: the driver does not tell, or is not asked. */
+enum sp_answer sp_pools_ask(struct sp_pools *pools, struct sp_pool *pool, uint64_t *bytes, uint64_t *question) {
   if (pool->closing) {
     return SP_ANSWER_UNTOLD;
   }
   SP_UNCANCELLED; /* a question that never ends would keep the pool from being destroyed */
   CUmemoryPool handle = pool->handle;
   int device_ordinal = pool->device;
-  *number = ++pools->questions;
+  *question = ++pools->questions;
   pool->asking++;
   pthread_mutex_unlock(&pools->lock);
   bool told = sp_pools_ask_driver(device_ordinal, handle, bytes);
@@ -60,11 +60,11 @@ enum sp_answer sp_pools_ask(struct sp_pools *pools, struct sp_pool *pool, uint64
   if (!told || pool->state != SP_POOL_OPEN) {
     return SP_ANSWER_UNTOLD;
   }
-  return pool->answered > *number ? SP_ANSWER_LATER : SP_ANSWER_TOLD;
+  return pool->answered > *question ? SP_ANSWER_LATER : SP_ANSWER_TOLD;
 }
 
-/* The entry of a living pool, or NULL. The device counts only for the pool of graphs, which has no handle. The caller
- * holds the lock. */
+/* The entry of a pool that is in use, or NULL. The device counts only for the pool of graphs, which has no handle. The
+ * caller holds the lock. */
 struct sp_pool *sp_pools_find(struct sp_pools *pools, int device_ordinal, CUmemoryPool handle) {
   for (uint32_t index = 0; index < pools->count; index++) {
     struct sp_pool *pool = &pools->pools[index];
@@ -76,8 +76,8 @@ struct sp_pool *sp_pools_find(struct sp_pools *pools, int device_ordinal, CUmemo
   return NULL;
 }
 
-/* Put the entry into a free place, about which no question is under way. NULL: there is none. The caller holds the
- * lock. */
+/* Put the entry into a free place, or behind the last one. Returns it; NULL: there is no room. The caller holds the
+ * lock. A place about which a question is under way is not free yet. */
 struct sp_pool *sp_pools_add(struct sp_pools *pools, struct sp_pool entry) {
   uint32_t index = 0;
   while (index < pools->count && (pools->pools[index].state != SP_POOL_FREE || pools->pools[index].asking != 0)) {

@@ -19,11 +19,11 @@ struct sp_pool {
   uint32_t state;
   int device;
   uint64_t charged;   /* what it held when the driver was last asked */
-  uint64_t in_flight; /* reserved for allocations under way */
+  uint64_t in_flight; /* bytes reserved for allocations under way: by that it may grow */
   uint32_t under_way; /* the number of allocations under way */
   uint64_t live;      /* the sum of its allocations */
   uint64_t grain;     /* it grows by multiples of this */
-  uint64_t answered;  /* the number of the question that `charged` is the answer to */
+  uint64_t answered;  /* the number of the question to which `charged` is the answer */
   uint32_t asking;    /* the number of questions and trims under way */
   bool closing;       /* the program is destroying it: the driver is asked no more */
 };
@@ -52,8 +52,9 @@ bool sp_pools_ask_driver(int device_ordinal, CUmemoryPool handle, uint64_t *byte
 /* What came of a question. LATER: one that was asked later has been answered, and `charged` is the newer value. */
 enum sp_answer { SP_ANSWER_UNTOLD, SP_ANSWER_TOLD, SP_ANSWER_LATER };
 
-/* Ask how much memory an open pool has reserved. The caller holds the lock; it is let go meanwhile, for the driver's
- * answer may wait for a call of another thread. Whoever uses the answer sets `answered` to the question's number. */
-enum sp_answer sp_pools_ask(struct sp_pools *pools, struct sp_pool *pool, uint64_t *bytes, uint64_t *number);
+/* Ask how much memory an open pool has reserved. The caller holds the lock; it is let go meanwhile, because the
+ * driver's answer may wait for a call of another thread. A caller that uses the answer sets `answered` to the
+ * question's number. */
+enum sp_answer sp_pools_ask(struct sp_pools *pools, struct sp_pool *pool, uint64_t *bytes, uint64_t *question);
 
 #endif

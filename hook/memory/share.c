@@ -1,5 +1,5 @@
-/* The share's side of the account: the sum over its slots in the region, and the cap. This process charges its own
- * slot. A device is named by its CUdevice. */
+/* The share's side of the account: the sum over its slots in the region, and the cap. This process charges its own slot
+ * ("our slot"). A device is named by its CUdevice. */
 #include "hook/gate/process.h"
 #include "hook/memory/memory.h"
 

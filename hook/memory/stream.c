@@ -1,7 +1,7 @@
 /*
  * Wrappers for stream-ordered memory: allocations from pools, and the pools themselves. Such memory belongs to a device
- * and outlives contexts. A pool is charged for all that it holds (pool.h). In a stream that is capturing, a call makes
- * a node of a graph and allocates nothing.
+ * and outlives contexts. A pool is charged for all that it holds (pool.h). In a capturing stream a call adds a node to
+ * a graph and allocates nothing.
  *
  * A wrapper runs in the place of the driver's function of its name, and calls that function as `real`, through SP_CALL
  * (interpose/intercept.h).
@@ -18,7 +18,7 @@ static CUmemoryPool current_pool(int device) {
              : NULL;
 }
 
-/* An allocation to be made by the driver, whatever its function and pool. */
+/* An allocation to be made by the driver. One of the two functions is set: the one that the program has called. */
 struct request {
   CUresult (*from_current)(CUdeviceptr *, size_t, CUstream);
   CUresult (*from_pool)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
@@ -30,7 +30,7 @@ struct request {
 };
 
 /* Make the allocation by the driver's function that the program has called. */
-static CUresult call(const struct request *request) {
+static CUresult call_driver(const struct request *request) {
   CUresult result;
   if (request->from_pool != NULL) {
     SP_CALL(result, request->from_pool(request->address, request->bytes, request->pool, request->stream));
@@ -43,10 +43,10 @@ static CUresult call(const struct request *request) {
 /* Free the allocation again, in the stream's order: the program will not get it. */
 static void give_back(const struct request *request) {
   const struct sp_driver *driver = sp_driver();
-  CUresult (*back)(CUdeviceptr, CUstream) =
+  CUresult (*free_async)(CUdeviceptr, CUstream) =
       request->per_thread && driver->cuMemFreeAsync_ptsz != NULL ? driver->cuMemFreeAsync_ptsz : driver->cuMemFreeAsync;
-  if (back != NULL) {
-    back(*request->address, request->stream);
+  if (free_async != NULL) {
+    free_async(*request->address, request->stream);
   }
 }
 
@@ -56,7 +56,7 @@ static CUresult allocate_bytes(const struct request *request, int device) {
   if (!sp_memory_reserve(device, request->bytes)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  CUresult result = call(request);
+  CUresult result = call_driver(request);
   if (result != CUDA_SUCCESS) {
     sp_memory_rollback(device, request->bytes);
     return result;
@@ -67,29 +67,30 @@ static CUresult allocate_bytes(const struct request *request, int device) {
   return result;
 }
 
-/* Make the allocation from the pool `handle` and charge that pool. If what it holds cannot be told, charge the stream's
- * `device` with the size. Returns what the program gets: the driver's result, or that there is no memory if it is over
- * the cap. */
-static CUresult allocate(const struct request *request, int device, CUmemoryPool handle) {
+/* Make the allocation from the pool `handle` and charge that pool. If the driver does not tell what the pool holds,
+ * charge the stream's `device` with the size. Returns what the program gets: the driver's result, or that there is no
+ * memory if it is over the cap. */
+static CUresult allocate_from_pool(const struct request *request, int device, CUmemoryPool handle) {
   if (request->bytes == 0) {
-    return call(request); /* an empty allocation holds nothing, and all such may have the same address */
+    return call_driver(request); /* an empty allocation holds nothing, and all such may have the same address */
   }
   struct sp_pool *pool = handle != NULL ? sp_pool_of(device, handle) : NULL;
   if (pool == NULL) {
     return allocate_bytes(request, device);
   }
   if (sp_pool_is_unpaid(pool)) {
-    return call(request);
+    return call_driver(request);
   }
-  /* Try twice: memory that the pool keeps may be too fragmented, which shows when it has grown past the cap. */
+  /* Two tries. The first counts on memory that the pool keeps. If that is too fragmented, the pool grows past the cap:
+   * the allocation is freed again, and the pools return what they do not use. Then the second try reserves anew. */
   for (int attempt = 0; attempt < 2; attempt++) {
     struct sp_growth growth;
     if (!sp_pool_begin(&growth, pool, request->bytes)) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    CUresult result = call(request);
+    CUresult result = call_driver(request);
     if (result != CUDA_SUCCESS) {
-      sp_pool_undone(&growth, false);
+      sp_pool_undone(&growth, /* allocated */ false);
       return result;
     }
     if (sp_pool_grown(&growth)) {
@@ -102,7 +103,7 @@ static CUresult allocate(const struct request *request, int device, CUmemoryPool
       return result;
     }
     give_back(request);
-    sp_pool_undone(&growth, true);
+    sp_pool_undone(&growth, /* allocated */ true);
   }
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -114,10 +115,10 @@ static CUresult allocate(const struct request *request, int device, CUmemoryPool
         .from_current = real, .address = address, .bytes = bytes, .stream = stream, .per_thread = own_stream};         \
     if (sp_location_captures(stream, own_stream)) {                                                                    \
       sp_graphs_allocate();                                                                                            \
-      return call(&request);                                                                                           \
+      return call_driver(&request);                                                                                    \
     }                                                                                                                  \
-    int device = sp_place_of_stream(stream);                                                                           \
-    return allocate(&request, device, current_pool(device));                                                           \
+    int device = sp_device_of_stream(stream);                                                                          \
+    return allocate_from_pool(&request, device, current_pool(device));                                                 \
   }
 STREAM_ORDERED(cuMemAllocAsync, false)
 STREAM_ORDERED(cuMemAllocAsync_ptsz, true)
@@ -135,9 +136,9 @@ STREAM_ORDERED(cuMemAllocAsync_ptsz, true)
                               .per_thread = own_stream};                                                               \
     if (sp_location_captures(stream, own_stream)) {                                                                    \
       sp_graphs_allocate();                                                                                            \
-      return call(&request);                                                                                           \
+      return call_driver(&request);                                                                                    \
     }                                                                                                                  \
-    return allocate(&request, sp_place_of_stream(stream), pool);                                                       \
+    return allocate_from_pool(&request, sp_device_of_stream(stream), pool);                                            \
   }
 FROM_POOL(cuMemAllocFromPoolAsync, false)
 FROM_POOL(cuMemAllocFromPoolAsync_ptsz, true)
@@ -148,13 +149,13 @@ FROM_POOL(cuMemAllocFromPoolAsync_ptsz, true)
     if (sp_location_captures(stream, per_thread)) {                                                                    \
       return real(address, stream);                                                                                    \
     }                                                                                                                  \
-    FREED(SP_MEMORY_ADDRESS, address, false, real(address, stream));                                                   \
+    FREED(SP_MEMORY_ADDRESS, address, /* waits */ false, real(address, stream));                                       \
   }
 FREE_ASYNC(cuMemFreeAsync, false)
 FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 
-/* The program gets a pool, which has its memory at `location`: a pool on a device gets an entry, one on the host is
- * never charged. Managed memory may lie on no particular device: then nothing is noted. */
+/* The program gets a pool with its memory at `location`: a pool on a device gets an entry, one on the host is never
+ * charged. Managed memory may lie on no particular device: then nothing is noted. */
 static void note_pool_location(CUmemoryPool pool, const CUmemLocation *location) {
   if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
     sp_pool_of(location->id, pool);

@@ -36,9 +36,9 @@ static void remember(struct sp_busy_intervals *busy, int64_t from_ns, int64_t un
   busy->count++;
 }
 
-/* Work ran from `from_ns` to `until_ns`: deduct it from the gaps. Returns how much was deducted. */
+/* Work ran from `from_ns` to `until_ns`: take that time out of the gaps. Returns how much of it was in gaps. */
 static int64_t fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns) {
-  int64_t filled_ns = 0, rest_from_ns = 0, rest_until_ns = 0;
+  int64_t filled_ns = 0, split_from_ns = 0, split_until_ns = 0; /* the part behind the work of a gap that it splits */
   uint32_t kept = 0;
   for (uint32_t index = 0; index < busy->count; index++) {
     int64_t low_ns = busy->gaps[index].from_ns, high_ns = busy->gaps[index].until_ns;
@@ -46,8 +46,8 @@ static int64_t fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t unt
     if (first_ns < last_ns) {
       filled_ns += last_ns - first_ns;
       if (low_ns < first_ns && last_ns < high_ns) { /* the work is in the middle of this gap, so in no other one */
-        rest_from_ns = last_ns;
-        rest_until_ns = high_ns;
+        split_from_ns = last_ns;
+        split_until_ns = high_ns;
         high_ns = first_ns;
       } else if (low_ns < first_ns) {
         high_ns = first_ns;
@@ -62,8 +62,8 @@ static int64_t fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t unt
     }
   }
   busy->count = kept;
-  if (rest_from_ns < rest_until_ns)
-    remember(busy, rest_from_ns, rest_until_ns);
+  if (split_from_ns < split_until_ns)
+    remember(busy, split_from_ns, split_until_ns);
   return filled_ns;
 }
 
@@ -82,14 +82,14 @@ int64_t sp_busy_add(struct sp_busy_intervals *busy, int64_t from_ns, int64_t unt
   return idle_ns;
 }
 
-/* `work_ns` of work ran somewhere between the two times: let it fill the last gaps there, as far as there is room.
- * Returns what sp_busy_add returns. */
+/* `work_ns` of work ran somewhere between the two times: let it fill the gaps there, the latest first, as far as there
+ * is room. Returns what sp_busy_add returns. */
 int64_t sp_busy_fill(struct sp_busy_intervals *busy, int64_t from_ns, int64_t until_ns, int64_t work_ns) {
   int64_t idle_ns = 0;
   if (until_ns > busy->until_ns) /* first make the time up to there a gap */
     idle_ns = sp_busy_add(busy, until_ns, until_ns);
   while (work_ns > 0) {
-    int64_t first_ns = 0, last_ns = INT64_MIN; /* the latest gap in the range */
+    int64_t first_ns = 0, last_ns = INT64_MIN; /* of the latest gap in the range; INT64_MIN: there is none */
     for (uint32_t index = 0; index < busy->count; index++) {
       int64_t low_ns = busy->gaps[index].from_ns, high_ns = busy->gaps[index].until_ns;
       low_ns = low_ns > from_ns ? low_ns : from_ns;

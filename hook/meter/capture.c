@@ -17,7 +17,8 @@ bool sp_stream_capturing(void *stream, bool per_thread) {
     result = driver->cuStreamIsCapturing_ptsz(stream, &status);
   else if (driver->cuStreamIsCapturing)
     result = driver->cuStreamIsCapturing(stream, &status);
-  /* 906: this is the legacy stream, and a capture that it would join is open. Any use of it would invalidate that. */
+  /* An error: it is the legacy stream, and a capture that it would join is open. Any use of it would invalidate that.
+   */
   return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -83,8 +84,8 @@ static CUresult record_beside_captures(CUevent event, void *stream, bool per_thr
 
 /* Record the event into the stream, unless that could disturb a capture. If it is another thread's own stream, record
  * into the legacy stream, which waits for it. `launching`: the caller launches into the stream anyway. `recording` (may
- * be NULL) has the state meanwhile, so that a jump out of the driver's call can be undone. An error: the event must not
- * be waited for. */
+ * be NULL) names the state during the driver's call, so that a jump out of it can be undone. An error: the event must
+ * not be waited for. */
 CUresult sp_stream_record(struct sp_stream_state *state, CUevent event, bool launching,
                           struct sp_recording *recording) {
   void *stream = state->stream;
@@ -110,7 +111,7 @@ CUresult sp_stream_record(struct sp_stream_state *state, CUevent event, bool lau
   return result;
 }
 
-/* A thread has left a record by a jump: it is no longer under way. */
+/* A thread has left the driver's call of sp_stream_record by a jump: it is no longer inside the driver. */
 void sp_stream_record_left(void) {
   sp_sub_full(&records, 1);
 }

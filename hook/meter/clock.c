@@ -21,9 +21,9 @@
 
 #include "hook/gate/process.h"
 
-#define WINDOW_NS 1000000000u
-#define EARLY_NS  2000    /* the bounds of the clocks are wrong by at most this */
-#define TIGHT_NS  100000u /* two bounds nearer to each other than this are both believed */
+#define WINDOW_NS 1000000000u /* the bounds hold for one to two of these: clocks drift */
+#define EARLY_NS  2000        /* the bounds of the clocks are wrong by at most this */
+#define TIGHT_NS  100000u     /* two bounds nearer to each other than this are both believed */
 
 /* Device time from one event to another, in *ns; negative if `to` finished first. False: the driver does not tell, or
  * `from` is NULL. */
@@ -37,46 +37,46 @@ bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
 }
 
 /* Learn an upper bound of the mapping (host - device): a wake-up at the host's `now_ns` has seen the difference
- * `offset_ns`. Bounds are kept for this second and the one before. A bound is certain when it is seen, so an older
- * lower bound that contradicts it is given up. */
-static void learn_most(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
-  if (now_ns - clock->window_ns > WINDOW_NS) {
-    clock->offset_ns[1] = clock->offset_ns[0];
-    clock->least_ns[1] = clock->least_ns[0];
-    clock->waits[1] = clock->waits[0];
-    clock->offset_ns[0] = offset_ns;
-    clock->least_ns[0] = INT64_MIN;
+ * `seen_ns`. Bounds are kept for this second and the one before. A bound is certain when it is seen, so an older lower
+ * bound that contradicts it gives way. */
+static void learn_upper(struct sp_clock *clock, int64_t seen_ns, uint64_t now_ns) {
+  if (now_ns - clock->window_ns > WINDOW_NS) { /* a new second begins */
+    clock->upper_ns[1] = clock->upper_ns[0];
+    clock->lower_ns[1] = clock->lower_ns[0];
+    clock->woke[1] = clock->woke[0];
+    clock->upper_ns[0] = seen_ns;
+    clock->lower_ns[0] = INT64_MIN;
     clock->idle[1] = clock->idle[0];
-    clock->waits[0] = clock->idle[0] = false;
+    clock->woke[0] = clock->idle[0] = false;
     clock->window_ns = now_ns;
-  } else if (offset_ns < clock->offset_ns[0]) {
-    clock->offset_ns[0] = offset_ns;
+  } else if (seen_ns < clock->upper_ns[0]) {
+    clock->upper_ns[0] = seen_ns;
   }
   for (int second = 0; second < 2; second++)
-    if (clock->least_ns[second] > offset_ns) /* the clocks have drifted since */
-      clock->least_ns[second] = offset_ns;
+    if (clock->lower_ns[second] > seen_ns) /* the clocks have drifted since */
+      clock->lower_ns[second] = seen_ns;
 }
 
 /* The upper bound of (host - device): the smaller one of the last two seconds. */
-int64_t sp_clock_most_ns(const struct sp_clock *clock) {
-  return clock->offset_ns[0] < clock->offset_ns[1] ? clock->offset_ns[0] : clock->offset_ns[1];
+int64_t sp_clock_upper_ns(const struct sp_clock *clock) {
+  return clock->upper_ns[0] < clock->upper_ns[1] ? clock->upper_ns[0] : clock->upper_ns[1];
 }
 
 /* The lower bound of (host - device): the higher one of the last two seconds. */
-static int64_t least(const struct sp_clock *clock) {
-  return clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
+static int64_t lower_bound_ns(const struct sp_clock *clock) {
+  return clock->lower_ns[0] > clock->lower_ns[1] ? clock->lower_ns[0] : clock->lower_ns[1];
 }
 
 /* Learn a lower bound of (host - device): at the host's `host_ns` the device's clock showed `device_ns` or less; about
- * `device_ns` if the stream was `idle`. An older upper bound that contradicts it is given up. */
-static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device_ns, bool idle) {
+ * `device_ns` if the stream was `idle`. An older upper bound that contradicts it gives way. */
+static void learn_lower(struct sp_clock *clock, uint64_t host_ns, int64_t device_ns, bool idle) {
   clock->idle[0] |= idle;
-  int64_t least_ns = (int64_t)host_ns - device_ns;
-  if (least_ns > clock->least_ns[0])
-    clock->least_ns[0] = least_ns;
+  int64_t seen_ns = (int64_t)host_ns - device_ns;
+  if (seen_ns > clock->lower_ns[0])
+    clock->lower_ns[0] = seen_ns;
   for (int second = 0; second < 2; second++)
-    if (clock->offset_ns[second] < least_ns)
-      clock->offset_ns[second] = least_ns;
+    if (clock->upper_ns[second] < seen_ns)
+      clock->upper_ns[second] = seen_ns;
 }
 
 /* Was the stream idle when this marker was recorded? Only an edge without work can tell: it was if the edge is stamped
@@ -92,30 +92,31 @@ static bool knows_arrival(const struct sp_clock *clock, uint64_t launched_ns) {
   return clock->arrival_seen_ns && (int64_t)(launched_ns - clock->arrival_seen_ns) < (int64_t)(2 * WINDOW_NS);
 }
 
-/* When a launch into an empty stream, made at the host's `launched_ns`, begins on the device's scale: by the usual
- * difference of the two if that was learned lately, else by the guess and by what a record takes. */
+/* When a launch into an empty stream, made at the host's `launched_ns`, begins on the device's scale. That is by the
+ * usual difference of the two times if it was learned lately; else by the guess, as if it took as long as a record. */
 int64_t sp_clock_arrived_ns(const struct sp_clock *clock, uint64_t launched_ns) {
   int64_t arrival_ns = knows_arrival(clock, launched_ns) ? clock->arrival_ns : clock->guess_ns - clock->record_ns;
   return (int64_t)launched_ns - arrival_ns;
 }
 
-/* Learn from a launch into an empty stream, made at the host's `launched_ns`, which began at `began_ns` on the device's
- * scale. */
+/* A launch into an empty stream, made at the host's `launched_ns`, began at `began_ns` on the device's scale: learn the
+ * usual difference of the two, as a moving average. A launch that took longer (change_ns below 0) counts for less,
+ * because it may have waited for something. */
 void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_t began_ns) {
-  int64_t arrival_ns = (int64_t)launched_ns - began_ns, most_ns = sp_clock_most_ns(clock);
-  if (arrival_ns > most_ns + EARLY_NS)
+  int64_t arrival_ns = (int64_t)launched_ns - began_ns, upper_ns = sp_clock_upper_ns(clock);
+  if (arrival_ns > upper_ns + EARLY_NS)
     return; /* it would lie before the launch: beside other streams the work took longer than its known length */
-  if (knows_arrival(clock, launched_ns)) { /* a longer time may include a wait */
+  if (knows_arrival(clock, launched_ns)) {
     int64_t change_ns = arrival_ns - clock->arrival_ns;
     arrival_ns = clock->arrival_ns + change_ns / (change_ns > 0 ? 8 : 32);
   }
-  clock->arrival_ns = arrival_ns < most_ns ? arrival_ns : most_ns;
+  clock->arrival_ns = arrival_ns < upper_ns ? arrival_ns : upper_ns;
   clock->arrival_seen_ns = launched_ns;
 }
 
 /* Work of another context has ended: that context's clock becomes the present one, and the present one is kept. What an
  * event and its record take is a property of the device, so it is copied to a new clock. */
-static void take_up(struct sp_device *device, CUcontext context) {
+static void change_clock(struct sp_device *device, CUcontext context) {
   struct sp_clock before = device->clock;
   uint32_t place = device->changes++ % SP_CLOCKS_MAX; /* the one to give up, if this context has none */
   for (uint32_t index = 0; index < SP_CLOCKS_MAX; index++)
@@ -133,51 +134,52 @@ static void take_up(struct sp_device *device, CUcontext context) {
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, bool blocked) {
   struct sp_clock *clock = &device->clock;
   uint64_t now_ns = sp_now_ns(), seen_ns = sp_load(&device->seen_ns[device->queue_head % SP_MARKERS_MAX]),
-           before_ns = sp_load(&device->finished_ns);
+           finished_before_ns = sp_load(&device->finished_ns);
   int64_t span_ns = 0, start_ns = 0;
   struct sp_stream_state *start = sp_exchange(&device->start_state, NULL);
-  if (sp_exchange(&device->stale, false)) {
+  if (sp_exchange(&device->stale, false)) { /* a context is gone, and another one may get its handle */
     memset(device->clocks, 0, sizeof device->clocks);
     clock->event = NULL;
     device->scale = 0; /* the end of the work that was in flight cannot be known */
   }
   if (clock->context != marker->state->context)
-    take_up(device, marker->state->context);
+    change_clock(device, marker->state->context);
   /* The scale goes on from the last marker, if the driver tells the time between the two. */
   bool chained = clock->event && sp_clock_elapsed_ns(clock->event, marker->event, &span_ns);
   clock->event = marker->event;
   if (chained) {
     clock->device_ns += span_ns;
     /* A thread of the program may have seen the end before the keeper. */
-    learn_most(clock, (int64_t)(seen_ns ? seen_ns : now_ns) - clock->device_ns, now_ns);
-    clock->waits[0] |= blocked || seen_ns;
+    learn_upper(clock, (int64_t)(seen_ns ? seen_ns : now_ns) - clock->device_ns, now_ns);
+    clock->woke[0] |= blocked || seen_ns;
   } else { /* the first marker: begin a scale */
     clock->scale = ++device->scales;
     clock->device_ns = clock->latest_ns = 0;
-    clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
-    clock->least_ns[0] = clock->least_ns[1] = INT64_MIN;
+    clock->upper_ns[0] = clock->upper_ns[1] = (int64_t)now_ns;
+    clock->lower_ns[0] = clock->lower_ns[1] = INT64_MIN;
     clock->arrival_seen_ns = 0;
-    clock->waits[0] = clock->waits[1] = clock->idle[0] = clock->idle[1] = false;
+    clock->woke[0] = clock->woke[1] = clock->idle[0] = clock->idle[1] = false;
     clock->window_ns = now_ns;
-    before_ns = 0;
+    finished_before_ns = 0;
   }
-  learn_least(clock, marker->recorded_ns, clock->device_ns, was_idle(clock, marker));
+  learn_lower(clock, marker->recorded_ns, clock->device_ns, was_idle(clock, marker));
+  /* Behind a turn's start event this marker is the turn's first, and tells when the turn's work began. */
   clock->started = start && !sp_load(&start->dead) && start->context == clock->context &&
                    sp_clock_elapsed_ns(start->start_event, marker->event, &start_ns) && start_ns >= 0;
   clock->start_ns = clock->device_ns - start_ns;
   if (clock->started)
-    learn_least(clock, start->start_ns, clock->start_ns, start->start_idle);
+    learn_lower(clock, start->start_ns, clock->start_ns, start->start_idle);
   if (clock->device_ns > clock->latest_ns)
     clock->latest_ns = clock->device_ns;
-  int64_t most_ns = sp_clock_most_ns(clock), least_ns = least(clock);
-  bool near = least_ns > most_ns - TIGHT_NS;
+  int64_t upper_ns = sp_clock_upper_ns(clock), lower_ns = lower_bound_ns(clock);
+  bool near = lower_ns > upper_ns - TIGHT_NS; /* then both bounds are believed */
   clock->tight = near && (clock->idle[0] || clock->idle[1]);
-  clock->sure = clock->tight || clock->waits[0] || clock->waits[1];
-  clock->low_ns = near && least_ns < most_ns ? least_ns : most_ns;
-  clock->guess_ns = clock->tight ? clock->low_ns : most_ns;
-  uint64_t finished_ns = (uint64_t)(clock->latest_ns + most_ns);
-  if (finished_ns < before_ns) /* work ends in the order of its markers, even if the mapping disagrees */
-    finished_ns = before_ns;
+  clock->sure = clock->tight || clock->woke[0] || clock->woke[1];
+  clock->low_ns = near && lower_ns < upper_ns ? lower_ns : upper_ns;
+  clock->guess_ns = clock->tight ? clock->low_ns : upper_ns;
+  uint64_t finished_ns = (uint64_t)(clock->latest_ns + upper_ns);
+  if (finished_ns < finished_before_ns) /* work ends in the order of its markers, even if the mapping disagrees */
+    finished_ns = finished_before_ns;
   if (finished_ns > now_ns)
     finished_ns = now_ns;
   sp_store(&device->finished_ns, finished_ns); /* threads of the program read it to learn their pauses */

@@ -6,8 +6,8 @@
  */
 #include "hook/gate/process.h"
 
-/* Count `count` copies that the driver has accepted, `bytes` in all, `way`: which direction. Copies into a capture are
- * not made yet, and do not count. */
+/* Count `count` copies in the direction `way`, of `bytes` in all, that the driver has accepted. Copies into a capturing
+ * stream are not made yet, and do not count. */
 void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, uint64_t count) {
   if (sp_unlikely(!sp_load(&sp_this_process.attached)) || count == 0)
     return;

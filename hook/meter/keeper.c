@@ -24,23 +24,23 @@
 #include "hook/gate/process.h"
 #include "region/uncancelled.h"
 
-#define LINGER_MIN_NS     50000u
-#define LINGER_MAX_NS     200000u
-#define LOOK_MIN_NS       100000u  /* the first look after a launch */
-#define LOOK_ALONE_NS     4000000u /* the longest time between looks while no other share waits */
-#define LOOK_CONTENDED_NS 200000u
+#define LINGER_MIN_NS     50000u      /* an idle turn is kept for at least this … */
+#define LINGER_MAX_NS     200000u     /* … and at most this */
+#define LOOK_MIN_NS       100000u     /* the first look after a launch */
+#define LOOK_ALONE_NS     4000000u    /* the longest time between looks while no other share waits */
+#define LOOK_CONTENDED_NS 200000u     /* … and while another one waits */
 #define LOOK_STANDING_NS  500000u     /* between looks at a wait that work stands behind, once the turn is returned */
 #define ASLEEP_NS         1000000000u /* the longest sleep without a turn; after it the slot's lock is refreshed */
 #define TELL_NS           100000      /* this much idle time is published at once */
 #define SPARSE_NS      1000000u   /* work with pauses in it is marked at most this often, so that the pauses are seen */
 #define COUNT_NS       100000000u /* how old the published counters of a long turn may be */
 #define LEAVES_NS      100000u    /* work that usually stands for longer leaves the device to another share at once */
-#define INSIDE_POLL_NS 20000u
-#define BLOCKED_NS     10000u /* a wait that takes longer than this has slept */
-#define LAST_LOOKS     50     /* of INSIDE_POLL_NS, at the end of the process */
-#define SAME_END_NS    50000u /* two predictions of the end of a drain that differ by less are the same */
+#define INSIDE_POLL_NS 20000u     /* between looks whether threads are inside the driver */
+#define BLOCKED_NS     10000u     /* a wait that takes longer than this has slept */
+#define LAST_LOOKS     50         /* of INSIDE_POLL_NS, at the end of the process */
+#define SAME_END_NS    50000u     /* two predictions of the end of a drain that differ by less are the same */
 
-/* Wake the keeper if it sleeps. If it is about to sleep, it sees that `kick` has changed, and does not. */
+/* Wake the keeper if it sleeps. If it is about to sleep, it sees that `kick` has changed, and does not. errno stays. */
 void sp_keeper_kick(struct sp_device *device) {
   sp_add_full(&device->kick, 1);
   if (!sp_load_full(&device->asleep))
@@ -121,6 +121,7 @@ static bool wait_for_marker(struct sp_device *device) {
 static void publish(struct sp_device *device) {
   struct sp_report *report = &device->report;
   report->launches = sp_threads_launches(device->index);
+  /* Negative: that much of the reported idle time was work. It cannot be more than was reported. */
   int64_t starved_ns = sp_exchange(&device->starved_ns, 0);
   if (starved_ns < 0 && (uint64_t)-starved_ns > report->idle_ns)
     starved_ns = -(int64_t)report->idle_ns;
@@ -131,11 +132,10 @@ static void publish(struct sp_device *device) {
   sp_slot_publish(device->slot, report);
 }
 
-/* Publish the report if device->starved_ns is large: the idle time that is not in it yet, or, negative, what is idle in
- * it and turned out to be work. For the arbiter time counts as work until it is reported as idle. The other counters of
- * a long turn are published every COUNT_NS, however full the device's queue is. *told_ns: when this last published.
- * Takes turn_lock. */
-static void tell(struct sp_device *device, uint64_t *told_ns) {
+/* Publish the report if device->starved_ns, the correction of its idle time, is large: for the arbiter time counts as
+ * work until it is reported as idle. The other counters of a long turn are published every COUNT_NS, however full the
+ * device's queue is. *told_ns: when this last published. Takes turn_lock. */
+static void publish_if_due(struct sp_device *device, uint64_t *told_ns) {
   uint64_t now_ns = sp_now_ns();
   int64_t starved_ns = sp_load(&device->starved_ns);
   if (starved_ns < TELL_NS && starved_ns > -TELL_NS && now_ns - *told_ns < COUNT_NS)
@@ -172,9 +172,9 @@ static bool leave_turn(struct sp_device *device) {
 }
 
 /* Report the turn drained. False: a thread has entered again, and nothing was reported. The time of the drain is the
- * end of the turn's work, even if we see that late. It is the present time if the idle time since then kept others out
- * (`idle_counts`), and also if work stands (device->aside), because that work was launched after that end. The caller
- * holds turn_lock and has left the turn. */
+ * end of the turn's work, even if we see that late. It is the present time if the idle time since that end kept others
+ * out (`idle_counts`). It also is the present time if work stands (device->aside), which was launched after that end.
+ * The caller holds turn_lock and has left the turn. */
 static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_counts) {
   if (device->report.held_turn != turn || sp_load(&device->entered))
     return false;
@@ -184,7 +184,7 @@ static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_count
   device->aside = sp_streams_pending(device);
   device->report.drained_turn = turn;
   device->report.drained_ns = idle_counts || device->aside || finished_ns > now_ns ? now_ns : finished_ns;
-  uint64_t ended_ns = sp_load(&device->ended_ns);
+  uint64_t ended_ns = sp_load(&device->ended_ns); /* the closer guess of that end, if it is in this turn */
   device->report.residue_until_ns = ended_ns > device->entry_ns && ended_ns < finished_ns ? ended_ns : finished_ns;
   publish(device);
   return true;
@@ -196,7 +196,7 @@ static bool has_work(const struct sp_device *device) {
 }
 
 /* Does any work of ours run? None does if all of it stands. */
-static bool runs(struct sp_device *device) {
+static bool work_runs(struct sp_device *device) {
   return has_work(device) && !sp_stands(device);
 }
 
@@ -207,7 +207,8 @@ static void drain(struct sp_device *device, uint32_t turn) {
   if (!leave_turn(device))
     return;
   bool stands = sp_stands(device);
-  sp_streams_mark_all(device, NULL, stands ? SP_BY_OTHER : SP_BY_KEEPER);
+  /* As SP_BY_KEEPER it may wait for room in a stream, which a stream that stands may never have. */
+  sp_streams_mark_all(device, /* context */ NULL, stands ? SP_BY_OTHER : SP_BY_KEEPER);
   uint64_t in_flight_ns = sp_device_in_flight(device);
   if (in_flight_ns && !stands && sp_device_foresees(device)) {
     uint64_t now_ns = sp_now_ns(), end_ns = sp_load(&device->began_ns) + in_flight_ns;
@@ -233,12 +234,12 @@ static void drain(struct sp_device *device, uint32_t turn) {
     if (sp_load(&device->entered))
       return; /* the share got its next turn, and a thread has entered it: this turn is over */
   }
-  if (runs(device)) { /* a capture forbids a marker: look again soon; the arbiter's bound limits the drain */
+  if (work_runs(device)) { /* a capture forbids a marker: look again soon; the arbiter's bound limits the drain */
     sp_sleep_ns(LOOK_CONTENDED_NS);
     return;
   }
   pthread_mutex_lock(&device->turn_lock);
-  bool said = say_drained(device, turn, false); /* idle time need not count: the arbiter bills up to its close */
+  bool said = say_drained(device, turn, /* idle_counts */ false); /* the arbiter bills idle time up to its close */
   pthread_mutex_unlock(&device->turn_lock);
   if (said)
     sp_region_ring(&sp_this_process.region);
@@ -251,7 +252,7 @@ static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launch
   if (sp_load(&device->entered) != turn)
     return;
   if (!try_leave(device) || (has_work(device) && !stands) || sp_threads_launches(device->index) != launches) {
-    /* For the agent it still is the same turn, because nothing else was published. */
+    /* Enter it again: for the agent it still is the same turn, because nothing else was published. */
     if (sp_grant_word(device->grant) == turn)
       sp_store_release(&device->entered, turn);
   } else if (say_drained(device, turn, contended)) {
@@ -261,8 +262,8 @@ static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launch
   }
 }
 
-/* Call park_locked with the lock. `asks`: the driver may be asked whether work stands. For that another context becomes
- * current, so a thread of the program that goes on must not ask. */
+/* Take turn_lock and call park_locked. `asks`: the driver may be asked whether work stands. That makes another context
+ * current, so only the keeper asks. */
 static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended, bool asks) {
   bool stands = asks && sp_stands(device);
   pthread_mutex_lock(&device->turn_lock);
@@ -271,7 +272,7 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
 }
 
 /* Runs at the end of the process: publish its last counts and return its turns. Else it would be billed for the time in
- * which the kernel takes it apart. A thread that still runs may hold the lock for ever: then the last report stays. */
+ * which the kernel takes it apart. A thread that still runs may hold turn_lock for ever: then the last report stays. */
 __attribute__((destructor)) static void say_last(void) {
   SP_UNCANCELLED;
   if (!sp_load(&sp_this_process.attached) || sp_this_process.region.slot->pid != (int32_t)getpid())
@@ -325,8 +326,8 @@ void sp_keeper_synced(struct sp_device *device, bool contended) {
   uint32_t turn = sp_load(&device->entered);
   sp_store(&device->synced, 1);
   /* The same end of work has woken the keeper, too. If the keeper has been here already, it must be woken once more. */
-  if (contended && turn && linger_ns(device, true) == 0 && !has_work(device)) {
-    park(device, turn, launches, true, false);
+  if (contended && turn && linger_ns(device, /* contended */ true) == 0 && !has_work(device)) {
+    park(device, turn, launches, /* contended */ true, /* asks */ false);
     sp_store(&device->synced, 0);
   } else {
     sp_keeper_kick(device);
@@ -334,8 +335,8 @@ void sp_keeper_synced(struct sp_device *device, bool contended) {
   errno = saved;
 }
 
-/* The keeper's thread for the device `argument`, until the process is not attached any more. Each round finishes a
- * marker, drains a closed turn, returns an idle one, or sleeps. */
+/* The keeper's thread for the device `argument`, until the process is not attached any more. Each round of the loop
+ * finishes a marker, drains a closed turn, returns an idle one, or sleeps. */
 void *sp_keeper_run(void *argument) {
   struct sp_device *device = argument;
   const struct sp_driver *driver = sp_driver();
@@ -344,17 +345,18 @@ void *sp_keeper_run(void *argument) {
   int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
   if (driver->cuThreadExchangeStreamCaptureMode)
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
-  /* The launches at the last look, and the sleep after it; since when the process is idle (0: it is not); when the
-   * slot's lock was last refreshed, the report published and work with pauses marked; beside_ns as last rung for. */
-  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), told_ns = 0,
-           beside_told_ns = 0, marked_ns = 0;
-  bool believed = false; /* that the program pauses: believed once for each piece of work */
+  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS; /* the launches at the last look, and the sleep after it */
+  uint64_t idle_since_ns = 0;                        /* 0: the process is not idle */
+  /* When the slot's lock was last refreshed, the report published, and work with pauses marked. */
+  uint64_t locked_ns = sp_now_ns(), told_ns = 0, marked_ns = 0;
+  uint64_t beside_told_ns = 0; /* device->beside_ns when the agent was last told of it */
+  bool believed = false;       /* that the program pauses now: believed once for each piece of work */
   while (sp_load(&sp_this_process.attached)) {
     /* Read before the state that a kick announces: so a later kick ends the sleep below at once. */
     uint32_t kick = sp_load_full(&device->kick);
-    bool standing = false;
+    bool standing = false; /* the oldest marker stands */
     if (!queue_empty(device) && !(standing = !wait_for_marker(device))) {
-      tell(device, &told_ns);
+      publish_if_due(device, &told_ns);
       idle_since_ns = 0;
       if (sp_grant_word(device->grant) == sp_load(&device->entered))
         continue;
@@ -376,9 +378,9 @@ void *sp_keeper_run(void *argument) {
         sp_region_ring(&sp_this_process.region);
       }
       if (queue_empty(device) && sp_streams_pending(device)) /* work stood, and its stream was full */
-        sp_streams_mark_all(device, NULL, SP_BY_KEEPER);
+        sp_streams_mark_all(device, /* context */ NULL, SP_BY_KEEPER);
       if (queue_empty(device) || standing)
-        sleep_until_kicked(device, kick, false, word, standing ? LOOK_STANDING_NS : ASLEEP_NS);
+        sleep_until_kicked(device, kick, /* holding */ false, word, standing ? LOOK_STANDING_NS : ASLEEP_NS);
       continue;
     }
     if (word != turn) {
@@ -390,7 +392,7 @@ void *sp_keeper_run(void *argument) {
     bool contended = flags & SP_GRANT_CONTENDED;
     uint64_t launches = sp_threads_launches(device->index);
     bool at_once = standing && contended && device->stood_ns > LEAVES_NS && sp_stands(device);
-    if (at_once)
+    if (at_once)                /* return the turn without a linger */
       launches_seen = launches; /* the next launches will stand, too */
     if (launches != launches_seen && contended && !believed && will_pause(device)) {
       believed = true; /* no need to watch whether the program goes on launching */
@@ -407,34 +409,34 @@ void *sp_keeper_run(void *argument) {
       if (idle_since_ns)
         learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* the program came back within the linger */
       idle_since_ns = 0;
-      tell(device, &told_ns);
+      publish_if_due(device, &told_ns);
       uint64_t now_ns = sp_now_ns();
       if (now_ns - marked_ns > SPARSE_NS && queue_empty(device) && sp_streams_sparse(device, now_ns)) {
         marked_ns = now_ns;
-        sp_streams_mark_all(device, NULL, SP_BY_KEEPER); /* its idle time has not been published yet */
+        sp_streams_mark_all(device, /* context */ NULL, SP_BY_KEEPER); /* its idle time has not been published yet */
       }
-      sleep_until_kicked(device, kick, true, word, look_ns);
+      sleep_until_kicked(device, kick, /* holding */ true, word, look_ns);
     } else if (!standing && sp_streams_pending(device)) {
-      sp_streams_mark_all(device, NULL, SP_BY_KEEPER);
+      sp_streams_mark_all(device, /* context */ NULL, SP_BY_KEEPER);
       if (queue_empty(device))
         sp_sleep_ns(LOOK_CONTENDED_NS); /* the markers were refused: a capture is open */
-    } else {
+    } else {                            /* none of our work runs */
       uint64_t now_ns = sp_now_ns(), linger = linger_ns(device, contended);
       if (!idle_since_ns)
         idle_since_ns = now_ns;
       look_ns = LOOK_MIN_NS;
       if (standing && !sp_stands(device)) { /* the marker of work in another stream is behind it in the queue */
         idle_since_ns = 0;
-        sleep_until_kicked(device, kick, true, word, LOOK_CONTENDED_NS);
+        sleep_until_kicked(device, kick, /* holding */ true, word, LOOK_CONTENDED_NS);
       } else if (at_once || now_ns - idle_since_ns >= linger) {
         if (standing)
-          sp_streams_mark_all(device, NULL, SP_BY_OTHER); /* so that its end is seen */
-        park(device, turn, launches, contended, true);
+          sp_streams_mark_all(device, /* context */ NULL, SP_BY_OTHER); /* so that its end is seen */
+        park(device, turn, launches, contended, /* asks */ true);
         sp_store(&device->synced, 0);
         believed = false;
         idle_since_ns = 0;
       } else {
-        sleep_until_kicked(device, kick, true, word, linger - (now_ns - idle_since_ns));
+        sleep_until_kicked(device, kick, /* holding */ true, word, linger - (now_ns - idle_since_ns));
       }
     }
   }

@@ -12,7 +12,7 @@
 #include "hook/gate/process.h"
 #include "region/uncancelled.h"
 
-#define RETRY_NS 1000000000u
+#define RETRY_NS 1000000000u /* the time between two tries to start a keeper */
 
 static uint32_t keepers; /* how many run */
 
@@ -46,13 +46,13 @@ static void block_signals(sigset_t *before) {
   pthread_sigmask(SIG_BLOCK, &all, before);
 }
 
-/* Start the keeper if no thread does so at this moment. Returns the keeper's state, which is STARTS if another thread
- * does. The caller has blocked signals. */
+/* Start the keeper if there is none, and no other thread is starting it. Returns the keeper's state, which is STARTS if
+ * another thread is. The caller has blocked signals. */
 static enum sp_keeper_state start_once(struct sp_device *device) {
   SP_UNCANCELLED;
-  uint32_t none = SP_KEEPER_NONE;
-  if (!sp_compare_exchange(&device->keeper, &none, SP_KEEPER_STARTS))
-    return (enum sp_keeper_state)none;
+  uint32_t before = SP_KEEPER_NONE;
+  if (!sp_compare_exchange(&device->keeper, &before, SP_KEEPER_STARTS))
+    return (enum sp_keeper_state)before;
   int error = start(device);
   if (error) {
     sp_share_no_keeper(error);
@@ -92,8 +92,8 @@ static bool first_has_ended(void) {
   ssize_t bytes = read(fd, text, sizeof text - 1);
   close(fd);
   text[bytes < 0 ? 0 : bytes] = 0;
-  const char *state = strrchr(text, ')'); /* the name before it may contain any character */
-  return state && state[1] == ' ' && state[2] == 'Z';
+  const char *name_end = strrchr(text, ')'); /* "PID (NAME) STATE …": the name may contain any character */
+  return name_end && name_end[1] == ' ' && name_end[2] == 'Z';
 }
 
 /* How many threads the process has; UINT32_MAX: that is not known. */

@@ -13,8 +13,7 @@ static inline uint64_t hash_of(uint64_t key) {
   return key * 0x9e3779b97f4a7c15u >> 40;
 }
 
-/* The row of the unit with this key (sp_work_key), which it gets now if it has none. Never NULL. Called at every
- * launch. */
+/* The row of the unit with this key (sp_work_key), made if there is none. Never NULL. Called at every launch. */
 struct sp_work_profile *sp_profile_find(uint64_t key) {
   uint64_t hash = hash_of(key);
   for (uint64_t probe = 0; probe < PROBES; probe++) {
@@ -37,8 +36,8 @@ struct sp_work_profile *sp_profile_find(uint64_t key) {
   return row;
 }
 
-/* The unit's work has changed, so its prediction is out of date, and is only a guess until the unit is measured again;
- * or the unit is `gone`, and so is its prediction. */
+/* The unit's work has changed: its prediction is out of date, and only a guess until the unit is measured again. Or the
+ * unit is `gone`, and its prediction is dropped. */
 void sp_profile_changed(uint64_t key, bool gone) {
   uint64_t hash = hash_of(key);
   for (uint64_t probe = 0; probe < PROBES; probe++) {
@@ -61,6 +60,7 @@ void sp_profile_learn(struct sp_work_profile *profile, uint8_t version, uint32_t
                       bool exact) {
   if (launches == 0 || version != sp_load(&profile->version)) /* the unit has changed since it was launched */
     return;
+  /* Both in ns for one launch; `known` is 0 if there is no prediction that holds. */
   uint64_t known = sp_profile_is_stale(profile) ? 0 : sp_load(&profile->predicted_ns), measured = elapsed_ns / launches;
   bool was_exact = known && sp_profile_is_exact(profile);
   if (exact && !was_exact)

@@ -3,8 +3,11 @@
  *
  * A marker is a timing event behind the work. It gives both answers that the gate needs: progress (the keeper waits for
  * the marker and wakes the gate) and durations (the elapsed device time between two markers of a stream). Launching
- * threads record markers, but never query or wait for one. A record may wait for room in its stream, so no lock that
- * other threads need is held meanwhile.
+ * threads record markers, but never query or wait for one.
+ *
+ * The driver may make a record wait for room in its stream. So the recording thread holds no lock then that other
+ * threads wait for: the state's own lock is only tried. A signal handler may leave that wait by a jump: then
+ * sp_record_left undoes the record.
  */
 #include <string.h>
 
@@ -13,9 +16,8 @@
 
 #define PIECES_MAX 512u /* half of what the driver's queue for a stream holds; copies and waits are not counted */
 
-/* May the stream be full? Then only the thread that launches into it, or the keeper, may record there. For in a full
- * stream the driver waits for room, and the stream may wait for a thread of the program: another recorder could be that
- * very thread. */
+/* May the stream be full? Then the driver waits for room, so only the thread that launches there, or the keeper, may
+ * record. The stream may itself wait for a thread of the program, and another recorder could be that thread. */
 static bool may_be_full(const struct sp_stream_state *state) {
   return state->pieces + sp_load(&state->batch_launches) - sp_load(&state->pieces_done) > PIECES_MAX;
 }
@@ -31,7 +33,7 @@ static bool reserve_place(struct sp_device *device) {
   return room;
 }
 
-/* Put the marker into the reserved place, which is the queue's next; NULL: give the place up. Returns the place + 1. */
+/* End a reservation: the marker gets the next place of the queue. NULL: there is no marker. Returns the place + 1. */
 static uint32_t use_place(struct sp_device *device, const struct sp_marker *marker) {
   pthread_mutex_lock(&device->queue_lock);
   device->queue_kept--;
@@ -45,10 +47,8 @@ static uint32_t use_place(struct sp_device *device, const struct sp_marker *mark
   return place + 1;
 }
 
-/* Move the stream's pending work into the marker. The work is always visible somewhere: `outstanding` rises before the
- * pending work vanishes into the marker (pairs with sp_streams_pending), and `marked` rises before the event can
- * finish.
- */
+/* Move the stream's pending work into the marker. Other threads can always see the work: `outstanding` rises before
+ * `pending_ns` falls (pairs with sp_streams_pending), and `marked_ns` rises before the event can finish. */
 static void take_pending(struct sp_stream_state *state, struct sp_marker *marker) {
   marker->first_ns = sp_load(&state->batch_began_ns);
   marker->profile = sp_load(&state->batch_mixed) ? NULL : sp_load(&state->batch_profile);
@@ -67,8 +67,8 @@ static void take_pending(struct sp_stream_state *state, struct sp_marker *marker
   marker->pieces = state->pieces + marker->launches + 1;
 }
 
-/* The driver has refused the marker: make its work pending again, in the order opposite to take_pending and in front of
- * what has been launched since. */
+/* The driver has refused the marker: its work is pending again, in front of what has been launched since. The counters
+ * change in the opposite order of take_pending. */
 static void put_back(struct sp_stream_state *state, const struct sp_marker *marker) {
   if (sp_load(&state->batch_profile) || !marker->profile) {
     sp_store(&state->batch_mixed, true); /* nothing is learned from it, even if it is all of one unit */
@@ -102,7 +102,7 @@ static bool is_final(CUresult result) {
 }
 
 /* Record a marker; the caller has locked the state, and sp_stream_mark_by tells the parameters. `recording`: the
- * thread's; NULL for the keeper. Returns the place in the queue + 1; 0: it was not recorded, and the work stays
+ * thread's note; NULL: it makes none. Returns the place in the queue + 1; 0: it was not recorded, and the work stays
  * pending, or is given up after a permanent error. */
 static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder recorder, bool edged,
                             struct sp_recording *recording) {
@@ -117,8 +117,8 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
   struct sp_marker marker = {
       .state = state, .event = *event, .foreign = recorder == SP_BY_OTHER || recorder == SP_BY_KEEPER};
   take_pending(state, &marker);
-  marker.alone = edged && marker.launches == 1;
-  marker.awaits = recorder == SP_BY_LAUNCHER && marker.launches == 0 && sp_load(&state->awaits);
+  marker.alone = edged && marker.launches == 1; /* it measures this launch */
+  marker.awaits = recorder == SP_BY_LAUNCHER && marker.launches == 0 && sp_load(&state->awaits); /* edge of a wait */
   if (recording) {
     recording->marker = marker;
     recording->entered = entered;
@@ -126,7 +126,7 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
   if (result == CUDA_SUCCESS)
     result = sp_stream_record(state, *event, recorder == SP_BY_LAUNCHER, recording);
   if (recording && recording->undone)
-    return 0;
+    return 0; /* sp_record_left has undone all of this, and unlocked the state */
   if (entered)
     sp_context_leave();
   if (result == CUDA_SUCCESS) {
@@ -142,9 +142,8 @@ static uint32_t mark_locked(struct sp_stream_state *state, enum sp_recorder reco
   return 0;
 }
 
-/* The thread is about to record: note where a jump goes back to, for sp_record_left. `cancel_state`: whether the thread
- * could be cancelled before, which no caller has changed. NULL: there is no place for the note; the keeper needs none.
- */
+/* Begin the thread's note of the record that it is about to make, for sp_record_left. `cancel_state`: whether the
+ * thread could be cancelled before. Returns the note; NULL: `thread` is NULL, as for the keeper, which makes none. */
 static struct sp_recording *begin_recording(struct sp_thread *thread, int cancel_state) {
   if (!thread)
     return NULL;
@@ -153,13 +152,12 @@ static struct sp_recording *begin_recording(struct sp_thread *thread, int cancel
   return &thread->recording;
 }
 
-/* The thread may have left a record by a jump, while the driver waited for room in the stream: undo what it had
- * changed. Whether the event was recorded is not known: its work is pending again, and the event will be recorded once
- * more. */
+/* The thread may have left a record by a jump, while the driver waited for room in the stream: undo what the record has
+ * changed so far. Whether the event was recorded is not known: its work is pending again, and gets another marker. */
 void sp_record_left(struct sp_thread *thread) {
   struct sp_recording *left = &thread->recording;
   struct sp_stream_state *state = left->state;
-  int ours;
+  int ours; /* the cancellation state during the record: not needed */
   if (!state)
     return;
   left->state = NULL;
@@ -188,8 +186,9 @@ uint32_t sp_stream_mark_by(struct sp_stream_state *state, enum sp_recorder recor
   SP_UNCANCELLED;
   if (pthread_mutex_trylock(&state->lock))
     return 0; /* another thread is recording a marker at this moment */
-  struct sp_thread *thread = recorder <= SP_BY_CALLER ? sp_thread_self() : sp_thread_known();
+  struct sp_thread *thread = recorder <= SP_BY_CALLER ? sp_thread_self() : sp_thread_known(); /* the keeper has none */
   struct sp_recording *recording = begin_recording(thread, sp_cancel_state);
+  /* Neither the launching thread nor the keeper: it may not wait for room. */
   uint32_t place = recorder > SP_BY_LAUNCHER && recorder < SP_BY_KEEPER && may_be_full(state)
                        ? 0
                        : mark_locked(state, recorder, edged, recording);
@@ -207,14 +206,14 @@ bool sp_stream_mark(struct sp_stream_state *state, bool launching, bool edged) {
   return marked;
 }
 
-/* Record a marker as the launching thread, to measure the work on one side of it, without waking the keeper. `edged`:
- * it has recorded another marker just before its launch. False: none was recorded. */
+/* Record a marker as the launching thread, without waking the keeper: the time of this marker measures the work before
+ * it or behind it. `edged`: the thread has recorded another marker just before its launch. False: none was recorded. */
 bool sp_stream_measure(struct sp_stream_state *state, bool edged) {
   return sp_stream_mark_by(state, SP_BY_LAUNCHER, edged) != 0;
 }
 
-/* Before a turn is entered: record the event that shows when the next launch began to run, as the turn may be granted
- * before its predecessor's work has ended. device->start_state becomes its stream, or NULL if none was recorded. */
+/* Before a turn is entered: record the event that shows when the next launch began to run. (A turn may be granted
+ * before its predecessor's work has ended.) device->start_state becomes its stream, or NULL if none was recorded. */
 void sp_stream_start(struct sp_stream_state *state) {
   const struct sp_driver *driver = sp_driver();
   struct sp_device *device = state->device;
@@ -225,7 +224,7 @@ void sp_stream_start(struct sp_stream_state *state) {
   bool entered = sp_context_enter(state->context);
   struct sp_recording *recording = begin_recording(sp_thread_self(), sp_cancel_state);
   if (recording) {
-    recording->marker.state = NULL;
+    recording->marker.state = NULL; /* the event is no marker */
     recording->entered = entered;
   }
   state->start_idle = !sp_load(&state->awaits);
@@ -235,7 +234,7 @@ void sp_stream_start(struct sp_stream_state *state) {
       sp_stream_record(state, state->start_event, true, recording) == CUDA_SUCCESS)
     sp_store_release(&device->start_state, state);
   if (recording && recording->undone)
-    return;
+    return; /* sp_record_left has unlocked the state */
   if (entered)
     sp_context_leave();
   pthread_mutex_unlock(&state->lock);

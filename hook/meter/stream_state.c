@@ -1,8 +1,8 @@
 /*
  * Stream states: the state of each stream, from its first launch to the end of its context. Launched work is pending
  * until a marker, a timing event, is recorded behind it (record.c). The keeper, the device's helper thread, then waits
- * for the marker; until it has finished, the marker is outstanding. The functions here also have markers recorded in
- * several streams: at the end of a turn, before the program waits, and before a stream goes.
+ * for the marker; until it has finished, the marker is outstanding. Some functions here have markers recorded in
+ * several streams: at the end of a turn, before the program waits, and before a stream or its context is destroyed.
  */
 #define _GNU_SOURCE
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "hook/gate/process.h"
 #include "region/uncancelled.h"
 
-#define CLOSED_MAX     8u       /* at most this many markers behind ended work wait for the keeper's next look */
+#define CLOSED_MAX     8u       /* at most 8 markers, or an eighth of the budget, wait for the keeper's next look */
 #define CLOSED_KICK_NS 1000000u /* the keeper is woken for one at most this often: a wake-up costs time */
 
 static struct sp_stream_state states[SP_STREAMS_MAX];
@@ -27,8 +27,8 @@ static bool own_stream(const void *stream, bool per_thread) {
   return stream == CU_STREAM_PER_THREAD || (per_thread && stream == NULL);
 }
 
-/* Is it the state of the stream with this handle? `owner`: of a thread's own stream, its record's index + 1; else 0. A
- * handle names one stream, whatever the context; the default streams are each context's own. */
+/* Is it the state of the stream with this handle? `owner`: for a thread's own stream, the index of the thread's record
+ * + 1; else 0. A handle names one stream, whatever the context; but each context has default streams of its own. */
 static bool state_matches(const struct sp_stream_state *state, const struct sp_device *device, const void *stream,
                           bool per_thread, uint32_t owner, const void *context) {
   if (!sp_load_acquire(&state->live))
@@ -49,7 +49,7 @@ static void drop_events(struct sp_stream_state *state) {
 }
 
 /* A state to use for a stream of the context, new or left by a stream that is gone; NULL: none is free. A state of
- * another living context cannot be taken: its events belong to that context, and the keeper's clock may hold one. The
+ * another living context is not free: its events belong to that context, and the keeper's clock may hold one. The
  * caller holds table_lock. */
 static struct sp_stream_state *free_state(const void *context) {
   for (uint32_t index = 0; index < SP_STREAMS_MAX; index++) {
@@ -95,7 +95,7 @@ static void find_home(void *stream, CUcontext *context, struct sp_device **devic
 struct sp_stream_state *sp_stream_find(struct sp_device *device, struct sp_thread *thread, void *stream,
                                        bool per_thread) {
   SP_UNCANCELLED;
-  if (stream == CU_STREAM_LEGACY) { /* both names of the legacy stream have the same state */
+  if (stream == CU_STREAM_LEGACY) { /* one name for the legacy stream: NULL, unless that is the thread's own */
     stream = per_thread ? stream : NULL;
   }
   uint32_t owner = own_stream(stream, per_thread) ? sp_thread_index(thread) + 1 : 0;
@@ -209,9 +209,9 @@ void sp_streams_mark_all(struct sp_device *device, void *context, enum sp_record
   }
 }
 
-/* Has the stream pending work of this device and context, and may the thread with the record `owner` (its index + 1)
- * record a marker there? Another thread's own stream could be reached only through the legacy stream, for which all
- * other streams would wait. */
+/* Has the stream pending work of this device and context, and may the calling thread record a marker there? `owner`:
+ * the index of the thread's record + 1. Another thread's own stream could be reached only through the legacy stream,
+ * for which all other streams would wait. */
 static bool may_mark(struct sp_stream_state *state, const struct sp_device *device, const void *context,
                      uint32_t owner) {
   return sp_load(&state->pending_ns) && sp_load(&state->device) == device && sp_load_acquire(&state->live) &&
@@ -219,8 +219,8 @@ static bool may_mark(struct sp_stream_state *state, const struct sp_device *devi
 }
 
 /* Has the thread seen the end of all work in the stream, by waiting for an event behind it? Then no marker is needed.
- * False also while idle time counts: then one is, from which the keeper learns at once that the work has ended. The
- * driver is asked only if the thread has launched nothing since that wait. */
+ * False also while idle time counts: then a marker is needed, so that the keeper learns at once that the work has
+ * ended. The driver is asked only if the thread has launched nothing since that wait. */
 bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread *thread) {
   const struct sp_device *device = state->device;
   if (thread->event_launches != thread->launches[device->index] + 1 || state->owner_thread ||
@@ -230,15 +230,17 @@ bool sp_stream_over(const struct sp_stream_state *state, const struct sp_thread 
   return sp_driver()->cuStreamQuery(state->stream) == CUDA_SUCCESS;
 }
 
-/* Before a synchronising call: record a marker behind the pending work of each stream that it waits for, as far as this
- * thread may, and wake the keeper if its next look is too late. `sync` and `stream` say what the call waits for.
- * thread->closed names the marker that has ended when the call returns, by its place in the queue + 1; 0: none. */
+/* Before a synchronising call: record a marker behind the pending work of each stream that it waits for and into which
+ * this thread may record. Wake the keeper if its next look would be too late. `sync` and `stream` say what the call
+ * waits for. thread->closed becomes the place in the queue + 1 of the marker that has ended when the call returns; 0:
+ * none. */
 void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
                       enum sp_sync sync) {
   const struct sp_driver *driver = sp_driver();
   uint32_t count = sp_load_acquire(&state_count), owner = sp_thread_index(thread) + 1, most = 0;
   CUcontext context = NULL;
   bool own = own_stream(stream, per_thread), marked = false;
+  CUstream handle = default_stream(stream) ? NULL : stream;
   thread->closed = 0;
   for (uint32_t index = 0; index < count; index++) {
     struct sp_stream_state *state = &states[index];
@@ -259,25 +261,25 @@ void sp_streams_close(struct sp_device *device, struct sp_thread *thread, void *
       continue;
     marked = true;
     /* Only these markers have certainly ended when the call returns. */
-    bool all = sync == SP_SYNC_CONTEXT, this = own || state->stream == (default_stream(stream) ? NULL : stream);
-    if (all || (sync == SP_SYNC_STREAM && this))
+    if (sync == SP_SYNC_CONTEXT || (sync == SP_SYNC_STREAM && (own || state->stream == handle)))
       thread->closed = place;
     most = sp_load(&state->outstanding) > most ? sp_load(&state->outstanding) : most; /* markers of one stream */
   }
   if (!marked)
     return;
   uint64_t now_ns = sp_now_ns();
+  /* The keeper's next look is soon enough if no idle time counts, and few markers and little work have piled up. */
   if (most < CLOSED_MAX && !(sp_grant_flags(device->grant) & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED)) &&
       now_ns - sp_load(&device->closed_ns) < CLOSED_KICK_NS &&
       sp_device_in_flight(device) < sp_grant_budget_ns(device->grant) / CLOSED_MAX)
-    return; /* the keeper's next look is soon enough */
+    return;
   sp_store(&device->closed_ns, now_ns);
   sp_keeper_kick(device);
 }
 
-/* The synchronising call has returned: note for the marker in thread->closed that the thread saw its end now, unless
- * the keeper has taken it out of the queue already. For sp_stream_over, note the thread's launches after a wait for an
- * event. Takes queue_lock. */
+/* The synchronising call has returned: note that the thread saw the end of the marker in thread->closed now, unless the
+ * keeper has taken it out of the queue already. After a wait for an event also note the thread's launches, for
+ * sp_stream_over. Takes queue_lock. */
 void sp_streams_closed(struct sp_device *device, struct sp_thread *thread, enum sp_sync sync) {
   if (sync == SP_SYNC_EVENT)
     thread->event_launches = thread->launches[device->index] + 1;
@@ -341,9 +343,9 @@ void sp_streams_forget(void *stream, void *context) {
     struct sp_stream_state *state = &states[index];
     /* If a context goes, states of destroyed streams count, too: the keeper may still wait for their last marker. */
     if (context ? (void *)state->context != context || sp_load(&state->dead) : !state->live || state->stream != stream)
-      continue;
+      continue; /* it is not meant */
     if (!context && default_stream(state->stream))
-      continue;
+      continue; /* a program cannot destroy it */
     /* A marker needs an existing stream, and the stream's context must be current to create an event. */
     if (state->live && (!context || current == context))
       mark_last(state);

@@ -33,7 +33,7 @@ struct memory_v2 {
  * not hold the device or has no cap. */
 static void show_share(void *device, unsigned long long *total, unsigned long long *used, unsigned long long *left) {
   struct sp_view view;
-  char uuid[96];
+  char uuid[SP_UUID_ROOM];
   int result;
   SP_CALL(result, sp_nvml_uuid(device, uuid, sizeof uuid));
   if (result != NVML_SUCCESS || !sp_view_open(&view)) {
@@ -47,6 +47,7 @@ static void show_share(void *device, unsigned long long *total, unsigned long lo
   sp_view_close(&view);
 }
 
+/* The device's memory, reduced to the share's cap and use. */
 NVML_WRAPPER(nvmlDeviceGetMemoryInfo, (void *device, struct memory_v1 *memory), (device, memory)) {
   int result;
   SP_CALL(result, real(device, memory));
@@ -56,6 +57,7 @@ NVML_WRAPPER(nvmlDeviceGetMemoryInfo, (void *device, struct memory_v1 *memory), 
   return result;
 }
 
+/* The same, with the memory that the driver reserves for itself. */
 NVML_WRAPPER(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *memory), (device, memory)) {
   int result;
   SP_CALL(result, real(device, memory));
@@ -107,9 +109,9 @@ static unsigned int keep_own(const struct sp_view *view, char *entries, unsigned
  * return *count is how many the library has. */
 typedef int ask_function(const void *query, unsigned int *count, void *entries);
 
-/* Answer the program's `query` with the share's entries only: ask the library by `ask`, with room of our own, and copy.
- * `count`: the program's room in `entries`; on return, the number of entries. Returns the library's result,
- * NVML_ERROR_INSUFFICIENT_SIZE if they do not fit, or NVML_ERROR_MEMORY. */
+/* Answer the program's `query` with the share's entries only: ask the library by `ask` into memory of our own, and copy
+ * them to `entries`. *count: the program's room there; on return, how many entries the share has. Returns the library's
+ * result, NVML_ERROR_INSUFFICIENT_SIZE if they do not fit, or NVML_ERROR_MEMORY. */
 static int answer(const struct sp_view *view, ask_function *ask, const void *query, struct layout layout,
                   unsigned int *count, void *entries) {
   unsigned int room = FIRST_ROOM, found = 0;
@@ -153,8 +155,8 @@ static int ask_list(const void *query, unsigned int *count, void *entries) {
   return list->real(list->device, count, entries);
 }
 
-/* Answer a query for a plain list of the device by `real`, the library's function. In no share, the library's answer
- * goes to the program unchanged. Returns the wrapper's result. */
+/* Answer a query for a plain list of the device. `real`: the library's function. If the process is in no share, the
+ * library's answer goes to the program unchanged. Returns the wrapper's result. */
 static int list(list_function *real, void *device, unsigned int *count, void *entries, struct layout layout) {
   struct sp_view view;
   int result;
@@ -187,7 +189,8 @@ LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, PROCESS_V2)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, PROCESS_V2)
 LIST(nvmlDeviceGetAccountingPids, sizeof(unsigned int))
 
-/* ---- lists inside structures; a version that is not known here is refused as an older library would ---- */
+/* ---- lists inside structures; a version that is not known here is refused as an older library would ----
+ * A version is the structure's size, with the number of the version in the highest byte. */
 
 struct process_details {
   unsigned int version, mode, count;
@@ -236,8 +239,8 @@ NVML_WRAPPER(nvmlDeviceGetRunningProcessDetailList, (void *device, struct proces
 /* The room that a share's program is told to have: a constant, so it tells nothing about other shares. */
 #define SAMPLES_ROOM SP_SLOTS_MAX
 
-/* The result after an answer was reduced to `count` entries: if only other shares' samples were there, none were
- * found. */
+/* The result for the program after an answer was reduced to *count entries: without an entry it is that none were
+ * found, as from the library. */
 static int none_found(int result, const unsigned int *count) {
   return result == NVML_SUCCESS && *count == 0 ? NVML_ERROR_NOT_FOUND : result;
 }

@@ -41,7 +41,7 @@ static void list_devices(const struct sp_view *view, struct listed *listed) {
   }
 }
 
-/* The index of a device in the list; the list's length if it is not in it. */
+/* The index of a device in the list; the list's length if the device is not in it. */
 static unsigned int place_of(const struct listed *listed, const void *device) {
   unsigned int place = 0;
   while (place < listed->count && listed->devices[place] != device) {

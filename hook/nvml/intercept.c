@@ -90,8 +90,8 @@ int sp_nvml_uuid(void *device, char *text, unsigned int length) {
   return function != NULL ? function(device, text, length) : NVML_ERROR_FUNCTION_NOT_FOUND;
 }
 
-/* The library's handle of the device with this UUID, in *device. For a MIG instance that of its GPU, which is what the
- * lists show. Returns NVML_SUCCESS or an error. */
+/* The library's handle of the device with this UUID, in *device. For a MIG instance ("MIG-…") it is the handle of the
+ * instance's GPU, which is what the lists show. Returns NVML_SUCCESS or an error. */
 int sp_nvml_device(const char *uuid, void **device) {
   by_uuid_function *by_uuid = have_library() ? sp_load(&get_device) : NULL;
   gpu_function *gpu_of = sp_load(&get_gpu);
