@@ -224,18 +224,21 @@ class Node:
         return time.monotonic_ns()
 
     def status(self) -> NodeStatus:
-        """Return everything, as of now. The rates get a sample, and what shares have used is counted."""
+        """Return everything, as of now.
+
+        It also takes a sample for the rates, and adds to the sums of each party (Spending) what its shares have used.
+        """
         now_ns = self.now_ns()
-        shares = self._registry.statuses((), now_ns)
+        shares = self._registry.statuses((), now_ns)  # of all shares
         for share in shares:
             self._spending.count(share, self._party(share.share))
         return NodeStatus(
             now_ns,
             shares,
             self.device_statuses(),
-            fresh(self._plugin, now_ns),
-            self._spending.ended(now_ns),
-            self._spending.spent(),
+            plugin=fresh(self._plugin, now_ns),
+            ended=self._spending.ended(now_ns),
+            spent=self._spending.spent(),
         )
 
     def _party(self, share: Share) -> Party:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sharepod.process import mounts
 from sharepod.process.errors import SettingsError
 from sharepod.process.kinds import (
     FILE,
@@ -204,15 +205,8 @@ def _on_tmpfs(path: Path) -> bool:
     place = path
     while not place.exists():
         place = place.parent
-    real = str(place.resolve())
-    innermost = ("", "")  # mount point and kind; of several mounts at one point the last counts
-    for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        _, point, kind, *_ = line.split(" ")
-        point = point.replace("\\040", " ")  # how the kernel writes a space
-        inside = point == "/" or real == point or real.startswith(point + "/")
-        if inside and len(point) >= len(innermost[0]):
-            innermost = (point, kind)
-    return innermost[1] in ("tmpfs", "ramfs")
+    table = Path(mounts.TABLE).read_text(encoding="utf-8", errors="surrogateescape")
+    return mounts.filesystem_of(place.resolve(), table) in mounts.IN_MEMORY
 
 
 def _check_socket_path(path: str) -> None:

@@ -235,8 +235,9 @@ void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   device->billed_until_ns = until_ns;
 }
 
-/* The member has drained after its successor, the holder, was granted. If it overran its predicted end, the successor's
- * work has probably cut it: note by how much, for sp_bill_closed. */
+/* The member has drained after its successor, the holder, was granted. If its work ended more than CUT_NS after the
+ * predicted end, the successor's work has probably cut it: note by how much, for sp_bill_closed. From CUT_MAX_NS on it
+ * was not cut once: the device has run both in slices. */
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns) {
   struct sp_member *holder = device->holder;
   if (holder && holder != member && member->predicted_end_ns && drained_ns > member->predicted_end_ns + CUT_NS &&

@@ -146,12 +146,15 @@ def _rate(passed_ns: int, counted_ns: int) -> int:
 
 
 def carried(usages: Sequence[Usage], live_launches: int, now: Sequence[Usage]) -> tuple[Usage, ...]:
-    """Return what earlier agents counted of a share on each device, less what this agent counts again.
+    """Return what this agent has to add to its own account of a share on each device: what ended processes counted.
 
-    `usages`: the account in the checkpoint. `now`: what the slots report, which this agent counts again. used_ns is 0,
-    because the arbiter continues it. A process that has ended since the checkpoint is missing in `now`: so its counts
-    stay. `live_launches`: the launches of all processes that lived at the checkpoint. They are not known per device, so
-    they are divided in proportion. `passed` never falls, but launches that passed after the checkpoint may be missing.
+    `usages`: the account in the checkpoint. `now`: what the slots of living processes report, which this agent counts
+    itself. used_ns is 0, because the arbiter continues it. `passed` of the sum never falls, but launches that passed
+    after the checkpoint may be missing.
+
+    `live_launches`: the launches of all processes that lived at the checkpoint, of all devices together. What ended
+    processes launched is all launches less these; or less those in `now`, if they are fewer, because a process has
+    ended since. It is divided among the devices in proportion to their launches.
     """
     launches = sum(usage.launches for usage in usages)
     gone = max(0, launches - min(live_launches, sum(usage.launches for usage in now)))

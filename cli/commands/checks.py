@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod import __version__, hook
 from sharepod.cli.render.messages import is_simulated
+from sharepod.process import mounts
 
 if TYPE_CHECKING:
     from sharepod.cli.errors import CliError
@@ -95,7 +96,7 @@ def run_checks(node: pb.GetNodeResponse | None, refusal: CliError | None, hook_p
     yield check_mps(Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_DIRECTORY))
     yield check_driver(node.environment if node else {}, simulated=node is not None and is_simulated(node))
     directory = Path(node.runtime_directory) if node else Path("/dev/shm")  # noqa: S108
-    yield check_tmpfs(directory, Path("/proc/mounts").read_text(errors="replace"))
+    yield check_tmpfs(directory, Path(mounts.TABLE).read_text(errors="surrogateescape"))
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     if node is not None:
         yield from check_devices(node)
@@ -202,19 +203,13 @@ def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:
     return Check(name, OK, f"{version}, {answer['devices']} device(s)")
 
 
-def check_tmpfs(directory: Path, mounts: str) -> Check:
+def check_tmpfs(directory: Path, table: str) -> Check:
     """Check that regions lie in memory: on a disk each change of a shared word may be written out.
 
-    `mounts` is the text of /proc/mounts. The longest mount point above `directory` is the one that holds it. Of several
-    equal ones that is the last.
+    `table` is the text of the kernel's table of mounts.
     """
-    longest, kind = "", "unknown"
-    for line in mounts.splitlines():
-        point, filesystem = line.split()[1:3]
-        mount_point = point.replace("\\040", " ")  # the kernel writes a space like this
-        if directory.is_relative_to(mount_point) and len(mount_point) >= len(longest):
-            longest, kind = mount_point, filesystem
-    if kind not in ("tmpfs", "ramfs"):
+    kind = mounts.filesystem_of(directory, table) or "an unknown filesystem"
+    if kind not in mounts.IN_MEMORY:
         remedy = "move the agent's runtime directory to a tmpfs such as /run or /dev/shm"
         return Check("tmpfs", FAIL, f"{directory} is on {kind}", remedy)
     return Check("tmpfs", OK, f"{directory} is on {kind}")

@@ -83,7 +83,7 @@ class HostProcesses:
 
 
 def _listener(path: Path) -> int | None:
-    """Return the pid of the process that listens at a socket; 0: our pid namespace lacks it; None: none listens."""
+    """Return the pid of the process that listens at a socket; 0: our pid namespace lacks it; None: none answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client, contextlib.suppress(OSError):
         client.setblocking(False)
         client.connect(str(path))

@@ -317,20 +317,20 @@ static uint64_t linger_ns(const struct sp_device *device, bool contended) {
   return linger < LINGER_MIN_NS ? LINGER_MIN_NS : linger > LINGER_MAX_NS ? LINGER_MAX_NS : linger;
 }
 
-/* A thread has come back from waiting for its work, and idle time counts. If others wait (`contended`) and the program
- * will pause, this thread returns the turn itself; else the keeper looks. */
+/* A thread has come back from a call that waits for its work, and idle time of this turn is charged: others wait
+ * (`contended`), or SP_GRANT_LIMITED is set. If others wait, the program will pause and none of its work is left, this
+ * thread returns the turn at once. Else it wakes the keeper, which decides. */
 void sp_keeper_synced(struct sp_device *device, bool contended) {
   SP_UNCANCELLED;
   int saved = errno;
-  uint64_t launches = sp_threads_launches(device->index);
+  uint64_t launches = sp_threads_launches(device->index); /* read first: park keeps the turn if there are more since */
   uint32_t turn = sp_load(&device->entered);
-  sp_store(&device->synced, 1);
-  /* The same end of work has woken the keeper, too. If the keeper has been here already, it must be woken once more. */
+  sp_store(&device->synced, 1); /* for will_pause */
   if (contended && turn && linger_ns(device, /* contended */ true) == 0 && !has_work(device)) {
     park(device, turn, launches, /* contended */ true, /* asks */ false);
     sp_store(&device->synced, 0);
   } else {
-    sp_keeper_kick(device);
+    sp_keeper_kick(device); /* the end of work has woken it, but it may have looked before `synced` was set */
   }
   errno = saved;
 }

@@ -196,17 +196,21 @@ class Restarts:
         return delay
 
     def _find_lost(self, state: ControllerState, now_s: float) -> None:
-        """Note the gangs that lost a member before this replica decided.
+        """Note the gangs that lost a member before this replica decided. What is there now shows it.
 
-        Such a gang has a waiting member that it needs and that came after the first of the others had started.
+        Such a gang has running members, and needs some of its waiting ones to reach its least. All that it needs came
+        after the first of the running ones had started, so they came in the place of lost members. The oldest of them
+        is noted instead of the lost one, of which nothing is known (`unknown`). The members of paused gangs (`resumes`)
+        wait because they are paused.
         """
         for job in state.waits.values():
             if job.restart == "whole" and not job.resumes and job.released and job.needed:
                 running = [state.started_s(pod) for pod in job.released if pod.running]
-                if running and min(running) + 1.0 < min(map(state.came_s, job.needed)):  # times are whole seconds
-                    self._lost[job.needed[0].uid] = Lost(job.needed[0], now_s, GONE, _before(job), unknown=True)
+                # The times are whole seconds: only a difference of more than 1 s proves the order.
+                if running and min(running) + 1.0 < min(map(state.came_s, job.needed)):
+                    self._lost[job.needed[0].uid] = Lost(job.needed[0], now_s, GONE, _lost_before_us(job), unknown=True)
 
 
-def _before(job: Job) -> str:
+def _lost_before_us(job: Job) -> str:
     """Return in words how a member was lost before this replica decided."""
     return f"{len(job.released)} of {job.least} were left when this replica came to decide, and another had come"

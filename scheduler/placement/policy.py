@@ -171,9 +171,10 @@ class Policy:
     def _crowding(self) -> dict[str, float]:
         """Return for each model what a taken milli costs the pods that insist on it, 0 to CROWDING_WEIGHT milli.
 
-        Suppose that pods of the mix come until they have asked for all that is left. A kind that insists on models
-        loads each of them alike: with what it then asks for, as a part of what is left of all of its models. From a
-        load of 1 on, a pod that could go elsewhere takes the place of a pod that cannot.
+        Suppose that pods of the mix come until they have asked for all that is left in the cluster. If a kind insists
+        on models, the load on each of these models grows by: what the kind has asked for / what is left of all of
+        them. At a load of 1 the pods that insist on a model need all of it, so that every other pod there takes a place
+        from them. Below 1 the cost falls steeply (CROWDING_POWER).
         """
         free, devices_of = self._snapshot.free_milli, self._snapshot.devices
         load_on = dict.fromkeys(free, 0.0)
@@ -185,7 +186,7 @@ class Policy:
             # A kind insists on its models only where there are devices of others.
             insists = any(devices and model not in models for model, devices in devices_of.items())
             for model in models if insists else ():
-                load_on[model] += load / total * left / room
+                load_on[model] += load / total * left / room  # what the kind has asked for / what is left for it
         return {model: CROWDING_WEIGHT * min(1.0, load) ** CROWDING_POWER for model, load in load_on.items()}
 
     def _scarcities(self) -> dict[int, float]:

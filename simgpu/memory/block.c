@@ -72,10 +72,11 @@ bool take_block(uintptr_t address, struct block *block) {
     block_count--;
   }
   pthread_mutex_unlock(&map_lock);
-  if (removed)
-    *block = *removed;
+  if (!removed)
+    return false;
+  *block = *removed;
   free(removed);
-  return removed;
+  return true;
 }
 
 /* Replace the block that starts where this one does, if it is still there. */

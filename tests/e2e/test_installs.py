@@ -82,7 +82,7 @@ def test_a_way_to_install_is_taken_and_a_node_without_a_driver_holds_up_no_rollo
 
 def check_a_driver_upgrade(kubectl: Kubectl) -> None:
     """Do to the node's label what NVIDIA's operator does before and after it unloads the driver."""
-    node = kubectl("get", "nodes", "--output=name")
+    node = kubectl("get", "nodes", "--output=name").strip()
     pods = ("get", "pods", f"--namespace={OURS}", "--selector=app.kubernetes.io/component=node", "--output=name")
     kubectl("label", node, f"{DEPLOYED}=paused-for-driver-upgrade")
     wait_until("the pod has left the node", lambda: kubectl(*pods) == "")

@@ -27,6 +27,8 @@ proc /proc proc rw 0 0
 /dev/sda1 / ext4 rw 0 0
 tmpfs /run tmpfs rw 0 0
 /dev/sdb1 /run/my\\040disk ext4 rw 0 0
+/dev/sdc1 /run/memory\\134 ext4 rw 0 0
+tmpfs /run/memory\\134 tmpfs rw 0 0
 """
 
 
@@ -36,7 +38,7 @@ tmpfs /run tmpfs rw 0 0
         *((checks.check_kernel(release), "OK") for release in ("5.3.0", "6.1.0-18-amd64")),
         *((checks.check_kernel(release), "FAIL") for release in ("5.2.9", "4.19")),  # these lack pidfd_open
         (checks.check_kernel("x"), "WARN"),
-        (checks.check_tmpfs(Path("/run/sharepod"), MOUNTS), "OK"),
+        *((checks.check_tmpfs(Path(path), MOUNTS), "OK") for path in ("/run/sharepod", "/run/memory\\/x")),
         *((checks.check_tmpfs(Path(path), MOUNTS), "FAIL") for path in ("/var/lib/x", "/run/my disk/x", "/runner")),
         *((checks.check_open_files(hard), "OK") for hard in (1024, resource.RLIM_INFINITY)),
         (checks.check_open_files(256), "WARN"),

@@ -27,7 +27,7 @@ def default(tmp_path: Path) -> Path:
     return tmp_path / "pipe"
 
 
-def is_client(default: Path, named: str | None = None) -> bool:
+def is_client(default: Path, named: str | None = None, start: str = 'exec "$0"') -> bool:
     program, source = default.parent / "client", default.parent / "client.c"
     if not program.exists():
         source.write_text(MAIN)
@@ -35,7 +35,8 @@ def is_client(default: Path, named: str | None = None) -> bool:
     env = clean_environment()
     env.pop("CUDA_MPS_PIPE_DIRECTORY", None)
     env |= {} if named is None else {"CUDA_MPS_PIPE_DIRECTORY": named}
-    return subprocess.run([program], env=env, capture_output=True, text=True, check=True).stdout == "1"
+    command = ["sh", "-c", start, program]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "1"
 
 
 def test_without_a_daemon_nobody_is_a_client(default: Path, tmp_path: Path) -> None:
@@ -52,6 +53,7 @@ def test_a_daemon_at_the_default_place_counts_while_it_lives(default: Path) -> N
     assert is_client(default)
     file.write_text(f"{2**22 + 1}\n")  # the pid of no process: the daemon was killed
     assert not is_client(default)
+    assert not is_client(default, start='exec "$0" <&-')  # the file gets the number of the closed standard input
     file.write_text("")  # the daemon is about to write its pid
     assert is_client(default)
 

@@ -195,6 +195,24 @@ run(other, stream)  # it needs none, whatever graph had its handle before
     )
 
 
+def test_a_graph_that_still_runs_is_launched_again_into_the_memory_that_it_has(capped: Run) -> None:
+    capped(
+        """
+from rig.graphs import *
+module, stream, graph, block = start(), new_stream(), new_graph(), allocation(200 * MIB)
+taken = add("cuGraphAddMemAllocNode", graph, byref(block))
+ends = add_kernel(graph, module, "k_50ms", taken)
+add("cuGraphAddMemFreeNode", graph, c_uint64(block.address), ends)
+whole = instantiate(graph)
+for _ in range(4):  # nothing of that memory could be trimmed while the launch before it runs
+    ok(cuda.cuGraphLaunch(whole, stream))
+ok(cuda.cuCtxSynchronize())
+assert memory()[0] == 56 * MIB
+""",
+        256 << 20,
+    )
+
+
 def test_what_a_graph_holds_ends_with_its_context(capped: Run) -> None:
     capped(
         """
