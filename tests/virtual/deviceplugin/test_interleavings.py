@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from model_node import Container, ModelNode, NodePod
+from valid_record import validate
 from virtual_time import run_virtually, virtually
 
 from sharepod.deviceplugin.errors import PluginError
@@ -61,7 +62,9 @@ async def play(directory: Path, seed: int, events: list[tuple[Any, ...]]) -> Non
 
 
 def check(node: ModelNode) -> None:
-    """Raise the error of a failed task, and check that all live containers have their shares."""
+    """Raise the error of a failed task. Check the record, and that all live containers have their shares."""
+    if node.plugin is not None:
+        validate(node.plugin.record)
     tasks = [pod.task for pod in [*node.pods, *node.leaving]] + (node.plugin.tasks if node.plugin else [])
     for task in tasks:
         if task is not None and task.done() and not task.cancelled() and isinstance(task.exception(), AssertionError):
