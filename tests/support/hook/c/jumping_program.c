@@ -7,20 +7,10 @@
 #include <setjmp.h>
 #include <signal.h>
 
-#include "client.h"
 #include "interrupted.h"
+#include "modes.h"
 
-#define STREAM_ROOM 1024 /* pieces of work that the driver takes before a call waits for room */
-#define LAUNCHES    3    /* of a short kernel: the hook marks one of them at most */
-#define PATIENCE_S  40
-
-static const uint64_t units_ns[] = {5000, 500000};
-static void *brief, *usual;
-
-static void work(void *function, void *stream, int count) {
-  for (int i = 0; i < count; i++)
-    launch_one(function, stream, 1);
-}
+#define LAUNCHES 3 /* of a short kernel: the hook marks one of them at most */
 
 static sigjmp_buf back;
 static pthread_t first;
@@ -220,25 +210,12 @@ static void from_start(const char *path) {
   printf("%" PRIu64 "\n", now_ns() - begin_ns);
 }
 
-static const struct {
-  const char *name;
-  void (*run)(const char *where);
-} modes[] = {{"from_wait", from_wait},
-             {"from_gate", from_gate},
-             {"from_full", from_full},
-             {"from_call", from_call},
-             {"from_start", from_start}};
+static const struct mode modes[] = {{"from_wait", from_wait},
+                                    {"from_gate", from_gate},
+                                    {"from_full", from_full},
+                                    {"from_call", from_call},
+                                    {"from_start", from_start}};
 
 int main(int count, char **arguments) {
-  setvbuf(stdout, NULL, _IOLBF, 0);
-  alarm(PATIENCE_S); /* a program that hangs is killed */
-  load_driver();
-  open_context(0);
-  void *module = load_module(units_ns, 2);
-  brief = find_kernel(module, units_ns[0]);
-  usual = find_kernel(module, units_ns[1]);
-  for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
-    if (count > 1 && !strcmp(arguments[1], modes[i].name))
-      return modes[i].run(count > 2 ? arguments[2] : NULL), 0;
-  die("usage: jumping_program MODE [WHERE]");
+  return run_mode(count, arguments, modes, sizeof modes / sizeof *modes);
 }

@@ -8,22 +8,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client.h"
+#include "modes.h"
 
-#define STREAM_ROOM  1024 /* pieces of work that the driver takes before a call waits for room */
 #define STREAM_QUEUE 1100
 #define ROUNDS       9
 #define BEYOND_STDIO 3
 #define DESCRIPTORS  4096
-#define PATIENCE_S   40
-
-static const uint64_t units_ns[] = {5000, 500000};
-static void *module, *brief, *usual;
-
-static void work(void *function, void *stream, int count) {
-  for (int i = 0; i < count; i++)
-    launch_one(function, stream, 1);
-}
 
 /* ---- threads that launch are cancelled ---- */
 
@@ -319,31 +309,18 @@ static void releases(const char *path) {
   printf("%" PRIu64 "\n", longest_ns);
 }
 
-static const struct {
-  const char *name;
-  void (*run)(const char *path);
-} modes[] = {{"cancelled", cancelled},
-             {"closed", closed},
-             {"replaced", replaced},
-             {"full", full},
-             {"alone", alone},
-             {"becomes", becomes},
-             {"beside_too_much", beside_too_much},
-             {"ends_first", ends_first},
-             {"releases", releases},
-             {"behind", behind},
-             {"together", together}};
+static const struct mode modes[] = {{"cancelled", cancelled},
+                                    {"closed", closed},
+                                    {"replaced", replaced},
+                                    {"full", full},
+                                    {"alone", alone},
+                                    {"becomes", becomes},
+                                    {"beside_too_much", beside_too_much},
+                                    {"ends_first", ends_first},
+                                    {"releases", releases},
+                                    {"behind", behind},
+                                    {"together", together}};
 
 int main(int count, char **arguments) {
-  setvbuf(stdout, NULL, _IOLBF, 0);
-  alarm(PATIENCE_S); /* a program that hangs is killed */
-  load_driver();
-  open_context(0);
-  module = load_module(units_ns, 2);
-  brief = find_kernel(module, units_ns[0]);
-  usual = find_kernel(module, units_ns[1]);
-  for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
-    if (count > 1 && !strcmp(arguments[1], modes[i].name))
-      return modes[i].run(count > 2 ? arguments[2] : NULL), 0;
-  die("usage: rude_program MODE [FILE]");
+  return run_mode(count, arguments, modes, sizeof modes / sizeof *modes);
 }
